@@ -1,0 +1,53 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUN    ?= runs/first
+DEVFLAGS = -n 2 --dist worksteal
+
+.PHONY: run test test-all lint types bench docs clean
+
+run: $(VENV)/.core  ## set up, train and test the default experiment, write the report
+	$(BIN)/acclimate run --out $(RUN) --overwrite
+	@echo "report: $(RUN)/report.html"
+
+test: $(VENV)/.dev lint types  ## lint, types and the fast tests
+	$(BIN)/python -m pytest $(DEVFLAGS)
+
+test-all: $(VENV)/.dev lint types  ## every test, the slow ones too
+	$(BIN)/python -m pytest $(DEVFLAGS) -m "slow or not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.core  ## what is fast, and by how much, on this machine
+	$(BIN)/python benchmarks/round.py --quick
+	$(BIN)/python benchmarks/corruptions.py --quick
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+$(VENV)/.venv:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.venv pyproject.toml constraints.txt
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) -e ".[docs]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

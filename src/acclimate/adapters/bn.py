@@ -1,0 +1,36 @@
+"""Batch-norm statistics from the test batch. Nado et al., 2020; Schneider et al., NeurIPS 2020, Eq. 3.
+
+The statistics used are (N source + n test) / (N + n) with prior strength N in samples; N=0 uses the test batch alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core import check, rng
+from ..core.adapter import Adapter, Predict
+from ..core.task import Blend, Task
+from ..core.tree import Tree
+
+
+@dataclass(frozen=True)
+class BNStats(Adapter):
+    """Replaces, or mixes, the batch-norm statistics with those of the test batch; no gradient step."""
+
+    prior: float = 0.0
+    """How many samples the training statistics count for (Schneider et al. use 16 for ImageNet)."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "prior", 0.0)
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        if not task.has_batch_norm:
+            return "BNStats needs batch norm, and this model has none; build it with norm='batch'"
+        return super().refusal(task, model)
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return predict(model, x, Blend(self.prior) if self.prior else "adapt").logits, state

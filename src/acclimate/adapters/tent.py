@@ -1,0 +1,58 @@
+"""Tent. Wang et al., ICLR 2021: entropy minimisation over the normalisation layers' affine parameters (Eq. 1, Sec. 3).
+
+As published, batch statistics come from the test batch, and a batch is answered with the logits computed before its
+own last update. The released code collects BatchNorm2d only; here group and layer norm count too, and `params="all"`
+tunes every parameter of models that have no normalisation at all (as FedTTA's comparison does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+from torch.func import grad
+
+from ..core import check, rng
+from ..core.adapter import Adapter, Predict
+from ..core.optim import Adam, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree, pick
+from ..ops.losses import entropy
+
+
+@dataclass(frozen=True)
+class Tent(Adapter):
+    """Minimises the entropy of its predictions, batch after batch (Wang et al., ICLR 2021)."""
+
+    params: Literal["norm", "all"] = "norm"
+    opt: Optimizer = Adam(lr=1e-3)
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "params", ("norm", "all"))
+        check.at_least(self, "steps", 1)
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        if self.params == "norm" and not task.norm:
+            return "Tent needs normalisation layers, and this model has none; set params='all' or the model's norm"
+        return super().refusal(task, model)
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        params = model["vars"]["params"]
+        tuned = pick(params, task.norm) if self.params == "norm" else params
+        return {"params": tuned, "opt": self.opt.init(tuned)}
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        def loss(tuned: Tree) -> tuple[Tensor, Tensor]:
+            vars = {**model["vars"], "params": {**model["vars"]["params"], **tuned}}
+            logits = predict({**model, "vars": vars}, x, "adapt").logits
+            return entropy(logits).mean(), logits
+
+        tuned, opt = state["params"], state["opt"]
+        for _ in range(self.steps):
+            grads, logits = grad(loss, has_aux=True)(tuned)
+            tuned, opt = self.opt.update(grads, opt, tuned)
+        return logits, {"params": tuned, "opt": opt}

@@ -1,0 +1,89 @@
+"""One client after the other: the readable reference, and what a debugger wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core import message, tree
+from ..core.adapter import Adapter
+from ..core.backend import Backend, Engine, NonFinite, Reply
+from ..core.personal import Personalizer
+from ..core.shards import Shards
+from ..core.stream import Protocol
+from ..core.tree import Tree
+from ..core.worker import Worker
+
+
+@dataclass(frozen=True)
+class Serial(Backend):
+    """A Python loop over clients, each with exactly its own examples (no padding)."""
+
+    def open(self, worker: Worker, train: Shards, device: torch.device) -> SerialEngine:
+        return SerialEngine(worker, train, device)
+
+
+class SerialEngine(Engine):
+    """Holds the clients' private state as one stacked tree."""
+
+    def __init__(self, worker: Worker, train: Shards, device: torch.device) -> None:
+        super().__init__(worker, train, device)
+        self._mine = stacked_start(worker, self.shards)
+
+    @property
+    def mine(self) -> Tree:
+        return self._mine
+
+    @mine.setter
+    def mine(self, value: Tree) -> None:
+        self._mine = value
+
+    def _data(self, shards: Shards, client: int, round: int) -> Tree:
+        rows, n = shards.own(client), shards.n[client]
+        where = {"dtype": torch.int64, "device": self.device}
+        return shards.tree(rows, n, torch.full((), client, **where), torch.full((), round, **where), ragged=False)
+
+    def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+        rules = self.worker.method.uplink
+        part, news, bad, up = None, [], [], None
+        for c in cohort.tolist():
+            up, new, ok = self.worker.train(down, tree.take(self._mine, c), self._data(self.shards, c, round))
+            message.check_message(rules, up, type(self.worker.method).__name__)
+            if not bool(ok):
+                bad.append(c)
+            one = message.partial(rules, torch.tensor([c], device=self.device), tree.map(lambda x: x[None], up))
+            part = one if part is None else message.combine(part, one)
+            news.append(new)
+        if bad:
+            raise NonFinite(bad, round)
+        assert part is not None and up is not None
+        self._mine = tree.put(self._mine, cohort.to(self.device), tree.stack(news))
+        return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), up))
+
+    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> list[Tree]:
+        return [
+            self.worker.personalise(down, tree.take(mine, c), self._data(self.shards, c, 0), personal)
+            for c in range(self.shards.clients)
+        ]
+
+    def serve(self, models: list[Tree], test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
+        test = test.to(self.device)
+        empty = (test.n == 0).tolist()
+        scores = []
+        for c, model in enumerate(models):
+            data = self._data(test, c, 0) if not empty[c] else self._nothing(test, c)
+            scores.append(self.worker.adapt(model, data, adapter, protocol))
+        return {k: v.cpu() for k, v in tree.stack(scores).items()}
+
+    def _nothing(self, test: Shards, client: int) -> Tree:
+        """A client with an empty stream: one row that is not counted."""
+        return {**self._data(test, client, 0), "rows": test.rows[client, :1]}
+
+
+def stacked_start(worker: Worker, shards: Shards) -> Tree:
+    """Every client's private state before its first round."""
+    mine = [worker.start(c, like=shards.n) for c in range(shards.clients)]
+    tree.check(mine[0], f"{type(worker.method).__name__}.init_client")
+    return tree.to(tree.stack(mine), shards.n.device)

@@ -1,0 +1,210 @@
+"""Many clients at once: one `vmap` of the client function over a cohort, captured as a CUDA graph where there is one.
+
+Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory. On CUDA
+each (bucket, chunk) shape is recorded once and replayed every round; where recording fails, one log line says why and
+the same function runs eagerly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ..core import check, message, tree
+from ..core.adapter import Adapter
+from ..core.backend import Backend, Engine, NonFinite, Reply
+from ..core.personal import Personalizer
+from ..core.shards import Shards
+from ..core.stream import Protocol
+from ..core.tree import Tree
+from ..core.worker import Worker
+from .capture import Captured
+from .serial import stacked_start
+
+log = logging.getLogger("acclimate")
+
+
+@dataclass(frozen=True)
+class Vmap(Backend):
+    """Vectorised clients."""
+
+    chunk: int | None = None
+    """Clients at once; None starts with 128 on a GPU and 32 on a CPU and halves when memory runs out."""
+    waste: float = 0.25
+    """A bucket takes clients down to (1 - waste) of its largest, so at most this share of its steps is padding."""
+    capture: bool = True
+    """Record rounds as CUDA graphs (on CUDA devices)."""
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            check.at_least(self, "chunk", 1)
+        check.within(self, "waste", 0.0, 1.0)
+
+    def open(self, worker: Worker, train: Shards, device: torch.device) -> VmapEngine:
+        return VmapEngine(worker, train, device, self)
+
+
+class Group(NamedTuple):
+    """Clients that run together: padded to `size` examples each, `real` of them count."""
+
+    ids: Tensor
+    rows: Tensor
+    n: Tensor
+    ragged: bool
+    real: int
+
+
+class VmapEngine(Engine):
+    """Holds the clients' private state as one stacked tree on the device."""
+
+    def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Vmap) -> None:
+        super().__init__(worker, train, device)
+        self.options = options
+        self._chunk = options.chunk or (128 if device.type == "cuda" else 32)
+        self._capture = options.capture and device.type == "cuda"
+        self._recorded: dict[Any, Captured] = {}
+        self._mine = stacked_start(worker, self.shards)
+
+    @property
+    def mine(self) -> Tree:
+        return self._mine
+
+    @mine.setter
+    def mine(self, value: Tree) -> None:
+        self._mine = value
+
+    def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+        while True:
+            try:
+                return self._train(down, cohort, round)
+            except torch.cuda.OutOfMemoryError:
+                if self.options.chunk is not None or self._chunk == 1:
+                    raise
+                self._chunk //= 2
+                self._recorded.clear()
+                torch.cuda.empty_cache()
+                log.warning("out of GPU memory: going on with %d clients at once", self._chunk)
+
+    def _train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+        now = torch.full((), round, dtype=torch.int64, device=self.device)
+        part, done = None, []
+        for g in self._groups(self.shards, cohort):
+            present = torch.arange(len(g.ids), device=self.device) < g.real
+            own = {"rows": g.rows, "n": g.n, "id": g.ids}
+            inputs = (down, tree.take(self._mine, g.ids), own, {"round": now}, present)
+            mine, ok, sums, weights, each = self._run(self._round(g.ragged), inputs, g.ragged)
+            ids, mine, ok, each = (tree.map(lambda x, r=g.real: x[:r], t) for t in (g.ids, mine, ok, each))
+            one = message.Partial(ids, sums, weights, each)
+            part = one if part is None else message.combine(part, one)
+            done.append((ids, mine, ok))
+        assert part is not None
+        if bad := [c for ids, _, ok in done for c in ids[~ok].tolist()]:
+            raise NonFinite(sorted(bad), round)
+        for ids, mine, _ in done:
+            self._mine = tree.put(self._mine, ids, mine)
+        # a sum has the shape of one client's message
+        one_up = {**part.sums, **tree.take(part.each, 0)}
+        return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), one_up))
+
+    def _round(self, ragged: bool) -> Callable[..., Any]:
+        """The vmapped client function and the reduction of its messages, as one pure function."""
+        rules, name = self.worker.method.uplink, type(self.worker.method).__name__
+
+        def client(down: Tree, mine: Tree, own: Tree, clock: Tree) -> tuple[Tree, Tree, Tensor]:
+            data = self.shards.tree(own["rows"], own["n"], own["id"], clock["round"], ragged)
+            up, new, ok = self.worker.train(down, mine, data)
+            message.check_message(rules, up, name)
+            return up, new, ok
+
+        def whole(down: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor) -> tuple[Any, ...]:
+            ups, new, ok = vmap(client, in_dims=(None, 0, 0, None))(down, mine, own, clock)
+            part = message.partial(rules, own["id"], ups, present)
+            return new, ok, part.sums, part.weights, part.each
+
+        return whole
+
+    def _run(self, f: Callable[..., Any], inputs: tuple[Any, ...], ragged: bool) -> Any:
+        """Replay the recording for these shapes, make it, or run eagerly where that is not possible."""
+        if not self._capture:
+            return f(*inputs)
+        key = (ragged, tuple(tuple(x.shape) for x in tree.leaves(dict(enumerate(inputs)))))
+        if key not in self._recorded:
+            try:
+                self._recorded[key] = Captured(f, inputs)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as reason:
+                self._capture = False
+                torch.cuda.synchronize()
+                log.warning("rounds are not captured as CUDA graphs: %s", str(reason).strip().splitlines()[0])
+                return f(*inputs)
+        return self._recorded[key](*inputs)
+
+    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Tree:
+        now = torch.zeros((), dtype=torch.int64, device=self.device)
+
+        def client(mine: Tree, own: Tree, *, ragged: bool) -> Tree:
+            data = self.shards.tree(own["rows"], own["n"], own["id"], now, ragged)
+            return self.worker.personalise(down, mine, data, personal)
+
+        def group(g: Group) -> Tree:
+            own = {"rows": g.rows, "n": g.n, "id": g.ids}
+            return vmap(lambda m, o: client(m, o, ragged=g.ragged))(tree.take(mine, g.ids), own)
+
+        return self._gather(self.shards, group)
+
+    def serve(self, models: Tree, test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
+        test = test.to(self.device)
+        now = torch.zeros((), dtype=torch.int64, device=self.device)
+
+        def client(model: Tree, own: Tree, *, ragged: bool) -> Tree:
+            data = test.tree(own["rows"], own["n"], own["id"], now, ragged)
+            return self.worker.adapt(model, data, adapter, protocol)
+
+        def group(g: Group) -> Tree:
+            own = {"rows": g.rows, "n": g.n, "id": g.ids}
+            return vmap(lambda m, o: client(m, o, ragged=g.ragged))(tree.take(models, g.ids), own)
+
+        return {k: v.cpu() for k, v in self._gather(test, group).items()}
+
+    def _gather(self, shards: Shards, run: Callable[[Group], Tree]) -> Tree:
+        """Results of every client, bucket by bucket, back in client order."""
+        parts = []
+        for g in self._groups(shards, torch.arange(shards.clients)):
+            parts.append((g.ids[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))))
+        order = torch.argsort(torch.cat([ids for ids, _ in parts]))
+        return tree.map(lambda *xs: torch.cat(xs)[order], *(t for _, t in parts))
+
+    def _groups(self, shards: Shards, clients: Tensor) -> Iterator[Group]:
+        for members, size in buckets(shards.n.cpu()[clients], self.options.waste):
+            for ids in clients[members].split(self._chunk):
+                yield self._group(shards, ids, size, whole=len(ids) == len(clients))
+
+    def _group(self, shards: Shards, ids: Tensor, size: int, whole: bool) -> Group:
+        real = len(ids)
+        if self.device.type == "cuda" and not whole:
+            # few distinct shapes, so few recordings: round up to an eighth of a power of two with uncounted copies
+            grain = max((1 << (real - 1).bit_length()) // 8, 1)
+            ids = torch.cat([ids, ids[:1].expand(-real % grain)])
+        ids = ids.to(self.device)
+        n = shards.n[ids]
+        return Group(ids, shards.rows[ids, : max(size, 1)], n, bool((n != size).any()), real)
+
+
+def buckets(sizes: Tensor, waste: float) -> list[tuple[Tensor, int]]:
+    """Positions grouped so that no group's smallest is below (1 - waste) of its largest; with that largest size."""
+    order = torch.argsort(sizes, descending=True, stable=True)
+    out: list[tuple[Tensor, int]] = []
+    start = 0
+    while start < len(order):
+        top = int(sizes[order[start]])
+        end = start + int((sizes[order[start:]] >= (1 - waste) * top).sum())
+        out.append((order[start:end].sort().values, top))
+        start = end
+    return out

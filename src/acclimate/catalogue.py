@@ -1,0 +1,142 @@
+"""Every name that the command line knows, and the record it stands for. A preset is a line here, not a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from . import adapters, backends, data, methods, models, personal, shifts
+from .core import optim
+from .core.adapter import Adapter
+from .core.backend import Backend
+from .core.filter import Filter
+from .core.method import Method
+from .core.personal import Personalizer
+from .core.task import Model
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of record: its base class, and the named ones. `plural` is the word of `acclimate list`."""
+
+    name: str
+    plural: str
+    base: type
+    entries: dict[str, Any]
+
+
+METHODS: dict[str, Method] = {
+    "local": methods.Local(),
+    "fedavg": methods.FedAvg(),
+    "fedper": methods.FedAvg(private=("head",)),
+    "fedbn": methods.FedAvg(private=("norm",)),
+    "fedavgm": methods.FedAvg(server_opt=optim.SGD(lr=1.0, momentum=0.9)),
+    "fedadam": methods.FedAvg(server_opt=optim.Adam(lr=0.01, b2=0.99, eps=1e-3)),
+    "fedprox": methods.FedProx(),
+    "scaffold": methods.SCAFFOLD(),
+}
+
+PERSONALS: dict[str, Personalizer] = {
+    "none": personal.NoPersonal(),
+    "finetune": personal.FineTune(),
+    "lp": personal.FineTune(parts="head"),
+    "lp-ft": personal.FineTune(parts="head-then-all"),
+}
+
+ADAPTERS: dict[str, Adapter] = {
+    "none": adapters.NoAdapt(),
+    "bn": adapters.BNStats(),
+    "tent": adapters.Tent(),
+    "tent-all": adapters.Tent(params="all"),
+    "t3a": adapters.T3A(),
+}
+
+MODELS: dict[str, Model] = {
+    "cnn": models.CNN(),
+    "cnn-bn": models.CNN(norm="batch"),
+    "cnn-gn": models.CNN(norm="group"),
+    "mlp": models.MLP(),
+}
+
+DATASETS: dict[str, data.Dataset] = {"digits": data.Digits()}
+
+PARTITIONS: dict[str, data.Partition] = {
+    "iid": data.IID(),
+    "dirichlet": data.Dirichlet(),
+    "pathological": data.Pathological(),
+}
+
+STREAMS: dict[str, shifts.Shift] = {
+    "original": shifts.Original(),
+    "corrupted": shifts.Corrupted(),
+    "out-of-client": shifts.OutOfClient(),
+    "mixture": shifts.Mixture(),
+}
+
+BACKENDS: dict[str, Backend] = {"auto": backends.Auto(), "serial": backends.Serial(), "vmap": backends.Vmap()}
+
+OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(), "adam": optim.Adam(), "adamw": optim.AdamW()}
+
+SCHEDULES: dict[str, optim.Schedule] = {
+    "constant": optim.Constant(),
+    "step": optim.StepDecay(),
+    "cosine": optim.Cosine(),
+}
+
+KINDS: tuple[Kind, ...] = (
+    Kind("method", "methods", Method, METHODS),
+    Kind("personal", "personals", Personalizer, PERSONALS),
+    Kind("adapter", "adapters", Adapter, ADAPTERS),
+    Kind("model", "models", Model, MODELS),
+    Kind("data", "datasets", data.Dataset, DATASETS),
+    Kind("partition", "partitions", data.Partition, PARTITIONS),
+    Kind("stream", "streams", shifts.Shift, STREAMS),
+    Kind("backend", "backends", Backend, BACKENDS),
+    Kind("optimizer", "optimizers", optim.Optimizer, OPTIMIZERS),
+    Kind("schedule", "schedules", optim.Schedule, SCHEDULES),
+    Kind("filter", "filters", Filter, {}),
+)
+
+
+def kind_of(base: type) -> Kind | None:
+    """The kind whose records a field of this type holds."""
+    for kind in KINDS:
+        if base is kind.base or (isinstance(base, type) and kind.base is not Model and issubclass(base, kind.base)):
+            return kind
+    return None
+
+
+def label(record: Any) -> str:
+    """The shortest honest name of a record: its catalogue name, or the nearest one with the fields that differ."""
+    best: tuple[int, str] | None = None
+    for kind in KINDS:
+        for name, entry in kind.entries.items():
+            if type(entry) is type(record):
+                changes = differences(entry, record)
+                text = name if not changes else f"{name}({', '.join(changes)})"
+                if best is None or len(changes) < best[0]:
+                    best = (len(changes), text)
+    return best[1] if best else type(record).__name__
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """`field=value` for every field, at any depth, in which two records of one type differ."""
+    out: list[str] = []
+    for f in dataclasses.fields(new):
+        a, b = getattr(old, f.name), getattr(new, f.name)
+        if a == b:
+            continue
+        if dataclasses.is_dataclass(b) and type(a) is type(b):
+            out += [f"{f.name}.{d}" for d in differences(a, b)]
+        else:
+            out.append(f"{f.name}={label(b) if dataclasses.is_dataclass(b) else b!r}")
+    return out
+
+
+def nearest(word: str, allowed: list[str]) -> str:
+    """`did you mean ...?` where something is near, then all that is allowed."""
+    close = difflib.get_close_matches(word, allowed, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}allowed: {', '.join(allowed)}"

@@ -1,0 +1,333 @@
+"""An experiment is one record. The command line, a TOML file and config.json are three spellings of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from . import catalogue
+from .adapters import T3A, NoAdapt, Tent
+from .backends import Auto
+from .catalogue import nearest
+from .core import check
+from .core.adapter import Adapter
+from .core.backend import Backend
+from .core.filter import Filter
+from .core.method import Method
+from .core.personal import Personalizer
+from .core.task import Model
+from .data import Dataset, Digits
+from .methods import FedAvg
+from .models import CNN
+from .personal import NoPersonal
+from .shifts import Shift, brfl
+
+SCHEMA = "acclimate.config/1"
+EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every")
+"""Fields that do not change what is trained: experiments that differ in them alone share one training."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: says which, what it was, and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is trained on what, how long, and how it is tested. Every field is a setting of the command line."""
+
+    data: Dataset = Digits()
+    model: Model = CNN(norm="batch")
+    method: Method = FedAvg()
+    personal: Personalizer = NoPersonal()
+    """What every client does with its labelled data before its model goes live."""
+    adapters: tuple[Adapter, ...] = (NoAdapt(), Tent(), T3A())
+    """Each is tested on every stream, if it can serve the model."""
+    streams: tuple[Shift, ...] = field(default_factory=brfl)
+    filters: tuple[Filter, ...] = ()
+    """Privacy and compression, applied to messages in this order."""
+    rounds: int = 20
+    cohort: int | None = None
+    """Clients per round; None: as `participation` says."""
+    participation: float = 1.0
+    """The share of clients that take part in a round, where `cohort` is not given."""
+    seed: int = 0
+    eval_every: int = 1
+    """Rounds between two looks at the validation data, which select the `validation` model."""
+    checkpoint_every: int = 5
+    backend: Backend = Auto()
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "eval_every", "checkpoint_every"):
+            check.at_least(self, name, 1)
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"Experiment: participation={self.participation!r} must be above 0 and at most 1")
+        if self.cohort is not None and not 1 <= self.cohort <= self.data.clients:
+            raise ValueError(
+                f"Experiment: cohort={self.cohort} must be between 1 and the number of clients, {self.data.clients}"
+            )
+        if not self.adapters:
+            raise ValueError("Experiment: adapters=() must name at least one; use 'none' for no adaptation")
+        if not self.streams:
+            raise ValueError("Experiment: streams=() must name at least one")
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients per round."""
+        return self.cohort if self.cohort is not None else max(math.floor(self.participation * self.data.clients + 0.5), 1)
+
+    @property
+    def label(self) -> str:
+        """`method` or `method+personal`: the row name in tables."""
+        name = catalogue.label(self.method)
+        return name if self.personal == NoPersonal() else f"{name}+{catalogue.label(self.personal)}"
+
+    def training_hash(self) -> str:
+        """Names what is trained: equal for experiments that differ only in how they are tested."""
+        rest = {k: v for k, v in encode(self).items() if k not in EVALUATION_FIELDS}
+        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- records as JSON ---------------------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    """A record as plain JSON; `type` names its class (`module:Class` for classes that are not acclimate's)."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        body = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": _class_name(type(value)), **body}
+    if isinstance(value, list | tuple):
+        return [encode(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = value if isinstance(value, type) or callable(value) else type(value)
+    return {"type": "python", "name": f"{kind.__module__}:{kind.__qualname__}"}
+
+
+def _class_name(cls: type) -> str:
+    module = cls.__module__.removeprefix("acclimate.") if cls.__module__.startswith("acclimate.") else cls.__module__
+    return f"{module}:{cls.__qualname__}"
+
+
+def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
+    """The inverse of `encode`, with every field checked."""
+    if isinstance(value, Mapping):
+        if value.get("type") == "python":
+            raise ConfigError(
+                f"{where}: {value['name']} was given as a Python object, which a file cannot hold; "
+                f"pass it again, e.g. ac.load(path, {where.split('.')[-1]}=...)"
+            )
+        cls = _resolve(str(value.get("type", "")), where)
+        hints = typing.get_type_hints(cls)
+        fields = {k: v for k, v in value.items() if k != "type"}
+        if unknown := [k for k in fields if k not in {f.name for f in dataclasses.fields(cls)}]:
+            raise ConfigError(f"{where}: {cls.__name__} has no field '{unknown[0]}'; written by another version?")
+        return _make(cls, {k: decode(v, hints[k], f"{where}.{k}") for k, v in fields.items()}, where)
+    if isinstance(value, list):
+        return tuple(decode(v, Any, f"{where}[{i}]") for i, v in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return value
+
+
+def _resolve(name: str, where: str) -> type:
+    module, _, qualname = name.partition(":")
+    if not qualname:
+        raise ConfigError(f"{where}: '{name}' must be 'module:Class'")
+    for full in (f"acclimate.{module}", module):
+        try:
+            cls = getattr(importlib.import_module(full), qualname, None)
+        except ImportError:
+            continue
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            return cls
+    raise ConfigError(f"{where}: cannot find the record '{name}'; is its module on the Python path?")
+
+
+def _make(cls: type, fields: dict[str, Any], where: str) -> Any:
+    try:
+        return cls(**fields)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{where}: {e}") from e
+
+
+def dumps(experiment: Experiment) -> str:
+    """config.json of an experiment."""
+    return json.dumps({"schema": SCHEMA, "experiment": encode(experiment)}, indent=2) + "\n"
+
+
+def loads(text: str, **given: Any) -> Experiment:
+    """An experiment from config.json; `given` replaces fields that a file cannot hold."""
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise ConfigError(f"config.json is not valid JSON: {e}") from e
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        found = body.get("schema") if isinstance(body, dict) else None
+        raise ConfigError(f"config.json: schema={found!r} must be '{SCHEMA}'")
+    value = {k: v for k, v in body["experiment"].items() if k not in given}
+    return typing.cast(Experiment, replace(decode(value), **given))
+
+
+# --- settings from the command line and TOML ------------------------------------------------------------------------
+
+
+def expand(settings: Iterable[str | tuple[str, Any]], base: Experiment | None = None) -> list[Experiment]:
+    """The experiments that settings describe: `rounds=5`, `method=fedprox`, `method.mu=0.01,0.1` (a sweep).
+
+    Choices of records come first, then their fields, whatever the order given. Commas make a tuple where the field is
+    one, and a sweep over all combinations where it is not.
+    """
+    pairs = [_pair(s) for s in settings]
+    pairs.sort(key=lambda p: p[0].count("."))
+    out = [base or Experiment()]
+    for path, value in pairs:
+        out = list(itertools.chain.from_iterable(_assign(e, path.split("."), value, path) for e in out))
+    return list(dict.fromkeys(out))
+
+
+def flatten_toml(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """A TOML table as settings: `[method] name = "fedprox"` is `method=fedprox`."""
+    out: list[tuple[str, Any]] = []
+    for k, v in table.items():
+        if isinstance(v, Mapping):
+            if "name" in v:
+                out.append((prefix + k, v["name"]))
+            out += flatten_toml({a: b for a, b in v.items() if a != "name"}, f"{prefix}{k}.")
+        else:
+            out.append((prefix + k, v))
+    return out
+
+
+def _pair(setting: str | tuple[str, Any]) -> tuple[str, Any]:
+    if isinstance(setting, tuple):
+        return setting
+    path, equals, value = setting.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"'{setting}' must be key=value, for example rounds=5")
+    return path.strip(), value.strip()
+
+
+def _assign(record: Any, path: list[str], value: Any, said: str) -> list[Any]:
+    """Copies of `record` with the field at `path` set: one, or several for a sweep."""
+    name, rest = path[0], path[1:]
+    hints = typing.get_type_hints(type(record))
+    names = [f.name for f in dataclasses.fields(record)]
+    if name not in names:
+        raise ConfigError(f"{said}: {type(record).__name__} has no '{name}'; {nearest(name, names)}")
+    old = getattr(record, name)
+    if rest and isinstance(old, tuple):
+        news = _assign_inside(old, rest, value, said)
+    elif rest:
+        if not dataclasses.is_dataclass(old):
+            raise ConfigError(f"{said}: '{name}' is {old!r}, which has no fields")
+        news = _assign(old, rest, value, said)
+    elif name == "method" and isinstance(value, str) and "+" in value:
+        return _with_personal(record, value, said)
+    else:
+        news = _parse(value, hints[name], said)
+    return [_replace(record, {name: n}, said) for n in news]
+
+
+def _replace(record: Any, changes: dict[str, Any], said: str) -> Any:
+    try:
+        return replace(record, **changes)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{said}: {e}") from e
+
+
+def _with_personal(record: Any, value: str, said: str) -> list[Any]:
+    """`method=fedavg+finetune,fedbn`: a method with its personaliser."""
+    out = []
+    for item in value.split(","):
+        method, _, personal = item.partition("+")
+        made = _replace(record, {"method": _lookup(method, catalogue.kind_of(Method), said)}, said)
+        if personal:
+            made = _replace(made, {"personal": _lookup(personal, catalogue.kind_of(Personalizer), said)}, said)
+        out.append(made)
+    return out
+
+
+def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, said: str) -> list[tuple[Any, ...]]:
+    """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
+    labels = [catalogue.label(i).partition("(")[0] for i in items]
+    if path[0] not in labels or len(path) < 2:
+        raise ConfigError(f"{said}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
+    choices = [_assign(i, path[1:], value, said) if n == path[0] else [i] for i, n in zip(items, labels, strict=True)]
+    return list(itertools.product(*choices))
+
+
+def _parse(value: Any, hint: Any, said: str) -> list[Any]:
+    """All values that a setting names for a field of this type: several make a sweep."""
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]
+        return [tuple(_one(v, inner, said) for v in items)]
+    items = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
+    return [_one(v, hint, said) for v in items]
+
+
+def _one(value: Any, hint: Any, said: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if type(None) in options and (value is None or str(value).lower() == "none"):
+            return None
+        return _one(value, next(o for o in options if o is not type(None)), said)
+    if origin is Literal:
+        allowed = typing.get_args(hint)
+        if value not in allowed:
+            raise ConfigError(f"{said}: {value!r} is not possible; {nearest(str(value), [str(a) for a in allowed])}")
+        return value
+    if kind := catalogue.kind_of(hint):
+        return _lookup(value, kind, said)
+    if hint in (bool, int, float, str):
+        return _scalar(value, hint, said)
+    raise ConfigError(f"{said}: set its fields instead, for example {said}.{dataclasses.fields(hint)[0].name}=...")
+
+
+def _scalar(value: Any, hint: type, said: str) -> Any:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    try:
+        if hint is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+        if isinstance(value, bool) and hint is not str:
+            raise ValueError
+        if hint is int and isinstance(value, float) and value != int(value):
+            raise ValueError
+        return hint(value)
+    except (KeyError, ValueError, TypeError):
+        raise ConfigError(f"{said}: {value!r} is not {words[hint]}") from None
+
+
+def _lookup(name: Any, kind: catalogue.Kind | None, said: str) -> Any:
+    """A record by its catalogue name, or a user's own by `module:Class`."""
+    assert kind is not None
+    if isinstance(name, str) and ":" in name:
+        return _own(name, kind, said)
+    if name not in kind.entries:
+        own = " (or your own as module:Class)"
+        raise ConfigError(f"{said}: there is no {kind.name} '{name}'; {nearest(str(name), list(kind.entries))}{own}")
+    return kind.entries[name]
+
+
+def _own(name: str, kind: catalogue.Kind, said: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"{said}: cannot import '{name}': {e}") from e
+    made = found() if isinstance(found, type) else found
+    if not isinstance(made, kind.base):
+        raise ConfigError(f"{said}: '{name}' is a {type(made).__name__}, not a {kind.base.__name__}")
+    return made

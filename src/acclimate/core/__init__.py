@@ -1,0 +1,1 @@
+"""The contract: what a method, an adapter, a message and a round are. Imports torch alone."""

@@ -1,0 +1,55 @@
+"""The base record of test-time adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from . import rng
+from .task import Mode, Out, Task
+from .tree import Tree
+
+
+class Predict(Protocol):
+    """A method's `predict` with the task already given: what personalisers and adapters call."""
+
+    def __call__(self, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
+        """The model's outputs on a batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Adapts a deployed model on an unlabelled stream, batch by batch. It never sees a label.
+
+    The base record does not adapt at all. When state is reset is the stream's business, not the adapter's.
+    """
+
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Keys of the deployed model, beyond `vars`, without which it cannot work."""
+
+    transductive: ClassVar[bool] = False
+    """Whether `prepare` wants to see the whole unlabelled stream before the first batch."""
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        """Why this adapter cannot serve this model, in one sentence, or None where it can."""
+        if missing := [k for k in self.requires if k not in model]:
+            have = ", ".join(sorted(model))
+            return f"{type(self).__name__} needs {', '.join(missing)} in the deployed model, which has only {have}"
+        return None
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        """The adapter's state at the start of a stream, and after every reset."""
+        return {}
+
+    def prepare(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tree:
+        """For transductive adapters: sees the whole unlabelled stream, once, before the first `step`."""
+        return state
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        """Logits for one batch, and the state for the next."""
+        return predict(model, x).logits, state

@@ -1,0 +1,79 @@
+"""Where clients run: backends as records, and the engines they open."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .adapter import Adapter
+from .message import Partial
+from .personal import Personalizer
+from .shards import Shards
+from .stream import Protocol
+from .tree import Tree
+from .worker import Worker
+
+
+class NonFinite(ArithmeticError):
+    """A client sent or kept a value that is not finite; names the clients and the round."""
+
+    def __init__(self, clients: list[int], round: int) -> None:
+        self.clients, self.round = clients, round
+        who = ", ".join(map(str, clients[:10])) + (" ..." if len(clients) > 10 else "")
+        super().__init__(
+            f"round {round}: client(s) {who} produced values that are not finite; "
+            "lower the learning rate, set work.clip, or look at that client's data"
+        )
+
+
+class Reply(NamedTuple):
+    """A cohort's round: the partially reduced messages and what one client's message is made of."""
+
+    part: Partial
+    up: Tree
+    """One client's message with no data (meta tensors): names, shapes, types and so bytes."""
+
+
+class Engine(ABC):
+    """Runs clients on some hardware; the only owner of their private state and of their data."""
+
+    def __init__(self, worker: Worker, train: Shards, device: torch.device) -> None:
+        self.worker, self.device = worker, device
+        self.shards = train.to(device)
+
+    @property
+    @abstractmethod
+    def mine(self) -> Tree:
+        """Every client's private state, stacked: for the loop's state and for checkpoints."""
+
+    @mine.setter
+    @abstractmethod
+    def mine(self, value: Tree) -> None: ...
+
+    @abstractmethod
+    def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+        """One round of the cohort's clients. Raises `NonFinite` before any private state is changed."""
+
+    @abstractmethod
+    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Any:
+        """Every client's live model after personalisation: a handle for `serve`."""
+
+    @abstractmethod
+    def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
+        """Adapt every client's model on its test stream and score it: metrics [clients], on the CPU."""
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+
+
+@dataclass(frozen=True)
+class Backend(ABC):
+    """Where clients run, as a record: `open` makes the engine."""
+
+    @abstractmethod
+    def open(self, worker: Worker, train: Shards, device: torch.device) -> Engine:
+        """An engine that holds the clients' data and fresh private state."""

@@ -1,0 +1,38 @@
+"""Range checks for the fields of records: every message names the record, the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def _fail(record: Any, field: str, allowed: str) -> None:
+    raise ValueError(f"{type(record).__name__}: {field}={getattr(record, field)!r} must be {allowed}")
+
+
+def positive(record: Any, field: str) -> None:
+    """The field is a finite number above zero."""
+    value = getattr(record, field)
+    if not (math.isfinite(value) and value > 0):
+        _fail(record, field, "a finite number above 0")
+
+
+def at_least(record: Any, field: str, low: float) -> None:
+    """The field is a finite number not below `low`."""
+    value = getattr(record, field)
+    if not (math.isfinite(value) and value >= low):
+        _fail(record, field, f"a finite number of at least {low}")
+
+
+def within(record: Any, field: str, low: float, high: float) -> None:
+    """The field lies in [low, high]."""
+    value = getattr(record, field)
+    if not low <= value <= high:
+        _fail(record, field, f"between {low} and {high}")
+
+
+def one_of(record: Any, field: str, allowed: Sequence[Any]) -> None:
+    """The field is one of the allowed values."""
+    if getattr(record, field) not in allowed:
+        _fail(record, field, "one of " + ", ".join(repr(a) for a in allowed))

@@ -1,0 +1,138 @@
+"""The one round loop, for every method and every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import message, rng, tree
+from .adapter import Adapter
+from .backend import Engine, Reply
+from .personal import Personalizer
+from .shards import Shards
+from .stream import Protocol
+from .tree import Tree
+from .worker import Worker
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many rounds, who takes part, and when to look at the validation data."""
+
+    rounds: int
+    clients: int
+    cohort: int
+    eval_every: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cohort <= self.clients:
+            raise ValueError(f"cohort={self.cohort} must be between 1 and the number of clients, {self.clients}")
+        if self.rounds < 1:
+            raise ValueError(f"rounds={self.rounds} must be at least 1")
+        if self.eval_every < 1:
+            raise ValueError(f"eval_every={self.eval_every} must be at least 1")
+
+    def evaluates(self, round: int) -> bool:
+        """Whether the validation data is looked at after this round (always after the last)."""
+        return (round + 1) % self.eval_every == 0 or round + 1 == self.rounds
+
+
+@dataclass(frozen=True)
+class Best:
+    """The round that validation accuracy selected so far, and the states it left."""
+
+    round: int
+    score: float
+    server: Tree
+    mine: Tree
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the loop carries from round to round: what a checkpoint holds."""
+
+    round: int
+    """Rounds done."""
+    server: Tree
+    mine: Tree
+    best: Best | None = None
+    history: tuple[dict[str, Any], ...] = ()
+    """One row per evaluated round."""
+    cost: dict[str, int] = field(default_factory=dict)
+    """Bytes so far, summed over clients: `up` and `down`."""
+
+
+def start(worker: Worker, engine: Engine, clients: int) -> State:
+    """The state before the first round."""
+    server = worker.method.init_server(worker.task, clients, worker.key("init", like=_device(engine)))
+    tree.check(server, f"{type(worker.method).__name__}.init_server")
+    return State(0, tree.to(server, engine.device), engine.mine, cost={"up": 0, "down": 0})
+
+
+def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
+    """The clients of a round: distinct, keyed by seed and round, ascending."""
+    if schedule.cohort == schedule.clients:
+        return torch.arange(schedule.clients)
+    order = rng.permutation(worker.key("cohort", round), schedule.clients)
+    return order[: schedule.cohort].sort().values
+
+
+def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, state: State) -> Iterator[State]:
+    """Train from `state` to the last round, yielding the state after each round."""
+    engine.mine = state.mine
+    for r in range(state.round, schedule.rounds):
+        cohort = sample(worker, schedule, r)
+        server, reply, down = one_round(worker, engine, state.server, cohort, r)
+        cost = {
+            "up": state.cost["up"] + tree.nbytes(reply.up) * len(cohort),
+            "down": state.cost["down"] + tree.nbytes(down) * len(cohort),
+        }
+        state = replace(state, round=r + 1, server=server, mine=engine.mine, cost=cost)
+        if schedule.evaluates(r):
+            state = validate(worker, engine, val, state)
+        yield state
+
+
+def one_round(worker: Worker, engine: Engine, server: Tree, cohort: Tensor, round: int) -> tuple[Tree, Reply, Tree]:
+    """Download, train, combine, filter, update."""
+    task, method = worker.task, worker.method
+    down = method.download(task, server)
+    reply = engine.train(down, cohort, round)
+    total = message.finish(method.uplink, reply.part, cohort.to(reply.part.clients.device))
+    like = _device(engine)
+    for i, f in reversed(list(enumerate(worker.filters))):
+        total = f.server(total, worker.key("filter", round, i, like=like))
+    server = method.server(task, server, total, worker.key("server", round, like=like))
+    if not bool(tree.finite(server)):
+        raise ArithmeticError(f"round {round}: the server's state is not finite after {type(method).__name__}.server")
+    return server, reply, down
+
+
+def validate(worker: Worker, engine: Engine, val: Shards, state: State) -> State:
+    """Score the deployed models on the clients' validation data and keep the best round."""
+    down = worker.method.download(worker.task, state.server)
+    models = engine.deploy(down, state.mine, Personalizer())
+    metrics = engine.serve(models, val, Adapter(), Protocol())
+    held = metrics["n"] > 0
+    accuracy, loss = metrics["accuracy"][held], metrics["loss"][held]
+    score = float(accuracy.mean()) if len(accuracy) else 0.0
+    row = {
+        "round": state.round,
+        "val_accuracy": score,
+        "val_std": float(accuracy.std(correction=0)) if len(accuracy) else 0.0,
+        "val_loss": float(loss.mean()) if len(loss) else 0.0,
+        "up_bytes": state.cost["up"],
+        "down_bytes": state.cost["down"],
+    }
+    best = state.best
+    if best is None or score > best.score:
+        best = Best(state.round, score, state.server, state.mine)
+    return replace(state, best=best, history=(*state.history, row))
+
+
+def _device(engine: Engine) -> Tensor:
+    return torch.empty(0, device=engine.device)

@@ -1,0 +1,117 @@
+"""Local training: what almost every method does on a client.
+
+Client data is a tree: `x`, `y` (a whole data set, shared by all clients), `rows` (which of its rows are this client's,
+padded to the bucket's length), `n` (how many are real), `id`, `round`, and `ragged` where padded. The plan of batches
+is drawn from the key, on the device. Batches are always full (an epoch's last one wraps around), so batch norm never
+sees padding; steps beyond a client's own number compute and are undone with `where`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from . import check, rng, tree
+from .optim import Optimizer
+from .tree import Tree
+
+Loss: TypeAlias = Callable[[Tree, Tree, rng.Key], tuple[Tensor, Tree]]
+"""`loss(vars, batch, key) -> (scalar, new buffers)`."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a client trains per round: `epochs` over its data, or a number of `iterations` where given."""
+
+    epochs: int = 5
+    iterations: int | None = None
+    batch: int = 32
+    drop_last: bool = False
+    clip: float | None = None
+    """Gradients are scaled down to at most this global norm."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "epochs", 0)
+        check.at_least(self, "batch", 1)
+        if self.iterations is not None:
+            check.at_least(self, "iterations", 0)
+        if self.clip is not None:
+            check.positive(self, "clip")
+
+    def steps(self, n: int) -> int:
+        """Local steps of a client with n examples."""
+        return self.epochs * self._per_epoch(n) if self.iterations is None else self.iterations
+
+    def _per_epoch(self, n: int) -> int:
+        return max(n // self.batch if self.drop_last else -(-n // self.batch), 1)
+
+    def timeline(self, data: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """The clock [steps], the client's own steps per epoch, and which steps are real (bool [steps])."""
+        n, t = data["n"], torch.arange(self.steps(data["rows"].shape[-1]), device=data["n"].device)
+        per_epoch = torch.div(n if self.drop_last else n + self.batch - 1, self.batch, rounding_mode="floor").clamp_min(1)
+        live = t < self.epochs * per_epoch if self.iterations is None else torch.ones_like(t, dtype=torch.bool)
+        return t, per_epoch, live
+
+    def plan(self, data: Tree, key: rng.Key) -> tuple[Tensor, Tensor]:
+        """Positions [steps, batch] among the client's own rows, and which steps are real (bool [steps])."""
+        size, n = data["rows"].shape[-1], data["n"]
+        t, per_epoch, live = self.timeline(data)
+        passes = max(self.epochs if self.iterations is None else self.iterations, 1)
+        orders = torch.stack([rng.order(rng.fold(key, "epoch", e), size, n) for e in range(passes)])
+        slot = ((t % per_epoch) * self.batch)[:, None] + torch.arange(self.batch, device=n.device)
+        epoch = torch.div(t, per_epoch, rounding_mode="floor").clamp_max(passes - 1)
+        return orders[epoch[:, None], slot % n], live
+
+    def travelled(self, opt: Optimizer, data: Tree) -> Tensor:
+        """The sum of the learning rates of all real steps: the factor between summed gradients and the way walked."""
+        t, _, live = self.timeline(data)
+        return (opt.lr * opt.scale(data["round"], t) * live).sum()
+
+
+def batch_of(data: Tree, positions: Tensor) -> Tree:
+    """The labelled examples at these positions among the client's own rows."""
+    rows = data["rows"][positions]
+    return {"x": data["x"][rows], "y": data["y"][rows]}
+
+
+def train(
+    loss: Loss, vars: Tree, data: Tree, opt: Optimizer, work: Work, key: rng.Key, only: frozenset[str] | None = None
+) -> Tree:
+    """Minimise `loss` over the client's own data; `only` names the parameters to train (default: all).
+
+    Returns the new variables. The optimiser starts afresh.
+    """
+    positions, live = work.plan(data, rng.fold(key, "plan"))
+    params, frozen = vars["params"], {}
+    if only is not None:
+        params, frozen = tree.pick(params, only), tree.drop(params, only)
+    buffers, state = vars["buffers"], opt.init(params)
+    clock = torch.arange(positions.shape[0], device=live.device)
+    keys = rng.fold(key, "step", clock)
+    for t in range(positions.shape[0]):
+        batch = batch_of(data, positions[t])
+
+        def objective(p: Tree, b: Tree = buffers, batch: Tree = batch, k: rng.Key = keys[t]) -> tuple[Tensor, Tree]:
+            return loss({"params": {**frozen, **p}, "buffers": b}, batch, k)
+
+        grads, new_buffers = grad(objective, has_aux=True)(params)
+        if work.clip is not None:
+            grads = clip(grads, work.clip)
+        new_params, new_state = opt.update(grads, state, params, opt.scale(data["round"], clock[t]))
+        if "ragged" in data:
+            new_params, new_state, new_buffers = tree.where(
+                live[t], {"p": new_params, "s": new_state, "b": new_buffers}, {"p": params, "s": state, "b": buffers}
+            ).values()
+        params, state, buffers = new_params, new_state, new_buffers
+    merged = {**frozen, **params}
+    return {"params": {name: merged[name] for name in vars["params"]}, "buffers": buffers}
+
+
+def clip(grads: Tree, limit: float) -> Tree:
+    """Scale a gradient down to at most this global norm."""
+    return tree.scale(grads, (limit / (tree.norm(grads) + 1e-6)).clamp_max(1.0))

@@ -1,0 +1,127 @@
+"""What crosses the network: named groups, a rule per group, and how replies are combined.
+
+A method's `uplink` gives every group of its message a rule. `Sum` and `Mean` are linear: partial results of different
+clients simply add up, so they stream chunk by chunk, across workers, or under secure aggregation. `Gather` keeps each
+client's reply. The cost of a message is the bytes of its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import tree
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the server may combine one group of the clients' messages."""
+
+    linear: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Sum(Rule):
+    """The server sees the sum over clients."""
+
+
+@dataclass(frozen=True)
+class Mean(Rule):
+    """The server sees the weighted mean; `by` names the group with the weights (None: every client counts one).
+
+    A weight may be a number per client, or a vector that matches the leading axes (per-class counts for prototypes).
+    """
+
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class Gather(Rule):
+    """The server sees every client's own value, stacked in cohort order."""
+
+    linear: ClassVar[bool] = False
+
+
+Rules = Mapping[str, Rule]
+
+
+class Partial(NamedTuple):
+    """What is known of a round so far: closed under `combine`, so any tree of workers may reduce it."""
+
+    clients: Tensor
+    """Who is in it."""
+    sums: Tree
+    """Weighted sums of the linear groups."""
+    weights: Tree
+    """Sums of the weights of the means."""
+    each: Tree
+    """The gathered groups, one row per client."""
+
+
+def check_message(rules: Rules, up: Mapping[str, Any], who: str) -> None:
+    """Refuse a message whose groups differ from the method's `uplink`."""
+    if missing := set(rules) - set(up):
+        raise ValueError(f"{who}: the message lacks {sorted(missing)}, which its uplink names")
+    if extra := set(up) - set(rules):
+        raise ValueError(f"{who}: the message has {sorted(extra)}, which its uplink does not name; add a rule")
+    for name, rule in rules.items():
+        if isinstance(rule, Mean) and rule.by is not None and rule.by not in rules:
+            raise ValueError(f"{who}: Mean('{rule.by}') of group '{name}' names no group of the message")
+        tree.check(up[name], f"{who}: message['{name}']")
+
+
+def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = None) -> Partial:
+    """Reduce messages with a leading client axis. `present` (bool per client) leaves out padding clients."""
+    live = torch.ones_like(clients, dtype=torch.float32) if present is None else present.to(torch.float32)
+
+    def total(x: Tensor, w: Tensor) -> Tensor:
+        # where, not times: a padding client may hold anything, NaN included
+        w = w.reshape(w.shape + (1,) * (x.dim() - w.dim()))
+        return torch.where(w != 0, x * w.to(x.dtype), torch.zeros_like(x)).sum(0)
+
+    sums, weights, each = {}, {}, {}
+    for name, rule in rules.items():
+        if isinstance(rule, Gather):
+            each[name] = ups[name]
+            continue
+        weight = live
+        if isinstance(rule, Mean):
+            if rule.by is not None:
+                given = ups[rule.by].to(torch.float32)
+                weight = given * live.reshape(live.shape + (1,) * (given.dim() - 1))
+            weights[name] = weight.sum(0)
+        sums[name] = tree.map(lambda x, w=weight: total(x, w), ups[name])
+    return Partial(clients, sums, weights, each)
+
+
+def combine(a: Partial, b: Partial) -> Partial:
+    """Two partial results as one."""
+    each = tree.map(lambda x, y: torch.cat([x, y]), a.each, b.each)
+    return Partial(
+        torch.cat([a.clients, b.clients]), tree.add(a.sums, b.sums), tree.add(a.weights, b.weights), each
+    )
+
+
+def finish(rules: Rules, part: Partial, cohort: Tensor) -> Tree:
+    """The total that the method's server half receives; gathered rows follow the order of the cohort."""
+    out: Tree = {}
+    for name, rule in rules.items():
+        if isinstance(rule, Gather):
+            # both sides sorted by client id, then the cohort's order undone
+            rows = torch.argsort(part.clients)[torch.argsort(torch.argsort(cohort))]
+            out[name] = tree.take(part.each[name], rows)
+        elif isinstance(rule, Mean):
+            out[name] = tree.map(lambda s, w=part.weights[name]: _divide(s, w), part.sums[name])
+        else:
+            out[name] = part.sums[name]
+    return out
+
+
+def _divide(total: Tensor, weight: Tensor) -> Tensor:
+    w = weight.reshape(weight.shape + (1,) * (total.dim() - weight.dim())).to(total.dtype)
+    return torch.where(w != 0, total / torch.where(w != 0, w, torch.ones_like(w)), torch.zeros_like(total))

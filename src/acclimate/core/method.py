@@ -1,0 +1,58 @@
+"""The base record of federated training methods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from . import rng, tree
+from .message import Mean, Rules, Sum
+from .task import Mode, Out, Task
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated training method: fields are hyper-parameters, functions are pure, state is a tree.
+
+    Both halves of a method live in one record. `client` is the only function that must be written; the defaults are
+    those of a method that averages model differences.
+    """
+
+    @property
+    def uplink(self) -> Rules:
+        """What a client sends, group by group, and how the server may combine it."""
+        return {"delta": Mean("n"), "n": Sum()}
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        """The server's state before the first round of a federation of `clients`."""
+        return {"vars": task.init(key)}
+
+    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+        """A client's private state `mine` before its first round: never sent.
+
+        `key` is the one that `init_server` got, so that a client can start from the server's own initial model; fold
+        `client` into it for what must differ between clients.
+        """
+        return {}
+
+    def download(self, task: Task, server: Tree) -> Tree:
+        """What the server sends to every client of the cohort."""
+        return {"vars": server["vars"]}
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        """One client's round: its message (as `uplink` says) and its new private state."""
+        raise TypeError(f"{type(self).__name__} must define client(task, down, mine, data, key)")
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        """The server's new state from the combined messages."""
+        return {**server, "vars": tree.add(server["vars"], total["delta"])}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        """Exactly what a client holds when it goes live: at least `vars`."""
+        return {"vars": down["vars"]}
+
+    def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
+        """The deployed model's outputs."""
+        return task.apply(model["vars"], x, mode, key)

@@ -1,0 +1,106 @@
+"""Stateless random numbers: a key is an int64 scalar, a draw is pure tensor code (splitmix64).
+
+The same key gives the same numbers alone, under `vmap`, inside a captured GPU graph, in a Ray worker or on a Flower
+node. So backends can be tested for equality, padded and unpadded clients draw alike (draw `i` depends on the key and
+on `i` only), and there is no generator state to ship or to restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Key: TypeAlias = Tensor
+"""An int64 scalar. `fold` derives new ones; never draw twice from one key."""
+
+_MASK = (1 << 64) - 1
+_GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(u: int) -> int:
+    return u - (1 << 64) if u >= 1 << 63 else u
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(_MIX1)
+    x = (x ^ _shift(x, 27)) * _signed(_MIX2)
+    return x ^ _shift(x, 31)
+
+
+def _mix_int(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _MIX1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _number(data: int | str) -> int:
+    if isinstance(data, str):
+        return int.from_bytes(hashlib.blake2b(data.encode(), digest_size=8).digest(), "little")
+    return data & _MASK
+
+
+def key(seed: int, device: torch.device | str | None = None) -> Key:
+    """The root key of a seed. Filled, not copied, onto the device, so that a graph capture may contain it."""
+    return torch.full((), _signed(_mix_int((seed + _GAMMA) & _MASK)), dtype=torch.int64, device=device)
+
+
+def fold(k: Key, *data: int | str | Tensor) -> Key:
+    """A new key for each distinct sequence of integers, names or integer tensors.
+
+    Python values are hashed in Python arithmetic and equal the tensor path, so `fold(k, 3) == fold(k, tensor(3))`.
+    """
+    for d in data:
+        if isinstance(d, Tensor):
+            k = _mix(k ^ _mix(d * _signed(_GAMMA) + _signed(_MIX2)))
+        else:
+            k = _mix(k ^ _signed(_mix_int((_number(d) * _GAMMA + _MIX2) & _MASK)))
+    return k
+
+
+def bits(k: Key, *shape: int) -> Tensor:
+    """Uniform 64-bit integers."""
+    counter = torch.arange(1, math.prod(shape) + 1, device=k.device, dtype=torch.int64)
+    return _mix(k + counter * _signed(_GAMMA)).reshape(shape)
+
+
+def uniform(k: Key, *shape: int) -> Tensor:
+    """float32 in [0, 1), 24 random bits each, so 1.0 is never returned."""
+    return _shift(bits(k, *shape), 40).to(torch.float32) * 2.0**-24
+
+
+def normal(k: Key, *shape: int) -> Tensor:
+    """Standard normal numbers (Box-Muller)."""
+    radius = torch.sqrt(-2.0 * torch.log1p(-uniform(fold(k, 0), *shape)))
+    return radius * torch.cos(2.0 * torch.pi * uniform(fold(k, 1), *shape))
+
+
+def bernoulli(k: Key, p: float, *shape: int) -> Tensor:
+    """Booleans that are true with probability p."""
+    return uniform(k, *shape) < p
+
+
+def randint(k: Key, low: int, high: int, *shape: int) -> Tensor:
+    """Integers in [low, high). The range must be far below 2**24 for the bias to be negligible."""
+    return low + (uniform(k, *shape) * (high - low)).to(torch.int64)
+
+
+def permutation(k: Key, n: int) -> Tensor:
+    """A uniform random order of `range(n)`."""
+    return torch.argsort(bits(k, n), stable=True)
+
+
+def order(k: Key, size: int, n: Tensor | int) -> Tensor:
+    """The first `n` entries are a permutation of `range(n)` that does not depend on the padding up to `size`."""
+    last = torch.iinfo(torch.int64).max
+    draws = _shift(bits(k, size), 1)
+    real = torch.arange(size, device=k.device) < n
+    return torch.argsort(torch.where(real, draws, torch.full_like(draws, last)), stable=True)

@@ -1,0 +1,202 @@
+"""A model and its loss as pure functions of an explicit tree of variables."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from . import rng, tree
+from .layers import NORM_LAYERS, PureBatchNorm, purify
+from .tree import Tree
+
+@dataclass(frozen=True)
+class Blend:
+    """The mode `adapt`, with batch statistics mixed with the running ones, which count for `prior` samples."""
+
+    prior: float
+
+
+Mode: TypeAlias = Literal["train", "eval", "adapt"] | Blend
+"""`train`: batch statistics, dropout. `eval`: running statistics. `adapt`: eval, but with batch statistics."""
+
+
+class Out(NamedTuple):
+    """What a forward pass gives: logits, the features that enter the head, and the new buffers."""
+
+    logits: Tensor
+    features: Tensor
+    buffers: Tree
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A model record: fields are its architecture, `build` makes a fresh module that returns (features, logits)."""
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """A new nn.Module for inputs of `shape` (without batch axis), with a linear layer named `head`."""
+        ...
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Tensor:
+    # Memoised: making a tensor from Python numbers is a host-to-device copy, which a graph capture refuses.
+    return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
+
+
+class Task:
+    """A model and its loss as pure functions.
+
+    `model` is a `Model` record, an nn.Module (its weights are then the initial ones), or a function
+    `(shape, num_classes) -> nn.Module`. The module returns (features, logits) and has a linear layer called `head`
+    (or names another in `head_name`). Inputs are uint8 images or floats; uint8 is scaled to 0..1, and both are then
+    normalised with `mean` and `std`, so that everything outside the task sees pixels.
+    """
+
+    def __init__(
+        self,
+        model: Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module],
+        shape: tuple[int, ...],
+        num_classes: int,
+        mean: tuple[float, ...] = (),
+        std: tuple[float, ...] = (),
+    ) -> None:
+        self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
+        self.mean, self.std = tuple(mean), tuple(std)
+        with torch.random.fork_rng(devices=[]):
+            base = self._build()
+        self.dim = _head_width(base, model, num_classes)
+        head = getattr(base, "head_name", "head")
+        self.dropout_keys = purify(base)
+        self.params = tuple(n for n, _ in base.named_parameters())
+        self.head = frozenset(n for n in self.params if n.startswith(f"{head}."))
+        self.norm = frozenset(
+            f"{n}.{p}" if n else p
+            for n, m in base.named_modules()
+            if isinstance(m, NORM_LAYERS)
+            for p, _ in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
+        )
+        self.head_weight, self.head_bias = f"{head}.weight", f"{head}.bias"
+        self.has_batch_norm = any(isinstance(m, PureBatchNorm) for m in base.modules())
+        self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in base.modules())
+        constants = {n: b for n, b in base.named_buffers() if not b.is_floating_point() and n not in self.dropout_keys}
+        self._constants = {torch.device("cpu"): constants}
+        self._initial: dict[int, Tree] = {}
+        self._skeletons = _skeletons(base.to("meta"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Task, (self.model, self.shape, self.num_classes, self.mean, self.std)
+
+    def _build(self) -> nn.Module:
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        if isinstance(self.model, Model):
+            return self.model.build(self.shape, self.num_classes)
+        return self.model(self.shape, self.num_classes)
+
+    def init(self, key: rng.Key) -> Tree:
+        """Fresh variables: `{"params": ..., "buffers": ...}`, on the key's device."""
+        seed = int(key) & 0x7FFFFFFF
+        if seed not in self._initial:  # a thousand clients that start alike need one module, not a thousand
+            self._initial = {seed: self._fresh(seed)}
+        return tree.to(self._initial[seed], key.device)
+
+    def _fresh(self, seed: int) -> Tree:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self._build()
+        purify(module)
+        params = {n: p.detach().clone() for n, p in module.named_parameters()}
+        buffers = {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}
+        return {"params": params, "buffers": buffers}
+
+    def _fixed(self, device: torch.device) -> Tree:
+        """Buffers that are not numbers to train or average (index tables): kept out of the variables."""
+        if device not in self._constants:
+            self._constants[device] = tree.to(self._constants[torch.device("cpu")], device)
+        return self._constants[device]
+
+    def apply(self, vars: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
+        """The forward pass. `key` feeds dropout and is needed in train mode only."""
+        tensors = {**self._fixed(x.device), **vars["params"], **vars["buffers"]}
+        if self.dropout_keys and mode == "train":
+            if key is None:
+                raise ValueError("this model has dropout: pass a key to Task.apply in mode 'train'")
+            tensors |= {name: rng.fold(key, "dropout", i) for i, name in enumerate(self.dropout_keys)}
+        # functional_call leaves what the layers assigned (new batch statistics) in `tensors`.
+        features, logits = functional_call(self._skeleton(mode), tensors, (self.normalise(x),))
+        return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
+
+    def _skeleton(self, mode: Mode) -> nn.Module:
+        if mode not in self._skeletons:
+            if not isinstance(mode, Blend):
+                raise ValueError(f"mode={mode!r} must be 'train', 'eval', 'adapt' or Blend(prior)")
+            self._skeletons[mode] = copy.deepcopy(self._skeletons["adapt"])
+            for layer in self._skeletons[mode].modules():
+                if isinstance(layer, PureBatchNorm):
+                    layer.prior = mode.prior
+        return self._skeletons[mode]
+
+    def loss(self, vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+        """Cross-entropy on a labelled batch, and the new buffers."""
+        out = self.apply(vars, batch["x"], "train", key)
+        return F.cross_entropy(out.logits, batch["y"]), out.buffers
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Pixels (uint8, or floats in 0..1) as the model's input."""
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32) / 255.0
+        if self.mean:
+            x = (x - _constant(self.mean, x.dim(), x.device)) / _constant(self.std, x.dim(), x.device)
+        return x
+
+    def select(self, roles: str | Iterable[str]) -> frozenset[str]:
+        """Names of parameters and buffers by role (`head`, `norm`, `body`, `all`) or by pattern (`conv1.*`)."""
+        wanted = (roles,) if isinstance(roles, str) else tuple(roles)
+        known = frozenset(self.params) | self.norm
+        out: frozenset[str] = frozenset()
+        for role in wanted:
+            named = {"head": self.head, "norm": self.norm, "body": known - self.head, "all": known}.get(role)
+            if named is None:
+                named = frozenset(n for n in known if fnmatchcase(n, role))
+                if not named:
+                    raise ValueError(
+                        f"no parameter matches '{role}'; allowed are head, norm, body, all, or a pattern over "
+                        + ", ".join(sorted(known))
+                    )
+            out |= named
+        return out
+
+
+def _head_width(module: nn.Module, model: Any, num_classes: int) -> int:
+    name = getattr(module, "head_name", "head")
+    label = model if not isinstance(model, nn.Module) else type(model).__name__
+    head = dict(module.named_modules()).get(name)
+    if not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"model {label} must have an nn.Linear called 'head' as its last layer (or set head_name); "
+            f"'{name}' is {'missing' if head is None else 'a ' + type(head).__name__}"
+        )
+    if head.out_features != num_classes:
+        raise ValueError(
+            f"model {label}: its head has {head.out_features} outputs but the data has {num_classes} classes; "
+            f"build it with num_classes={num_classes}"
+        )
+    return head.in_features
+
+
+def _skeletons(base: nn.Module) -> dict[Mode, nn.Module]:
+    """One weightless copy per mode, so that a forward pass never flips a training flag."""
+    train, evaluate, adapt = base.train(), copy.deepcopy(base).eval(), copy.deepcopy(base).eval()
+    for layer in adapt.modules():
+        if isinstance(layer, PureBatchNorm):
+            layer.train()
+    return {"train": train, "eval": evaluate, "adapt": adapt}

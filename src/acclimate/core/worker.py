@@ -1,0 +1,63 @@
+"""The client half of every backend: pure functions of trees, picklable, no input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from . import rng, stream, tree
+from .adapter import Adapter, Predict
+from .filter import Filter
+from .method import Method
+from .personal import Personalizer
+from .task import Mode, Out, Task
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a client runs: the task, the method and the message filters, with the seed all keys derive from."""
+
+    task: Task
+    method: Method
+    filters: Sequence[Filter] = ()
+    seed: int = 0
+
+    def key(self, purpose: str, *data: int | Tensor, like: Tensor | None = None) -> rng.Key:
+        """A key for one purpose (`train`, `server`, ...) and place (round, client), on the device of `like`."""
+        return rng.fold(rng.key(self.seed, None if like is None else like.device), purpose, *data)
+
+    def start(self, client: int, like: Tensor | None = None) -> Tree:
+        """A client's private state before its first round."""
+        return self.method.init_client(self.task, client, self.key("init", like=like))
+
+    def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
+        """One local round: the filtered message, the new private state, and whether all of it is finite."""
+        key = self.key("train", data["round"], data["id"], like=data["id"])
+        up, new = self.method.client(self.task, down, mine, data, key)
+        for i, f in enumerate(self.filters):
+            up = f.client(up, rng.fold(key, "filter", i))
+        return up, new, tree.finite({"up": up, "mine": new})
+
+    def predict(self) -> Predict:
+        """The method's `predict` with the task given."""
+
+        def call(model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
+            return self.method.predict(self.task, model, x, mode, key)
+
+        return call
+
+    def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
+        """The model that goes live, after the personaliser has seen the client's labelled training data."""
+        model = self.method.deploy(self.task, down, mine)
+        key = self.key("personal", data["id"], like=data["id"])
+        return personal.run(self.task, self.predict(), model, data, key)
+
+    def adapt(self, model: Tree, data: Tree, adapter: Adapter, protocol: stream.Protocol) -> Tree:
+        """Serve one test stream and score it. Labels are read by the score alone."""
+        key = self.key("adapt", data["id"], like=data["id"])
+        unlabelled = tree.drop(data, ("y",))
+        logits = stream.run(self.task, self.predict(), adapter, model, unlabelled, protocol, key)
+        return stream.score(logits, data["y"][data["rows"]], data["n"])

@@ -1,0 +1,106 @@
+"""A world: examples, and what each client trains on, validates on and is tested on. Fixed, disjoint and hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.shards import Shards
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled examples as read from a data set: uint8 images [N, C, H, W] (or float features), labels, domains."""
+
+    x: Tensor
+    y: Tensor
+    classes: tuple[str, ...]
+    domain: Tensor
+    domains: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        n = len(self.y)
+        if not (len(self.x) == len(self.domain) == n):
+            raise ValueError(f"examples: x has {len(self.x)} rows, y {n} and domain {len(self.domain)}; all must agree")
+        if n == 0:
+            raise ValueError("examples: there are none")
+        low, high = int(self.y.min()), int(self.y.max())
+        if low < 0 or high >= len(self.classes):
+            raise ValueError(f"examples: labels run from {low} to {high}, allowed are 0 to {len(self.classes) - 1}")
+        if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
+            bad = int((~torch.isfinite(self.x)).flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"examples: x[{bad}] holds values that are not finite")
+
+
+@dataclass(frozen=True)
+class World:
+    """What a federation is made of. Index tuples have one entry per client; no example is in two of them."""
+
+    examples: Examples
+    train: tuple[Tensor, ...]
+    val: tuple[Tensor, ...]
+    test: tuple[Tensor, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    name: str = "world"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.train:
+            raise ValueError("a world needs at least one client")
+        used = torch.cat([*self.train, *self.val, *self.test])
+        if len(used) != len(used.unique()):
+            raise ValueError("a world must use every example at most once: splits overlap")
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.train)
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.examples.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.examples.x.shape[1:])
+
+    def shards(self, rows: Iterable[Tensor]) -> Shards:
+        """Examples by client, as backends take them."""
+        return Shards.of(self.examples.x, self.examples.y, tuple(rows))
+
+    def histogram(self, rows: Iterable[Tensor]) -> Tensor:
+        """Class counts [clients, classes]."""
+        return torch.stack([torch.bincount(self.examples.y[r], minlength=self.num_classes) for r in rows])
+
+    def card(self) -> dict[str, Any]:
+        """The data card of results.json: what was used, in numbers and hashes."""
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {
+            "name": self.name,
+            "seed": self.seed,
+            "shape": list(self.shape),
+            "classes": list(self.examples.classes),
+            "domains": list(self.examples.domains),
+            "examples": len(self.examples.y),
+            "clients": self.clients,
+            "hash": digest(self.examples.x, self.examples.y),
+            "splits": {k: {"hash": digest(*v), "sizes": [len(r) for r in v]} for k, v in splits.items()},
+            "histograms": {k: self.histogram(v).tolist() for k, v in splits.items()},
+        }
+
+
+def digest(*tensors: Tensor) -> str:
+    """SHA-256 over shapes, types and bytes: the same on every machine."""
+    h = hashlib.sha256()
+    for t in tensors:
+        h.update(f"{tuple(t.shape)}{t.dtype}".encode())
+        h.update(t.contiguous().cpu().numpy().tobytes())
+    return h.hexdigest()[:16]

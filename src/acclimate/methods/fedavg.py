@@ -1,0 +1,67 @@
+"""FedAvg. McMahan et al., AISTATS 2017, Algorithm 1 - and what is FedAvg but for a setting.
+
+- `private="head"` keeps the last layer at the client: FedPer (Arivazhagan et al., 2019).
+- `private="norm"` keeps the normalisation layers there, statistics included: FedBN (Li et al., ICLR 2021).
+- `server_opt=SGD(momentum=...)` is FedAvgM (Hsu et al., 2019), `server_opt=Adam(...)` is FedAdam (Reddi et al., ICLR
+  2021, Algorithm 2): the averaged difference is the server's negative gradient. Batch statistics are averaged plainly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core import check, rng, tree
+from ..core.local import Work, train
+from ..core.message import Mean, Rules, Sum
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops.private import merge, private, shared
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Average of locally trained models (McMahan et al., AISTATS 2017)."""
+
+    opt: Optimizer = SGD(lr=0.05)
+    work: Work = Work()
+    private: tuple[str, ...] = ()
+    """Roles (`head`, `norm`) or name patterns of the variables that stay with the client."""
+    server_opt: Optimizer = SGD(lr=1.0)
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n"), "n": Sum()} if self.weights == "samples" else {"delta": Mean()}
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        vars = shared(task.init(key), task.select(self.private))
+        return {"vars": vars, "opt": self.server_opt.init(vars["params"])}
+
+    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+        names = task.select(self.private)
+        return {"vars": private(task.init(key), names)} if names else {}
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        names = task.select(self.private)
+        w = train(task.loss, self._whole(down, mine), data, self.opt, self.work, key)
+        up = {"delta": tree.sub(shared(w, names), down["vars"])} | ({"n": data["n"]} if "n" in self.uplink else {})
+        return up, {"vars": private(w, names)} if names else {}
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        old, delta = server["vars"], total["delta"]
+        downhill = tree.scale(delta["params"], -1.0)
+        params, opt = self.server_opt.update(downhill, server["opt"], old["params"])
+        return {"vars": {"params": params, "buffers": tree.add(old["buffers"], delta["buffers"])}, "opt": opt}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        return {"vars": self._whole(down, mine)}
+
+    def _whole(self, down: Tree, mine: Tree) -> Tree:
+        return merge(down["vars"], mine["vars"]) if mine else down["vars"]

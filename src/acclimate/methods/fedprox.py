@@ -1,0 +1,40 @@
+"""FedProx. Li et al., MLSys 2020, Eq. 2 and Algorithm 2: a proximal term ties local models to the received one.
+
+The text lets each client stop at its own inexactness gamma; as in the released code, that is a number of epochs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core import check, rng, tree
+from ..core.local import Work, train
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """FedAvg whose local loss adds mu/2 ||w - w_received||^2 (Li et al., MLSys 2020)."""
+
+    mu: float = 0.1
+    opt: Optimizer = SGD(lr=0.05)
+    work: Work = Work()
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "mu", 0.0)
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        received = down["vars"]
+
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            ce, buffers = task.loss(vars, batch, key)
+            away = tree.sub(vars["params"], received["params"])
+            return ce + self.mu / 2 * tree.dot(away, away), buffers
+
+        w = train(loss, received, data, self.opt, self.work, key)
+        return {"delta": tree.sub(w, received), "n": data["n"]}, mine

@@ -1,0 +1,6 @@
+"""Model records: `build` makes an nn.Module that returns (features, logits) and ends in a linear `head`."""
+
+from .cnn import CNN
+from .mlp import MLP
+
+__all__ = ["CNN", "MLP"]

@@ -1,0 +1,1 @@
+"""Pure building blocks that two or more methods or adapters use."""

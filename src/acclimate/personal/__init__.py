@@ -1,0 +1,13 @@
+"""Personalisers: what a client does with its labelled data before its model goes live."""
+
+from dataclasses import dataclass
+
+from ..core.personal import Personalizer
+from .finetune import FineTune
+
+__all__ = ["FineTune", "NoPersonal"]
+
+
+@dataclass(frozen=True)
+class NoPersonal(Personalizer):
+    """The deployed model as it is."""

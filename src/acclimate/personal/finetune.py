@@ -1,0 +1,49 @@
+"""Fine-tuning of the deployed model on the client's own labelled data: all of it, the head, or the head first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import check, rng
+from ..core.adapter import Predict
+from ..core.local import Work, train
+from ..core.optim import SGD, Optimizer
+from ..core.personal import Personalizer
+from ..core.task import Task
+from ..core.tree import Tree
+
+
+@dataclass(frozen=True)
+class FineTune(Personalizer):
+    """FedAvg+FT and its kin.
+
+    `parts="all"` tunes everything, `"head"` the last layer on frozen features (linear probing), `"head-then-all"` is
+    LP-FT (Kumar et al., ICLR 2022): probe first, then tune everything from there.
+    """
+
+    parts: Literal["all", "head", "head-then-all"] = "all"
+    opt: Optimizer = SGD(lr=0.01)
+    work: Work = Work(epochs=1)
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "parts", ("all", "head", "head-then-all"))
+
+    def run(self, task: Task, predict: Predict, model: Tree, data: Tree, key: rng.Key) -> Tree:
+        for i, part in enumerate(self.parts.split("-then-")):
+            only = task.head if part == "head" else None
+            model = self._tune(predict, model, data, only, rng.fold(key, i))
+        return model
+
+    def _tune(self, predict: Predict, model: Tree, data: Tree, only: frozenset[str] | None, key: rng.Key) -> Tree:
+        # A probed head sits on fixed features, so batch norm keeps its statistics while only the head is trained.
+        frozen = only is not None
+
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            out = predict({**model, "vars": vars}, batch["x"], "eval" if frozen else "train", key)
+            return F.cross_entropy(out.logits, batch["y"]), vars["buffers"] if frozen else out.buffers
+
+        return {**model, "vars": train(loss, model["vars"], data, self.opt, self.work, key, only)}
