@@ -1,0 +1,97 @@
+"""acclimate: federated learning that keeps adapting after training.
+
+    import acclimate as ac
+    fit = ac.train(ac.Experiment(method=ac.methods.FedAvg(), rounds=5))
+    print(ac.evaluate(fit, adapters=[ac.adapters.NoAdapt(), ac.adapters.Tent()]))
+
+Names load on first use, so that `import acclimate` and `acclimate --help` need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from . import adapters, backends, data, eval, methods, models, ops, personal, shifts
+    from .api import Fit, evaluate, load, report, resume, run, run_all, train
+    from .config import Experiment
+    from .core import optim, rng, tree
+    from .core.adapter import Adapter
+    from .core.filter import Filter
+    from .core.local import Work
+    from .core.message import Gather, Mean, Sum
+    from .core.method import Method
+    from .core.personal import Personalizer
+    from .core.task import Out, Task
+    from .eval.table import Table
+
+_MODULES = ("adapters", "backends", "data", "eval", "methods", "models", "ops", "personal", "shifts")
+_NAMES = {
+    "api": ("Fit", "evaluate", "load", "report", "resume", "run", "run_all", "train"),
+    "config": ("Experiment",),
+    "core": ("optim", "rng", "tree"),
+    "core.adapter": ("Adapter",),
+    "core.filter": ("Filter",),
+    "core.local": ("Work",),
+    "core.message": ("Gather", "Mean", "Sum"),
+    "core.method": ("Method",),
+    "core.personal": ("Personalizer",),
+    "core.task": ("Out", "Task"),
+    "eval.table": ("Table",),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = [
+    "Adapter",
+    "Experiment",
+    "Filter",
+    "Fit",
+    "Gather",
+    "Mean",
+    "Method",
+    "Out",
+    "Personalizer",
+    "Sum",
+    "Table",
+    "Task",
+    "Work",
+    "__version__",
+    "adapters",
+    "backends",
+    "data",
+    "eval",
+    "evaluate",
+    "load",
+    "methods",
+    "models",
+    "ops",
+    "optim",
+    "personal",
+    "report",
+    "resume",
+    "rng",
+    "run",
+    "run_all",
+    "shifts",
+    "train",
+    "tree",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name in _HOME:
+        home = importlib.import_module(f".{_HOME[name]}", __name__)
+        value = getattr(home, name, None)
+        value = value if value is not None else importlib.import_module(f".{_HOME[name]}.{name}", __name__)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'acclimate' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

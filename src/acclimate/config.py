@@ -54,7 +54,7 @@ class Experiment:
     streams: tuple[Shift, ...] = field(default_factory=brfl)
     filters: tuple[Filter, ...] = ()
     """Privacy and compression, applied to messages in this order."""
-    rounds: int = 20
+    rounds: int = 10
     cohort: int | None = None
     """Clients per round; None: as `participation` says."""
     participation: float = 1.0

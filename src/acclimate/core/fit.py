@@ -62,15 +62,15 @@ class State:
     best: Best | None = None
     history: tuple[dict[str, Any], ...] = ()
     """One row per evaluated round."""
-    cost: dict[str, int] = field(default_factory=dict)
-    """Bytes so far, summed over clients: `up` and `down`."""
+    cost: dict[str, Any] = field(default_factory=dict)
+    """Bytes so far, summed over clients (`up`, `down`), and what one client's `message` is made of."""
 
 
 def start(worker: Worker, engine: Engine, clients: int) -> State:
     """The state before the first round."""
     server = worker.method.init_server(worker.task, clients, worker.key("init", like=_device(engine)))
     tree.check(server, f"{type(worker.method).__name__}.init_server")
-    return State(0, tree.to(server, engine.device), engine.mine, cost={"up": 0, "down": 0})
+    return State(0, tree.to(server, engine.device), engine.mine, cost={"up": 0, "down": 0, "message": []})
 
 
 def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
@@ -90,6 +90,7 @@ def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, stat
         cost = {
             "up": state.cost["up"] + tree.nbytes(reply.up) * len(cohort),
             "down": state.cost["down"] + tree.nbytes(down) * len(cohort),
+            "message": message.describe(reply.up),
         }
         state = replace(state, round=r + 1, server=server, mine=engine.mine, cost=cost)
         if schedule.evaluates(r):

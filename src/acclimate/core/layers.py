@@ -8,6 +8,7 @@ hands them back), and masks are drawn from a key that `Task.apply` supplies.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -30,23 +31,23 @@ class PureBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
+        if not self.training and self.running_mean is not None:
+            return self._normalise(input, self.running_mean, self.running_var)
         axes = [d for d in range(input.dim()) if d != 1]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        if self.training or self.running_mean is None or self.running_var is None:
-            mean, var = input.mean(axes), input.var(axes, unbiased=False)
-            used = self._blend(mean, var, input.shape[0])
-            self._remember(mean.detach(), var.detach(), input.numel() // input.shape[1])
-            mean, var = used
-        else:
-            mean, var = self.running_mean, self.running_var
-        out = (input - mean.view(shape)) * (var.view(shape) + self.eps).rsqrt()
-        if self.affine:
-            out = out * self.weight.view(shape) + self.bias.view(shape)
-        return out
+        var, mean = torch.var_mean(input.detach(), axes, correction=0)
+        used = self._blend(mean, var, input.shape[0])
+        self._remember(mean, var, input.numel() // input.shape[1])
+        return self._normalise(input, *used)
 
-    def _blend(self, mean: Tensor, var: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+    def _normalise(self, input: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
+        own = mean is None
+        return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
+
+    def _blend(self, mean: Tensor, var: Tensor, samples: int) -> tuple[Tensor | None, Tensor | None]:
+        """The statistics to use: None for the batch's own."""
         if not self.prior or self.running_mean is None or self.running_var is None:
-            return mean, var
+            return None, None
         share = samples / (self.prior + samples)
         return share * mean + (1 - share) * self.running_mean, share * var + (1 - share) * self.running_var
 

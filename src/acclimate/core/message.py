@@ -125,3 +125,14 @@ def finish(rules: Rules, part: Partial, cohort: Tensor) -> Tree:
 def _divide(total: Tensor, weight: Tensor) -> Tensor:
     w = weight.reshape(weight.shape + (1,) * (total.dim() - weight.dim())).to(total.dtype)
     return torch.where(w != 0, total / torch.where(w != 0, w, torch.ones_like(w)), torch.zeros_like(total))
+
+
+def describe(up: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What one message is made of: group, name, shape, type and bytes of every tensor."""
+    out = []
+    for group, part in up.items():
+        for name, t in (tree.flatten(part) if isinstance(part, Mapping) else {"": part}).items():
+            bytes_ = t.numel() * t.element_size()
+            kind = str(t.dtype).removeprefix("torch.")
+            out.append({"group": group, "name": name, "shape": list(t.shape), "dtype": kind, "bytes": bytes_})
+    return out

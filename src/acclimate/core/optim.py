@@ -6,6 +6,7 @@ graph, and differentiated through. The numbers equal those of `torch.optim` (tes
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -123,6 +124,10 @@ class SGD(Optimizer):
         return tree.add(params, step, -self.lr * scale), state
 
 
+def _log(b: float) -> float:
+    return math.log(b) if b > 0 else -math.inf
+
+
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam (Kingma & Ba, ICLR 2015); weight decay is added to the gradient."""
@@ -151,7 +156,7 @@ class Adam(Optimizer):
         t = state["t"] + 1
         m = tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, state["m"], grads)
         v = tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g * g, state["v"], grads)
-        c1, c2 = 1 - self.b1**t, 1 - self.b2**t
+        c1, c2 = (-torch.expm1(t * _log(b)) for b in (self.b1, self.b2))  # 1 - b^t, exact in float32
 
         def move(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
             return p - self.lr * scale * (m / c1) / ((v / c2).sqrt() + self.eps)

@@ -172,6 +172,8 @@ class Task:
                         f"no parameter matches '{role}'; allowed are head, norm, body, all, or a pattern over "
                         + ", ".join(sorted(known))
                     )
+            if not named:
+                raise ValueError(f"'{role}' selects nothing: this model has no such layers (for norm, set model.norm)")
             out |= named
         return out
 

@@ -22,11 +22,15 @@ class Examples:
     classes: tuple[str, ...]
     domain: Tensor
     domains: tuple[str, ...]
+    users: Tensor | None = None
+    """Which person or device each example comes from, numbered from 0, where the set says so (FEMNIST's writers)."""
 
     def __post_init__(self) -> None:
         n = len(self.y)
         if not (len(self.x) == len(self.domain) == n):
             raise ValueError(f"examples: x has {len(self.x)} rows, y {n} and domain {len(self.domain)}; all must agree")
+        if self.users is not None and len(self.users) != n:
+            raise ValueError(f"examples: users has {len(self.users)} rows and y {n}; both must agree")
         if n == 0:
             raise ValueError("examples: there are none")
         low, high = int(self.y.min()), int(self.y.max())

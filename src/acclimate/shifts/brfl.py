@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core import check, rng
 from ..core.shards import Shards
 from .base import Federation, Shift, Stream, shuffled
-from .corruptions import COMMON, corrupt_each
+from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,16 @@ class Corrupted(Shift):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.within(self, "severity", 1, 5)
+        unknown = [k for k in self.kinds if k not in CORRUPTIONS]
+        if unknown or not self.kinds:
+            raise ValueError(f"Corrupted: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}")
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         rows = torch.cat(world.test)
         # keyed by the example, so an example looks the same whoever holds it and whatever else is drawn
         keys = rng.fold(rng.fold(key, "image"), rows)
         kinds = _choice(rng.fold(rng.fold(key, "kind"), rows), len(self.kinds))
-        x = corrupt_each(world.examples.x[rows], self.kinds, kinds, self.severity, keys)
+        x = corrupt_each(world.examples.x[rows], kinds, self.severity, keys, names=self.kinds)
         start, own = 0, []
         for c, r in enumerate(world.test):
             own.append(shuffled(torch.arange(start, start + len(r)), rng.fold(key, "corrupted", c)))

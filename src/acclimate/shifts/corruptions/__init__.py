@@ -20,8 +20,18 @@ from acclimate.shifts.corruptions.constants import COMMON, EXTRA, LARGE_SIDE, SU
 from acclimate.shifts.corruptions.frost import Textures, frost_textures, synthesise_frost
 
 __all__ = [
-    "COMMON", "CORRUPTIONS", "EXTRA", "LARGE_SIDE", "SUITE_224", "SUITE_32", "Textures",
-    "corrupt", "corrupt_each", "frost_textures", "suite", "synthesise_frost",
+    "COMMON",
+    "CORRUPTIONS",
+    "EXTRA",
+    "LARGE_SIDE",
+    "SUITE_32",
+    "SUITE_224",
+    "Textures",
+    "corrupt",
+    "corrupt_each",
+    "frost_textures",
+    "suite",
+    "synthesise_frost",
 ]  # fmt: skip
 
 CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
@@ -54,7 +64,8 @@ _SEVERITIES = range(1, 6)
 def _check_kind(kind: str) -> None:
     if kind not in CORRUPTIONS:
         near = difflib.get_close_matches(str(kind), CORRUPTIONS, n=1, cutoff=0.0)
-        raise ValueError(f"kind: unknown corruption {kind!r}; did you mean {near[0]!r}? Known: {', '.join(CORRUPTIONS)}")
+        known = ", ".join(CORRUPTIONS)
+        raise ValueError(f"kind: unknown corruption {kind!r}; did you mean {near[0]!r}? Known: {known}")
 
 
 def _check_severity(severity: int) -> None:
@@ -91,10 +102,8 @@ def corrupt(x: Tensor, kind: str, severity: int | Tensor, keys: Tensor, *, frost
     extra = {"textures": frost} if kind == "frost" else {}
     own = rng.fold(keys, kind)  # so that two kinds with one key do not share their noise
     # Images are independent, so a large batch may be done in parts: that bounds the memory of the wide intermediates.
-    part = max(1, (1 << (20 if x.device.type == "cpu" else 26)) // x[:1].numel())
-    parts = [
-        CORRUPTIONS[kind](x[i : i + part], own[i : i + part], constants, **extra) for i in range(0, len(x), part)
-    ]
+    part = max(1, (1 << (20 if x.device.type == "cpu" else 26)) // (x.shape[1] * x.shape[2] * x.shape[3]))
+    parts = [CORRUPTIONS[kind](x[i : i + part], own[i : i + part], constants, **extra) for i in range(0, len(x), part)]
     return torch.cat(parts) if parts else x.clone()
 
 
@@ -117,7 +126,7 @@ def corrupt_each(
         if value.shape != keys.shape:
             raise ValueError(f"{field}: one per image is needed, [{len(x)}], got {list(value.shape)}")
     out = torch.empty_like(x)
-    for kind, severity in torch.stack((kinds.to(keys), levels), 1).unique(dim=0).tolist():
+    for kind, severity in torch.unique(torch.stack((kinds.to(keys), levels), 1), dim=0).tolist():
         if not 0 <= kind < len(names):
             raise ValueError(f"kinds: {kind} is not allowed; give 0 to {len(names) - 1}, an index into the names")
         rows = ((kinds.to(keys) == kind) & (levels == severity)).nonzero()[:, 0]

@@ -19,46 +19,49 @@ Textures = Tensor | Sequence[Tensor]
 
 _DRAWN = 5  # the published suite ships six pictures and draws from the first five
 _SHRINK = 5  # for small images it shrinks them to a fifth
-_DEFAULT_SIDE = 400  # a fifth of it exceeds the largest small image, and the whole exceeds 224
+_DEFAULT_SIDE = 336  # a fifth of it exceeds the largest small image, and the whole exceeds 224
 
 
 def synthesise_frost(key: Tensor, count: int, side: int) -> Tensor:
-    """Frost-like pictures uint8 [count,3,side,side]: bright needles between elongated cells, bluish white.
+    """Frost-like pictures uint8 [count,3,side,side]: long crystals with bright rims and feathered insides.
 
-    For runs without the published pictures. Levels (90 to 210) and spread follow those, the shapes do not.
+    For runs without the published pictures. Levels and spread follow those, the shapes only remind of them.
     """
-    needles = 64
+    crystals = 80
 
     def draw(name: str, *shape: int) -> Tensor:
         return rng.uniform(rng.fold(key, "frost", name), *shape)
 
-    place = draw("place", count, needles, 2) * side
-    angle = draw("angle", count, needles) * torch.pi
-    tone = draw("tone", count, needles)
+    place, angle = draw("place", count, crystals, 2) * side, draw("angle", count, crystals) * torch.pi
+    tone = draw("tone", count, crystals)
     line = torch.arange(side, device=key.device, dtype=torch.float32)
     best = torch.full((count, side, side), torch.inf, device=key.device)
-    second, shade = best, torch.zeros_like(best)
-    for i in range(needles):
+    second, shade, barb = best, torch.zeros_like(best), torch.zeros_like(best)
+    for i in range(crystals):
         dy = line[:, None] - place[:, i, 0, None, None]
         dx = line - place[:, i, 1, None, None]
         cos, sin = torch.cos(angle[:, i, None, None]), torch.sin(angle[:, i, None, None])
-        # Distances count little along the needle: the cells become long crystals.
-        distance = torch.sqrt((0.25 * (dx * cos + dy * sin)) ** 2 + (dy * cos - dx * sin) ** 2)
+        along, across = dx * cos + dy * sin, (dy * cos - dx * sin).abs()
+        # Distance counts little along the axis: the cells become long crystals.
+        distance = 0.12 * along.abs() + across
         nearer = distance < best
         second = torch.where(nearer, best, torch.minimum(second, distance))
         best = torch.where(nearer, distance, best)
         shade = torch.where(nearer, tone[:, i, None, None], shade)
-    ridge = torch.exp(-(second - best) * (40.0 / side))
+        barb = torch.where(nearer, across - 0.7 * along, barb)
+    rim = torch.exp(-0.2 * (second - best)) - 0.4
+    feather = torch.sin(barb * (2 * torch.pi / 13)) * torch.cos(best * 0.3)
     grain = draw("grain", count, side, side) - 0.5
-    level = 90 + 110 * draw("level", count)[:, None, None]
-    grey = level + 40 * (ridge - 0.5) + 40 * (shade - 0.5) + 30 * grain
+    level, spread = 110 + 90 * draw("level", count), 0.5 + draw("spread", count)
+    relief = 40 * rim + 30 * (shade - 0.5) + 25 * feather + 30 * grain
     tint = torch.tensor([0.86, 1.0, 1.08], device=key.device)[:, None, None]
-    return to_bytes(grey[:, None] * tint)
+    return to_bytes((level[:, None, None] + spread[:, None, None] * relief)[:, None] * tint)
 
 
-@lru_cache(maxsize=4)
-def _default_textures(device: torch.device) -> Tensor:
-    return synthesise_frost(rng.key(0, device), _DRAWN, _DEFAULT_SIDE)
+@lru_cache(maxsize=1)
+def _default_textures() -> Tensor:
+    """Always made on the CPU, so that every device sees the same bytes."""
+    return synthesise_frost(rng.key(0, "cpu"), _DRAWN, _DEFAULT_SIDE)
 
 
 def frost_textures(root: Path | None) -> tuple[Tensor | list[Tensor], str]:
@@ -68,15 +71,15 @@ def frost_textures(root: Path | None) -> tuple[Tensor | list[Tensor], str]:
     reports should quote it, because the two give different accuracies.
     """
     if root is None:
-        return _default_textures(torch.device("cpu")), "synthesised"
+        return _default_textures(), "synthesised"
     folder = Path(root) / "frost"
     files = sorted(p for p in folder.glob("*") if p.suffix.lower() in (".png", ".jpg", ".jpeg"))
     if not files:
-        return _default_textures(torch.device("cpu")), f"synthesised: no .png or .jpg in {folder}"
+        return _default_textures(), f"synthesised: no .png or .jpg in {folder}"
     try:
         from PIL import Image
     except ImportError:
-        return _default_textures(torch.device("cpu")), f"synthesised: Pillow is not installed to read {folder}"
+        return _default_textures(), f"synthesised: Pillow is not installed to read {folder}"
     pictures = []
     for path in files:
         with Image.open(path) as image:
@@ -86,7 +89,7 @@ def frost_textures(root: Path | None) -> tuple[Tensor | list[Tensor], str]:
 
 def _checked(textures: Textures | None, side: int, device: torch.device) -> list[Tensor]:
     """The pictures that are drawn from, at the scale for this side."""
-    chosen = list(_default_textures(device) if textures is None else textures)[:_DRAWN]
+    chosen = list(_default_textures() if textures is None else textures)[:_DRAWN]
     if not chosen:
         raise ValueError("frost: no textures given; pass frost=None to use synthesised ones")
     for t in chosen:

@@ -50,7 +50,7 @@ def _descale(x: Tensor, bits: int) -> Tensor:
 
 
 def code_plane(plane: Tensor, table: Tensor) -> Tensor:
-    """One colour plane [...,H,W] (whole numbers in float64, sides multiples of 8) through DCT, rounding and back."""
+    """Colour planes [...,H,W] (whole numbers in float64, sides multiples of 8) through DCT, rounding and back."""
     half = torch.tensor(_DCT_HALF, dtype=torch.float64, device=plane.device)
     sign = torch.tensor([1.0, -1.0], dtype=torch.float64, device=plane.device).repeat(4)[:, None]
     dct = torch.cat((half, sign * half.flip(1)), 1)
@@ -66,8 +66,8 @@ def code_plane(plane: Tensor, table: Tensor) -> Tensor:
 
 
 def _pad(plane: Tensor, right: int, bottom: int) -> Tensor:
-    """Repeats the last column and row; coders need whole blocks."""
-    return F.pad(plane.flatten(0, -3)[None], (0, right, 0, bottom), mode="replicate")[0].unflatten(0, plane.shape[:-2])
+    """Repeats the last column and row of [B,C,H,W]; the coder needs whole blocks."""
+    return F.pad(plane, (0, right, 0, bottom), mode="replicate")
 
 
 def _code_cropped(plane: Tensor, table: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def jpeg_compression(x: Tensor, keys: Tensor, c: int) -> Tensor:
         return _code_cropped(planes, quantisation_table(c, chroma=False)).to(torch.uint8)
     height, width = x.shape[-2:]
     ycc = _to_ycc(planes)
-    luma = _code_cropped(ycc[:, 0], quantisation_table(c, chroma=False))
+    luma = _code_cropped(ycc[:, :1], quantisation_table(c, chroma=False))[:, 0]
     # The last column is repeated before halving, the last row after it, and neither is seen by the upsampling.
     halved = _halve(_pad(ycc[:, 1:], -width % 16, height % 2))
     half_height, half_width = (height + 1) // 2, (width + 1) // 2

@@ -94,7 +94,9 @@ def zoom_matrix(side: int, crop: int, enlarged: int, device: torch.device) -> Te
 def sandwich(x: Tensor, matrix: Tensor) -> Tensor:
     """`matrix @ x @ matrix.T` for each image, exact in float64 for bytes and for `dyadic_field`s."""
     # Both products have the small matrix on the right: one large product each instead of one small one per image.
-    return ((x.to(torch.float64) @ matrix.T).mT.contiguous() @ matrix.T).mT
+    turned: Tensor = (x.to(torch.float64) @ matrix.T).transpose(-1, -2).contiguous()
+    out: Tensor = turned @ matrix.T
+    return out.transpose(-1, -2)
 
 
 def gaussian_blur(x: Tensor, sigma: float) -> Tensor:

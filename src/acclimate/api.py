@@ -1,0 +1,331 @@
+"""The Python interface: train, evaluate, run, resume, load, report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import catalogue, store
+from .config import Experiment
+from .core import fit as loop
+from .core import rng, tree
+from .core.adapter import Adapter
+from .core.backend import Engine
+from .core.fit import State
+from .core.personal import Personalizer
+from .core.task import Task
+from .core.worker import Worker
+from .data import World
+from .eval import Names, Table, rounds_to_test
+from .eval import evaluate as evaluate_grid
+from .reporting.html import render
+from .shifts import Shift, Stream
+from .watch import Watch
+
+
+class Interrupted(Exception):
+    """Ctrl-C during a run: the checkpoint is written; says how to go on."""
+
+    def __init__(self, path: Path, round: int) -> None:
+        self.path, self.round = path, round
+        super().__init__(f"stopped after round {round}; go on with: acclimate resume {path}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained experiment: its world, its clients' engine, and the state that training left."""
+
+    experiment: Experiment
+    world: World
+    worker: Worker
+    engine: Engine
+    state: State
+    seconds: tuple[float, ...] = ()
+    """Wall-clock seconds of the rounds of this session."""
+
+    @property
+    def history(self) -> tuple[dict[str, Any], ...]:
+        """The learning curve: one row per evaluated round."""
+        return self.state.history
+
+    def model(self, client: int, selection: str = "last") -> tree.Tree:
+        """What this client holds when it goes live, before personalisation and adaptation."""
+        server, mine = self.state.server, self.state.mine
+        if selection == "validation" and self.state.best is not None:
+            server, mine = self.state.best.server, self.state.best.mine
+        method, task = self.worker.method, self.worker.task
+        return method.deploy(task, method.download(task, server), tree.take(mine, client))
+
+    def save(self, path: str | Path, overwrite: bool = False) -> Path:
+        """Write a run folder that `load` reads back."""
+        folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
+        folder.checkpoint(self.state, self.experiment.training_hash())
+        folder.log(self.state)
+        return folder.path
+
+
+def device_of(name: str) -> torch.device:
+    """The device that an experiment's `device` names; a clear error where it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as e:
+        raise ValueError(f"device='{name}' must be auto, cpu, cuda or cuda:N") from e
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device='{name}' but torch sees no CUDA device; use device=cpu, or see `acclimate doctor`")
+    return device
+
+
+def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
+    """The world, the client half and the engine of an experiment: everything checked, nothing trained."""
+    world = experiment.data.world(experiment.seed)
+    check_sizes(experiment, world)
+    task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std)
+    worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
+    for f in experiment.filters:
+        if reason := f.refusal(experiment.method.uplink):
+            raise ValueError(f"{type(experiment.method).__name__} with {type(f).__name__}: {reason}")
+    engine = experiment.backend.open(worker, world.shards(world.train), device_of(experiment.device))
+    return world, worker, engine
+
+
+def check_sizes(experiment: Experiment, world: World) -> None:
+    """Refuse a client with fewer examples than a batch, naming it and what to change."""
+    works = {name: getattr(experiment.method, name, None) for name in ("work", "head_work")}
+    works["personal.work"] = getattr(experiment.personal, "work", None)
+    for name, work in works.items():
+        for c, rows in enumerate(world.train):
+            if work is not None and len(rows) < work.batch:
+                where = name if name.startswith("personal") else f"method.{name}"
+                raise ValueError(
+                    f"client {c} has {len(rows)} training examples, fewer than a batch ({where}.batch={work.batch}); "
+                    f"lower {where}.batch, or use fewer clients (data.clients={world.clients})"
+                )
+
+
+def train(experiment: Experiment, watch: Watch | None = None) -> Fit:
+    """Train, in memory. See `run` for checkpoints and a run folder."""
+    world, worker, engine = build(experiment)
+    start = loop.start(worker, engine, world.clients)
+    return _train(experiment, world, worker, engine, start, watch or Watch(), None)
+
+
+def _train(
+    experiment: Experiment,
+    world: World,
+    worker: Worker,
+    engine: Engine,
+    state: State,
+    watch: Watch,
+    folder: store.RunFolder | None,
+) -> Fit:
+    schedule = loop.Schedule(experiment.rounds, world.clients, experiment.cohort_size, experiment.eval_every)
+    training, seconds = experiment.training_hash(), []
+    watch.training(experiment.label, experiment.seed, state.round, experiment.rounds)
+    saved = state.round
+    began = time.perf_counter()
+    try:
+        for state in loop.rounds(worker, engine, schedule, world.shards(world.val), state):
+            seconds.append(time.perf_counter() - began)
+            watch.round(state)
+            if folder is not None and (state.round % experiment.checkpoint_every == 0 or state.round == experiment.rounds):
+                folder.checkpoint(state, training)
+                folder.log(state)
+                saved = state.round
+            began = time.perf_counter()
+    except KeyboardInterrupt:
+        if folder is None:
+            raise
+        if state.round > saved:
+            folder.checkpoint(state, training)
+            folder.log(state)
+        raise Interrupted(folder.path, state.round) from None
+    return Fit(experiment, world, worker, engine, state, tuple(seconds))
+
+
+def streams_of(fit: Fit, streams: Iterable[Shift]) -> dict[str, tuple[Shift, Stream]]:
+    """Every stream by name, built from the world's fixed test examples."""
+    key = rng.fold(rng.key(fit.world.seed), "streams")
+    return {catalogue.label(s): (s, s.build(fit.world, key)) for s in streams}
+
+
+def evaluate(
+    fit: Fit,
+    adapters: Sequence[Adapter] | None = None,
+    streams: Sequence[Shift] | None = None,
+    personal: Personalizer | None = None,
+    watch: Watch | None = None,
+) -> Table:
+    """Test a trained experiment: every adapter on every stream. The defaults are the experiment's own."""
+    return _evaluate(fit, adapters, streams, personal, watch or Watch())[0]
+
+
+def _evaluate(
+    fit: Fit,
+    adapters: Sequence[Adapter] | None,
+    streams: Sequence[Shift] | None,
+    personal: Personalizer | None,
+    watch: Watch,
+) -> tuple[Table, dict[str, Any]]:
+    e = fit.experiment
+    adapters, personal = adapters or e.adapters, personal or e.personal
+    built = streams_of(fit, streams or e.streams)
+    named = {catalogue.label(a): a for a in adapters}
+    up = cost_card(fit)["up_bytes_per_client"]
+    names = Names(catalogue.label(e.method), catalogue.label(personal), e.seed, up)
+    watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
+    tests = {name: (stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
+    table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested)
+    return table, {name: stream.card for name, (_, stream) in built.items()}
+
+
+def run(
+    experiment: Experiment, out: str | Path, overwrite: bool = False, watch: Watch | None = None, reuse: Path | None = None
+) -> Table:
+    """Train with checkpoints, test, and write the whole run folder.
+
+    `reuse` is a sibling run of the same training (see `Experiment.training_hash`), whose state is taken over.
+    """
+    folder = store.RunFolder.create(Path(out), experiment, device_of(experiment.device), overwrite)
+    if reuse is not None:
+        store.write(folder.state, (reuse / folder.state.name).read_bytes())
+    return _finish(folder, experiment, watch or Watch())
+
+
+def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Table:
+    """From whatever the folder holds to a finished run."""
+    began = time.perf_counter()
+    world, worker, engine = build(experiment)
+    state = loop.start(worker, engine, world.clients)
+    state = folder.restore(state, experiment.training_hash()) or state
+    built = time.perf_counter()
+    fit = _train(experiment, world, worker, engine, state, watch, folder)
+    folder.log(fit.state)
+    trained = time.perf_counter()
+    table, cards = _evaluate(fit, None, None, None, watch)
+    timings = {
+        "build_seconds": built - began,
+        "train_seconds": trained - built,
+        "evaluate_seconds": time.perf_counter() - trained,
+        "round_seconds_median": sorted(fit.seconds)[len(fit.seconds) // 2] if fit.seconds else None,
+    }
+    results = {
+        "schema": store.RESULTS_SCHEMA,
+        "label": experiment.label,
+        "seed": experiment.seed,
+        "command": store.command_line(),
+        "table": list(table.rows),
+        "refused": list(table.refused),
+        "cost": cost_card(fit),
+        "data": {**world.card(), "streams": cards},
+        "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
+    }
+    engine.close()
+    store.write(folder.results, json.dumps(results, indent=1) + "\n")
+    store.write(folder.report, render([folder.load()]))
+    return table
+
+
+def cost_card(fit: Fit) -> dict[str, Any]:
+    """What left the clients, by name, shape and bytes."""
+    e, method, task = fit.experiment, fit.worker.method, fit.worker.task
+    down = method.download(task, fit.state.server)
+    rounds, cohort = fit.state.round, e.cohort_size
+    up_total = fit.state.cost["up"]
+    return {
+        "rounds": rounds,
+        "cohort": cohort,
+        "up_bytes_per_client": up_total // (rounds * cohort),
+        "down_bytes_per_client": tree.nbytes(down),
+        "up_bytes_total": up_total,
+        "down_bytes_total": fit.state.cost["down"],
+        "message": fit.state.cost["message"],
+    }
+
+
+def run_all(
+    experiments: Sequence[Experiment], out: str | Path, overwrite: bool = False, watch: Watch | None = None
+) -> Table:
+    """One experiment into `out`, or several into folders below it, with an index and one report over all."""
+    if not experiments:
+        raise ValueError("there is no experiment to run")
+    path = Path(out)
+    if len(experiments) == 1:
+        return run(experiments[0], path, overwrite, watch)
+    store.refuse_overwrite(path, overwrite)
+    index = store.IndexFolder(path)
+    index.plan(list(experiments))
+    for run_path in index.runs():
+        store.RunFolder(run_path).clear()
+    return _finish_index(index, list(experiments), watch or Watch())
+
+
+def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:
+    table, trained = Table(), {}
+    watch.suite(len(experiments))
+    for path, experiment in zip(index.runs(), experiments, strict=True):
+        folder, training = store.RunFolder(path), experiment.training_hash()
+        if folder.finished:
+            table += stored_table(folder)
+        elif folder.state.exists():
+            table += _finish(folder, experiment, watch)
+        else:
+            table += run(experiment, path, overwrite=True, watch=watch, reuse=trained.get(training))
+        trained.setdefault(training, path)
+        watch.done()
+    report(index.path, out=index.path / "report.html")
+    return table
+
+
+def stored_table(folder: store.RunFolder) -> Table:
+    """The table of a finished run."""
+    results = folder.load()["results"]
+    return Table(tuple(results["table"]), tuple(results["refused"]))
+
+
+def resume(path: str | Path, watch: Watch | None = None, **given: Any) -> Table:
+    """Go on with a run, or a folder of runs, from its last checkpoint; a finished one is only read."""
+    watch, root = watch or Watch(), Path(path)
+    if (root / "index.json").exists():
+        index = store.IndexFolder(root)
+        return _finish_index(index, index.experiments(), watch)
+    folder = store.RunFolder(root)
+    experiment = folder.experiment(**given)
+    return stored_table(folder) if folder.finished else _finish(folder, experiment, watch)
+
+
+def load(path: str | Path, **given: Any) -> Fit:
+    """A trained experiment from its run folder; `given` supplies Python objects that config.json cannot hold."""
+    folder = store.RunFolder(Path(path))
+    experiment = folder.experiment(**given)
+    world, worker, engine = build(experiment)
+    like = loop.start(worker, engine, world.clients)
+    state = folder.restore(like, experiment.training_hash())
+    if state is None:
+        raise store.RunError(f"{folder.state} does not exist: nothing was trained yet; try `acclimate resume {path}`")
+    return Fit(experiment, world, worker, engine, state)
+
+
+def report(*runs: str | Path, out: str | Path) -> Path:
+    """One HTML page over run folders, or folders of them."""
+    folders = [f for r in runs for f in store.find_runs(Path(r))]
+    finished = [f for f in folders if f.finished]
+    if not finished:
+        raise store.RunError(f"no finished run in {', '.join(map(str, runs))}; try `acclimate resume`")
+    target = Path(out)
+    store.write(target, render([f.load() for f in finished]))
+    return target
+
+
+def with_seeds(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
+    """Each experiment with `seeds` consecutive seeds."""
+    if seeds < 1:
+        raise ValueError(f"seeds={seeds} must be at least 1")
+    return [replace(e, seed=e.seed + s) for e in experiments for s in range(seeds)]

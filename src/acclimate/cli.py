@@ -1,0 +1,193 @@
+"""The command line. It imports torch only inside commands, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from .version import __version__
+
+app = typer.Typer(
+    name="acclimate",
+    help="Federated learning that keeps adapting after training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01")]
+DEFAULT_METHODS = "fedavg,fedavg+finetune,fedbn,scaffold"
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"acclimate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    settings: Settings = None,
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder (default: runs/NNN-name).")] = None,
+    seeds: Annotated[int, typer.Option(help="Repeat with this many consecutive seeds.")] = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+) -> None:
+    """Train, adapt and test; write a run folder and a report.
+
+    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `method.mu=0.01,0.1`.
+    """
+    experiments = _experiments(settings or [], config, seeds)
+    from . import api, store
+
+    root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
+    with _watch(quiet) as watch:
+        table = api.run_all(experiments, root, overwrite, watch)
+    _show(table, root)
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+) -> None:
+    """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
+    from . import api
+
+    with _watch(quiet) as watch:
+        table = api.resume(path, watch)
+    _show(table, path)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page over finished runs."""
+    from . import api
+
+    typer.echo(f"wrote {api.report(*runs, out=out)}")
+
+
+@app.command("list")
+def list_(kind: Annotated[str | None, typer.Argument(help="methods, adapters, ... (default: all)")] = None) -> None:
+    """List what there is: methods, personalisers, adapters, models, data sets, streams, ..."""
+    from .describe import listing
+
+    typer.echo(listing(kind))
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="A name from `acclimate list`.")]) -> None:
+    """Show a record's paper, fields and defaults."""
+    from .describe import details
+
+    typer.echo(details(name))
+
+
+@app.command()
+def doctor() -> None:
+    """Check torch, device, extras and data roots, and say what to do about each."""
+    from .describe import doctor as examine
+
+    typer.echo(examine())
+
+
+def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
+    from . import api
+    from .config import ConfigError, expand, flatten_toml
+
+    pairs: list[Any] = []
+    if config is not None:
+        import tomllib
+
+        try:
+            pairs += flatten_toml(tomllib.loads(config.read_text()))
+        except FileNotFoundError:
+            raise ConfigError(f"{config} does not exist") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+            raise ConfigError(f"{config} is not valid TOML: {e}") from e
+    said = {s.partition("=")[0] for s in settings}
+    pairs = [p for p in pairs if p[0] not in said] + settings
+    if not any((p if isinstance(p, str) else p[0] + "=").startswith("method=") for p in pairs):
+        pairs.append(f"method={DEFAULT_METHODS}")
+    return api.with_seeds(expand(pairs), seeds)
+
+
+def _watch(quiet: bool) -> Any:
+    import contextlib
+
+    from rich.console import Console
+
+    from .progress import Display
+    from .watch import Watch
+
+    console = Console(stderr=True)
+    return contextlib.nullcontext(Watch()) if quiet or not console.is_terminal else Display(console)
+
+
+def _show(table: Any, root: Path) -> None:
+    from .describe import results_table
+
+    results_table(table, root)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"acclimate: {message}", err=True)
+    raise SystemExit(code)
+
+
+def _stop(signum: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as e:
+        raise SystemExit(e.exit_code) from None
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted before anything was to be saved", 130)
+    except Exception as e:
+        _explain(e)
+
+
+def _explain(error: Exception) -> NoReturn:
+    import click
+
+    if isinstance(error, click.ClickException):
+        error.show()
+        raise SystemExit(error.exit_code)
+    if "torch" not in sys.modules:
+        _fail(str(error), 2) if isinstance(error, ValueError) else _raise(error)
+    from .api import Interrupted
+    from .core.backend import NonFinite
+    from .store import RunError
+
+    if isinstance(error, Interrupted):
+        _fail(str(error), 130)
+    if isinstance(error, ValueError | RunError | FileNotFoundError | ImportError):
+        _fail(str(error), 2)
+    if isinstance(error, NonFinite | ArithmeticError):
+        _fail(str(error), 1)
+    _raise(error)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -1,0 +1,109 @@
+"""Every adapter on every stream, at the last round and at the one that validation selected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core import tree
+from ..core.adapter import Adapter
+from ..core.backend import Engine
+from ..core.fit import State
+from ..core.personal import Personalizer
+from ..core.shards import Shards
+from ..core.stream import Protocol
+from ..core.worker import Worker
+from .table import Refused, Row, Table
+
+Streams = Mapping[str, tuple[Shards, Protocol]]
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the rows of one experiment share: how its parts are called, and what a client uploads per round."""
+
+    method: str
+    personal: str
+    seed: int
+    up_bytes: int
+
+
+def evaluate(
+    worker: Worker,
+    engine: Engine,
+    state: State,
+    streams: Streams,
+    adapters: Mapping[str, Adapter],
+    personal: Personalizer,
+    names: Names,
+    tick: Callable[[], None] = lambda: None,
+) -> Table:
+    """The results table of one trained experiment. `tick` is called after every adapter on every stream."""
+    served, refused = _served(worker, state, adapters, names)
+    rows: list[Row] = []
+    for round, selections, server, mine in _selected(state):
+        down = worker.method.download(worker.task, server)
+        models = engine.deploy(down, mine, personal)
+        for adapter_name, adapter in served.items():
+            for stream_name, (shards, protocol) in streams.items():
+                metrics = engine.serve(models, shards, adapter, protocol)
+                rows += [_row(metrics, names, adapter_name, stream_name, s, round) for s in selections]
+                tick()
+    return Table(tuple(rows), refused)
+
+
+def rounds_to_test(state: State) -> int:
+    """How many rounds the table covers: one where validation selected the last."""
+    return len(_selected(state))
+
+
+def _selected(state: State) -> list[tuple[int, list[str], tree.Tree, tree.Tree]]:
+    last, best = (state.round, ["last"], state.server, state.mine), state.best
+    if best is None:
+        return [last]
+    if best.round == state.round:
+        return [(state.round, ["last", "validation"], state.server, state.mine)]
+    return [last, (best.round, ["validation"], best.server, best.mine)]
+
+
+def _served(
+    worker: Worker, state: State, adapters: Mapping[str, Adapter], names: Names
+) -> tuple[dict[str, Adapter], tuple[Refused, ...]]:
+    """Adapters that can serve the deployed model, and the reasons of those that cannot."""
+    down = worker.method.download(worker.task, state.server)
+    model = worker.method.deploy(worker.task, down, tree.take(state.mine, 0))
+    served, refused = {}, []
+    for name, adapter in adapters.items():
+        if reason := adapter.refusal(worker.task, model):
+            refused.append(Refused(method=names.method, personal=names.personal, adapter=name, reason=reason))
+        else:
+            served[name] = adapter
+    return served, tuple(refused)
+
+
+def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str, selection: str, round: int) -> Row:
+    held = metrics["n"] > 0
+    accuracy = metrics["accuracy"][held].double()
+    return Row(
+        method=names.method,
+        personal=names.personal,
+        adapter=adapter,
+        stream=stream,
+        seed=names.seed,
+        clients=int(held.sum()),
+        accuracy=float(accuracy.mean()),
+        std=float(accuracy.std(correction=0)),
+        loss=float(metrics["loss"][held].double().mean()),
+        ece=float(metrics["ece"][held].double().mean()),
+        selection=selection,
+        round=round,
+        up_bytes=names.up_bytes,
+        per_client=[round_float(a) for a in accuracy.tolist()],
+    )
+
+
+def round_float(value: float) -> float:
+    """Six digits: what a share of a few hundred samples can carry."""
+    return round(value, 6)

@@ -1,0 +1,117 @@
+"""The results table: one row per method, personaliser, adapter, stream, seed and selection."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+
+class Row(TypedDict):
+    """One cell of a paper's table. Accuracy, std, loss and ece are over clients, each client counting one."""
+
+    method: str
+    personal: str
+    adapter: str
+    stream: str
+    seed: int
+    clients: int
+    accuracy: float
+    std: float
+    loss: float
+    ece: float
+    selection: str
+    round: int
+    up_bytes: int
+    """What one client uploads in one round."""
+    per_client: list[float]
+
+
+class Refused(TypedDict):
+    """An adapter that cannot serve a model, and why."""
+
+    method: str
+    personal: str
+    adapter: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and refusals; `str` shows the last round, methods down and streams across."""
+
+    rows: tuple[Row, ...] = ()
+    refused: tuple[Refused, ...] = ()
+
+    def __add__(self, other: Table) -> Table:
+        return Table(self.rows + other.rows, self.refused + other.refused)
+
+    def where(self, **fields: Any) -> Table:
+        """The rows whose fields have these values."""
+        return Table(tuple(r for r in self.rows if all(r[k] == v for k, v in fields.items())), self.refused)  # type: ignore[literal-required]
+
+    def accuracy(self, **fields: Any) -> float:
+        """The mean accuracy of the rows that match; an error where there are none."""
+        rows = self.where(**fields).rows
+        if not rows:
+            raise KeyError(f"no row with {fields}")
+        return sum(r["accuracy"] for r in rows) / len(rows)
+
+    def streams(self) -> list[str]:
+        """The streams, in order of appearance."""
+        return list(dict.fromkeys(r["stream"] for r in self.rows))
+
+    def pivot(self, selection: str = "last") -> list[tuple[tuple[str, str], dict[str, tuple[float, float]]]]:
+        """((method+personal, adapter), {stream: (accuracy, std)}): means over seeds."""
+        groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
+        for r in self.rows:
+            if r["selection"] == selection:
+                groups.setdefault((row_name(r), r["adapter"]), {}).setdefault(r["stream"], []).append(r)
+        return [(key, {s: _mean(rows) for s, rows in cells.items()}) for key, cells in groups.items()]
+
+    def uploads(self) -> dict[str, int]:
+        """What one client uploads in one round, by row name."""
+        return {row_name(r): r["up_bytes"] for r in self.rows}
+
+    def to_csv(self) -> str:
+        """All rows as CSV (without the per-client lists)."""
+        out = io.StringIO()
+        names = [k for k in Row.__annotations__ if k != "per_client"]
+        writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return out.getvalue()
+
+    def to_markdown(self, selection: str = "last") -> str:
+        """The pivot as a Markdown table."""
+        head, body = self._cells(selection)
+        lines = [head, ["---"] * len(head), *body]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def __str__(self) -> str:
+        head, body = self._cells("last")
+        widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in [head, *body])
+
+    def _cells(self, selection: str) -> tuple[list[str], list[list[str]]]:
+        streams = self.streams()
+        body = []
+        for (method, adapter), cells in self.pivot(selection):
+            body.append([method, adapter, *(percent(*cells[s]) if s in cells else "-" for s in streams)])
+        return ["method", "adapter", *streams], body
+
+
+def row_name(row: Row) -> str:
+    """`method` or `method+personal`."""
+    return row["method"] if row["personal"] == "none" else f"{row['method']}+{row['personal']}"
+
+
+def percent(accuracy: float, std: float) -> str:
+    """`81.2 ±4`: a spread over ten clients has no more digits to give."""
+    return f"{100 * accuracy:.1f} ±{100 * std:.0f}"
+
+
+def _mean(rows: Sequence[Row]) -> tuple[float, float]:
+    return sum(r["accuracy"] for r in rows) / len(rows), sum(r["std"] for r in rows) / len(rows)

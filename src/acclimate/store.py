@@ -1,0 +1,299 @@
+"""Run folders: what is written, when, and how it survives a crash. Everything is JSON or safetensors, written atomically.
+
+A run folder holds config.json, env.json, metrics.jsonl, state.safetensors, and - once finished - results.json and
+report.html. A folder of several runs holds index.json beside the run folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .config import Experiment, dumps, loads
+from .core import tree
+from .core.fit import Best, State
+from .version import __version__
+
+STATE_SCHEMA = "acclimate.state/1"
+RESULTS_SCHEMA = "acclimate.results/1"
+INDEX_SCHEMA = "acclimate.index/1"
+
+
+class RunError(RuntimeError):
+    """A run folder that cannot be used as asked: says which file, why, and what to do."""
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Write a file whole or not at all: to a temporary file beside it, flushed to disk, then renamed."""
+    raw = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(raw)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise RunError(f"cannot write {path}: {e.strerror or e}; what was there before is unchanged") from e
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, or an error that names it."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist; is {path.parent} a run folder?") from None
+    except json.JSONDecodeError as e:
+        raise RunError(f"{path} is damaged: {e}") from e
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """env.json: versions, device and commit; no host or user names."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    import numpy
+
+    return {
+        "acclimate": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": f"{device} ({name})",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+class RunFolder:
+    """One experiment's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.env = path / "config.json", path / "env.json"
+        self.metrics, self.state = path / "metrics.jsonl", path / "state.safetensors"
+        self.results, self.report = path / "results.json", path / "report.html"
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment, device: torch.device, overwrite: bool = False) -> RunFolder:
+        """A new run folder; refuses to overwrite unless told."""
+        folder = cls(path)
+        refuse_overwrite(path, overwrite)
+        folder.clear()
+        write(folder.config, dumps(experiment))
+        write(folder.env, json.dumps(environment(device), indent=2) + "\n")
+        return folder
+
+    def clear(self) -> None:
+        """Remove what an earlier run left, results first."""
+        for old in (self.results, self.report, self.metrics, self.state, self.env, self.config):
+            old.unlink(missing_ok=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether results are written."""
+        return self.results.exists()
+
+    def experiment(self, **given: Any) -> Experiment:
+        """The experiment that config.json describes."""
+        if not self.config.exists():
+            raise RunError(f"{self.config} does not exist; is {self.path} a run folder?")
+        return loads(self.config.read_text(), **given)
+
+    def checkpoint(self, state: State, training: str) -> None:
+        """Write the loop's state; `training` names what is trained (Experiment.training_hash)."""
+        write(self.state, pack(state, training))
+
+    def log(self, state: State) -> None:
+        """Write the learning curve so far."""
+        write(self.metrics, "".join(json.dumps(row) + "\n" for row in state.history))
+
+    def restore(self, like: State, training: str) -> State | None:
+        """The last checkpoint, checked against a fresh state of the same experiment; None where there is none."""
+        return unpack(self.state, like, training) if self.state.exists() else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The learning curve."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+    def load(self) -> dict[str, Any]:
+        """All that a report needs of a finished run."""
+        results = read_json(self.results)
+        if results.get("schema") != RESULTS_SCHEMA:
+            raise RunError(f"{self.results}: schema={results.get('schema')!r} must be '{RESULTS_SCHEMA}'")
+        env = read_json(self.env) if self.env.exists() else {}
+        parts = {"config": read_json(self.config), "results": results, "metrics": self.rows(), "env": env}
+        return {"path": str(self.path), **parts}
+
+
+def refuse_overwrite(path: Path, overwrite: bool) -> None:
+    """An error where a folder holds a run already, unless told to overwrite."""
+    if overwrite or not path.exists():
+        return
+    if path.is_file():
+        raise RunError(f"{path} is a file; choose another --out")
+    if (path / "results.json").exists():
+        raise RunError(f"{path} holds a finished run; pass --overwrite, or choose another --out")
+    if (path / "config.json").exists() or (path / "index.json").exists():
+        raise RunError(f"{path} holds a run; continue it with `acclimate resume {path}`, or pass --overwrite")
+
+
+def pack(state: State, training: str) -> bytes:
+    """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes."""
+    trees: dict[str, Any] = {"server": state.server, "mine": state.mine}
+    if state.best is not None:
+        trees |= {"best_server": state.best.server, "best_mine": state.best.mine}
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()}
+    meta = {
+        "schema": STATE_SCHEMA,
+        "training": training,
+        "round": state.round,
+        "best": None if state.best is None else {"round": state.best.round, "score": state.best.score},
+        "history": list(state.history),
+        "cost": state.cost,
+        "digest": _digest(tensors),
+    }
+    return save(tensors, {"acclimate": json.dumps(meta, sort_keys=True)})
+
+
+def unpack(path: Path, like: State, training: str) -> State:
+    """The inverse of `pack`. Refuses files that are damaged, tampered with, or of another experiment."""
+    meta, tensors = _read(path)
+    if meta.get("schema") != STATE_SCHEMA:
+        raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{STATE_SCHEMA}': written by another version")
+    if meta["digest"] != _digest(tensors):
+        raise RunError(f"{path} is damaged: its content does not match its digest; remove it to start over")
+    if meta["training"] != training:
+        raise RunError(
+            f"{path} was trained with another configuration ({meta['training']}, this one is {training}); "
+            "restore config.json, or start a new run"
+        )
+    try:
+        server = tree.unflatten(tensors, like.server, "server/")
+        mine = tree.unflatten(tensors, like.mine, "mine/")
+        best = None
+        if meta["best"] is not None:
+            kept = [tree.unflatten(tensors, t, f"best_{n}/") for n, t in (("server", server), ("mine", mine))]
+            best = Best(meta["best"]["round"], meta["best"]["score"], *kept)
+    except ValueError as e:
+        raise RunError(f"{path} does not fit this experiment: {e}") from e
+    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"])
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as f:
+            text = (f.metadata() or {}).get("acclimate", "{}")
+            return json.loads(text), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError, OSError) as e:
+        raise RunError(f"{path} is damaged or truncated ({e}); remove it to start the run over") from e
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    h = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name].contiguous()
+        h.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
+        h.update(t.view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+    return h.hexdigest()
+
+
+class IndexFolder:
+    """A folder of run folders: index.json says which runs belong to it, so that it can be resumed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.index = path, path / "index.json"
+
+    def plan(self, experiments: list[Experiment]) -> None:
+        """Write which runs there will be."""
+        names = _names(experiments)
+        runs = [
+            {"path": name, "label": e.label, "seed": e.seed, "config": json.loads(dumps(e))}
+            for name, e in zip(names, experiments, strict=True)
+        ]
+        write(self.index, json.dumps({"schema": INDEX_SCHEMA, "runs": runs}, indent=2) + "\n")
+
+    def _entries(self) -> list[dict[str, Any]]:
+        body = read_json(self.index)
+        if body.get("schema") != INDEX_SCHEMA:
+            raise RunError(f"{self.index}: schema={body.get('schema')!r} must be '{INDEX_SCHEMA}'")
+        return list(body["runs"])
+
+    def runs(self) -> list[Path]:
+        """The run folders."""
+        return [self.path / r["path"] for r in self._entries()]
+
+    def experiments(self) -> list[Experiment]:
+        """Their experiments."""
+        return [loads(json.dumps(r["config"])) for r in self._entries()]
+
+
+def _names(experiments: list[Experiment]) -> list[str]:
+    """A short folder name per experiment, distinct within the group."""
+    out: list[str] = []
+    for e in experiments:
+        stem = "".join(c if c.isalnum() or c in "+-.=" else "_" for c in e.label)[:60].strip("_")
+        name = f"{stem}-s{e.seed}"
+        number = 2
+        while name in out:
+            name, number = f"{stem}-s{e.seed}-{number}", number + 1
+        out.append(name)
+    return out
+
+
+def find_runs(path: Path) -> Iterator[RunFolder]:
+    """The run folders at or below a path, in index order where there is an index."""
+    if (path / "index.json").exists():
+        yield from map(RunFolder, IndexFolder(path).runs())
+    elif (path / "config.json").exists():
+        yield RunFolder(path)
+    else:
+        found = sorted(p.parent for p in path.glob("*/config.json")) + sorted(p.parent for p in path.glob("*/index.json"))
+        if not found:
+            raise RunError(f"{path} holds no run; a run folder has a config.json")
+        for p in found:
+            yield from find_runs(p)
+
+
+def next_free(root: Path, name: str) -> Path:
+    """`root/001-name`, with the first number that is free."""
+    taken = {p.name[:3] for p in root.glob("[0-9][0-9][0-9]-*")} if root.exists() else set()
+    number = next(n for n in range(1, 10_000) if f"{n:03d}" not in taken)
+    return root / f"{number:03d}-{name}"
+
+
+def command_line() -> str:
+    """The command that made a run, without the interpreter's path."""
+    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -1,0 +1,8 @@
+"""Shared set-up: one torch thread per test process; property tests are random by seed, never by clock."""
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # two busy workers on two cores; more threads only fight each other
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("steady")

@@ -1,0 +1,97 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acclimate.core import message, tree
+from acclimate.core.message import Gather, Mean, Sum
+
+RULES = {"delta": Mean("n"), "n": Sum(), "plain": Mean(), "proto": Mean("count"), "count": Sum(), "each": Gather()}
+
+
+def replies(clients, seed):
+    g = torch.Generator().manual_seed(seed)
+    count = torch.randint(0, 3, (clients, 2), generator=g)
+    return {
+        "delta": {"w": torch.randn(clients, 3, generator=g)},
+        "n": torch.randint(1, 50, (clients,), generator=g),
+        "plain": torch.randn(clients, 2, 2, generator=g),
+        "proto": torch.randn(clients, 2, 4, generator=g),
+        "count": count,
+        "each": torch.arange(clients).float()[:, None] * 10,
+    }
+
+
+def by_hand(ups):
+    n, count = ups["n"].double(), ups["count"].double()
+    proto = torch.zeros(2, 4, dtype=torch.float64)
+    for k in range(2):
+        if count[:, k].sum() > 0:
+            proto[k] = (count[:, k, None] * ups["proto"][:, k].double()).sum(0) / count[:, k].sum()
+    return {
+        "delta": {"w": (n[:, None] * ups["delta"]["w"].double()).sum(0) / n.sum()},
+        "n": ups["n"].sum(),
+        "plain": ups["plain"].double().mean(0),
+        "proto": proto,
+        "count": ups["count"].sum(0),
+        "each": ups["each"],
+    }
+
+
+@given(st.integers(1, 9), st.integers(0, 10_000), st.data())
+def test_any_way_of_cutting_gives_the_same_total(clients, seed, data):
+    ups, ids = replies(clients, seed), torch.arange(clients) * 3
+    order = torch.tensor(data.draw(st.permutations(range(clients))))
+    cuts = sorted(data.draw(st.lists(st.integers(1, clients), max_size=3, unique=True)))
+    parts = []
+    for rows in order.tensor_split(cuts):
+        if len(rows):
+            parts.append(message.partial(RULES, ids[rows], tree.take(ups, rows)))
+    whole = parts[0]
+    for p in parts[1:]:
+        whole = message.combine(whole, p)
+    total = message.finish(RULES, whole, ids)
+    for name, expected in by_hand(ups).items():
+        for a, b in zip(tree.leaves(total[name]), tree.leaves(expected), strict=True):
+            torch.testing.assert_close(a.double(), b.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_gathered_rows_follow_the_cohort():
+    ups, cohort = replies(4, 0), torch.tensor([7, 2, 9, 4])
+    a = message.partial(RULES, cohort[2:], tree.take(ups, torch.tensor([2, 3])))
+    b = message.partial(RULES, cohort[:2], tree.take(ups, torch.tensor([0, 1])))
+    assert torch.equal(message.finish(RULES, message.combine(a, b), cohort)["each"], ups["each"])
+
+
+def test_padding_clients_do_not_count_whatever_they_hold():
+    ups = replies(5, 1)
+    bad = tree.map(lambda x: x.clone(), ups)
+    for leaf in tree.leaves(bad):
+        leaf[3:] = float("nan") if leaf.is_floating_point() else 10**6
+    present = torch.tensor([True, True, True, False, False])
+    padded = message.partial(RULES, torch.arange(5), bad, present)
+    plain = message.partial(RULES, torch.arange(3), tree.take(ups, slice(3)))
+    for name in ("sums", "weights"):
+        for x, y in zip(tree.leaves(getattr(padded, name)), tree.leaves(getattr(plain, name)), strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_wrong_messages_are_named():
+    up = {"delta": {"w": torch.ones(1)}, "n": torch.ones(())}
+    message.check_message({"delta": Mean("n"), "n": Sum()}, up, "M")
+    with pytest.raises(ValueError, match=r"M: the message lacks \['n'\]"):
+        message.check_message({"delta": Mean(), "n": Sum()}, {"delta": up["delta"]}, "M")
+    with pytest.raises(ValueError, match=r"M: the message has \['n'\]"):
+        message.check_message({"delta": Mean()}, up, "M")
+    with pytest.raises(ValueError, match=r"Mean\('k'\) of group 'delta' names no group"):
+        message.check_message({"delta": Mean("k"), "n": Sum()}, up, "M")
+    with pytest.raises(TypeError, match=r"message\['n'\] must be a tensor"):
+        message.check_message({"delta": Mean(), "n": Sum()}, {**up, "n": 3}, "M")
+
+
+def test_description_counts_bytes():
+    parts = message.describe({"delta": {"params": {"w": torch.ones(2, 3)}}, "n": torch.ones((), dtype=torch.int64)})
+    assert [(p["group"], p["name"], p["shape"], p["bytes"]) for p in parts] == [
+        ("delta", "params/w", [2, 3], 24),
+        ("n", "", [], 8),
+    ]

@@ -1,0 +1,63 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acclimate.core import tree
+from support import equal
+
+NUMBERS = st.floats(-1e3, 1e3, width=32)
+LEAVES = st.lists(NUMBERS, min_size=1, max_size=4).map(lambda v: torch.tensor(v))
+NAMES = st.text("abcxyz._", min_size=1, max_size=4)
+TREES = st.recursive(LEAVES, lambda t: st.dictionaries(NAMES, t, max_size=3), max_leaves=6).filter(
+    lambda t: isinstance(t, dict)
+)
+
+
+@given(TREES)
+def test_flatten_and_back(t):
+    flat = tree.flatten(t)
+    assert all(isinstance(v, torch.Tensor) for v in flat.values())
+    assert equal(tree.unflatten(flat, t), t)
+
+
+@given(TREES)
+def test_arithmetic(t):
+    assert equal(tree.sub(tree.add(t, t), t), t)
+    assert equal(tree.add(t, t, -1.0), tree.zeros(t))
+    assert tree.nbytes(t) == 4 * tree.numel(t)
+    assert float(tree.norm(t)) == pytest.approx(float(sum((x.double() ** 2).sum() for x in tree.leaves(t)) ** 0.5), rel=1e-4)
+
+
+@given(TREES)
+def test_stack_take_put(t):
+    double = tree.scale(t, 2.0)
+    stacked = tree.stack([t, double, t])
+    assert equal(tree.take(stacked, 1), double)
+    swapped = tree.put(stacked, torch.tensor([0, 1]), tree.stack([double, t]))
+    assert equal(tree.take(swapped, 0), double)
+    assert equal(tree.take(swapped, 1), t)
+    assert equal(tree.take(stacked, 0), t)  # the original is untouched
+
+
+def test_where_keeps_one_side_even_if_the_other_is_nan():
+    a, b = {"x": torch.tensor([1.0])}, {"x": torch.tensor([float("nan")])}
+    assert equal(tree.where(torch.tensor(True), a, b), a)
+
+
+def test_finite_and_check():
+    assert bool(tree.finite({"a": torch.ones(2), "b": {"c": torch.tensor(3)}}))
+    assert not bool(tree.finite({"a": torch.ones(2), "b": {"c": torch.tensor(float("inf"))}}))
+    assert bool(tree.finite({}))
+    with pytest.raises(TypeError, match=r"place\['a'\]\['b'\] must be a tensor"):
+        tree.check({"a": {"b": 3}}, "place")
+    with pytest.raises(TypeError, match="without '/'"):
+        tree.check({"a/b": torch.ones(1)}, "place")
+
+
+def test_unflatten_names_what_is_wrong():
+    like = {"a": {"b": torch.zeros(2)}}
+    with pytest.raises(ValueError, match="'a/b' is missing"):
+        tree.unflatten({}, like)
+    with pytest.raises(ValueError, match=r"'a/b' is torch.float32 \(3,\), expected torch.float32 \(2,\)"):
+        tree.unflatten({"a/b": torch.zeros(3)}, like)

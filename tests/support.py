@@ -1,0 +1,95 @@
+"""Small worlds and helpers for tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from acclimate.backends import Serial, Vmap
+from acclimate.core import fit, tree
+from acclimate.core.backend import Backend
+from acclimate.core.fit import State
+from acclimate.core.local import Work
+from acclimate.core.method import Method
+from acclimate.core.shards import Shards
+from acclimate.core.task import Task
+from acclimate.core.worker import Worker
+from acclimate.models import CNN, MLP
+
+CLASSES = 5
+SIZES = (40, 24, 16, 33, 17, 9)
+SMALL = Work(epochs=2, batch=8)
+BACKENDS: dict[str, Backend] = {"serial": Serial(), "vmap": Vmap(chunk=2)}
+MODELS = {
+    "mlp-dropout": MLP(hidden=(16,), norm="batch", dropout=0.3),
+    "cnn-plain": CNN(widths=(3, 4), hidden=8, kernel=3),
+    "cnn-batch": CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch"),
+    "cnn-group": CNN(widths=(4, 4), hidden=8, kernel=3, norm="group"),
+}
+
+
+def images(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Learnable uint8 images: the class is a bright band."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, CLASSES, (count,), generator=g)
+    x = (torch.rand(count, 3, 10, 10, generator=g) * 120).to(torch.uint8)
+    for i in range(count):
+        x[i, :, 2 * int(y[i]) : 2 * int(y[i]) + 2] += 100
+    return x, y
+
+
+def shards(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> Shards:
+    """Clients of these sizes, at shuffled places of one array."""
+    x, y = images(sum(sizes) + 20, seed)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    return Shards.of(x, y, list(order[: sum(sizes)].split(list(sizes))))
+
+
+def task(model: str = "cnn-batch") -> Task:
+    return Task(MODELS[model], (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
+
+
+def small(method: Any, work: Work = SMALL) -> Any:
+    """A record with little local work."""
+    names = {f.name for f in dataclasses.fields(method)}
+    changes: dict[str, Any] = {n: work for n in names if n == "work" or n.endswith("_work")}
+    return dataclasses.replace(method, **changes)
+
+
+def fitted(
+    method: Method,
+    backend: str = "serial",
+    model: str = "cnn-batch",
+    rounds: int = 3,
+    cohort: int = 4,
+    seed: int = 0,
+    data: Shards | None = None,
+) -> tuple[Worker, Any, State]:
+    """Train on the small federation; the worker, the engine and the final state."""
+    worker = Worker(task(model), method, seed=seed)
+    data = shards() if data is None else data
+    engine = BACKENDS[backend].open(worker, data, torch.device("cpu"))
+    state = fit.start(worker, engine, data.clients)
+    schedule = fit.Schedule(rounds, data.clients, min(cohort, data.clients))
+    for state in fit.rounds(worker, engine, schedule, shards((5, 9, 6, 0, 8, 7), seed=1), state):
+        pass
+    return worker, engine, state
+
+
+def client_data(data: Shards, client: int, round: int = 0) -> tree.Tree:
+    """One client's data as `Method.client` gets it."""
+    return data.tree(data.own(client), data.n[client], torch.tensor(client), torch.tensor(round), ragged=False)
+
+
+def gap(a: Any, b: Any) -> float:
+    """The largest absolute difference between two trees."""
+    pairs = zip(tree.leaves(a), tree.leaves(b), strict=True)
+    return max([float((x.double() - y.double()).abs().max()) for x, y in pairs if x.numel()], default=0.0)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bit equality of two trees of the same names."""
+    fa, fb = tree.flatten({"t": a}), tree.flatten({"t": b})
+    return list(fa) == list(fb) and all(torch.equal(x, fb[k]) for k, x in fa.items())

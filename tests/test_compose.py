@@ -1,0 +1,36 @@
+"""Any method x personaliser x adapter x model: it runs, or it is refused in a sentence that names what is missing."""
+
+import pytest
+
+from acclimate import catalogue
+from acclimate.core import tree
+from acclimate.core.stream import Protocol
+from support import SMALL, fitted, shards, small
+
+PERSONALS = {k: small(v, SMALL) for k, v in catalogue.PERSONALS.items()}
+
+
+@pytest.mark.parametrize("model", ["cnn-plain", "cnn-batch"])
+@pytest.mark.parametrize("name", catalogue.METHODS)
+def test_every_combination_runs_or_refuses_by_name(name, model):
+    if name == "fedbn" and model == "cnn-plain":
+        pytest.skip("FedBN refuses models without normalisation: tested in test_contract")
+    worker, engine, state = fitted(small(catalogue.METHODS[name]), "vmap", model, rounds=1)
+    down, test = worker.method.download(worker.task, state.server), shards((9, 12, 0, 8, 5, 8), seed=2)
+    served = 0
+    for personal in PERSONALS.values():
+        models = engine.deploy(down, state.mine, personal)
+        live = tree.take(models, 0)
+        for label, adapter in catalogue.ADAPTERS.items():
+            reason = adapter.refusal(worker.task, live)
+            if reason is not None:
+                assert type(adapter).__name__ in reason
+                assert label in ("bn", "tent")
+                assert model == "cnn-plain"
+                continue
+            metrics = engine.serve(models, test, adapter, Protocol(batch=4))
+            assert metrics["accuracy"].shape == (6,)
+            assert metrics["n"].tolist() == test.n.tolist()
+            assert bool(((metrics["accuracy"] >= 0) & (metrics["accuracy"] <= 1)).all())
+            served += 1
+    assert served == len(PERSONALS) * (3 if model == "cnn-plain" else 5)

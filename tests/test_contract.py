@@ -1,0 +1,111 @@
+"""What every method of the catalogue owes, on every backend: tested once, for all of them."""
+
+import pickle
+
+import pytest
+import torch
+
+from acclimate import catalogue, store
+from acclimate.core import fit, message, rng, tree
+from support import BACKENDS, CLASSES, MODELS, client_data, equal, fitted, gap, shards, small, task
+
+METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def usable(name: str, model: str) -> bool:
+    return not (name == "fedbn" and not task(model).norm)
+
+
+@every_method
+@pytest.mark.parametrize("model", ["mlp-dropout", "cnn-batch"])
+def test_serial_and_vmap_agree_on_uneven_clients(name, model):
+    _, serial, a = fitted(METHODS[name], "serial", model)
+    _, vmap, b = fitted(METHODS[name], "vmap", model)
+    assert gap(a.server, b.server) < 1e-5
+    assert gap(a.mine, b.mine) < 1e-5
+    assert a.cost == b.cost
+    assert [h["val_accuracy"] for h in a.history] == pytest.approx([h["val_accuracy"] for h in b.history], abs=1e-6)
+
+
+@every_method
+def test_state_keeps_its_shape(name):
+    worker, engine, state = fitted(METHODS[name], rounds=1)
+    fresh = fit.start(worker, BACKENDS["serial"].open(worker, shards(), torch.device("cpu")), engine.shards.clients)
+    for old, new in ((fresh.server, state.server), (fresh.mine, state.mine)):
+        old, new = tree.flatten(old), tree.flatten(new)
+        assert list(old) == list(new)
+        assert all(old[k].shape == new[k].shape and old[k].dtype == new[k].dtype for k in old)
+
+
+@every_method
+def test_client_changes_no_argument(name):
+    method, t, data = METHODS[name], task(), shards()
+    server = method.init_server(t, data.clients, rng.key(0))
+    down, mine = method.download(t, server), method.init_client(t, 1, rng.key(0))
+    own = client_data(data, 1)
+    before = pickle.loads(pickle.dumps((down, mine, own)))
+    up, new = method.client(t, down, mine, own, rng.key(3))
+    assert equal((dict(enumerate(before))), dict(enumerate((down, mine, own))))
+    message.check_message(method.uplink, up, name)
+    total = message.finish(
+        method.uplink,
+        message.partial(method.uplink, torch.tensor([1]), tree.map(lambda x: x[None], up)),
+        torch.tensor([1]),
+    )
+    kept = pickle.loads(pickle.dumps((server, total)))
+    method.server(t, server, total, rng.key(4))
+    assert equal(dict(enumerate(kept)), dict(enumerate((server, total))))
+    assert list(tree.flatten(new)) == list(tree.flatten(mine))
+
+
+@every_method
+def test_same_seed_same_bits_and_another_seed_other_bits(name):
+    a, b = (fitted(METHODS[name], rounds=2, seed=5)[2] for _ in range(2))
+    other = fitted(METHODS[name], rounds=2, seed=6)[2]
+    assert equal(a.server, b.server)
+    assert equal(a.mine, b.mine)
+    assert gap({"s": a.server, "m": a.mine}, {"s": other.server, "m": other.mine}) > 0
+
+
+@every_method
+def test_worker_pickles_and_trains_alike(name):
+    worker, engine, state = fitted(METHODS[name], rounds=1)
+    copy = pickle.loads(pickle.dumps(worker))
+    down = worker.method.download(worker.task, state.server)
+    own, mine = client_data(engine.shards, 2, round=1), tree.take(state.mine, 2)
+    assert equal(worker.train(down, mine, own)[0], copy.train(down, mine, own)[0])
+
+
+@every_method
+def test_state_survives_the_disk(name, tmp_path):
+    _, _, state = fitted(METHODS[name], rounds=2)
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(store.pack(state, "abc"))
+    back = store.unpack(path, state, "abc")
+    assert equal(back.server, state.server)
+    assert equal(back.mine, state.mine)
+    assert (back.round, back.history, back.cost) == (state.round, state.history, state.cost)
+    assert store.pack(back, "abc") == store.pack(state, "abc")
+
+
+@every_method
+@pytest.mark.parametrize("model", MODELS)
+def test_deployed_model_predicts(name, model):
+    if not usable(name, model):
+        with pytest.raises(ValueError, match="norm"):
+            fitted(METHODS[name], rounds=1, model=model)
+        return
+    worker, engine, state = fitted(METHODS[name], rounds=1, model=model)
+    live = worker.method.deploy(worker.task, worker.method.download(worker.task, state.server), tree.take(state.mine, 0))
+    assert "vars" in live
+    out = worker.predict()(live, engine.shards.x[:6])
+    assert out.logits.shape == (6, CLASSES)
+    assert out.features.shape == (6, worker.task.dim)
+    assert bool(torch.isfinite(out.logits).all())
+
+
+@every_method
+def test_upload_is_the_bytes_of_the_message(name):
+    _, _, state = fitted(METHODS[name], rounds=2, cohort=4)
+    assert state.cost["up"] == 2 * 4 * sum(part["bytes"] for part in state.cost["message"])
