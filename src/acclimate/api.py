@@ -153,7 +153,8 @@ def _train(
 def streams_of(fit: Fit, streams: Iterable[Shift]) -> dict[str, tuple[Shift, Stream]]:
     """Every stream by name, built from the world's fixed test examples."""
     key = rng.fold(rng.key(fit.world.seed), "streams")
-    return {catalogue.label(s): (s, s.build(fit.world, key)) for s in streams}
+    records = tuple(streams)
+    return {name: (s, s.build(fit.world, key)) for name, s in zip(catalogue.distinct(records), records, strict=True)}
 
 
 def evaluate(
@@ -177,9 +178,9 @@ def _evaluate(
     e = fit.experiment
     adapters, personal = adapters or e.adapters, personal or e.personal
     built = streams_of(fit, streams or e.streams)
-    named = {catalogue.label(a): a for a in adapters}
+    named = dict(zip(catalogue.distinct(adapters), adapters, strict=True))
     up = cost_card(fit)["up_bytes_per_client"]
-    names = Names(catalogue.label(e.method), catalogue.label(personal), e.seed, up)
+    names = Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
     watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
     tests = {name: (stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
     table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested)

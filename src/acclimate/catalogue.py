@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,17 +109,33 @@ def kind_of(base: type) -> Kind | None:
     return None
 
 
-def label(record: Any) -> str:
-    """The shortest honest name of a record: its catalogue name, or the nearest one with the fields that differ."""
-    best: tuple[int, str] | None = None
+def nearest_entry(record: Any) -> tuple[str, list[str]]:
+    """The catalogue name that is nearest to a record, and the `field=value` settings in which the record differs."""
+    best: tuple[str, list[str]] | None = None
     for kind in KINDS:
         for name, entry in kind.entries.items():
             if type(entry) is type(record):
                 changes = differences(entry, record)
-                text = name if not changes else f"{name}({', '.join(changes)})"
-                if best is None or len(changes) < best[0]:
-                    best = (len(changes), text)
-    return best[1] if best else type(record).__name__
+                if best is None or len(changes) < len(best[1]):
+                    best = (name, changes)
+    return best or (type(record).__name__, [])
+
+
+def name(record: Any) -> str:
+    """The catalogue name of a record, whatever its settings; the class name of a user's own."""
+    return nearest_entry(record)[0]
+
+
+def label(record: Any) -> str:
+    """A record in one word, settings included: `fedprox(mu=0.5)`."""
+    word, changes = nearest_entry(record)
+    return f"{word}({', '.join(changes)})" if changes else word
+
+
+def distinct(records: Sequence[Any]) -> list[str]:
+    """Names of records that stand side by side: short where that is enough to tell them apart."""
+    short = [name(r) for r in records]
+    return [label(r) if short.count(n) > 1 else n for n, r in zip(short, records, strict=True)]
 
 
 def differences(old: Any, new: Any) -> list[str]:

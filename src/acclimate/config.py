@@ -89,8 +89,16 @@ class Experiment:
     @property
     def label(self) -> str:
         """`method` or `method+personal`: the row name in tables."""
-        name = catalogue.label(self.method)
-        return name if self.personal == NoPersonal() else f"{name}+{catalogue.label(self.personal)}"
+        word = catalogue.name(self.method)
+        return word if self.personal == NoPersonal() else f"{word}+{catalogue.name(self.personal)}"
+
+    def settings(self) -> list[str]:
+        """All `key=value` that differ from the defaults of the named method: what tells the runs of a sweep apart."""
+        own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed")}
+        out = catalogue.differences(replace(Experiment(), **own), self)
+        for part in ("method", "personal"):
+            out += [f"{part}.{change}" for change in catalogue.nearest_entry(own[part])[1]]
+        return out
 
     def training_hash(self) -> str:
         """Names what is trained: equal for experiments that differ only in how they are tested."""
@@ -110,7 +118,7 @@ def encode(value: Any) -> Any:
         return [encode(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    kind = value if isinstance(value, type) or callable(value) else type(value)
+    kind = value if hasattr(value, "__qualname__") else type(value)
     return {"type": "python", "name": f"{kind.__module__}:{kind.__qualname__}"}
 
 
@@ -260,7 +268,7 @@ def _with_personal(record: Any, value: str, said: str) -> list[Any]:
 
 def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, said: str) -> list[tuple[Any, ...]]:
     """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
-    labels = [catalogue.label(i).partition("(")[0] for i in items]
+    labels = [catalogue.name(i) for i in items]
     if path[0] not in labels or len(path) < 2:
         raise ConfigError(f"{said}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
     choices = [_assign(i, path[1:], value, said) if n == path[0] else [i] for i, n in zip(items, labels, strict=True)]

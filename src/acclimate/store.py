@@ -136,7 +136,7 @@ class RunFolder:
 
     def log(self, state: State) -> None:
         """Write the learning curve so far."""
-        write(self.metrics, "".join(json.dumps(row) + "\n" for row in state.history))
+        write(self.metrics, "".join(json.dumps(row, sort_keys=True) + "\n" for row in state.history))
 
     def restore(self, like: State, training: str) -> State | None:
         """The last checkpoint, checked against a fresh state of the same experiment; None where there is none."""
@@ -261,12 +261,14 @@ class IndexFolder:
 
 
 def _names(experiments: list[Experiment]) -> list[str]:
-    """A short folder name per experiment, distinct within the group."""
+    """A readable folder name per experiment, distinct within the group: method, what differs, seed."""
+    settings = [e.settings() for e in experiments]
+    common = set.intersection(*map(set, settings))
     out: list[str] = []
-    for e in experiments:
-        stem = "".join(c if c.isalnum() or c in "+-.=" else "_" for c in e.label)[:60].strip("_")
-        name = f"{stem}-s{e.seed}"
-        number = 2
+    for e, own in zip(experiments, settings, strict=True):
+        words = "-".join([e.label, *(s for s in own if s not in common)])
+        stem = "".join(c if c.isalnum() or c in "+-.=" else "_" for c in words)[:80]
+        name, number = f"{stem}-s{e.seed}", 2
         while name in out:
             name, number = f"{stem}-s{e.seed}-{number}", number + 1
         out.append(name)

@@ -257,6 +257,25 @@ def test_fog_fills_the_unit_range() -> None:
     assert rough[0] < rough[1]
 
 
+def test_plasma_is_diamond_square_point_by_point() -> None:
+    size, decay = 8, 2.0
+    draws = (linear.uniform(keys_for(1), size, size)[0] * 2 - 1).tolist()
+    height = np.zeros((size, size))
+    step, wobble = size, 100.0
+    while step >= 2:
+        half = step // 2
+        diagonal = [(-half, -half), (-half, half), (half, -half), (half, half)]
+        straight = [(-half, 0), (half, 0), (0, -half), (0, half)]
+        for offset, around in (((half, half), diagonal), ((0, half), straight), ((half, 0), straight)):
+            for y in range(offset[0], size, step):
+                for x in range(offset[1], size, step):
+                    mean = sum(height[(y + dy) % size, (x + dx) % size] for dy, dx in around) / 4
+                    height[y, x] = mean + wobble**2 * draws[y][x]
+        step, wobble = half, wobble / decay
+    expected = (height - height.min()) / (height.max() - height.min())
+    assert np.allclose(weather.plasma(keys_for(1), size, decay)[0].numpy(), expected, atol=1e-5)
+
+
 def test_colour_kinds_follow_hsv() -> None:
     colours = torch.tensor([[200, 100, 50], [0, 0, 0], [90, 90, 90]], dtype=torch.uint8)
     x = colours[:, :, None, None].expand(3, 3, 16, 16).contiguous()

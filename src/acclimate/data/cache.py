@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ class Parsed:
 
     def __post_init__(self) -> None:
         n = len(self.y)
+        if n == 0:
+            raise ValueError("a data set has no examples: its files are there, but hold none")
         rows = {"x": self.x.shape[0], "domain": len(self.domain), "test": len(self.test)}
         if self.users is not None:
             rows["users"] = len(self.users)
@@ -162,8 +164,10 @@ def _publish(parsed: Parsed, entry: Path) -> Parsed:
             except OSError:
                 if (found := _open(entry)) is not None:
                     return found  # another process was faster
-                with contextlib.suppress(OSError):  # a damaged one: out of the way
-                    entry.rename(entry.with_name(f"tmp-{secrets.token_hex(8)}"))
+                damaged = entry.with_name(f"tmp-{secrets.token_hex(8)}")
+                with contextlib.suppress(OSError):
+                    entry.rename(damaged)
+                    shutil.rmtree(damaged, ignore_errors=True)
             else:
                 break
     except OSError as e:
@@ -178,7 +182,11 @@ def _publish(parsed: Parsed, entry: Path) -> Parsed:
 
 
 def _write(parsed: Parsed, folder: Path) -> None:
-    arrays = {"y": parsed.y.astype(np.int64), "domain": parsed.domain.astype(np.int64), "test": parsed.test.astype(bool)}
+    arrays = {
+        "y": parsed.y.astype(np.int64),
+        "domain": parsed.domain.astype(np.int64),
+        "test": parsed.test.astype(bool),
+    }
     if parsed.users is not None:
         arrays["users"] = parsed.users.astype(np.int64)
     described = {"x": _write_x(parsed.x, folder / "x.npy")}
@@ -236,19 +244,3 @@ def _lock(entry: Path) -> Iterator[None]:
             handle = stack.enter_context(file.open("w"))
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def merged(parts: Sequence[Parsed]) -> Parsed:
-    """Several sets below each other: the same classes, domains numbered by name."""
-    domains = tuple(dict.fromkeys(d for p in parts for d in p.domains))
-    moved = [np.array([domains.index(d) for d in p.domains])[p.domain] for p in parts]
-    xs = [p.x for p in parts]
-    assert all(isinstance(x, np.ndarray) for x in xs)
-    return replace(
-        parts[0],
-        x=np.concatenate(xs),  # type: ignore[arg-type]
-        y=np.concatenate([p.y for p in parts]),
-        domain=np.concatenate(moved),
-        domains=domains,
-        test=np.concatenate([p.test for p in parts]),
-    )

@@ -28,6 +28,7 @@ class Names:
     personal: str
     seed: int
     up_bytes: int
+    settings: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -91,6 +92,7 @@ def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str,
         personal=names.personal,
         adapter=adapter,
         stream=stream,
+        settings=list(names.settings),
         seed=names.seed,
         clients=int(held.sum()),
         accuracy=float(accuracy.mean()),

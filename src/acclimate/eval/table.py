@@ -16,6 +16,8 @@ class Row(TypedDict):
     personal: str
     adapter: str
     stream: str
+    settings: list[str]
+    """`key=value` of the experiment that differ from the method's defaults."""
     seed: int
     clients: int
     accuracy: float
@@ -64,21 +66,21 @@ class Table:
         return list(dict.fromkeys(r["stream"] for r in self.rows))
 
     def pivot(self, selection: str = "last") -> list[tuple[tuple[str, str], dict[str, tuple[float, float]]]]:
-        """((method+personal, adapter), {stream: (accuracy, std)}): means over seeds."""
+        """((row name, adapter), {stream: (accuracy, std)}): means over seeds."""
         groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
-        for r in self.rows:
+        for name, r in zip(row_names(self.rows), self.rows, strict=True):
             if r["selection"] == selection:
-                groups.setdefault((row_name(r), r["adapter"]), {}).setdefault(r["stream"], []).append(r)
+                groups.setdefault((name, r["adapter"]), {}).setdefault(r["stream"], []).append(r)
         return [(key, {s: _mean(rows) for s, rows in cells.items()}) for key, cells in groups.items()]
 
     def uploads(self) -> dict[str, int]:
         """What one client uploads in one round, by row name."""
-        return {row_name(r): r["up_bytes"] for r in self.rows}
+        return {name: r["up_bytes"] for name, r in zip(row_names(self.rows), self.rows, strict=True)}
 
     def to_csv(self) -> str:
-        """All rows as CSV (without the per-client lists)."""
+        """All rows as CSV (without settings and per-client lists)."""
         out = io.StringIO()
-        names = [k for k in Row.__annotations__ if k != "per_client"]
+        names = [k for k in Row.__annotations__ if k not in ("per_client", "settings")]
         writer = csv.DictWriter(out, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
@@ -103,9 +105,15 @@ class Table:
         return ["method", "adapter", *streams], body
 
 
-def row_name(row: Row) -> str:
-    """`method` or `method+personal`."""
-    return row["method"] if row["personal"] == "none" else f"{row['method']}+{row['personal']}"
+def row_names(rows: Sequence[Row]) -> list[str]:
+    """`method` or `method+personal`, with the settings that are not common to all rows: `fedprox(method.mu=0.1)`."""
+    common = set.intersection(*(set(r["settings"]) for r in rows)) if rows else set()
+    out = []
+    for r in rows:
+        name = r["method"] if r["personal"] == "none" else f"{r['method']}+{r['personal']}"
+        own = [s for s in r["settings"] if s not in common]
+        out.append(f"{name}({', '.join(own)})" if own else name)
+    return out
 
 
 def percent(accuracy: float, std: float) -> str:

@@ -99,7 +99,11 @@ def _suffix(mine: Mapping[str, str], kinds: Sequence[Mapping[str, str]]) -> str:
 
 
 def _label(run: Run) -> str:
-    return str(run["results"].get("label") or PurePath(str(run.get("path", "run"))).name)
+    return str(run["results"].get("label") or _folder(run))
+
+
+def _folder(run: Run) -> str:
+    return PurePath(str(run.get("path", "run"))).name
 
 
 def _joined(entry: Mapping[str, Any]) -> str:
@@ -137,7 +141,7 @@ def _notes(board: Board) -> str:
         seed, card = run["results"].get("seed"), run["results"].get("data") or {}
         data.setdefault(seed, set()).add((card.get("name"), card.get("hash")))
         if seen.setdefault((name, seed), run) is not run:
-            said.append(f"{esc(run.get('path'))} repeats {esc(name)} with seed {esc(seed)}; only the first is counted.")
+            said.append(f"{esc(_folder(run))} repeats {esc(name)} with seed {esc(seed)}; only the first is counted.")
     mixed = [seed for seed, kinds in data.items() if len(kinds) > 1]
     said += [f"Runs of seed {words(mixed)} do not share the same data: compare them with care."] * bool(mixed)
     return "".join(f'<p class="note">{s}</p>' for s in said)

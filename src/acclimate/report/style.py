@@ -6,13 +6,15 @@ import html
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 DASH = "&ndash;"
 """What stands for a number that is missing or not finite."""
 
-LIGHT = ("#0072b2", "#c44601", "#007f5f", "#a3337f", "#8a6500", "#4a3fc0", "#1787ad", "#4d4d4d")
-DARK = ("#56b4e9", "#ff9a57", "#3fd0a4", "#ee9fcb", "#f0d64a", "#b3abff", "#8fe3f5", "#d6d6d6")
+LIGHT = ("#0035b9", "#da7109", "#439e6b", "#9c4990", "#4a2b00", "#987bea", "#0d373c", "#666464")
+DARK = ("#7297f4", "#e24212", "#45f182", "#ef89b7", "#ece229", "#8f38ff", "#aae1ff", "#856d6d")
+"""Chosen to stay apart under protanopia, deuteranopia and tritanopia, at 3:1 or more against the page."""
 TONES = len(LIGHT)
 """How many colours there are; a ninth method wears the first again, with another marker."""
 
@@ -139,7 +141,8 @@ def setup(name: str, run: Mapping[str, Any]) -> str:
     known = {"command": results.get("command"), **(run.get("env") or {}), **(results.get("timings") or {})}
     config = json.dumps(run.get("config") or {}, indent=1, ensure_ascii=False)
     body = f'{facts(known.items())}<pre tabindex="0">{esc(config)}</pre>'
-    return details(f"{name}, seed {results.get('seed')}", str(run.get("path", "")), body)
+    place = "/".join(PurePath(str(run.get("path", ""))).parts[-2:])  # not the whole path: reports are passed on
+    return details(f"{name}, seed {results.get('seed')}", place, body)
 
 
 def _palette(colours: tuple[str, ...]) -> str:
@@ -167,16 +170,17 @@ font-size:.93rem}
 .note{border-left:3px solid var(--warn);background:var(--card);padding:.6rem .9rem;margin:1rem 0;max-width:46rem}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:.6rem;background:var(--card);margin:.6rem 0}
 table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
-th,td{padding:.5rem .9rem;text-align:left;vertical-align:top;border-top:1px solid var(--line)}
+th,td{padding:.5rem .9rem;text-align:left;vertical-align:top;border-top:1px solid var(--line);max-width:18rem;
+overflow-wrap:break-word}
 thead th{border-top:0;font-size:.85rem;vertical-align:bottom;color:var(--soft);font-weight:600}
-tbody th{font-weight:550;min-width:8rem;max-width:18rem}.num{text-align:right;white-space:nowrap;overflow-wrap:normal}
-thead .num{white-space:normal;min-width:6.5rem;max-width:11rem;overflow-wrap:break-word}
+tbody th{font-weight:550}.num{text-align:right;white-space:nowrap}
+thead .num{white-space:normal;min-width:6.5rem;max-width:11rem}
 td small{display:block;color:var(--soft);font-size:.82em}td .pm{color:var(--soft)}.best{background:var(--mark)}
 .best b{font-weight:750}td:not(.best) b{font-weight:inherit}
 tbody tr:hover td:not(.best),tbody tr:hover th{background:var(--hover)}
 th button{all:unset;cursor:pointer;border-radius:.2rem;color:inherit}
 th button:hover{color:var(--ink);text-decoration:underline}
-th button::after{content:"\\2195";display:inline-block;width:1em;text-align:right;opacity:.45}
+th button::after{content:"\\2195";position:absolute;opacity:.5}
 th[aria-sort] button{color:var(--ink)}th[aria-sort=ascending] button::after{content:"\\2191";opacity:1}
 th[aria-sort=descending] button::after{content:"\\2193";opacity:1}
 :focus-visible,th button:focus-visible{outline:3px solid var(--focus);outline-offset:2px}
@@ -189,12 +193,12 @@ border-radius:.4rem;cursor:pointer}.tabs button[aria-selected=true]{background:v
 .chart text,.plot text{font-size:12.5px;fill:var(--soft)}.chart .grid,.strip .grid{stroke:var(--line)}
 .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
 .range{stroke:var(--c);stroke-width:1.5;opacity:.4}.mark{fill:var(--c);stroke:var(--bg);stroke-width:1}
-.dots{fill:none;stroke:var(--c);stroke-width:8;stroke-linecap:round;opacity:.5}.mean{stroke:var(--ink);stroke-width:2}
+.dots{fill:none;stroke:var(--c);stroke-width:6;stroke-linecap:round;opacity:.75}.mean{stroke:var(--ink);stroke-width:2}
 .bubble{fill:var(--c0)}.plot{display:block;margin:.6rem}
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1.2rem;font-size:.9rem;margin:.3rem 0}
 .legend li{display:flex;align-items:center;gap:.45rem;max-width:100%}.swatch{flex:none;width:26px;height:14px}
 .strip{display:block;width:168px;height:20px}
-.axis{display:flex;justify-content:space-between;width:168px;font-weight:400}.strips td{min-width:190px}
+.axis{display:flex;justify-content:space-between;width:168px;font-weight:400}.strips td+td{min-width:190px}
 details{border:1px solid var(--line);border-radius:.6rem;background:var(--card);margin:.6rem 0;padding:0 .9rem}
 summary{cursor:pointer;padding:.65rem 0;font-weight:550}summary span{font-weight:400;color:var(--soft)}
 details[open]{padding-bottom:.9rem}
@@ -206,7 +210,8 @@ dt{color:var(--soft)}dd{margin:0;font-variant-numeric:tabular-nums}footer{paddin
 .vh{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 td,th,.scroll{position:relative}@media(max-width:640px){main,header,footer{padding-left:1rem;padding-right:1rem}
 .chart text{font-size:19px}th,td{padding:.45rem .65rem}
-.board tbody th{position:sticky;left:0;z-index:1;background:var(--card);min-width:6.5rem;max-width:8.5rem}}
+.board tbody th{position:sticky;left:0;z-index:1;background:var(--card);max-width:8.5rem;
+box-shadow:inset 0 1px var(--line)}}
 @media print{.view[hidden]{display:block!important}.tabs,nav{display:none}.tabbed>.view>h3{display:block}
 tr,figure{break-inside:avoid}}
 """

@@ -40,19 +40,21 @@ class Dot:
     y: float
 
 
-def nice(low: float, high: float, count: int = 5, least: float = 0.0) -> list[float]:
-    """About `count` round numbers that enclose low..high, at least `least` apart."""
+def nice(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
+    """About `count` round numbers that enclose low..high; only whole ones where told."""
     span = high - low or max(abs(high), 1.0) * 0.1
-    raw = max(span / count, least)
+    raw = max(span / count, float(whole))
     unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= raw * 0.999 and (m != 2.5 or m * unit > least))
+    steps = [m * unit for m in (1, 2, 2.5, 5, 10) if not whole or (m * unit) % 1 == 0]
+    step = next(s for s in steps if s >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
 
 
 def _shares(values: Sequence[float]) -> list[float]:
     """Ticks for shares, kept within 0..1."""
-    return [t for t in nice(min(values), max(values)) if -1e-9 <= t <= 1 + 1e-9]
+    ticks = [t for t in nice(min(values), max(values)) if 0 <= t <= 1]
+    return ticks if len(ticks) > 1 else [0.0, 0.5, 1.0]
 
 
 def _linear(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -116,7 +118,7 @@ def _svg(cls: str, width: float, height: float, label: str, body: str) -> str:
 def curves(items: Sequence[Curve], y_label: str = "Validation accuracy, %") -> str:
     """Learning curves with their legend; lines of one method's seeds share its colour and mark."""
     points = [p for c in items for line in c.lines for p in line]
-    rounds = nice(min(p[0] for p in points), max(p[0] for p in points), 6, least=1)
+    rounds = nice(min(p[0] for p in points), max(p[0] for p in points), 6, whole=True)
     shares = _shares([p[1] for p in points])
     at_x = _linear(
         min(p[0] for p in points), max(max(p[0] for p in points), rounds[0] + 1), LEFT + 8, WIDTH - RIGHT - 8
@@ -182,8 +184,10 @@ def scatter(dots: Sequence[Dot], x_label: str, y_label: str) -> str:
     ys = [(at_y(t), _percent(t)) for t in shares]
     chart = _frame("Scatter of mean accuracy against upload", xs, ys, x_label, y_label, "".join(body))
     methods = list(dict.fromkeys((d.name, d.tone, None) for d in dots))
-    kinds = list(dict.fromkeys((d.kind, None, d.shape) for d in dots))
-    return chart + legend(methods, "Colours: methods") + legend(kinds, "Shapes: adapters")
+    kinds = list(dict.fromkeys((f"adapter {d.kind}", None, d.shape) for d in dots))
+    note = '<p class="muted">Methods with nearly the same upload stand side by side.</p>'
+    aside = note * any(len(names) > 1 for names in columns.values())
+    return chart + legend(methods, "Colours: methods") + legend(kinds, "Shapes: adapters") + aside
 
 
 def _said(dot: Dot) -> str:
@@ -208,12 +212,12 @@ def strips(streams: Sequence[str], rows: Sequence[tuple[str, str, int, Sequence[
 
 
 def _strip(values: Strip, marks: Sequence[float], tone: int, label: str) -> str:
-    """One row of dots, one per client, with an upright line at their mean."""
+    """Dots, one per client, on three levels so that near ones do not hide each other; an upright line is their mean."""
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return f"<td>{DASH}</td>"
     at = _linear(marks[0], marks[-1], 6, STRIP - 6)
-    dots = "".join(f"M{at(v):.1f} 10h0" for v in finite)
+    dots = "".join(f"M{at(v):.1f} {(10, 5, 15)[i % 3]}h0" for i, v in enumerate(sorted(finite)))
     ends = f"{pct(min(finite))} to {pct(max(finite))}"
     body = f'<path class="grid" d="M2 10H{STRIP - 2}"/><path class="dots c{tone % TONES}" d="{dots}"/>'
     body += f'<path class="mean" d="M{at(mean(finite)):.1f} 2V18"/>'
@@ -224,7 +228,7 @@ def _strip(values: Strip, marks: Sequence[float], tone: int, label: str) -> str:
 def bubbles(counts: Sequence[Sequence[float]], classes: Sequence[str], label: str) -> str:
     """Clients across, classes down, the area of a bubble for how many examples. Wide federations are cut short."""
     shown = counts[: max(MOST_BUBBLES // max(len(classes), 1), 1)]
-    cell, left, top = 24, 118, 34
+    cell, left, top = 24, 24 + 7 * min(max(map(len, classes), default=0), 15), 34
     most = max((n for row in shown for n in row), default=0) or 1
     titled = len(shown) * len(classes) <= MOST_TITLES
     parts = [f'<text x="{left}" y="12">Client</text>']
@@ -247,8 +251,10 @@ def bubbles(counts: Sequence[Sequence[float]], classes: Sequence[str], label: st
     svg = _svg("plot", width, height, label, "".join(parts)).replace(
         "<svg", f'<svg width="{width}" height="{height}"', 1
     )
-    note = f'<p class="muted">The first {len(shown)} of {len(counts)} clients.</p>' * (len(shown) < len(counts))
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">{svg}</div>{note}'
+    note = f"Area is the number of training examples; the largest is {most:g}."
+    note += f" The first {len(shown)} of {len(counts)} clients." * (len(shown) < len(counts))
+    scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">{svg}</div>'
+    return f'{scroll}<p class="muted">{note}</p>'
 
 
 def data_card(card: Mapping[str, Any], is_open: bool) -> str:

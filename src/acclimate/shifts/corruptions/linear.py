@@ -106,7 +106,7 @@ def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
 
 def dyadic_field(x: Tensor) -> Tensor:
     """Rounds a random field to 12 bits after the point so that `sandwich` is exact on it."""
-    return torch.round(x.to(torch.float64) * 2**_FIELD_BITS) / 2**_FIELD_BITS
+    return torch.round(x.to(torch.float64) * 2.0**_FIELD_BITS) / 2.0**_FIELD_BITS
 
 
 def stencil(x: Tensor, kernel: np.ndarray, border: str = "reflect") -> Tensor:

@@ -1,0 +1,244 @@
+"""A user's own data: arrays in an .npz file, folders of images, or a set from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from . import files, images
+from .cache import Parsed, Stream
+from .fileset import FileDataset, Sources, listed
+
+
+@dataclass(frozen=True)
+class _Own(FileDataset):
+    origin: ClassVar[str] = "your own files"
+
+    def _place(self, field: str) -> Path:
+        """The path that a field names: in the data root, or as it stands."""
+        text, name = getattr(self, field), type(self).__name__
+        if not text:
+            raise ValueError(f"{name}: {field}='' must name your {self.needs}; set data.{field}=")
+        root = self.folder()
+        tried = [*([root / text] if root else []), Path(text).expanduser()]
+        found = next((p for p in tried if p.exists()), None)
+        if found is None:
+            raise FileNotFoundError(
+                f"{name}: {field}={text!r} is not there (looked for {' and '.join(str(p.absolute()) for p in tried)}); "
+                f"it must name your {self.needs}, absolute or in the folder that data.root= or ACCLIMATE_DATA names"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Arrays(_Own):
+    """Your arrays in an .npz file: x and y, and if you have them domain, user and test (true: official test row).
+
+    x is uint8 images ([N, H, W], [N, H, W, C] or [N, C, H, W]) or float features of any shape. y, domain and user are
+    numbers from 0 or names; arrays `classes` and `domains` may name the numbers.
+    """
+
+    file: str = ""
+    """The .npz file, absolute or in the data root."""
+    layout: Literal["auto", "chw", "hwc"] = "auto"
+    """Where the channel axis of images is; `auto` takes the axis of length 1 or 3."""
+
+    needs: ClassVar[str] = ".npz file with arrays x and y"
+
+    def sources(self) -> Sources:
+        path = self._place("file")
+        if not path.is_file():
+            raise FileNotFoundError(f"Arrays: file={self.file!r} is a folder; it must name your {self.needs}")
+        return Sources(path.parent, [path], lambda: self._read(path))
+
+    def _read(self, path: Path) -> Parsed:
+        data = files.npz(path, ("x", "y"), ("domain", "user", "test", "classes", "domains"))
+        n = len(data["y"])
+        for key in ("x", "domain", "user", "test"):
+            if key in data and (data[key].ndim == 0 or len(data[key]) != n):
+                raise ValueError(
+                    f"{path}: {key} has shape {data[key].shape}, but y has {n} rows; all need one row each"
+                )
+        y, classes = _numbered(data["y"], data.get("classes"), path, "y")
+        domain, domains = np.zeros(n, np.int64), (path.stem,)
+        if "domain" in data:
+            domain, domains = _numbered(data["domain"], data.get("domains"), path, "domain")
+        users, names = None, ()
+        if "user" in data:
+            users, names = _numbered(data["user"], None, path, "user")
+        test = data.get("test", np.zeros(n, bool)).astype(bool)
+        rows = np.arange(n) if self.part == "all" else np.flatnonzero(test == (self.part == "test"))
+        if "test" not in data and self.part != "all":
+            raise ValueError(f"{path}: part={self.part!r} needs an array 'test' (true for test rows); use part='all'")
+        if len(rows) == 0:
+            raise ValueError(f"{path}: part={self.part!r} has no rows; 'test' says which rows are which")
+        return Parsed(
+            x=self._x(data["x"], path)[rows],
+            y=y[rows],
+            classes=classes,
+            domain=domain[rows],
+            domains=domains,
+            test=test[rows],
+            users=None if users is None else users[rows],
+            user_names=names,
+        )
+
+    def _x(self, x: np.ndarray, path: Path) -> np.ndarray:
+        if x.dtype == np.uint8:
+            return images.channels_first(x, f"{path}: x", self.layout)
+        if x.dtype.kind != "f":
+            raise ValueError(f"{path}: x is of type {x.dtype}, expected uint8 (images) or float (features)")
+        if self.size is not None or self.channels is not None:
+            raise ValueError(f"{path}: x is {x.dtype}; data.size and data.channels are for uint8 images only")
+        if not np.isfinite(x).all():
+            row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))[0])
+            raise ValueError(f"{path}: x[{row}] holds values that are not finite; remove or replace them")
+        return x.astype(np.float32)
+
+
+def _numbered(
+    values: np.ndarray, names: np.ndarray | None, path: Path, what: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Numbers from 0 and their names, from numbers or from names."""
+    if values.ndim != 1:
+        raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
+    if values.dtype.kind in "US":
+        found, numbers = np.unique(values.astype(str), return_inverse=True)
+        return numbers.astype(np.int64), tuple(found.tolist())
+    count = len(names) if names is not None else max(int(values.max(initial=0)) + 1, 1)
+    told = tuple(str(n) for n in (names.tolist() if names is not None else range(count)))
+    try:
+        return files.labels(values, count, path), told
+    except ValueError as e:
+        raise ValueError(f"{e} (in the array {what})") from e
+
+
+@dataclass(frozen=True)
+class ImageFolder(_Own):
+    """Your images in folders. `levels` says what the folders stand for, from the outside in."""
+
+    path: str = ""
+    """The outermost folder, absolute or in the data root."""
+    levels: Literal["domain/class", "class", "part/class", "part/domain/class"] = "domain/class"
+    """Meaning of the folder levels; the parts are folders train and test (or val)."""
+
+    needs: ClassVar[str] = "folder of images, DOMAIN/CLASS/IMAGE unless data.levels says otherwise"
+
+    def sources(self) -> Sources:
+        base, levels = self._place("path"), self.levels.split("/")
+        if not base.is_dir():
+            raise FileNotFoundError(f"ImageFolder: path={self.path!r} is a file; it must name your {self.needs}")
+        if self.part != "all" and "part" not in levels:
+            raise ValueError(f"ImageFolder: part={self.part!r} needs levels='part/class' or 'part/domain/class'")
+        found: list[tuple[str, str, str, Path]] = []  # part, domain, class, file
+        for part, outer in self._parts(base) if "part" in levels else [("train", base)]:
+            inner = images.subfolders(outer) if "domain" in levels else [outer]
+            for folder in inner:
+                domain = folder.name if "domain" in levels else base.name
+                found += [(part, domain, c, f) for c, paths in images.classes(folder).items() for f in paths]
+        if not found:
+            raise ValueError(f"{base}: has no folders; expected {self.levels}/IMAGE.jpg inside (data.levels)")
+        # Numbered over all parts, so that training and test set agree on them.
+        domains, classes = (tuple(sorted({row[i] for row in found})) for i in (1, 2))
+        rows = [
+            (f, classes.index(c), domains.index(d), part == "test") for part, d, c, f in found if part in self.wanted
+        ]
+        if not rows:
+            raise ValueError(f"{base}: part={self.part!r} has no images")
+        return Sources(base, [r[0] for r in rows], lambda: listed(rows, classes, domains, self.size, self.channels))
+
+    def _parts(self, base: Path) -> list[tuple[str, Path]]:
+        test = next((base / n for n in ("test", "val", "validation") if (base / n).is_dir()), None)
+        if test is None or not (base / "train").is_dir():
+            raise FileNotFoundError(f"{base}: levels={self.levels!r} needs the folders train and test (or val) in it")
+        return [("train", base / "train"), ("test", test)]
+
+
+@dataclass(frozen=True)
+class HuggingFace(_Own):
+    """A set of images from the Hugging Face hub, or one saved with `save_to_disk` in the data root."""
+
+    dataset: str = ""
+    """Its name on the hub (`ylecun/mnist`), or a folder."""
+    config: str = ""
+    """Its configuration, where it has several."""
+    image: str = ""
+    """The column of images; empty: image or img."""
+    label: str = ""
+    """The column of labels; empty: label, labels or fine_label."""
+    domain: str = ""
+    """A column that says the domain."""
+    user: str = ""
+    """A column that says whose an example is."""
+
+    needs: ClassVar[str] = "set on the Hugging Face hub"
+
+    def sources(self) -> Sources:
+        hub = files.lazy("datasets", "acclimate[huggingface]", "HuggingFace")
+        images.pillow()
+        parts = self._open(hub)
+        # The sets are in the hub's own cache; their fingerprints name their content.
+        return Sources(Path(), [], lambda: self._read(parts))
+
+    def options(self) -> dict[str, Any]:
+        hub = files.lazy("datasets", "acclimate[huggingface]", "HuggingFace")
+        return {**super().options(), "fingerprints": [str(d._fingerprint) for _, d in self._open(hub)]}
+
+    def _open(self, hub: Any) -> list[tuple[str, Any]]:
+        if not self.dataset:
+            raise ValueError("HuggingFace: dataset='' must name a set on the hub; set data.dataset=")
+        root = self.folder()
+        local = root / self.dataset if root else Path(self.dataset)
+        found = (
+            hub.load_from_disk(str(local)) if local.is_dir() else hub.load_dataset(self.dataset, self.config or None)
+        )
+        if not isinstance(found, dict):
+            found = {"train": found}
+        names = {"train": ("train",), "test": ("test", "validation", "val")}
+        out = [(p, found[n]) for p in self.wanted for n in [next((n for n in names[p] if n in found), None)] if n]
+        if not out or (self.part != "all" and len(out) != 1):
+            raise ValueError(f"HuggingFace: {self.dataset} has no {self.part} split, only {', '.join(found)}")
+        return out
+
+    def _read(self, parts: list[tuple[str, Any]]) -> Parsed:
+        sets = [d for _, d in parts]
+        image = self._column(sets[0], "image", ("image", "img"))
+        label = self._column(sets[0], "label", ("label", "labels", "fine_label"))
+        y, classes = _column(sets, label)
+        domain, domains = np.zeros(len(y), np.int64), (self.dataset,)
+        if self.domain:
+            domain, domains = _column(sets, self._column(sets[0], "domain", ()))
+        users, names = _column(sets, self._column(sets[0], "user", ())) if self.user else (None, ())
+        test = np.repeat([p == "test" for p, _ in parts], [len(d) for d in sets])
+        first = images.to_array(sets[0][0][image], self.size, self.channels)
+        x = Stream((len(y), *first.shape), self._chunks(sets, image, first.shape))
+        return Parsed(x, y, classes, domain, domains, test, users, names)
+
+    def _chunks(self, sets: Sequence[Any], column: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+        for d in sets:
+            for start in range(0, len(d), 512):
+                pictures = d[start : start + 512][column]
+                arrays = [images.to_array(p, self.size, self.channels) for p in pictures]
+                if odd := [a.shape for a in arrays if a.shape != shape]:
+                    raise ValueError(f"HuggingFace: {self.dataset} has images of {shape} and {odd[0]}; set data.size=")
+                yield np.stack(arrays)
+
+    def _column(self, d: Any, field: str, usual: tuple[str, ...]) -> str:
+        named, there = getattr(self, field), list(d.column_names)
+        found = next((c for c in ((named,) if named else usual) if c in there), None)
+        if found is None:
+            wanted = named or " or ".join(usual)
+            raise ValueError(
+                f"HuggingFace: {self.dataset} has no column {wanted}, only {', '.join(there)}; set data.{field}="
+            )
+        return found
+
+
+def _column(sets: Sequence[Any], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    values = np.concatenate([np.asarray(d[name]) for d in sets])
+    told = getattr(sets[0].features[name], "names", None)
+    return _numbered(values, None if told is None else np.asarray(told), Path(name), name)

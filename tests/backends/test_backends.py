@@ -1,0 +1,160 @@
+"""What backends owe beyond the numbers: buckets, chunks, failures without half-done state."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acclimate.backends import Auto, Serial, Vmap
+from acclimate.backends.vmap import buckets
+from acclimate.core import fit, tree
+from acclimate.core.backend import NonFinite
+from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core.worker import Worker
+from acclimate.methods import SCAFFOLD, FedAvg
+from support import BACKENDS, SMALL, equal, fitted, gap, shards, small, task
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.sampled_from([0.0, 0.25, 0.6]))
+def test_buckets_cover_everyone_once_and_bound_the_padding(sizes, waste):
+    out = buckets(torch.tensor(sizes), waste)
+    assert sorted(torch.cat([m for m, _ in out]).tolist()) == list(range(len(sizes)))
+    for members, top in out:
+        held = [sizes[i] for i in members.tolist()]
+        assert max(held) == top
+        assert min(held) >= (1 - waste) * top
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, None])
+def test_chunks_do_not_change_the_result(chunk):
+    worker = Worker(task(), small(SCAFFOLD()))
+    states = []
+    for backend in (Vmap(chunk=chunk), Vmap(chunk=chunk, waste=0.9), Serial()):
+        engine = backend.open(worker, shards(), torch.device("cpu"))
+        state = fit.start(worker, engine, 6)
+        for state in fit.rounds(worker, engine, fit.Schedule(2, 6, 5), shards((4,) * 6, 1), state):
+            pass
+        states.append(state)
+    for other in states[1:]:
+        assert gap(states[0].server, other.server) < 1e-5
+        assert gap(states[0].mine, other.mine) < 1e-5
+
+
+@dataclass(frozen=True)
+class Poison(FedAvg):
+    """Sends NaN from client 3 in round 1."""
+
+    def client(self, task, down, mine, data, key):
+        up, mine = super().client(task, down, mine, data, key)
+        bad = (data["id"] == 3) & (data["round"] == 1)
+        return {**up, "delta": tree.map(lambda x: torch.where(bad, torch.nan, x), up["delta"])}, mine
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name):
+    worker = Worker(task(), Poison(work=SMALL, private=("head",)))
+    engine = BACKENDS[name].open(worker, shards(), torch.device("cpu"))
+    state = fit.start(worker, engine, 6)
+    loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6), shards((4,) * 6, 1), state)
+    state = next(loop)
+    with pytest.raises(NonFinite, match=r"round 1: client\(s\) 3 produced values that are not finite") as error:
+        next(loop)
+    assert error.value.clients == [3]
+    assert equal(engine.mine, state.mine)
+
+
+@dataclass(frozen=True)
+class Exploding(FedAvg):
+    """A server half that divides by zero."""
+
+    def server(self, task, server, total, key):
+        return tree.scale(super().server(task, server, total, key), float("inf"))
+
+
+def test_a_server_that_explodes_is_named():
+    with pytest.raises(ArithmeticError, match=r"round 0: the server's state is not finite after Exploding\.server"):
+        fitted(Exploding(work=SMALL), rounds=1)
+
+
+@dataclass(frozen=True)
+class Roll(FedAvg):
+    """Gathers every client's id and first weight."""
+
+    @property
+    def uplink(self):
+        return {"delta": Mean("n"), "n": Sum(), "id": Gather(), "own": Gather()}
+
+    def client(self, task, down, mine, data, key):
+        up, mine = super().client(task, down, mine, data, key)
+        return {**up, "id": data["id"], "own": {"w": up["delta"]["params"]["head.bias"]}}, mine
+
+    def init_server(self, task, clients, key):
+        return {**super().init_server(task, clients, key), "roll": torch.zeros(4, dtype=torch.int64), "own": torch.zeros(4, 5)}
+
+    def server(self, task, server, total, key):
+        return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
+
+
+def test_gathered_replies_are_the_same_on_every_backend_and_in_cohort_order():
+    a, b = (fitted(Roll(work=SMALL), name, rounds=2)[2].server for name in BACKENDS)
+    assert a["roll"].tolist() == b["roll"].tolist() == sorted(a["roll"].tolist())
+    assert gap(a["own"], b["own"]) < 1e-5
+
+
+def test_a_message_that_breaks_its_uplink_is_refused_by_every_backend():
+    @dataclass(frozen=True)
+    class Chatty(FedAvg):
+        def client(self, task, down, mine, data, key):
+            up, mine = super().client(task, down, mine, data, key)
+            return {**up, "gossip": torch.ones(())}, mine
+
+    for name in BACKENDS:
+        with pytest.raises(ValueError, match=r"Chatty: the message has \['gossip'\]"):
+            fitted(Chatty(work=SMALL), name, rounds=1)
+
+
+def test_auto_follows_its_rule():
+    conv, flat = Worker(task("cnn-plain"), FedAvg()), Worker(task("mlp-dropout"), FedAvg())
+    assert Auto().choose(conv, torch.device("cpu")) == Serial()
+    assert Auto().choose(flat, torch.device("cpu")) == Vmap()
+    assert Auto().choose(conv, torch.device("cuda")) == Vmap()
+
+
+def test_cohorts_are_keyed_distinct_and_cover_everyone_in_time():
+    worker, schedule = Worker(task(), FedAvg()), fit.Schedule(50, 10, 3)
+    cohorts = [fit.sample(worker, schedule, r).tolist() for r in range(50)]
+    assert all(len(set(c)) == 3 for c in cohorts)
+    assert {i for c in cohorts for i in c} == set(range(10))
+    assert cohorts == [fit.sample(worker, schedule, r).tolist() for r in range(50)]
+    other = [fit.sample(replace(worker, seed=1), schedule, r).tolist() for r in range(50)]
+    assert cohorts != other
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [((0, 5, 3), "rounds=0"), ((3, 5, 6), "cohort=6 must be between 1 and the number of clients, 5"), ((3, 5, 0), "cohort=0")],
+)
+def test_bad_schedules_are_named(fields, says):
+    with pytest.raises(ValueError, match=says):
+        fit.Schedule(*fields)
+
+
+def test_selection_keeps_the_first_best_round_and_its_states():
+    _, _, state = fitted(small(FedAvg(private=("head",))), rounds=4)
+    scores = [h["val_accuracy"] for h in state.history]
+    assert state.best is not None
+    assert state.best.score == max(scores)
+    assert state.best.round == 1 + scores.index(max(scores))
+    shorter = fitted(small(FedAvg(private=("head",))), rounds=state.best.round)[2]
+    assert equal(shorter.server, state.best.server)
+    assert equal(shorter.mine, state.best.mine)
+
+
+def test_clients_outside_the_cohort_keep_their_state():
+    worker, engine, state = fitted(small(SCAFFOLD()), rounds=1, cohort=2)
+    cohort = fit.sample(worker, fit.Schedule(1, 6, 2), 0).tolist()
+    for c in range(6):
+        moved = float(tree.norm(tree.take(state.mine["control"], c))) > 0
+        assert moved == (c in cohort)

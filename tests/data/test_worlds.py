@@ -1,0 +1,129 @@
+"""Partitions and splits: everything is used at most once, sizes are met, and a seed fixes it all."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acclimate.core import rng
+from acclimate.data import IID, Dataset, Digits, Dirichlet, Examples, Pathological, World
+from acclimate.data.partition import dirichlet
+
+PARTITIONS = st.one_of(
+    st.just(IID()),
+    st.floats(0.01, 10).map(lambda a: Dirichlet(alpha=a)),
+    st.integers(1, 6).map(lambda c: Pathological(classes_per_client=c)),
+)
+
+
+def examples(n, classes=6, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, classes, (n,), generator=g)
+    return Examples(torch.zeros(n, 3, 4, 4, dtype=torch.uint8), y, tuple("abcdef"[:classes]), torch.zeros(n, dtype=torch.int64), ("one",))
+
+
+@given(PARTITIONS, st.integers(1, 12), st.integers(60, 200), st.integers(0, 1000))
+def test_partitions_are_disjoint_and_repeatable(partition, clients, n, seed):
+    e = examples(n, seed=seed)
+    parts = partition.split(e, clients, rng.key(seed))
+    assert len(parts) == clients
+    rows = torch.cat(parts)
+    assert len(rows.unique()) == len(rows)
+    again = partition.split(e, clients, rng.key(seed))
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    if not isinstance(partition, Pathological):
+        assert len(rows) == n
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    else:
+        for p in parts:
+            assert len(e.y[p].unique()) <= partition.classes_per_client
+
+
+def test_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
+    e = examples(6000)
+    top = {}
+    for alpha in (0.01, 0.1, 1.0, 100.0):
+        parts = Dirichlet(alpha).split(e, 20, rng.key(0))
+        shares = torch.stack([torch.bincount(e.y[p], minlength=6) / len(p) for p in parts])
+        top[alpha] = float(shares.amax(1).mean())
+    assert top[0.01] > 0.75  # not 1: equal sizes leave clients whose class is taken with others
+    assert top[0.01] > top[0.1] > top[1.0] > top[100.0]
+    assert top[100.0] < 0.25
+
+
+def test_dirichlet_draws_have_the_right_mean_and_variance():
+    for alpha in (0.05, 0.5, 3.0):
+        p = dirichlet(rng.key(1), alpha, 20_000, 4)
+        assert float((p.sum(-1) - 1).abs().max()) < 1e-9
+        assert p.mean(0).tolist() == pytest.approx([0.25] * 4, abs=0.01)
+        variance = 0.25 * 0.75 / (4 * alpha + 1)
+        assert float(p.var(0).mean()) == pytest.approx(variance, rel=0.05)
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 5), st.integers(2, 20), st.sampled_from(["plain", "font", "clutter"]))
+def test_worlds_never_leak(seed, clients, domain):
+    world = Digits(clients=clients, partition=Dirichlet(0.1), domains=(domain,)).world(seed)
+    used = torch.cat([*world.train, *world.val, *world.test])
+    assert len(used.unique()) == len(used) == len(world.examples.y)
+    assert world.card() == Digits(clients=clients, partition=Dirichlet(0.1), domains=(domain,)).world(seed).card()
+
+
+def test_digits_domains_share_no_real_digit():
+    world = Digits(domains=("plain", "inverted", "font")).world(0)
+    e = world.examples
+    counts = torch.bincount(e.domain).tolist()
+    assert e.domains == ("plain", "inverted", "font")
+    assert counts == [899, 898, 1800]
+    plain, inverted = e.x[e.domain == 0], e.x[e.domain == 1]
+    together = torch.cat([plain, 255 - inverted]).flatten(1).to(torch.int32)
+    alike = {tuple(row.tolist()) for row in together}
+    assert len(alike) > 1790  # a handful of real digits are identical in the original data
+
+
+def test_card_and_hashes_are_fixed_for_good():
+    """A change of these numbers changes every published result: never by accident."""
+    card = Digits().world(0).card()
+    assert card["examples"] == 1797
+    assert card["splits"]["train"]["sizes"] == [108] * 7 + [107] * 3
+    assert sum(map(sum, card["histograms"]["test"])) == sum(card["splits"]["test"]["sizes"])
+    other = Digits().world(1).card()
+    assert card["hash"] == other["hash"]
+    assert card["splits"]["train"]["hash"] != other["splits"]["train"]["hash"]
+    assert Digits(seed=0).world(1).card()["splits"] == card["splits"]
+
+
+class Own(Dataset):
+    """A user's data set, not registered anywhere."""
+
+    def load(self):
+        return examples(90)
+
+
+def test_a_users_own_data_set_only_loads():
+    world = Own(clients=3, partition=IID(), split=(0.5, 0.0, 0.5)).world(0)
+    assert [len(r) for r in world.train] == [15] * 3
+    assert [len(r) for r in world.val] == [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Dirichlet(alpha=0.0), "Dirichlet: alpha=0.0 must be a finite number above 0"),
+        (lambda: Pathological(classes_per_client=0), "classes_per_client=0"),
+        (lambda: Pathological(7).split(examples(60), 3, rng.key(0)), "classes_per_client=7 must be at most the number of classes, 6"),
+        (lambda: IID().split(examples(60), 61, rng.key(0)), "clients=61 must be at most the number of examples, 60"),
+        (lambda: Digits(clients=0), "Digits: clients=0 must be at least 1"),
+        (lambda: Digits(split=(0.5, 0.5, 0.5)), "must be three shares"),
+        (lambda: Digits(domains=("plan",)), "has 'plan'; allowed are plain"),
+        (lambda: Digits(side=4), "side=4 must be between 8 and 64"),
+        (lambda: Digits(mean=(0.5,), std=()), "need one entry per channel"),
+        (lambda: Examples(torch.zeros(2, 3), torch.tensor([0, 9]), ("a",), torch.zeros(2), ("d",)), "labels run from 0 to 9, allowed are 0 to 0"),
+        (lambda: Examples(torch.tensor([[1.0], [torch.nan]]), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)), r"x\[1\] holds values that are not finite"),
+        (lambda: Examples(torch.zeros(3, 3), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)), "x has 3 rows, y 2"),
+        (lambda: World(examples(4), (torch.tensor([0, 1]),), (torch.tensor([1]),), (torch.tensor([2]),)), "splits overlap"),
+    ],
+)
+def test_bad_worlds_are_refused_by_name(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()

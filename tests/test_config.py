@@ -1,0 +1,179 @@
+"""Experiments as settings, TOML and JSON: every spelling gives the same record; every mistake is named."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from acclimate import catalogue, config
+from acclimate.adapters import T3A, NoAdapt, Tent
+from acclimate.backends import Vmap
+from acclimate.config import ConfigError, Experiment, expand, flatten_toml
+from acclimate.core.optim import Adam, Cosine
+from acclimate.data import Digits, Pathological
+from acclimate.methods import FedAvg, FedProx
+from acclimate.personal import FineTune
+
+EXPERIMENTS = st.builds(
+    Experiment,
+    method=st.sampled_from(list(catalogue.METHODS.values())),
+    personal=st.sampled_from(list(catalogue.PERSONALS.values())),
+    adapters=st.lists(st.sampled_from(list(catalogue.ADAPTERS.values())), min_size=1, max_size=3).map(tuple),
+    streams=st.lists(st.sampled_from(list(catalogue.STREAMS.values())), min_size=1, max_size=3).map(tuple),
+    model=st.sampled_from(list(catalogue.MODELS.values())),
+    data=st.builds(Digits, partition=st.sampled_from(list(catalogue.PARTITIONS.values())), clients=st.integers(1, 50)),
+    rounds=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    participation=st.floats(0.01, 1.0),
+    backend=st.sampled_from(list(catalogue.BACKENDS.values())),
+)
+
+
+@given(EXPERIMENTS)
+def test_json_round_trip(e):
+    assert config.loads(config.dumps(e)) == e
+    assert config.loads(config.dumps(e)).training_hash() == e.training_hash()
+
+
+def test_every_catalogue_record_round_trips():
+    for kind in catalogue.KINDS:
+        for name, record in kind.entries.items():
+            assert config.decode(config.encode(record)) == record, name
+
+
+def one(*settings):
+    (e,) = expand(settings)
+    return e
+
+
+def test_settings_reach_every_depth_in_any_order():
+    e = one("method.mu=0.01", "method=fedprox", "method.opt=adam", "method.opt.lr=0.2", "method.opt.schedule=cosine", "rounds=5")
+    assert e.method == FedProx(mu=0.01, opt=Adam(lr=0.2, schedule=Cosine()))
+    assert e.rounds == 5
+    e = one("data.partition=pathological", "data.partition.classes_per_client=3", "data.clients=4", "cohort=2")
+    assert e.data == Digits(partition=Pathological(3), clients=4)
+    assert e.cohort_size == 2
+    assert one("method.private=head,norm").method == FedAvg(private=("head", "norm"))
+    assert one("method.work.iterations=7").method.work.iterations == 7
+    assert one("method.work.iterations=none").method.work.iterations is None
+    assert one("backend=vmap", "backend.chunk=3").backend == Vmap(chunk=3)
+    assert one("participation=0.25").cohort_size == 3
+    assert one("model.norm=group").model.norm == "group"
+
+
+def test_lists_of_records_and_their_entries():
+    e = one("adapters=none,tent,t3a", "adapters.tent.steps=3", "adapters.t3a.keep=none")
+    assert e.adapters == (NoAdapt(), Tent(steps=3), T3A(keep=None))
+    assert [catalogue.label(a) for a in e.adapters] == ["none", "tent(steps=3)", "t3a(keep=None)"]
+    assert catalogue.distinct(e.adapters) == ["none", "tent", "t3a"]
+    assert catalogue.distinct([Tent(), Tent(steps=3)]) == ["tent", "tent(steps=3)"]
+
+
+def test_settings_tell_a_sweep_apart():
+    a, b = expand(["method=fedprox", "method.mu=0.01,0.5", "rounds=3", "seed=4"])
+    assert (a.settings(), b.settings()) == (["rounds=3", "method.mu=0.01"], ["rounds=3", "method.mu=0.5"])
+    assert one("method=fedbn").settings() == []
+    assert one("method=fedavg+lp", "personal.opt.lr=0.5").settings() == ["personal.opt.lr=0.5"]
+
+
+def test_methods_with_personalisers():
+    a, b = expand(["method=fedavg+finetune,fedbn"])
+    assert (a.method, a.personal, a.label) == (FedAvg(), FineTune(), "fedavg+finetune")
+    assert (b.label, b.personal) == ("fedbn", Experiment().personal)
+    assert a.training_hash() == one("method=fedavg").training_hash()
+    assert a.training_hash() != b.training_hash()
+    assert one("rounds=3").training_hash() != one("rounds=4").training_hash()
+    assert one("adapters=bn").training_hash() == one("adapters=t3a").training_hash()
+
+
+def test_sweeps_are_products():
+    found = expand(["method=fedprox", "method.mu=0.01,0.1", "seed=0,1,2"])
+    assert sorted((e.method.mu, e.seed) for e in found) == [(m, s) for m in (0.01, 0.1) for s in (0, 1, 2)]
+    assert len(expand(["method=fedavg,fedavg"])) == 1
+
+
+def test_toml_is_the_same_language():
+    table = {"rounds": 3, "adapters": ["none", "bn"], "method": {"name": "fedprox", "mu": 0.5, "opt": {"name": "adam", "lr": 1}}}
+    e = one(*flatten_toml(table))
+    assert e.method == FedProx(mu=0.5, opt=Adam(lr=1.0))
+    assert e.rounds == 3
+    assert e == one("rounds=3", "adapters=none,bn", "method=fedprox", "method.mu=0.5", "method.opt=adam", "method.opt.lr=1")
+    assert [x.seed for x in expand(flatten_toml({"seed": [4, 5]}))] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("roundz=3", "Experiment has no 'roundz'; did you mean 'rounds'"),
+        ("rounds=abc", "rounds: 'abc' is not a whole number"),
+        ("rounds=1.5", "'1.5' is not a whole number"),
+        ("rounds=0", "rounds=0 must be a finite number of at least 1"),
+        ("rounds", "'rounds' must be key=value"),
+        ("method=fedprx", "there is no method 'fedprx'; did you mean 'fedprox'"),
+        ("method.mu=1", "FedAvg has no 'mu'"),
+        ("method.opt.lr=-1", "SGD: lr=-1.0 must be a finite number above 0"),
+        ("method.weights=size", "'size' is not possible; .*allowed: samples, uniform"),
+        ("method.work=3", "set its fields instead, for example method.work.epochs"),
+        ("method.work.epochs.x=3", "has no fields"),
+        ("method=fedavg+fintune", "there is no personal 'fintune'; did you mean 'finetune'"),
+        ("adapters=tint", "there is no adapter 'tint'; did you mean 'tent'"),
+        ("adapters=", "adapters=\\(\\) must name at least one"),
+        ("adapters.bn.prior=3", "no entry 'bn' to set a field of; .*allowed: none, tent, t3a"),
+        ("cohort=99", "cohort=99 must be between 1 and the number of clients, 10"),
+        ("participation=0", "participation=0.0 must be above 0"),
+        ("data.partition.alpha=0", "alpha=0.0 must be a finite number above 0"),
+        ("method=nowhere.mine:Mine", "cannot import 'nowhere.mine:Mine'"),
+        ("method=acclimate.adapters:Tent", "'acclimate.adapters:Tent' is a Tent, not a Method"),
+        ("method.work.drop_last=maybe", "'maybe' is not true or false"),
+    ],
+)
+def test_mistakes_are_named(setting, says):
+    with pytest.raises(ConfigError, match=says):
+        expand([setting])
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    """A user's own method."""
+
+    twist: float = 1.0
+
+
+def test_own_records_by_dotted_path_and_in_files():
+    e = one("method=test_config:Mine", "method.twist=2")
+    assert e.method.twist == 2.0
+    assert type(e.method).__name__ == "Mine"
+    back = config.loads(config.dumps(e))
+    assert dataclasses.asdict(back.method) == dataclasses.asdict(e.method)
+
+
+def test_python_objects_are_named_in_the_file_and_asked_for_on_loading():
+    net = nn.Linear(2, 2)
+    text = config.dumps(replace(Experiment(), model=net))
+    assert "torch.nn.modules.linear:Linear" in text
+    with pytest.raises(ConfigError, match=r"ac\.load\(path, model=\.\.\.\)"):
+        config.loads(text)
+    assert config.loads(text, model=net).model is net
+
+
+def test_foreign_and_damaged_files():
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        config.loads("{")
+    with pytest.raises(ConfigError, match="schema='other' must be 'acclimate.config/1'"):
+        config.loads('{"schema": "other"}')
+    body = json.loads(config.dumps(Experiment()))
+    body["experiment"]["method"]["colour"] = 1
+    with pytest.raises(ConfigError, match="FedAvg has no field 'colour'"):
+        config.loads(json.dumps(body))
+    body = json.loads(config.dumps(Experiment()))
+    body["experiment"]["rounds"] = 0
+    with pytest.raises(ConfigError, match="rounds=0"):
+        config.loads(json.dumps(body))
+    body = json.loads(config.dumps(Experiment()))
+    body["experiment"]["method"]["type"] = "os:path"
+    with pytest.raises(ConfigError, match="cannot find the record 'os:path'"):
+        config.loads(json.dumps(body))

@@ -1,0 +1,105 @@
+"""Who may import whom, and what needs no more than torch and numpy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "acclimate"
+LAYERS = [
+    {"version"},
+    {"core"},
+    {"ops"},
+    {"methods", "adapters", "personal", "filters", "models", "data", "shifts"},
+    {"wrappers"},
+    {"backends", "eval"},
+    {"catalogue"},
+    {"config"},
+    {"store", "reporting", "watch"},
+    {"api"},
+    {"describe", "progress"},
+    {"bench", "serve", "cli"},
+]
+RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
+LIGHT = ["core", "ops", "methods", "adapters", "personal", "wrappers", "models", "data", "shifts", "eval", "backends"]
+LIGHT_PACKAGES = ("torch", "numpy")
+
+
+def part_of(path: Path) -> str:
+    first = path.relative_to(SRC).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level parts of acclimate that a file imports, wherever in the file."""
+    out = set()
+    package = ["acclimate", *path.relative_to(SRC).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            full = [*base, *(node.module.split(".") if node.module else [])]
+            if full[:1] == ["acclimate"]:
+                out |= {full[1]} if len(full) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            out |= {a.name.split(".")[1] for a in node.names if a.name.startswith("acclimate.")}
+    return out
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_point_down(path):
+    own = part_of(path)
+    assert own in RANK, f"{own} has no place in the layers: add it to LAYERS and to docs/design.md"
+    for other in imported(path) - {own}:
+        assert RANK[other] < RANK[own], f"{path.name}: {own} may not import {other}"
+
+
+def test_light_parts_import_with_torch_and_numpy_alone():
+    """A meta-path hook refuses every third-party package but torch, numpy and what these import themselves."""
+    code = f"""
+import sys, importlib, torch, numpy
+allowed = set(sys.modules)
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        if top in ("safetensors", "typer", "rich", "sklearn", "scipy", "PIL", "click", "pandas", "h5py"):
+            raise ImportError(f"{{name}} is not a light dependency")
+sys.meta_path.insert(0, Refuse())
+for part in {LIGHT!r}:
+    module = importlib.import_module("acclimate." + part)
+from acclimate import catalogue, config
+print("ok")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "ok", done.stderr
+
+
+@pytest.mark.parametrize("line", ["import acclimate", "import acclimate.cli", "from acclimate import __version__"])
+def test_import_and_help_need_no_torch(line):
+    code = f"import sys\n{line}\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_public_names_resolve_and_have_docstrings():
+    import inspect
+
+    import acclimate
+
+    for name in acclimate.__all__:
+        value = getattr(acclimate, name)
+        if name != "__version__":
+            assert inspect.getdoc(value), name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = acclimate.nonsense
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_every_public_name_has_a_docstring_and_every_module_too(path):
+    module = ast.parse(path.read_text())
+    if module.body:
+        assert ast.get_docstring(module), f"{path}: no module docstring"
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"

@@ -1,0 +1,245 @@
+"""Run folders: complete, atomic, resumable to the bit, and careful with what is already there."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import acclimate as ac
+from acclimate import api, store
+from acclimate.config import dumps, expand
+from acclimate.watch import Watch
+from support import equal
+
+QUICK = ("data.clients=4", "model=mlp", "model.hidden=16", "model.norm=batch", "rounds=4", "method.work.epochs=1", "eval_every=2", "checkpoint_every=2")
+COMPARED = ("config.json", "metrics.jsonl", "state.safetensors")
+
+
+def quick(*settings):
+    return expand([*QUICK, *settings])
+
+
+def results_of(path: Path) -> dict:
+    return json.loads((path / "results.json").read_text())
+
+
+def same_run(a: Path, b: Path) -> None:
+    for name in COMPARED:
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    ra, rb = results_of(a), results_of(b)
+    for part in ("table", "refused", "cost", "data"):
+        assert ra[part] == rb[part], part
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "one"
+    table = ac.run(quick()[0], path)
+    return path, table
+
+
+def test_the_folder_is_complete_and_follows_its_schema(finished):
+    path, table = finished
+    assert {p.name for p in path.iterdir()} == {*COMPARED, "results.json", "env.json", "report.html"}
+    results = results_of(path)
+    assert results["schema"] == "acclimate.results/1"
+    rows = results["table"]
+    assert len(rows) == 3 * 4 * 2  # adapters x streams x selections
+    for row in rows:
+        assert set(row) == set(ac.eval.Row.__annotations__)
+        assert 0 <= row["accuracy"] <= 1
+        assert row["clients"] == len(row["per_client"]) == 4
+        assert sum(row["per_client"]) / 4 == pytest.approx(row["accuracy"], abs=1e-5)
+        assert row["selection"] in ("last", "validation")
+    assert {r["round"] for r in rows if r["selection"] == "last"} == {4}
+    assert [r["round"] for r in map(json.loads, (path / "metrics.jsonl").read_text().splitlines())] == [2, 4]
+    assert results["cost"]["up_bytes_per_client"] == sum(m["bytes"] for m in results["cost"]["message"])
+    assert results["data"]["streams"]["corrupted"]["severity"] == 5
+    env = json.loads((path / "env.json").read_text())
+    assert env["torch"] == torch.__version__
+    assert table.rows == tuple(rows)
+
+
+def test_adapted_mixture_without_memory_is_the_mean_of_its_parts(finished):
+    _, table = finished
+    picks = {s: table.accuracy(adapter="none", stream=s, selection="last") for s in table.streams()}
+    mean = (picks["original"] + picks["corrupted"] + picks["out-of-client"]) / 3
+    assert picks["mixture"] == pytest.approx(mean, abs=1e-6)
+
+
+def test_load_gives_back_the_trained_models(finished):
+    path, table = finished
+    fit = ac.load(path)
+    assert fit.state.round == 4
+    again = ac.evaluate(fit)
+    assert [r["accuracy"] for r in again.rows] == pytest.approx([r["accuracy"] for r in table.rows])
+    assert fit.model(0)["vars"]["params"].keys() == fit.worker.task.init(ac.rng.key(0))["params"].keys()
+
+
+class StopAfter(Watch):
+    def __init__(self, rounds):
+        self.left = rounds
+
+    def round(self, state):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_ctrl_c_checkpoints_and_resume_ends_alike(finished, tmp_path, rounds):
+    path = tmp_path / "cut"
+    with pytest.raises(api.Interrupted, match=f"go on with: acclimate resume {path}") as stop:
+        ac.run(quick()[0], path, watch=StopAfter(rounds))
+    assert stop.value.round == rounds + 1
+    assert not (path / "results.json").exists()
+    ac.resume(path)
+    same_run(finished[0], path)
+
+
+COMMAND = "import acclimate.cli; acclimate.cli.main()"
+
+
+def cli(*args, **kwargs):
+    return subprocess.run([sys.executable, "-c", COMMAND, *args], capture_output=True, text=True, timeout=250, **kwargs)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.4, 1.1])
+def test_kill_at_any_moment_then_resume_is_bit_identical(finished, tmp_path, delay):
+    path = tmp_path / "killed"
+    slow = [*QUICK, "checkpoint_every=1"]
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, "run", "-q", "--out", str(path), "method=fedavg", *slow])
+    while not (path / "config.json").exists() and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not list(path.glob("*.tmp"))
+    done = cli("resume", "-q", str(path))
+    assert done.returncode == 0, done.stderr
+    whole = tmp_path / "whole"
+    done = cli("run", "-q", "--out", str(whole), "method=fedavg", *slow)
+    assert done.returncode == 0, done.stderr
+    same_run(whole, path)
+    assert (whole / "state.safetensors").read_bytes() == (path / "state.safetensors").read_bytes()
+
+
+def test_several_runs_share_training_make_an_index_and_resume(tmp_path):
+    path = tmp_path / "suite"
+    experiments = quick("method=fedavg,fedavg+finetune", "adapters=none", "streams=original")
+    with pytest.raises(api.Interrupted):
+        ac.run_all(experiments, path, watch=StopAfter(2))
+    trained = []
+
+    class Spy(Watch):
+        def round(self, state):
+            trained.append(state.round)
+
+    table = ac.resume(path, watch=Spy())
+    assert trained == [4]  # the first run goes on from its checkpoint; the second reuses it
+    assert [r["personal"] for r in table.rows if r["selection"] == "last"] == ["none", "finetune"]
+    index = json.loads((path / "index.json").read_text())
+    assert [r["label"] for r in index["runs"]] == ["fedavg", "fedavg+finetune"]
+    a, b = (path / r["path"] for r in index["runs"])
+    assert (a / "state.safetensors").read_bytes() == (b / "state.safetensors").read_bytes()
+    assert (path / "report.html").exists()
+    assert ac.resume(path).rows == table.rows
+
+
+def test_a_finished_run_is_not_overwritten_unless_told(finished):
+    path, _ = finished
+    before = (path / "results.json").read_bytes()
+    with pytest.raises(store.RunError, match="holds a finished run; pass --overwrite"):
+        ac.run(quick()[0], path)
+    with pytest.raises(store.RunError, match="holds a finished run"):
+        ac.run_all(quick("seed=0,1"), path)
+    assert (path / "results.json").read_bytes() == before
+
+
+def copy_of(finished, tmp_path) -> Path:
+    path = tmp_path / "copy"
+    path.mkdir()
+    for f in finished[0].iterdir():
+        (path / f.name).write_bytes(f.read_bytes())
+    return path
+
+
+def test_an_unfinished_run_points_to_resume(finished, tmp_path):
+    path = copy_of(finished, tmp_path)
+    (path / "results.json").unlink()
+    with pytest.raises(store.RunError, match=f"acclimate resume {path}"):
+        ac.run(quick()[0], path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "garbage", "empty"])
+def test_damaged_checkpoints_are_refused(finished, tmp_path, damage):
+    path = copy_of(finished, tmp_path)
+    state = path / "state.safetensors"
+    raw = bytearray(state.read_bytes())
+    if damage == "truncate":
+        raw = raw[: len(raw) // 2]
+    elif damage == "flip":
+        raw[-3] ^= 0x55
+    else:
+        raw = bytearray(b"not a tensor" if damage == "garbage" else b"")
+    state.write_bytes(raw)
+    (path / "results.json").unlink()
+    with pytest.raises(store.RunError, match="is damaged"):
+        ac.resume(path)
+    assert state.read_bytes() == bytes(raw)  # left for the user to look at
+
+
+def test_a_checkpoint_of_another_config_or_version_is_refused(finished, tmp_path):
+    path = copy_of(finished, tmp_path)
+    (path / "results.json").unlink()
+    other = replace(store.RunFolder(path).experiment(), rounds=5)
+    (path / "config.json").write_text(dumps(other))
+    with pytest.raises(store.RunError, match="was trained with another configuration"):
+        ac.resume(path)
+    state = path / "state.safetensors"
+    state.write_bytes(state.read_bytes().replace(b"acclimate.state/1", b"acclimate.state/0"))
+    with pytest.raises(store.RunError, match="schema='acclimate.state/0' must be 'acclimate.state/1'"):
+        ac.resume(path)
+
+
+def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
+    path = tmp_path / "full"
+    real, budget = os.fsync, [5]
+
+    def full(handle):
+        budget[0] -= 1
+        if budget[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(store.RunError, match="No space left on device; what was there before is unchanged"):
+        ac.run(quick()[0], path)
+    monkeypatch.setattr(os, "fsync", real)
+    assert not [p for p in path.iterdir() if p.name.startswith(".")]  # no temporary files stay behind
+    ac.resume(path)
+    same_run(finished[0], path)
+
+
+def test_fit_save_and_load(tmp_path):
+    fit = ac.train(quick()[0])
+    fit.save(tmp_path / "saved")
+    assert equal(ac.load(tmp_path / "saved").state.server, fit.state.server)
+    with pytest.raises(store.RunError, match="does not exist; is"):
+        ac.load(tmp_path / "nothing")
+
+
+def test_report_over_folders(finished, tmp_path):
+    out = ac.report(finished[0], out=tmp_path / "r.html")
+    assert out.read_text().lstrip().lower().startswith("<!doctype html>")
+    with pytest.raises(store.RunError, match="holds no run"):
+        ac.report(tmp_path / "empty", out=tmp_path / "x.html")
+    assert not (tmp_path / "x.html").exists()
