@@ -1,6 +1,6 @@
 """Parsed data sets on disk: read once, then memory-mapped, under a name made of what was read and how. Never pickled.
 
-An entry is a folder with `x.npy`, `y.npy` and a few smaller arrays, and `meta.json`, which says what they must look like.
+An entry is a folder with `x.npy`, `y.npy`, a few smaller arrays, and `meta.json`, which says what they must look like.
 Its name hashes the record's class, its reading options, and name, size and content of every source file; so a changed
 file, another `size=` or a repaired download can never meet a stale entry, and equal files in two places share one.
 """
@@ -73,12 +73,15 @@ def root() -> Path:
 def fetch(
     name: str, options: Mapping[str, Any], base: Path, files: Sequence[Path], read: Callable[[], Parsed]
 ) -> Parsed:
-    """The arrays of a data set, memory-mapped. `read` is called only if no sound entry is there for these files."""
+    """The arrays of a data set, memory-mapped. `read` is called only if no sound entry is there for these files.
+
+    `name` is that of the record's class, `module:Class`.
+    """
     folder = root()
     key = hashlib.sha256(
         json.dumps([SCHEMA, name, dict(options), content(base, files)], sort_keys=True).encode()
     ).hexdigest()
-    entry = folder / "sets" / f"{name}-{key[:32]}"
+    entry = folder / "sets" / f"{name.rpartition(':')[2]}-{key[:32]}"
     if (found := _open(entry)) is not None:
         return found
     with _lock(entry):
@@ -94,23 +97,22 @@ def content(base: Path, files: Sequence[Path]) -> str:
     Hashing gigabytes on every start would cost more than reading the cache saves, so the result is remembered under
     the files' paths, sizes and times: any of them changed means hashing again.
     """
-    stamp, names = hashlib.sha256(), []
-    newest = 0
+    stamp, sizes, newest = hashlib.sha256(os.path.abspath(base).encode()), [], 0
     for file in files:
-        stat = file.stat()
-        # The time of the last change of the inode too: unpacking an archive again restores the others.
+        stat = os.stat(file)
+        # The time of the last change of the inode too: unpacking an archive again restores the other one.
         newest = max(newest, stat.st_mtime_ns, stat.st_ctime_ns)
-        names.append((os.path.relpath(file, base).replace(os.sep, "/"), stat.st_size))
-        stamp.update(f"{os.path.abspath(file)}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\n".encode())
-    stamp.update(os.path.abspath(base).encode())
+        sizes.append(stat.st_size)
+        stamp.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}".encode())
     note = root() / "stamps" / stamp.hexdigest()
     with contextlib.suppress(OSError, ValueError):
         known = note.read_text()
         if len(known) == 64 and int(known, 16) >= 0:
             return known
     out = hashlib.sha256()
-    for file, (relative, size) in zip(files, names, strict=True):
-        with file.open("rb") as f:
+    for file, size in zip(files, sizes, strict=True):
+        relative = os.path.relpath(file, base).replace(os.sep, "/")
+        with open(file, "rb") as f:
             out.update(f"{relative}\0{size}\0{hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
     if newest + _SETTLED_NS < time.time_ns():
         with contextlib.suppress(OSError):  # a stamp only saves time
@@ -125,7 +127,7 @@ def _open(entry: Path) -> Parsed | None:
     """An entry whose files are what meta.json says; None if it is missing or damaged."""
     try:
         meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
-        arrays: dict[str, np.ndarray] = {}
+        arrays: dict[str, Any] = {}
         for name, want in meta["arrays"].items():
             file = entry / f"{name}.npy"
             if file.stat().st_size != want["bytes"]:
@@ -134,8 +136,8 @@ def _open(entry: Path) -> Parsed | None:
             if list(array.shape) != want["shape"] or array.dtype.str != want["dtype"]:
                 return None
             arrays[name] = array
-        names = {k: tuple(meta[k]) for k in ("classes", "domains", "user_names")}
-        return Parsed(**arrays, **names)
+        arrays |= {k: tuple(meta[k]) for k in ("classes", "domains", "user_names")}
+        return Parsed(**arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from . import files, images
 from .cache import Parsed
-from .domains import Domains
+from .domain_folders import Domains
 from .fileset import Part, Sources, assemble
 from .vision import svhn_mat
 
@@ -21,6 +22,7 @@ _MATS = {
     "usps": ("usps_28x28.mat",),
     "syn": ("syn_number.mat",),
 }
+_ALL_MATS = ", ".join(name for names in _MATS.values() for name in names)
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,8 @@ class Digit5(Domains):
 
     every: ClassVar[tuple[str, ...]] = ("mnist", "mnistm", "svhn", "syn", "usps")
     places: ClassVar[tuple[str, ...]] = ("digit5", "Digit5", "Digit-Five", "DigitFive", "digits", "")
-    origin: ClassVar[str] = (
-        "https://github.com/VisionLearningGroup/VisionLearningGroup.github.io/tree/master/M3SDA (Digit-Five.zip)"
-    )
-    needs: ClassVar[str] = "digit5/DOMAIN/{train,test}.npz, or digit5/ with " + ", ".join(
-        f for m in _MATS.values() for f in m
-    )
+    origin: ClassVar[str] = "http://ai.bu.edu/M3SDA (Digit-Five, of Peng et al.)"
+    needs: ClassVar[str] = f"digit5/DOMAIN/{{train,test}}.npz, or digit5/ with {_ALL_MATS}"
     published: ClassVar[dict[str, Any]] = {"classes": 10, "shape": (3, 32, 32)}
 
     def sources(self) -> Sources:
@@ -56,7 +54,7 @@ class Digit5(Domains):
             found = {d: paths for d in self.every if (paths := self._paths(base, d))}
             if all(d in found for d in self.domains):
                 paths = [f for d in self.domains for f in found[d]]
-                return Sources(base, paths, lambda: self._read(found))
+                return Sources(base, paths, partial(self._read, found))
             if len(found) > len(nearest[0]):
                 nearest = ([d for d in self.domains if d in found], base)
         raise self._lacks(*nearest) if nearest[0] else self.missing()

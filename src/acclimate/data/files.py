@@ -20,12 +20,13 @@ AGAIN = "it may be truncated or not what its name says; download it again"
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
-def lazy(module: str, package: str, what: str) -> Any:
+def lazy(module: str, install: str, what: str) -> Any:
     """Import a package that only some data sets need; say how to install it where it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        raise ImportError(f"{what} needs the package {package.split('[')[0]}: pip install '{package}'") from e
+        quoted = f"'{install}'" if "[" in install else install
+        raise ImportError(f"{what} needs a package that is not installed: pip install {quoted}") from e
 
 
 def plain(path: Path) -> bytes:
@@ -47,9 +48,7 @@ def idx(path: Path, ndim: int) -> np.ndarray:
     """An idx file (MNIST and its kin), plain or .gz: type and number of axes are in its magic number."""
     data = plain(path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES or data[3] != ndim:
-        raise ValueError(
-            f"{path}: magic number {data[:4].hex()!r} is not that of an idx file with {ndim} axes; {AGAIN}"
-        )
+        raise ValueError(f"{path}: magic number {data[:4].hex()} is not that of an idx file with {ndim} axes; {AGAIN}")
     start = 4 + 4 * ndim
     if len(data) < start:
         raise ValueError(f"{path}: ends inside its header; {AGAIN}")
@@ -73,12 +72,13 @@ def fixed_records(path: Path, head: int, shape: tuple[int, ...]) -> tuple[np.nda
 
 def npy(path: Path, ndim: int | None = None) -> np.ndarray:
     """An .npy file, memory-mapped; never one that holds pickled objects."""
+    with path.open("rb") as f:
+        if f.read(6) != b"\x93NUMPY":
+            raise ValueError(f"{path}: does not start like an .npy file; {AGAIN}")
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as e:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as e:
         raise ValueError(f"{path}: not a readable .npy file ({e}); {AGAIN}") from e
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path}: is an .npz archive, expected one .npy array; {AGAIN}")
     if ndim is not None and array.ndim != ndim:
         raise ValueError(f"{path}: shape {array.shape} must have {ndim} axes; {AGAIN}")
     return array
@@ -87,12 +87,13 @@ def npy(path: Path, ndim: int | None = None) -> np.ndarray:
 def npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Arrays of an .npz file by name; never pickled objects."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
+        with path.open("rb") as f:  # opened here, because numpy forgets to close what it cannot read
+            archive = np.load(f, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("one array, not an archive")
             names = list(archive.files)
             out = {k: archive[k] for k in (*needed, *optional) if k in names}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, AttributeError, TypeError) as e:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as e:
         raise ValueError(f"{path}: not a readable .npz file ({e}); {AGAIN}") from e
     _has(path, out, needed, names)
     return out
@@ -100,7 +101,7 @@ def npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict
 
 def mat(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
     """Arrays of a MATLAB file (version 5 to 7.2) by name."""
-    loadmat = lazy("scipy.io", "scipy", f"{path.name}").loadmat
+    loadmat = lazy("scipy.io", "scipy", f"reading {path.name}").loadmat
     try:
         data = loadmat(str(path))
     except NotImplementedError as e:

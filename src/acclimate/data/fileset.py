@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -40,6 +40,8 @@ class Sources(NamedTuple):
     base: Path
     files: Sequence[Path]
     read: Callable[[], Parsed]
+    detail: Mapping[str, Any] = {}
+    """What else decides what `read` gives, for the cache key: lists of classes, fingerprints."""
 
 
 class Part(NamedTuple):
@@ -62,7 +64,7 @@ class FileDataset(Dataset):
     size: int | None = None
     """Side to which images are resized (bilinear, to a square); None: as they are."""
     channels: int | None = None
-    """1 makes grey images, 3 makes RGB ones; None: as they are."""
+    """1 makes grey images, 3 makes RGB ones; None: as they are, image files RGB."""
 
     origin: ClassVar[str] = ""
     """Where people get the set, in words for the error message."""
@@ -105,9 +107,10 @@ class FileDataset(Dataset):
 
     def fetch(self) -> Parsed:
         """The arrays from the cache, where they are put on the first call."""
-        sources, name = self.sources(), type(self).__name__
+        sources, name = self.sources(), f"{type(self).__module__}:{type(self).__qualname__}"
         try:
-            return cache.fetch(name, self.options(), sources.base, sources.files, lambda: self._fit(sources))
+            key = {**self.options(), **sources.detail}
+            return cache.fetch(name, key, sources.base, sources.files, lambda: self._fit(sources))
         except FileNotFoundError as e:
             if e.filename is None:
                 raise
@@ -138,7 +141,7 @@ class FileDataset(Dataset):
     def folder(self) -> Path | None:
         """The data root: `root`, else what ACCLIMATE_DATA names, else None."""
         named = self.root or os.environ.get(ENV, "")
-        return Path(named).expanduser() if named else None
+        return Path(named).expanduser().absolute() if named else None
 
     def locate(self, *layouts: Layout) -> tuple[int, Path, list[Path]]:
         """The first layout that is complete: its number, its folder, its files in order."""

@@ -1,9 +1,10 @@
-"""ImageNet in small, and its natural shifts: TinyImageNet, ImageNet32, ImageNet-A, ImageNet-R and ImageNet-V2."""
+"""ImageNet at 32 x 32 pixels, and its natural shifts: ImageNet-A, ImageNet-R and ImageNet-V2."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,6 @@ from .cache import Parsed, Stream
 from .fileset import FileDataset, Layout, Sources, listed, text_lines
 from .pickles import unpickle
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _HALF = (0.5, 0.5, 0.5)
 _MAP = "map_clsloc.txt"
 _MAP_ORIGIN = f"{_MAP} from https://github.com/PatrykChrabaszcz/Imagenet32_Scripts"
@@ -31,59 +31,6 @@ _VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class TinyImageNet(FileDataset):
-    """200 classes of ImageNet, 64 x 64, RGB (Stanford's CS231N). Its labelled validation set is the test set here."""
-
-    mean: tuple[float, ...] = _IMAGENET_MEAN
-    std: tuple[float, ...] = _IMAGENET_STD
-
-    origin: ClassVar[str] = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-    needs: ClassVar[str] = (
-        "tiny-imagenet-200/{wnids.txt,train/WNID/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}"
-    )
-    published: ClassVar[dict[str, Any]] = {
-        "train": 100000,
-        "test": 10000,
-        "classes": 200,
-        "shape": (3, 64, 64),
-        "per_class": {"train": (500,) * 200, "test": (50,) * 200},
-    }
-
-    def sources(self) -> Sources:
-        lists = ("wnids.txt", *(("val/val_annotations.txt",) if "test" in self.wanted else ()))
-        _, base, found = self.locate(Layout(("tiny-imagenet-200", "TinyImageNet", "tiny-imagenet", ""), lists))
-        classes = tuple(sorted(text_lines(found[0])))
-        rows: list[tuple[Path, int, int, bool]] = []
-        if "train" in self.wanted:
-            if not (base / "train").is_dir():
-                raise self.missing(f"{base} lacks train/")
-            by_class = images.classes(base / "train", "images")
-            if odd := sorted(set(by_class) ^ set(classes)):
-                raise ValueError(
-                    f"{base / 'train'}: its folders and wnids.txt differ, for example in {odd[0]}; {files.AGAIN}"
-                )
-            rows += [(f, i, 0, False) for i, c in enumerate(classes) for f in by_class[c]]
-        if "test" in self.wanted:
-            rows += self._val(found[1], classes)
-        paths = [*found, *(r[0] for r in rows)]
-        return Sources(base, paths, lambda: listed(rows, classes, ("tinyimagenet",), self.size, self.channels))
-
-    def _val(self, notes: Path, classes: tuple[str, ...]) -> list[tuple[Path, int, int, bool]]:
-        number, out = {c: i for i, c in enumerate(classes)}, []
-        for k, line in enumerate(text_lines(notes)):
-            name, wnid, *_ = [*line.split("\t"), ""]
-            if wnid not in number:
-                raise ValueError(
-                    f"{notes}: line {k + 1} names the class {wnid!r}, which wnids.txt lacks; {files.AGAIN}"
-                )
-            file = notes.parent / "images" / name
-            if not file.is_file():
-                raise self.missing(f"{notes} names {file}, which is not there")
-            out.append((file, number[wnid], 0, True))
-        return out
-
-
-@dataclass(frozen=True)
 class ImageNet32(FileDataset):
     """ImageNet downsampled to 32 x 32, RGB (Chrabaszcz et al., 2017), from its npz (or pickle) batches."""
 
@@ -95,12 +42,8 @@ class ImageNet32(FileDataset):
     std: tuple[float, ...] = _HALF
 
     folders: ClassVar[tuple[str, ...]] = (
-        "imagenet32",
-        "ImageNet32",
-        "Imagenet32",
-        "Imagenet32_train",
-        "Imagenet32_val",
-        "",
+        *("imagenet32", "ImageNet32", "Imagenet32", "Imagenet32_train", "Imagenet32_val"),
+        *("Imagenet32_train_npz", "Imagenet32_val_npz", ""),
     )
     origin: ClassVar[str] = "https://image-net.org/download-images (downsampled image data, 32x32 npz format)"
     needs: ClassVar[str] = f"imagenet32/train_data_batch_1..10.npz and val_data.npz; {_MAP_ORIGIN} names the classes"
@@ -129,13 +72,8 @@ class ImageNet32(FileDataset):
         if chosen is not None and numbered is None:
             raise self.missing(f"to choose classes by name it needs {_MAP_ORIGIN}; {base} lacks it")
         names = numbered or tuple(f"class {i}" for i in range(1, 1001))
-        return Sources(root, [f for f, _ in batches], lambda: self._read(batches, names, chosen))
-
-    def options(self) -> dict[str, Any]:
-        chosen, root = None, self.folder()
-        if root is not None:
-            chosen = _chosen(self, root)
-        return {**super().options(), "chosen": chosen, "names": _clsloc(self)}
+        detail = {"chosen": chosen, "names": names}
+        return Sources(root, [f for f, _ in batches], lambda: self._read(batches, names, chosen), detail)
 
     def _read(self, batches: list[tuple[Path, bool]], names: tuple[str, ...], chosen: tuple[str, ...] | None) -> Parsed:
         if chosen is not None and (unknown := [c for c in chosen if c not in names]):
@@ -155,7 +93,8 @@ class ImageNet32(FileDataset):
                     raise ValueError(
                         f"{path}: data is {data.dtype}{data.shape}, expected uint8 [N, 3072]; {files.AGAIN}"
                     )
-                yield images.fit(data.reshape(-1, 3, 32, 32)[rows], self.size, self.channels)
+                if len(rows):
+                    yield images.fit(data.reshape(-1, 3, 32, 32)[rows], self.size, self.channels)
 
         side = self.size or 32
         x = Stream((len(y), self.channels or 3, side, side), chunks())
@@ -207,11 +146,8 @@ class ImageNetVariant(FileDataset):
         classes = tuple(sorted(by_class)) if chosen is None else chosen
         rows = [(f, i, 0, True) for i, c in enumerate(classes) for f in by_class[c]]
         domain = (f"imagenet-{self.variant}",)
-        return Sources(folder, [r[0] for r in rows], lambda: listed(rows, classes, domain, self.size, self.channels))
-
-    def options(self) -> dict[str, Any]:
-        root = self.folder()
-        return {**super().options(), "chosen": None if root is None else _chosen(self, root)}
+        read = partial(listed, rows, classes, domain, self.size, self.channels)
+        return Sources(folder, [r[0] for r in rows], read, {"classes": classes})
 
     def _named(self, folder: Path) -> dict[str, list[Path]]:
         """Images by WordNet id. ImageNet-V2's folders are numbers: places in the sorted list of all ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import string
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,11 +43,11 @@ class FEMNIST(FileDataset):
             base = Path(root or "", place.lstrip("/"))
             whole = sorted((base / "all_data").glob("*.json")) if self.part == "all" else []
             split = [sorted((base / part).glob("*.json")) for part in self.wanted]
-            if whole:
-                return Sources(base, whole, lambda: self._read([(f, False) for f in whole]))  # noqa: B023 - called at once
-            if all(split):
+            found = [(f, False) for f in whole]
+            if not whole and all(split):
                 found = [(f, p == "test") for p, paths in zip(self.wanted, split, strict=True) for f in paths]
-                return Sources(base, [f for f, _ in found], lambda: self._read(found))  # noqa: B023 - called at once
+            if found:
+                return Sources(base, [f for f, _ in found], partial(self._read, found))
         raise self.missing()
 
     def _read(self, found: list[tuple[Path, bool]]) -> Parsed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -64,12 +65,9 @@ class Arrays(_Own):
                     f"{path}: {key} has shape {data[key].shape}, but y has {n} rows; all need one row each"
                 )
         y, classes = _numbered(data["y"], data.get("classes"), path, "y")
-        domain, domains = np.zeros(n, np.int64), (path.stem,)
-        if "domain" in data:
-            domain, domains = _numbered(data["domain"], data.get("domains"), path, "domain")
-        users, names = None, ()
-        if "user" in data:
-            users, names = _numbered(data["user"], None, path, "user")
+        one: Numbered = np.zeros(n, np.int64), (path.stem,)
+        domain, domains = _numbered(data["domain"], data.get("domains"), path, "domain") if "domain" in data else one
+        users, names = _numbered(data["user"], None, path, "user") if "user" in data else (None, ())
         test = data.get("test", np.zeros(n, bool)).astype(bool)
         rows = np.arange(n) if self.part == "all" else np.flatnonzero(test == (self.part == "test"))
         if "test" not in data and self.part != "all":
@@ -100,9 +98,10 @@ class Arrays(_Own):
         return x.astype(np.float32)
 
 
-def _numbered(
-    values: np.ndarray, names: np.ndarray | None, path: Path, what: str
-) -> tuple[np.ndarray, tuple[str, ...]]:
+Numbered = tuple[np.ndarray, tuple[str, ...]]
+
+
+def _numbered(values: np.ndarray, names: np.ndarray | None, path: Path, what: str) -> Numbered:
     """Numbers from 0 and their names, from numbers or from names."""
     if values.ndim != 1:
         raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
@@ -143,13 +142,14 @@ class ImageFolder(_Own):
         if not found:
             raise ValueError(f"{base}: has no folders; expected {self.levels}/IMAGE.jpg inside (data.levels)")
         # Numbered over all parts, so that training and test set agree on them.
-        domains, classes = (tuple(sorted({row[i] for row in found})) for i in (1, 2))
+        domains, classes = tuple(sorted({d for _, d, _, _ in found})), tuple(sorted({c for _, _, c, _ in found}))
         rows = [
             (f, classes.index(c), domains.index(d), part == "test") for part, d, c, f in found if part in self.wanted
         ]
         if not rows:
             raise ValueError(f"{base}: part={self.part!r} has no images")
-        return Sources(base, [r[0] for r in rows], lambda: listed(rows, classes, domains, self.size, self.channels))
+        read = partial(listed, rows, classes, domains, self.size, self.channels)
+        return Sources(base, [r[0] for r in rows], read, {"classes": classes, "domains": domains})
 
     def _parts(self, base: Path) -> list[tuple[str, Path]]:
         test = next((base / n for n in ("test", "val", "validation") if (base / n).is_dir()), None)
@@ -181,12 +181,8 @@ class HuggingFace(_Own):
         hub = files.lazy("datasets", "acclimate[huggingface]", "HuggingFace")
         images.pillow()
         parts = self._open(hub)
-        # The sets are in the hub's own cache; their fingerprints name their content.
-        return Sources(Path(), [], lambda: self._read(parts))
-
-    def options(self) -> dict[str, Any]:
-        hub = files.lazy("datasets", "acclimate[huggingface]", "HuggingFace")
-        return {**super().options(), "fingerprints": [str(d._fingerprint) for _, d in self._open(hub)]}
+        # The files are in the hub's own cache; fingerprints name their content.
+        return Sources(Path(), [], lambda: self._read(parts), {"fingerprints": [str(d._fingerprint) for _, d in parts]})
 
     def _open(self, hub: Any) -> list[tuple[str, Any]]:
         if not self.dataset:
@@ -199,7 +195,9 @@ class HuggingFace(_Own):
         if not isinstance(found, dict):
             found = {"train": found}
         names = {"train": ("train",), "test": ("test", "validation", "val")}
-        out = [(p, found[n]) for p in self.wanted for n in [next((n for n in names[p] if n in found), None)] if n]
+        out: list[tuple[str, Any]] = [
+            (p, found[n]) for p in self.wanted for n in [next((n for n in names[p] if n in found), None)] if n
+        ]
         if not out or (self.part != "all" and len(out) != 1):
             raise ValueError(f"HuggingFace: {self.dataset} has no {self.part} split, only {', '.join(found)}")
         return out
@@ -209,9 +207,8 @@ class HuggingFace(_Own):
         image = self._column(sets[0], "image", ("image", "img"))
         label = self._column(sets[0], "label", ("label", "labels", "fine_label"))
         y, classes = _column(sets, label)
-        domain, domains = np.zeros(len(y), np.int64), (self.dataset,)
-        if self.domain:
-            domain, domains = _column(sets, self._column(sets[0], "domain", ()))
+        one: Numbered = np.zeros(len(y), np.int64), (self.dataset,)
+        domain, domains = _column(sets, self._column(sets[0], "domain", ())) if self.domain else one
         users, names = _column(sets, self._column(sets[0], "user", ())) if self.user else (None, ())
         test = np.repeat([p == "test" for p, _ in parts], [len(d) for d in sets])
         first = images.to_array(sets[0][0][image], self.size, self.channels)
@@ -238,7 +235,7 @@ class HuggingFace(_Own):
         return found
 
 
-def _column(sets: Sequence[Any], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _column(sets: Sequence[Any], name: str) -> Numbered:
     values = np.concatenate([np.asarray(d[name]) for d in sets])
     told = getattr(sets[0].features[name], "names", None)
     return _numbered(values, None if told is None else np.asarray(told), Path(name), name)

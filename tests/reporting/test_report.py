@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from acclimate.report.html import collect, render
-from acclimate.report.style import size
-from acclimate.report.svg import nice
+from acclimate.reporting.html import collect, render
+from acclimate.reporting.style import size
+from acclimate.reporting.svg import nice
 
 STREAMS = ("original", "corrupted", "natural", "mixture")
 EVIL = "<script>alert('&\"x')</script>"

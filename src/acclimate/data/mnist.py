@@ -1,0 +1,150 @@
+"""MNIST and the sets in its format: FashionMNIST and EMNIST."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ..core import check
+from . import files
+from .fileset import FileDataset, Layout, Part, Sources, assemble
+
+_DIGITS = tuple(string.digits)
+_MERGED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")  # letters whose cases look alike are one class
+
+
+@dataclass(frozen=True)
+class MNIST(FileDataset):
+    """Handwritten digits, 28 x 28, grey (LeCun, Cortes and Burges)."""
+
+    mean: tuple[float, ...] = (0.1307,)
+    std: tuple[float, ...] = (0.3081,)
+
+    folders: ClassVar[tuple[str, ...]] = ("MNIST/raw", "mnist/raw", "MNIST", "mnist", "")
+    class_names: ClassVar[tuple[str, ...]] = _DIGITS
+    origin: ClassVar[str] = "https://yann.lecun.com/exdb/mnist (mirror: https://ossci-datasets.s3.amazonaws.com/mnist/)"
+    needs: ClassVar[str] = "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
+    published: ClassVar[dict[str, Any]] = {
+        "train": 60000,
+        "test": 10000,
+        "classes": 10,
+        "shape": (1, 28, 28),
+        "per_class": {
+            "train": (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+            "test": (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+        },
+    }
+
+    def sources(self) -> Sources:
+        prefixes = dict(zip(("train", "test"), self._prefixes(), strict=True))
+        names = [
+            "|".join(f"{prefixes[p]}-{stem}{dot}{kind}-ubyte{gz}" for dot in "-." for gz in ("", ".gz"))
+            for p in self.wanted
+            for stem, kind in (("images", "idx3"), ("labels", "idx1"))
+        ]
+        _, base, found = self.locate(Layout(self.folders, tuple(names)))
+        return Sources(
+            base, found, lambda: assemble(self._read(found), self._classes(), (type(self).__name__.lower(),))
+        )
+
+    def _read(self, found: list[Path]) -> list[Part]:
+        out = []
+        for part, images, labels in zip(self.wanted, found[::2], found[1::2], strict=True):
+            x = self._upright(files.idx(images, 3))
+            y = files.labels(files.idx(labels, 1), len(self._classes()), labels, self._first())
+            files.pairs(x, y, images)
+            out.append(Part(x[:, None], y, part == "test"))
+        return out
+
+    def _prefixes(self) -> tuple[str, str]:
+        return "train", "t10k"
+
+    def _classes(self) -> tuple[str, ...]:
+        return self.class_names
+
+    def _upright(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+    def _first(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class FashionMNIST(MNIST):
+    """Zalando's pictures of clothes, 28 x 28, grey, in MNIST's format (Xiao et al., 2017)."""
+
+    mean: tuple[float, ...] = (0.2860,)
+    std: tuple[float, ...] = (0.3530,)
+
+    # The last one is where Debian's package dataset-fashion-mnist puts the files.
+    folders: ClassVar[tuple[str, ...]] = (
+        *("FashionMNIST/raw", "fashion-mnist", "fashion_mnist", "fashionmnist", "FashionMNIST", "fashion"),
+        *("", "/usr/share/datasets/fashion-mnist"),
+    )
+    class_names: ClassVar[tuple[str, ...]] = (
+        *("t-shirt", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    )
+    origin: ClassVar[str] = "https://github.com/zalandoresearch/fashion-mnist (or Debian's dataset-fashion-mnist)"
+    needs: ClassVar[str] = "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
+    published: ClassVar[dict[str, Any]] = {
+        "train": 60000,
+        "test": 10000,
+        "classes": 10,
+        "shape": (1, 28, 28),
+        "per_class": {"train": (6000,) * 10, "test": (1000,) * 10},
+    }
+
+
+def _emnist(train: int, test: int, classes: int, per_class: tuple[int, int] | None = None) -> dict[str, Any]:
+    out: dict[str, Any] = {"train": train, "test": test, "classes": classes, "shape": (1, 28, 28)}
+    if per_class:
+        out["per_class"] = {"train": (per_class[0],) * classes, "test": (per_class[1],) * classes}
+    return out
+
+
+@dataclass(frozen=True)
+class EMNIST(MNIST):
+    """Handwritten letters and digits of NIST, 28 x 28, grey, in MNIST's format (Cohen et al., 2017)."""
+
+    subset: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced"
+    """Which of the six published selections."""
+    mean: tuple[float, ...] = (0.1751,)
+    std: tuple[float, ...] = (0.3332,)
+
+    folders: ClassVar[tuple[str, ...]] = ("EMNIST/raw", "emnist", "gzip", "EMNIST", "emnist/gzip", "")
+    origin: ClassVar[str] = "https://www.nist.gov/itl/products-and-services/emnist-dataset (gzip.zip)"
+    needs: ClassVar[str] = "EMNIST/raw/emnist-SUBSET-{train,test}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
+    published: ClassVar[dict[str, Any]] = {
+        "byclass": _emnist(697932, 116323, 62),
+        "bymerge": _emnist(697932, 116323, 47),
+        "balanced": _emnist(112800, 18800, 47, (2400, 400)),
+        "letters": _emnist(124800, 20800, 26, (4800, 800)),
+        "digits": _emnist(240000, 40000, 10, (24000, 4000)),
+        "mnist": _emnist(60000, 10000, 10, (6000, 1000)),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.one_of(self, "subset", tuple(self.published))
+
+    def _prefixes(self) -> tuple[str, str]:
+        return f"emnist-{self.subset}-train", f"emnist-{self.subset}-test"
+
+    def _classes(self) -> tuple[str, ...]:
+        every = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
+        names = {"byclass": every, "bymerge": _MERGED, "balanced": _MERGED, "letters": tuple(string.ascii_uppercase)}
+        return names.get(self.subset, _DIGITS)
+
+    def expected(self) -> dict[str, Any]:
+        return dict(self.published[self.subset])
+
+    def _upright(self, x: np.ndarray) -> np.ndarray:
+        return x.transpose(0, 2, 1)  # EMNIST's files hold images with rows and columns exchanged
+
+    def _first(self) -> int:
+        return 1 if self.subset == "letters" else 0
