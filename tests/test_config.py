@@ -51,7 +51,14 @@ def one(*settings):
 
 
 def test_settings_reach_every_depth_in_any_order():
-    e = one("method.mu=0.01", "method=fedprox", "method.opt=adam", "method.opt.lr=0.2", "method.opt.schedule=cosine", "rounds=5")
+    e = one(
+        "method.mu=0.01",
+        "method=fedprox",
+        "method.opt=adam",
+        "method.opt.lr=0.2",
+        "method.opt.schedule=cosine",
+        "rounds=5",
+    )
     assert e.method == FedProx(mu=0.01, opt=Adam(lr=0.2, schedule=Cosine()))
     assert e.rounds == 5
     e = one("data.partition=pathological", "data.partition.classes_per_client=3", "data.clients=4", "cohort=2")
@@ -97,11 +104,17 @@ def test_sweeps_are_products():
 
 
 def test_toml_is_the_same_language():
-    table = {"rounds": 3, "adapters": ["none", "bn"], "method": {"name": "fedprox", "mu": 0.5, "opt": {"name": "adam", "lr": 1}}}
+    table = {
+        "rounds": 3,
+        "adapters": ["none", "bn"],
+        "method": {"name": "fedprox", "mu": 0.5, "opt": {"name": "adam", "lr": 1}},
+    }
     e = one(*flatten_toml(table))
     assert e.method == FedProx(mu=0.5, opt=Adam(lr=1.0))
     assert e.rounds == 3
-    assert e == one("rounds=3", "adapters=none,bn", "method=fedprox", "method.mu=0.5", "method.opt=adam", "method.opt.lr=1")
+    assert e == one(
+        "rounds=3", "adapters=none,bn", "method=fedprox", "method.mu=0.5", "method.opt=adam", "method.opt.lr=1"
+    )
     assert [x.seed for x in expand(flatten_toml({"seed": [4, 5]}))] == [4, 5]
 
 

@@ -97,7 +97,9 @@ def test_deployed_model_predicts(name, model):
             fitted(METHODS[name], rounds=1, model=model)
         return
     worker, engine, state = fitted(METHODS[name], rounds=1, model=model)
-    live = worker.method.deploy(worker.task, worker.method.download(worker.task, state.server), tree.take(state.mine, 0))
+    live = worker.method.deploy(
+        worker.task, worker.method.download(worker.task, state.server), tree.take(state.mine, 0)
+    )
     assert "vars" in live
     out = worker.predict()(live, engine.shards.x[:6])
     assert out.logits.shape == (6, CLASSES)

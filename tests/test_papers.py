@@ -131,9 +131,9 @@ def test_scaffold_control_variate_is_the_mean_gradient_and_the_server_keeps_thei
         own, key = client_data(data, c), worker.key("train", 0, c)
         positions, _ = ONE_STEP.plan(own, rng.fold(key, "plan"))
         rows = own["rows"][positions[0]]
-        g = grad(lambda q, rows=rows: t.loss({**start, "params": q}, {"x": data.x[rows], "y": data.y[rows]}, rng.key(0))[0])(
-            start["params"]
-        )
+        g = grad(
+            lambda q, rows=rows: t.loss({**start, "params": q}, {"x": data.x[rows], "y": data.y[rows]}, rng.key(0))[0]
+        )(start["params"])
         assert gap(tree.take(state.mine["control"], c), g) < 1e-5
     assert gap(state.server["control"], tree.map(lambda c: c.mean(0), state.mine["control"])) < 1e-6
 
@@ -213,7 +213,11 @@ def test_tent_update_equals_autograd_on_the_affine_parameters_only():
     logits = t.apply({**model["vars"], "params": params}, x, "adapt").logits
     p = logits.softmax(-1)
     (-(p * p.log()).sum(-1).mean()).backward()
-    assert set(state["params"]) == {k for k in params if k in t.norm} == {"body.1.weight", "body.1.bias", "body.5.weight", "body.5.bias"}
+    assert (
+        set(state["params"])
+        == {k for k in params if k in t.norm}
+        == {"body.1.weight", "body.1.bias", "body.5.weight", "body.5.bias"}
+    )
     for k, new in state["params"].items():
         torch.testing.assert_close(new, (params[k] - 0.1 * params[k].grad).detach(), rtol=1e-4, atol=1e-6)
 
@@ -276,7 +280,9 @@ def test_bn_with_a_strong_prior_is_no_adaptation():
     t, predict, model = deployed()
     x, _ = images(16)
     plain = NoAdapt().step(t, predict, model, {}, x, rng.key(0))[0]
-    torch.testing.assert_close(BNStats(prior=1e9).step(t, predict, model, {}, x, rng.key(0))[0], plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        BNStats(prior=1e9).step(t, predict, model, {}, x, rng.key(0))[0], plain, rtol=1e-4, atol=1e-5
+    )
     assert not torch.allclose(BNStats().step(t, predict, model, {}, x, rng.key(0))[0], plain, atol=1e-3)
 
 

@@ -19,7 +19,16 @@ from acclimate.config import dumps, expand
 from acclimate.watch import Watch
 from support import equal
 
-QUICK = ("data.clients=4", "model=mlp", "model.hidden=16", "model.norm=batch", "rounds=4", "method.work.epochs=1", "eval_every=2", "checkpoint_every=2")
+QUICK = (
+    "data.clients=4",
+    "model=mlp",
+    "model.hidden=16",
+    "model.norm=batch",
+    "rounds=4",
+    "method.work.epochs=1",
+    "eval_every=2",
+    "checkpoint_every=2",
+)
 COMPARED = ("config.json", "metrics.jsonl", "state.safetensors")
 
 

@@ -135,7 +135,9 @@ def _train(
         for state in loop.rounds(worker, engine, schedule, world.shards(world.val), state):
             seconds.append(time.perf_counter() - began)
             watch.round(state)
-            if folder is not None and (state.round % experiment.checkpoint_every == 0 or state.round == experiment.rounds):
+            if folder is not None and (
+                state.round % experiment.checkpoint_every == 0 or state.round == experiment.rounds
+            ):
                 folder.checkpoint(state, training)
                 folder.log(state)
                 saved = state.round
@@ -188,7 +190,11 @@ def _evaluate(
 
 
 def run(
-    experiment: Experiment, out: str | Path, overwrite: bool = False, watch: Watch | None = None, reuse: Path | None = None
+    experiment: Experiment,
+    out: str | Path,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+    reuse: Path | None = None,
 ) -> Table:
     """Train with checkpoints, test, and write the whole run folder.
 
@@ -269,7 +275,8 @@ def run_all(
 
 
 def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:
-    table, trained = Table(), {}
+    table = Table()
+    trained: dict[str, Path] = {}
     watch.suite(len(experiments))
     for path, experiment in zip(index.runs(), experiments, strict=True):
         folder, training = store.RunFolder(path), experiment.training_hash()

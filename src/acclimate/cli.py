@@ -32,7 +32,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -48,7 +50,7 @@ def run(
 ) -> None:
     """Train, adapt and test; write a run folder and a report.
 
-    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `method.mu=0.01,0.1`.
+    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `seed=0,1,2`.
     """
     experiments = _experiments(settings or [], config, seeds)
     from . import api, store

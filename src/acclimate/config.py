@@ -84,7 +84,9 @@ class Experiment:
     @property
     def cohort_size(self) -> int:
         """Clients per round."""
-        return self.cohort if self.cohort is not None else max(math.floor(self.participation * self.data.clients + 0.5), 1)
+        return (
+            self.cohort if self.cohort is not None else max(math.floor(self.participation * self.data.clients + 0.5), 1)
+        )
 
     @property
     def label(self) -> str:

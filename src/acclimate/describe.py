@@ -160,7 +160,9 @@ def _root() -> str:
 def results_table(table: Table, root: Path) -> None:
     """Print the results of the last round, and of the validation-selected one where it differs."""
     console = Console()
-    console.print(_pivot(table, "last", "accuracy at the last round, % ± std over clients; upload per client and round"))
+    console.print(
+        _pivot(table, "last", "accuracy at the last round, % ± std over clients; upload per client and round")
+    )
     if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
         console.print(_pivot(table, "validation", "accuracy at the validation-selected round"))
     for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():

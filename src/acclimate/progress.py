@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from types import TracebackType
 
 from .core.fit import State
 from .watch import Watch
@@ -30,7 +31,9 @@ class Display(Watch):
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bars.stop()
 
     def _next(self, description: str, total: int, done: int = 0) -> None:

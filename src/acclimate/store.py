@@ -1,4 +1,4 @@
-"""Run folders: what is written, when, and how it survives a crash. Everything is JSON or safetensors, written atomically.
+"""Run folders: what is written, when, and how it survives a crash. All is JSON or safetensors, written atomically.
 
 A run folder holds config.json, env.json, metrics.jsonl, state.safetensors, and - once finished - results.json and
 report.html. A folder of several runs holds index.json beside the run folders.
@@ -282,7 +282,9 @@ def find_runs(path: Path) -> Iterator[RunFolder]:
     elif (path / "config.json").exists():
         yield RunFolder(path)
     else:
-        found = sorted(p.parent for p in path.glob("*/config.json")) + sorted(p.parent for p in path.glob("*/index.json"))
+        found = sorted(p.parent for p in path.glob("*/config.json")) + sorted(
+            p.parent for p in path.glob("*/index.json")
+        )
         if not found:
             raise RunError(f"{path} holds no run; a run folder has a config.json")
         for p in found:

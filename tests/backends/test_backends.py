@@ -91,7 +91,11 @@ class Roll(FedAvg):
         return {**up, "id": data["id"], "own": {"w": up["delta"]["params"]["head.bias"]}}, mine
 
     def init_server(self, task, clients, key):
-        return {**super().init_server(task, clients, key), "roll": torch.zeros(4, dtype=torch.int64), "own": torch.zeros(4, 5)}
+        return {
+            **super().init_server(task, clients, key),
+            "roll": torch.zeros(4, dtype=torch.int64),
+            "own": torch.zeros(4, 5),
+        }
 
     def server(self, task, server, total, key):
         return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
@@ -134,7 +138,11 @@ def test_cohorts_are_keyed_distinct_and_cover_everyone_in_time():
 
 @pytest.mark.parametrize(
     ("fields", "says"),
-    [((0, 5, 3), "rounds=0"), ((3, 5, 6), "cohort=6 must be between 1 and the number of clients, 5"), ((3, 5, 0), "cohort=0")],
+    [
+        ((0, 5, 3), "rounds=0"),
+        ((3, 5, 6), "cohort=6 must be between 1 and the number of clients, 5"),
+        ((3, 5, 0), "cohort=0"),
+    ],
 )
 def test_bad_schedules_are_named(fields, says):
     with pytest.raises(ValueError, match=says):

@@ -1,6 +1,6 @@
 """On a GPU: captured rounds equal eager ones to the bit, and the GPU agrees with the CPU.
 
-Runs with torch, numpy and pytest alone: `PYTHONPATH=src:tests python -m pytest --noconftest tests/backends/test_cuda.py`.
+With torch, numpy and pytest alone: `PYTHONPATH=src:tests python -m pytest --noconftest tests/backends/test_cuda.py`.
 """
 
 import logging
@@ -106,4 +106,10 @@ def test_memory_that_runs_out_halves_the_chunk(monkeypatch, caplog):
     state = fit.start(worker, engine, 6)
     server, _, _ = fit.one_round(worker, engine, state.server, torch.arange(6), 0)
     assert asked[-1] == 1
-    assert gap(tree.to(server, "cpu"), tree.to(train(FedAvg(work=SMALL), Serial(), CUDA, cohort=6, rounds=1)[2].server, "cpu")) < 1e-5
+    assert (
+        gap(
+            tree.to(server, "cpu"),
+            tree.to(train(FedAvg(work=SMALL), Serial(), CUDA, cohort=6, rounds=1)[2].server, "cpu"),
+        )
+        < 1e-5
+    )

@@ -6,8 +6,8 @@ import torch
 from acclimate.core import rng, stream
 from acclimate.core.adapter import Adapter
 from acclimate.core.stream import Protocol
-from support import client_data, fitted, shards, small
 from acclimate.methods import FedAvg
+from support import client_data, fitted, shards, small
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def test_last_batch_is_full_and_wraps_around():
     assert "y" in own
     from support import task
 
-    stream.run(task(), lambda *a, **k: None, Spy(), {}, {k: v for k, v in own.items() if k != "y"}, Protocol(4), rng.key(0))
+    stream.run(
+        task(), lambda *a, **k: None, Spy(), {}, {k: v for k, v in own.items() if k != "y"}, Protocol(4), rng.key(0)
+    )
     assert [len(x) for x in seen] == [4, 4, 4]
     flat = torch.cat(seen)
     expected = data.x[data.own(0)]

@@ -26,7 +26,9 @@ def test_arithmetic(t):
     assert equal(tree.sub(tree.add(t, t), t), t)
     assert equal(tree.add(t, t, -1.0), tree.zeros(t))
     assert tree.nbytes(t) == 4 * tree.numel(t)
-    assert float(tree.norm(t)) == pytest.approx(float(sum((x.double() ** 2).sum() for x in tree.leaves(t)) ** 0.5), rel=1e-4)
+    assert float(tree.norm(t)) == pytest.approx(
+        float(sum((x.double() ** 2).sum() for x in tree.leaves(t)) ** 0.5), rel=1e-4
+    )
 
 
 @given(TREES)

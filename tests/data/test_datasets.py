@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import dataclasses
+import errno
 import gzip
 import json
 import pickle
@@ -92,7 +93,7 @@ def test_a_missing_set_says_which_files_where_and_from_where(
         for expected in (type(dataset).__name__, str(root), "Needed: ", "http", "data.root=", "ACCLIMATE_DATA"):
             assert expected in message
     monkeypatch.delenv("ACCLIMATE_DATA")
-    with pytest.raises(FileNotFoundError, match="no data folder is set: name it with data.root= or .*ACCLIMATE_DATA"):
+    with pytest.raises(FileNotFoundError, match=r"no data folder is set: name it with data.root= or .*ACCLIMATE_DATA"):
         dataset.load()
     with pytest.raises(FileNotFoundError, match="the folder /nowhere/at/all does not exist"):
         dataclasses.replace(dataset, root="/nowhere/at/all").load()
@@ -100,7 +101,7 @@ def test_a_missing_set_says_which_files_where_and_from_where(
     assert finding.startswith(f"missing: {type(dataset).__name__}")
 
 
-@pytest.mark.parametrize("dataset", (*EVERY, Arrays(), ImageFolder(), HuggingFace()), ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize("dataset", [*EVERY, Arrays(), ImageFolder(), HuggingFace()], ids=lambda d: type(d).__name__)
 def test_records_are_settings(dataset: FileDataset) -> None:
     experiment = config.Experiment(data=dataset)
     assert config.loads(config.dumps(experiment)) == experiment
@@ -248,7 +249,7 @@ def test_usps_from_h5(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"usps.h5: label 10 of example 1 must be 0 to 9"):
         USPS().load()
     del content["test"]["target"]
-    with pytest.raises(ValueError, match=r"usps.h5: has no data and target"):
+    with pytest.raises(ValueError, match=r"usps.h5: lacks train/data"):
         USPS().load()
 
 
@@ -268,7 +269,7 @@ def test_svhn(root: Path) -> None:
     assert np.array_equal(x[5], train[..., 5].transpose(2, 0, 1))
     assert y[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
     assert int(test.sum()) == 10
-    with pytest.raises(FileNotFoundError, match="lacks extra_32x32.mat"):
+    with pytest.raises(FileNotFoundError, match=r"lacks extra_32x32.mat"):
         SVHN(extra=True).load()
     svhn(root / "SVHN/extra_32x32.mat", 4, 2)
     assert SVHN(extra=True).official_test().tolist() == [False] * 16 + [True] * 10
@@ -356,9 +357,7 @@ def test_cifar10_with_damage(root: Path) -> None:
 def test_a_malicious_cifar_batch_is_refused(root: Path, tmp_path: Path) -> None:
     cifar10(root / "cifar-10-batches-py", "py")
     target = tmp_path / "owned"
-    body = f"(dS'data'\ncbuiltins\nexec\n(S'open({str(target)!r}, \"w\")'\ntRs.".replace("\\'", "'")
     write(root / "cifar-10-batches-py/data_batch_2", f"cbuiltins\nexec\n(Vopen({str(target)!r}, 'w')\ntR.")
-    assert body
     with pytest.raises(ValueError, match=r"data_batch_2: refused.*builtins.exec"):
         CIFAR10().load()
     assert not target.exists()
@@ -388,9 +387,9 @@ def test_cifar100(root: Path, layout: str, place: str) -> None:
 def test_cifar100_superclasses() -> None:
     # The published mapping of fine to coarse labels.
     coarse = (
-        "4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 9 11 5 5 19 8 8 15 13 14 "
-        "17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 9 19 2 10 0 1 16 12 9 13 15 13 16 19 2 4 6 19 5 5 8 19 18 1 "
-        "2 15 6 0 17 8 14 13"
+        "4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11 6 11 5 10 7 6 13 15 3 15 0 11 1 10 "
+        "12 14 16 9 11 5 5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17 10 3 2 12 12 16 12 1 "
+        "9 19 2 10 0 1 16 12 9 13 15 13 16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13"
     )
     assert CIFAR100.superclass == tuple(int(c) for c in coarse.split())
     assert len(CIFAR100.superclasses) == 20
@@ -441,7 +440,7 @@ def test_cifar10c(root: Path) -> None:
     assert examples.domain.tolist() == [0] * 10 + [1] * 10
     assert np.array_equal(examples.x[:10].numpy(), x["snow"][20:30].transpose(0, 3, 1, 2))
     assert examples.y.tolist() == [*range(10), *range(10)]
-    with pytest.raises(FileNotFoundError, match="CIFAR-10-C lacks gaussian_noise.npy, shot_noise.npy, "):
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-10-C lacks gaussian_noise.npy, shot_noise.npy, "):
         CIFAR10C().load()
     for bad, message in (
         ({"severity": 0}, "between 1 and 5"),
@@ -552,7 +551,7 @@ def test_imagenet_variants_share_classes_with_imagenet32(root: Path) -> None:
     pixel = ImageNetVariant(variant="v2").load().x
     assert torch.equal(v2.x, pixel[[0, 2]])  # n01 and n05 are numbers 0 and 2 of n01 n03 n05 n07
     (root / "imagenet32/map_clsloc.txt").unlink()
-    with pytest.raises(FileNotFoundError, match="are numbers; to name them it needs map_clsloc.txt"):
+    with pytest.raises(FileNotFoundError, match=r"are numbers; to name them it needs map_clsloc.txt"):
         ImageNetVariant(variant="v2").load()
 
 
@@ -561,7 +560,7 @@ def test_shared_classes_need_both_folders(root: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"lacks imagenet-r/; get it from http"):
         ImageNetVariant(shared=True).load()
     picture(root / "imagenet-r/n02/0.jpg")
-    with pytest.raises(ValueError, match="share no class folder"):
+    with pytest.raises(ValueError, match="no class folder in common"):
         ImageNetVariant(shared=True).load()
 
 
@@ -591,7 +590,7 @@ def test_digit5_from_npz(root: Path) -> None:
         Digit5().load()
     with pytest.raises(ValueError, match=r"Digit5: domains=.*'font'; allowed are mnist, mnistm, svhn, syn, usps"):
         Digit5(domains=("mnist", "font"))
-    with pytest.raises(ValueError, match="at least one, each once"):
+    with pytest.raises(ValueError, match=r"at least one of .*, each once"):
         Digit5(domains=("mnist", "mnist"))
 
 
@@ -707,7 +706,10 @@ def test_domainnet_takes_its_classes_from_the_lists(root: Path) -> None:
     assert int(dataset.official_test().sum()) == 6
     assert DomainNet(domains=("sketch",), part="test").load().y.tolist() == [0, 1, 2]
     write(root / "DomainNet/real_train.txt", "real/zebra/pic_0.png 7\n")
-    with pytest.raises(ValueError, match=r"gives zebra|no file has the label|the label of"):
+    with pytest.raises(ValueError, match="official lists: no file has the label 3"):
+        dataset.load()
+    write(root / "DomainNet/real_train.txt", "real/zebra/pic_0.png 3\n")
+    with pytest.raises(ValueError, match="official lists: zebra has two labels"):
         dataset.load()
 
 
@@ -718,7 +720,7 @@ def test_office_sets_find_their_folders_under_other_names(root: Path) -> None:
     assert examples.classes == ("Alarm_Clock", "bed")
     folders(root / "office_caltech_10", ("amazon", "caltech", "dslr", "webcam"), ("back_pack", "mug"), each=1)
     assert OfficeCaltech10().load().domains == ("amazon", "caltech10", "dslr", "webcam")
-    with pytest.raises(FileNotFoundError, match="DomainNet: .*quickdraw"):
+    with pytest.raises(FileNotFoundError, match=r"DomainNet: .*quickdraw"):
         DomainNet().load()
 
 
@@ -790,15 +792,15 @@ def test_femnist_with_damage(root: Path, body: str, message: str) -> None:
 
 def test_arrays(root: Path) -> None:
     x = noise(6, 10, 12, 3)
-    np.savez(root / "mine.npz", x=x, y=["b", "a", "b", "a", "c", "b"], domain=[0, 0, 1, 1, 1, 0], user=[5, 5, 0, 0, 1, 1],
-             test=[0, 0, 0, 0, 1, 1], domains=["day", "night"])  # fmt: skip
+    rows = {"y": list("babacb"), "domain": [0, 0, 1, 1, 1, 0], "user": [5, 5, 0, 0, 1, 1], "test": [0, 0, 0, 0, 1, 1]}
+    np.savez(root / "mine.npz", x=x, **rows, domains=["day", "night"])
     dataset = Arrays(file="mine.npz")
     examples = dataset.load()
     assert examples.classes == ("a", "b", "c")
     assert examples.y.tolist() == [1, 0, 1, 0, 2, 1]
     assert examples.domains == ("day", "night")
     assert examples.users is not None
-    assert examples.users.tolist() == [5, 5, 0, 0, 1, 1]
+    assert examples.users.tolist() == [2, 2, 0, 0, 1, 1]
     assert np.array_equal(examples.x.numpy(), x.transpose(0, 3, 1, 2))
     assert Arrays(file="mine.npz", part="test").load().y.tolist() == [2, 1]
     assert dataset.official_test().tolist() == [False] * 4 + [True] * 2
@@ -901,10 +903,8 @@ class FakeSplit:
 
 def test_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows(n: int, seed: int) -> list[dict[str, Any]]:
-        return [
-            {"img": Image.fromarray(noise(8, 8, 3, seed=seed + i)), "label": i % 2, "writer": f"w{i % 3}"}
-            for i in range(n)
-        ]
+        made = [Image.fromarray(noise(8, 8, 3, seed=seed + i)) for i in range(n)]
+        return [{"img": image, "label": i % 2, "writer": f"w{i % 3}"} for i, image in enumerate(made)]
 
     asked = []
 
@@ -934,7 +934,20 @@ def test_hugging_face_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         HuggingFace(dataset="mnist").load()
 
 
-# --- normalisation, checks -------------------------------------------------------------------------------------------
+# --- memory, normalisation, checks -----------------------------------------------------------------------------------
+
+
+def test_sets_larger_than_memory_are_mapped_read_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mnist(root)
+    expected, load = MNIST().load().x, np.load
+
+    def refuse(file: Any, mmap_mode: str | None = None, **kwargs: Any) -> Any:
+        if mmap_mode == "c":
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return load(file, mmap_mode=mmap_mode, **kwargs)
+
+    monkeypatch.setattr(np, "load", refuse)
+    assert torch.equal(MNIST().load().x, expected)  # and no warning, which would be an error here
 
 
 def test_normalisation_follows_the_channels(root: Path) -> None:

@@ -19,7 +19,13 @@ PARTITIONS = st.one_of(
 def examples(n, classes=6, seed=0):
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, classes, (n,), generator=g)
-    return Examples(torch.zeros(n, 3, 4, 4, dtype=torch.uint8), y, tuple("abcdef"[:classes]), torch.zeros(n, dtype=torch.int64), ("one",))
+    return Examples(
+        torch.zeros(n, 3, 4, 4, dtype=torch.uint8),
+        y,
+        tuple("abcdef"[:classes]),
+        torch.zeros(n, dtype=torch.int64),
+        ("one",),
+    )
 
 
 @given(PARTITIONS, st.integers(1, 12), st.integers(60, 200), st.integers(0, 1000))
@@ -111,17 +117,32 @@ def test_a_users_own_data_set_only_loads():
     [
         (lambda: Dirichlet(alpha=0.0), "Dirichlet: alpha=0.0 must be a finite number above 0"),
         (lambda: Pathological(classes_per_client=0), "classes_per_client=0"),
-        (lambda: Pathological(7).split(examples(60), 3, rng.key(0)), "classes_per_client=7 must be at most the number of classes, 6"),
+        (
+            lambda: Pathological(7).split(examples(60), 3, rng.key(0)),
+            "classes_per_client=7 must be at most the number of classes, 6",
+        ),
         (lambda: IID().split(examples(60), 61, rng.key(0)), "clients=61 must be at most the number of examples, 60"),
         (lambda: Digits(clients=0), "Digits: clients=0 must be at least 1"),
         (lambda: Digits(split=(0.5, 0.5, 0.5)), "must be three shares"),
         (lambda: Digits(domains=("plan",)), "has 'plan'; allowed are plain"),
         (lambda: Digits(side=4), "side=4 must be between 8 and 64"),
         (lambda: Digits(mean=(0.5,), std=()), "need one entry per channel"),
-        (lambda: Examples(torch.zeros(2, 3), torch.tensor([0, 9]), ("a",), torch.zeros(2), ("d",)), "labels run from 0 to 9, allowed are 0 to 0"),
-        (lambda: Examples(torch.tensor([[1.0], [torch.nan]]), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)), r"x\[1\] holds values that are not finite"),
-        (lambda: Examples(torch.zeros(3, 3), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)), "x has 3 rows, y 2"),
-        (lambda: World(examples(4), (torch.tensor([0, 1]),), (torch.tensor([1]),), (torch.tensor([2]),)), "splits overlap"),
+        (
+            lambda: Examples(torch.zeros(2, 3), torch.tensor([0, 9]), ("a",), torch.zeros(2), ("d",)),
+            "labels run from 0 to 9, allowed are 0 to 0",
+        ),
+        (
+            lambda: Examples(torch.tensor([[1.0], [torch.nan]]), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)),
+            r"x\[1\] holds values that are not finite",
+        ),
+        (
+            lambda: Examples(torch.zeros(3, 3), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)),
+            "x has 3 rows, y 2",
+        ),
+        (
+            lambda: World(examples(4), (torch.tensor([0, 1]),), (torch.tensor([1]),), (torch.tensor([2]),)),
+            "splits overlap",
+        ),
     ],
 )
 def test_bad_worlds_are_refused_by_name(make, says):

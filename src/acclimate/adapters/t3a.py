@@ -54,7 +54,9 @@ class T3A(Adapter):
         centroid = (F.normalize(support, dim=-1) * torch.isfinite(score)[..., None]).sum(1)
         return out.features @ F.normalize(centroid, dim=-1).T, {"support": support, "score": score}
 
-    def _select(self, features: Tensor, uncertainty: Tensor, member: Tensor, state: Tree | None) -> tuple[Tensor, Tensor]:
+    def _select(
+        self, features: Tensor, uncertainty: Tensor, member: Tensor, state: Tree | None
+    ) -> tuple[Tensor, Tensor]:
         """Per class, the `keep` least uncertain of the old supports and the new members: [C, keep, d] and [C, keep]."""
         assert self.keep is not None
         score = torch.where(member, uncertainty, torch.inf)

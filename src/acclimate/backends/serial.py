@@ -42,8 +42,8 @@ class SerialEngine(Engine):
 
     def _data(self, shards: Shards, client: int, round: int) -> Tree:
         rows, n = shards.own(client), shards.n[client]
-        where = {"dtype": torch.int64, "device": self.device}
-        return shards.tree(rows, n, torch.full((), client, **where), torch.full((), round, **where), ragged=False)
+        who, when = (torch.full((), v, dtype=torch.int64, device=self.device) for v in (client, round))
+        return shards.tree(rows, n, who, when, ragged=False)
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         rules = self.worker.method.uplink

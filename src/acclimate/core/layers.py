@@ -89,7 +89,7 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             if not isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 raise ValueError(f"layer '{name}' is a {type(layer).__name__}; use nn.Dropout or nn.Dropout1d/2d/3d")
             layer.channels = not isinstance(layer, nn.Dropout)  # type: ignore[assignment]
-            layer.__class__ = KeyedDropout
+            layer.__class__ = KeyedDropout  # type: ignore[assignment]
             layer.register_buffer("key", torch.zeros((), dtype=torch.int64, device="meta"), persistent=False)
             keys.append(f"{name}.key" if name else "key")
     return tuple(keys)

@@ -53,7 +53,9 @@ class Work:
     def timeline(self, data: Tree) -> tuple[Tensor, Tensor, Tensor]:
         """The clock [steps], the client's own steps per epoch, and which steps are real (bool [steps])."""
         n, t = data["n"], torch.arange(self.steps(data["rows"].shape[-1]), device=data["n"].device)
-        per_epoch = torch.div(n if self.drop_last else n + self.batch - 1, self.batch, rounding_mode="floor").clamp_min(1)
+        per_epoch = torch.div(n if self.drop_last else n + self.batch - 1, self.batch, rounding_mode="floor").clamp_min(
+            1
+        )
         live = t < self.epochs * per_epoch if self.iterations is None else torch.ones_like(t, dtype=torch.bool)
         return t, per_epoch, live
 

@@ -102,9 +102,7 @@ def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = N
 def combine(a: Partial, b: Partial) -> Partial:
     """Two partial results as one."""
     each = tree.map(lambda x, y: torch.cat([x, y]), a.each, b.each)
-    return Partial(
-        torch.cat([a.clients, b.clients]), tree.add(a.sums, b.sums), tree.add(a.weights, b.weights), each
-    )
+    return Partial(torch.cat([a.clients, b.clients]), tree.add(a.sums, b.sums), tree.add(a.weights, b.weights), each)
 
 
 def finish(rules: Rules, part: Partial, cohort: Tensor) -> Tree:

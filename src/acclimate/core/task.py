@@ -18,6 +18,7 @@ from . import rng, tree
 from .layers import NORM_LAYERS, PureBatchNorm, purify
 from .tree import Tree
 
+
 @dataclass(frozen=True)
 class Blend:
     """The mode `adapt`, with batch statistics mixed with the running ones, which count for `prior` samples."""

@@ -35,6 +35,8 @@ def leaves(tree: Any) -> list[Tensor]:
 
 def add(a: Any, b: Any, scale: Scalar = 1.0) -> Any:
     """`a + scale * b`."""
+    if not isinstance(scale, Tensor) and scale == 1:
+        return map(lambda x, y: x + y, a, b)
     if isinstance(scale, Tensor):
         return map(lambda x, y: x + scale * y, a, b)
     return map(lambda x, y: torch.add(x, y, alpha=scale), a, b)  # one kernel instead of two
@@ -118,7 +120,7 @@ def drop(a: Mapping[str, Any], names: Sequence[str] | frozenset[str]) -> Tree:
 
 
 def flatten(a: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """`{"a": {"b": t}}` as `{"a/b": t}`: the form that is written to disk. Empty dicts vanish; `unflatten` restores them."""
+    """`{"a": {"b": t}}` as `{"a/b": t}`, the form that is written to disk. Empty dicts vanish (`unflatten` has them)."""
     out: dict[str, Tensor] = {}
     for k, v in a.items():
         if isinstance(v, Mapping):

@@ -22,7 +22,7 @@ class Dataset:
     seed: int | None = None
     """Draws partition and splits; None takes the experiment's seed."""
     mean: tuple[float, ...] = ()
-    """Per-channel mean of pixels in 0..1 that the task subtracts; empty: none. A constant, never measured on test data."""
+    """Per-channel mean of pixels in 0..1 that the task subtracts; empty: none. A constant, not measured on test data."""
     std: tuple[float, ...] = ()
     """Per-channel deviation that the task divides by."""
 
@@ -33,7 +33,9 @@ class Dataset:
         if len(self.split) != 3 or min(self.split) < 0 or abs(sum(self.split) - 1) > 1e-6 or self.split[0] <= 0:
             raise ValueError(f"{name}: split={self.split} must be three shares (train, val, test) that add up to 1")
         if len(self.mean) != len(self.std) or any(s <= 0 for s in self.std):
-            raise ValueError(f"{name}: mean={self.mean} and std={self.std} need one entry per channel each, std above 0")
+            raise ValueError(
+                f"{name}: mean={self.mean} and std={self.std} need one entry per channel each, std above 0"
+            )
 
     def load(self) -> Examples:
         """Read or make the examples."""

@@ -67,7 +67,7 @@ class Parsed:
 def root() -> Path:
     """The cache folder: ACCLIMATE_CACHE, else ~/.cache/acclimate."""
     named = os.environ.get(ENV)
-    return Path(named).expanduser() if named else Path("~/.cache/acclimate").expanduser()
+    return Path(named or "~/.cache/acclimate").expanduser().absolute()
 
 
 def fetch(

@@ -146,8 +146,10 @@ class DomainFolders(Domains):
                     if part in self.wanted:
                         rows.append((folders[self.domains[i]] / pieces[-2] / pieces[-1], number, i, part == "test"))
         gaps = sorted(set(range(max(names, default=-1) + 1)) - set(names))
-        if gaps or not rows:
+        twice = [n for n in names.values() if list(names.values()).count(n) > 1]
+        if gaps or twice or not rows:
             what = f"no file has the label {gaps[0] + self.first_label}" if gaps else "they are empty"
+            what = f"{twice[0]} has two labels" if twice and not gaps else what
             raise ValueError(f"{base}: official lists: {what}; {files.AGAIN}")
         return rows, tuple(names[i] for i in sorted(names))
 

@@ -39,8 +39,8 @@ class _Own(FileDataset):
 class Arrays(_Own):
     """Your arrays in an .npz file: x and y, and if you have them domain, user and test (true: official test row).
 
-    x is uint8 images ([N, H, W], [N, H, W, C] or [N, C, H, W]) or float features of any shape. y, domain and user are
-    numbers from 0 or names; arrays `classes` and `domains` may name the numbers.
+    x is uint8 images ([N, H, W], [N, H, W, C] or [N, C, H, W]) or float features of any shape. y and domain are numbers
+    from 0 or names; arrays `classes` and `domains` may name the numbers. user is any numbers or names.
     """
 
     file: str = ""
@@ -67,7 +67,7 @@ class Arrays(_Own):
         y, classes = _numbered(data["y"], data.get("classes"), path, "y")
         one: Numbered = np.zeros(n, np.int64), (path.stem,)
         domain, domains = _numbered(data["domain"], data.get("domains"), path, "domain") if "domain" in data else one
-        users, names = _numbered(data["user"], None, path, "user") if "user" in data else (None, ())
+        users, names = _grouped(data["user"], path, "user") if "user" in data else (None, ())
         test = data.get("test", np.zeros(n, bool)).astype(bool)
         rows = np.arange(n) if self.part == "all" else np.flatnonzero(test == (self.part == "test"))
         if "test" not in data and self.part != "all":
@@ -114,6 +114,14 @@ def _numbered(values: np.ndarray, names: np.ndarray | None, path: Path, what: st
         return files.labels(values, count, path), told
     except ValueError as e:
         raise ValueError(f"{e} (in the array {what})") from e
+
+
+def _grouped(values: np.ndarray, path: Path, what: str) -> Numbered:
+    """Numbers from 0 without gaps for whatever marks users, who need not be numbered so."""
+    if values.ndim != 1:
+        raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
+    found, numbers = np.unique(values, return_inverse=True)
+    return numbers.astype(np.int64), tuple(str(n) for n in found.tolist())
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,10 @@ class HuggingFace(_Own):
         y, classes = _column(sets, label)
         one: Numbered = np.zeros(len(y), np.int64), (self.dataset,)
         domain, domains = _column(sets, self._column(sets[0], "domain", ())) if self.domain else one
-        users, names = _column(sets, self._column(sets[0], "user", ())) if self.user else (None, ())
+        users, names = None, tuple[str, ...]()
+        if self.user:
+            column = self._column(sets[0], "user", ())
+            users, names = _grouped(np.concatenate([np.asarray(d[column]) for d in sets]), Path(self.dataset), column)
         test = np.repeat([p == "test" for p, _ in parts], [len(d) for d in sets])
         first = images.to_array(sets[0][0][image], self.size, self.channels)
         x = Stream((len(y), *first.shape), self._chunks(sets, image, first.shape))

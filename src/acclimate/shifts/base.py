@@ -14,8 +14,15 @@ from ..core.shards import Shards
 class Federation(Protocol):
     """What a shift needs to know of a world (shifts and data sets do not import each other)."""
 
-    test: tuple[Tensor, ...]
-    train: tuple[Tensor, ...]
+    @property
+    def train(self) -> tuple[Tensor, ...]:
+        """Training rows per client."""
+        ...
+
+    @property
+    def test(self) -> tuple[Tensor, ...]:
+        """Test rows per client."""
+        ...
 
     @property
     def examples(self) -> Any:
