@@ -22,7 +22,7 @@ from .core.personal import Personalizer
 from .core.task import Task
 from .core.worker import Worker
 from .data import World
-from .eval import Names, Table, rounds_to_test
+from .eval import Names, Table, Test, rounds_to_test
 from .eval import evaluate as evaluate_grid
 from .reporting.html import render
 from .shifts import Shift, Stream
@@ -184,7 +184,7 @@ def _evaluate(
     up = cost_card(fit)["up_bytes_per_client"]
     names = Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
     watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
-    tests = {name: (stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
+    tests = {name: Test(stream.shards, shift.protocol, stream.new) for name, (shift, stream) in built.items()}
     table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested)
     return table, {name: stream.card for name, (_, stream) in built.items()}
 

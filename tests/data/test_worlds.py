@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from acclimate.core import rng
 from acclimate.data import IID, Dataset, Digits, Dirichlet, Examples, Pathological, World
-from acclimate.data.partition import dirichlet
 
 PARTITIONS = st.one_of(
     st.just(IID()),
@@ -59,7 +58,7 @@ def test_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
 
 def test_dirichlet_draws_have_the_right_mean_and_variance():
     for alpha in (0.05, 0.5, 3.0):
-        p = dirichlet(rng.key(1), alpha, 20_000, 4)
+        p = rng.dirichlet(rng.key(1), alpha, 20_000, 4)
         assert float((p.sum(-1) - 1).abs().max()) < 1e-9
         assert p.mean(0).tolist() == pytest.approx([0.25] * 4, abs=0.01)
         variance = 0.25 * 0.75 / (4 * alpha + 1)

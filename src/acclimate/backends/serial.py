@@ -68,6 +68,11 @@ class SerialEngine(Engine):
             for c in range(self.shards.clients)
         ]
 
+    def join(self, down: Tree, newcomers: int) -> list[Tree]:
+        first, method = self.shards.clients, self.worker.method
+        fresh = [self.worker.start(first + i, like=self.shards.n) for i in range(newcomers)]
+        return [method.deploy(self.worker.task, down, tree.to(mine, self.device)) for mine in fresh]
+
     def serve(self, models: list[Tree], test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
         test = test.to(self.device)
         empty = (test.n == 0).tolist()

@@ -159,6 +159,12 @@ class VmapEngine(Engine):
 
         return self._gather(self.shards, group)
 
+    def join(self, down: Tree, newcomers: int) -> Tree:
+        first, method = self.shards.clients, self.worker.method
+        fresh = [self.worker.start(first + i, like=self.shards.n) for i in range(newcomers)]
+        models: Tree = tree.stack([method.deploy(self.worker.task, down, tree.to(m, self.device)) for m in fresh])
+        return models
+
     def serve(self, models: Tree, test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
         test = test.to(self.device)
         now = torch.zeros((), dtype=torch.int64, device=self.device)

@@ -65,6 +65,10 @@ class Engine(ABC):
         """Every client's live model after personalisation: a handle for `serve`."""
 
     @abstractmethod
+    def join(self, down: Tree, newcomers: int) -> Any:
+        """Live models of clients that were not there for training: a handle for `serve`. They have no labels."""
+
+    @abstractmethod
     def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
         """Adapt every client's model on its test stream and score it: metrics [clients], on the CPU."""
 

@@ -104,3 +104,21 @@ def order(k: Key, size: int, n: Tensor | int) -> Tensor:
     draws = _shift(bits(k, size), 1)
     real = torch.arange(size, device=k.device) < n
     return torch.argsort(torch.where(real, draws, torch.full_like(draws, last)), stable=True)
+
+
+def dirichlet(k: Key, alpha: float, rows: int, columns: int) -> Tensor:
+    """Rows drawn from a symmetric Dirichlet(alpha), in float64 and in log space, so that tiny alphas do not underflow.
+
+    A Gamma(alpha) variable is Gamma(alpha + 1) * U^(1/alpha) (Marsaglia & Tsang, 2000, for the former).
+    """
+    shape = alpha + 1.0
+    d = shape - 1.0 / 3.0
+    tries = 24  # each is accepted with probability > 0.95
+    x = normal(fold(k, "x"), tries, rows, columns).double()
+    u = (uniform(fold(k, "u"), tries, rows, columns).double() + 2.0**-25).log()
+    v = (1.0 + x / (9.0 * d) ** 0.5).clamp_min(1e-12) ** 3
+    fine = u < 0.5 * x**2 + d - d * v + d * v.log()
+    first = fine.to(torch.int64).argmax(0, keepdim=True)
+    gamma = (d * v).gather(0, first)[0]
+    boost = (uniform(fold(k, "boost"), rows, columns).double() + 2.0**-25).log() / alpha
+    return (gamma.log() + boost).softmax(-1)

@@ -7,6 +7,8 @@ and leave the adapter's state untouched.
 
 from __future__ import annotations
 
+import math
+import typing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,17 +21,30 @@ from .adapter import Adapter, Predict
 from .task import Task
 from .tree import Tree
 
+Reset = Literal["stream", "batch", "shift", "collapse"]
+"""When an adapter starts afresh: once per stream (it then adapts continually), with every batch (with batch=1: every
+sample), where the stream changes, or when its predictions have collapsed onto few classes."""
+
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a stream is served: `batch` examples at a time; the adapter starts afresh per stream or per batch."""
+    """How a stream is served: `batch` examples at a time, and when the adapter starts afresh."""
 
     batch: int = 32
-    reset: Literal["stream", "batch"] = "stream"
+    reset: Reset = "stream"
+    segment: int | None = None
+    """Samples between two changes of the stream, for reset="shift"."""
+    collapse: float = 0.1
+    """For reset="collapse": the least entropy of a batch's mean prediction, as a share of log(classes)."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "batch", 1)
-        check.one_of(self, "reset", ("stream", "batch"))
+        check.one_of(self, "reset", typing.get_args(Reset))
+        check.within(self, "collapse", 0.0, 1.0)
+        if self.reset == "shift" and (self.segment is None or self.segment % self.batch):
+            raise ValueError(
+                f"Protocol: reset='shift' needs segment={self.segment} to be a multiple of batch={self.batch}"
+            )
 
 
 def run(
@@ -40,16 +55,32 @@ def run(
     steps = -(-size // protocol.batch)
     at = torch.arange(steps * protocol.batch, device=n.device).view(steps, protocol.batch)
     x_rows = data["rows"][at % n]
-    state, out = adapter.init(task, model), []
+    fresh, out = adapter.init(task, model), []
     if adapter.transductive:
         everything = data["x"][data["rows"][torch.arange(size, device=n.device) % n]]
-        state = adapter.prepare(task, predict, model, state, everything, rng.fold(key, "prepare"))
+        fresh = adapter.prepare(task, predict, model, fresh, everything, rng.fold(key, "prepare"))
+    state = fresh
     for t in range(steps):
         logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], rng.fold(key, "batch", t))
         out.append(logits)
-        if protocol.reset == "stream":
-            state = tree.where(t * protocol.batch < n, new, state) if "ragged" in data else new
+        new = _carry(protocol, t, logits, new, fresh)
+        state = tree.where(t * protocol.batch < n, new, state) if "ragged" in data else new
     return torch.cat(out)[:size]
+
+
+def _carry(protocol: Protocol, step: int, logits: Tensor, new: Tree, fresh: Tree) -> Tree:
+    """The state that the next batch meets: what the adapter left, or a fresh one, as the reset policy says."""
+    if protocol.reset == "batch":
+        return fresh
+    if protocol.reset == "shift":
+        assert protocol.segment is not None
+        return fresh if (step + 1) * protocol.batch % protocol.segment == 0 else new
+    if protocol.reset == "collapse":
+        mean = logits.softmax(-1).mean(0)
+        entropy = -(mean * mean.clamp_min(1e-12).log()).sum() / math.log(logits.shape[-1])
+        reset: Tree = tree.where(entropy < protocol.collapse, fresh, new)
+        return reset
+    return new
 
 
 def score(logits: Tensor, y: Tensor, n: Tensor) -> Tree:

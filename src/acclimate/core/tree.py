@@ -120,7 +120,7 @@ def drop(a: Mapping[str, Any], names: Sequence[str] | frozenset[str]) -> Tree:
 
 
 def flatten(a: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """`{"a": {"b": t}}` as `{"a/b": t}`, the form that is written to disk. Empty dicts vanish (`unflatten` has them)."""
+    """`{"a": {"b": t}}` as `{"a/b": t}`, the form that is written to disk. Empty dicts vanish."""
     out: dict[str, Tensor] = {}
     for k, v in a.items():
         if isinstance(v, Mapping):

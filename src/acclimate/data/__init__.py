@@ -1,8 +1,55 @@
 """Data sets and partitions: what each client trains on, validates on and is tested on."""
 
 from .base import Dataset
+from .cifar import CIFAR10, CIFAR10_1, CIFAR10C, CIFAR100
+from .digit5 import Digit5
 from .digits import Digits
+from .domains import PACS, DomainNet, OfficeCaltech10, OfficeHome
+from .fileset import FileDataset
+from .groups import ByDomain, BySuperclass, NaturalUsers
+from .imagenet import ImageNet32, ImageNetVariant
+from .leaf import FEMNIST
+from .mnist import EMNIST, MNIST, FashionMNIST
+from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
-from .world import Examples, World
+from .tinyimagenet import TinyImageNet
+from .vision import STL10, SVHN, USPS
+from .world import Examples, Pool, World
 
-__all__ = ["IID", "Dataset", "Digits", "Dirichlet", "Examples", "Partition", "Pathological", "World"]
+__all__ = [
+    "CIFAR10",
+    "CIFAR10C",
+    "CIFAR10_1",
+    "CIFAR100",
+    "EMNIST",
+    "FEMNIST",
+    "IID",
+    "MNIST",
+    "PACS",
+    "STL10",
+    "SVHN",
+    "USPS",
+    "Arrays",
+    "ByDomain",
+    "BySuperclass",
+    "Dataset",
+    "Digit5",
+    "Digits",
+    "Dirichlet",
+    "DomainNet",
+    "Examples",
+    "FashionMNIST",
+    "FileDataset",
+    "HuggingFace",
+    "ImageFolder",
+    "ImageNet32",
+    "ImageNetVariant",
+    "NaturalUsers",
+    "OfficeCaltech10",
+    "OfficeHome",
+    "Partition",
+    "Pathological",
+    "Pool",
+    "TinyImageNet",
+    "World",
+]

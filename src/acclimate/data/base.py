@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from ..core import rng
+from ..core import check, rng
+from ..ops.geometry import rotate
 from .partition import Dirichlet, Partition
 from .world import Examples, World
 
@@ -17,12 +19,25 @@ class Dataset:
 
     partition: Partition = Dirichlet(alpha=0.1)
     clients: int = 10
+    """Clients that train."""
     split: tuple[float, float, float] = (0.6, 0.2, 0.2)
     """Each client's share of training, validation and test examples."""
     seed: int | None = None
     """Draws partition and splits; None takes the experiment's seed."""
+    new_clients: int = 0
+    """Further clients that join after training, without labels."""
+    new_partition: Partition | None = None
+    """How newcomers' examples are dealt, where not as the others' are: for another alpha."""
+    held_out: tuple[str, ...] = ()
+    """Domains that no client trains on: for leave-one-domain-out."""
+    fraction: float = 1.0
+    """How much of the data is used: for quick looks."""
+    angles: tuple[float, ...] = ()
+    """Each training client's images are rotated by one of these, in degrees: concept shift between clients."""
+    new_angles: tuple[float, ...] = ()
+    """The same for newcomers."""
     mean: tuple[float, ...] = ()
-    """Per-channel mean of pixels in 0..1 that the task subtracts; empty: none. A constant, not measured on test data."""
+    """Per-channel mean of pixels in 0..1 that the task subtracts; empty: none. A constant, never measured on tests."""
     std: tuple[float, ...] = ()
     """Per-channel deviation that the task divides by."""
 
@@ -30,6 +45,9 @@ class Dataset:
         name = type(self).__name__
         if self.clients < 1:
             raise ValueError(f"{name}: clients={self.clients} must be at least 1")
+        check.at_least(self, "new_clients", 0)
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"{name}: fraction={self.fraction} must be above 0 and at most 1")
         if len(self.split) != 3 or min(self.split) < 0 or abs(sum(self.split) - 1) > 1e-6 or self.split[0] <= 0:
             raise ValueError(f"{name}: split={self.split} must be three shares (train, val, test) that add up to 1")
         if len(self.mean) != len(self.std) or any(s <= 0 for s in self.std):
@@ -41,14 +59,58 @@ class Dataset:
         """Read or make the examples."""
         raise TypeError(f"{type(self).__name__} must define load()")
 
+    def official_test(self) -> Tensor | None:
+        """True for the rows of `load()` that belong to an official test set, where there is one."""
+        return None
+
     def world(self, seed: int = 0) -> World:
         """Deal and split: fixed by the seed, on any machine."""
         seed = seed if self.seed is None else self.seed
         examples, key = self.load(), rng.key(seed)
-        shares = self.partition.split(examples, self.clients, rng.fold(key, "partition"))
+        pool, held = self._rows(examples, key)
+        shares, new = self._deal(examples, pool, key)
         splits = [_cut(rows, self.split, rng.fold(key, "split", c)) for c, rows in enumerate(shares)]
         train, val, test = zip(*splits, strict=True)
-        return World(examples, train, val, test, self.mean, self.std, name=type(self).__name__, seed=seed)
+        examples = _turned(examples, shares, self.angles, rng.fold(key, "angle"))
+        examples = _turned(examples, new, self.new_angles, rng.fold(key, "new angle"))
+        name = type(self).__name__
+        return World(examples, train, val, test, new, held, self.mean, self.std, name=name, seed=seed)
+
+    def _rows(self, examples: Examples, key: rng.Key) -> tuple[Tensor, Tensor]:
+        """The rows to deal out, and those of held-out domains."""
+        for d in self.held_out:
+            if d not in examples.domains:
+                have = ", ".join(examples.domains)
+                raise ValueError(f"{type(self).__name__}: held_out={self.held_out!r} has {d!r}; its domains are {have}")
+        out = torch.tensor([d in self.held_out for d in examples.domains])[examples.domain]
+        if bool(out.all()):
+            raise ValueError(f"{type(self).__name__}: held_out={self.held_out!r} leaves no domain to train on")
+        keep = rng.uniform(rng.fold(key, "fraction"), len(out)) < self.fraction
+        return (keep & ~out).nonzero().flatten(), (keep & out).nonzero().flatten()
+
+    def _deal(self, examples: Examples, pool: Tensor, key: rng.Key) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Rows per training client and per newcomer."""
+        deal = rng.fold(key, "partition")
+        if self.new_partition is None or not self.new_clients:
+            shares = self.partition.split(examples.pool(pool), self.clients + self.new_clients, deal)
+            order = torch.arange(len(shares))
+            if self.new_clients:  # who joins late is drawn, so that no domain or class is late as a whole
+                order = rng.permutation(rng.fold(key, "newcomers"), len(shares))
+            chosen = [pool[shares[c]] for c in order.tolist()]
+            return tuple(chosen[: self.clients]), tuple(chosen[self.clients :])
+        late = self._late(pool, key)
+        old, new = pool[~late], pool[late]
+        shares = self.partition.split(examples.pool(old), self.clients, deal)
+        joins = self.new_partition.split(examples.pool(new), self.new_clients, rng.fold(key, "new partition"))
+        return tuple(old[s] for s in shares), tuple(new[s] for s in joins)
+
+    def _late(self, pool: Tensor, key: rng.Key) -> Tensor:
+        """Which examples newcomers get: the official test set where there is one, else a random share."""
+        official = self.official_test()
+        if official is not None and 0 < int(official[pool].sum()) < len(pool):
+            return official[pool]
+        share = self.new_clients / (self.clients + self.new_clients)
+        return rng.uniform(rng.fold(key, "late"), len(pool)) < share
 
 
 def _cut(rows: Tensor, shares: tuple[float, float, float], key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,3 +118,13 @@ def _cut(rows: Tensor, shares: tuple[float, float, float], key: rng.Key) -> tupl
     train = round(len(rows) * shares[0])
     val = round(len(rows) * (shares[0] + shares[1]))
     return rows[:train], rows[train:val], rows[val:]
+
+
+def _turned(examples: Examples, shares: tuple[Tensor, ...], angles: tuple[float, ...], key: rng.Key) -> Examples:
+    """Every client's images rotated by its own angle."""
+    if not angles or not shares:
+        return examples
+    x = examples.x.clone()
+    for rows, pick in zip(shares, rng.randint(key, 0, len(angles), len(shares)).tolist(), strict=True):
+        x[rows] = rotate(x[rows], angles[pick])
+    return replace(examples, x=x)

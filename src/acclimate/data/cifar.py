@@ -127,8 +127,7 @@ class CIFAR100(CIFAR10):
     std: tuple[float, ...] = (0.2675, 0.2565, 0.2761)
 
     class_names: ClassVar[tuple[str, ...]] = _FINE
-    superclass: ClassVar[tuple[int, ...]] = _COARSE
-    """The superclass of every class, by number."""
+    superclass: ClassVar[tuple[int, ...] | None] = _COARSE
     superclasses: ClassVar[tuple[str, ...]] = tuple(CIFAR100_SUPERCLASSES)
     """The names of the superclasses."""
     folders: ClassVar[tuple[str, ...]] = ("", "CIFAR100/", "cifar100/")

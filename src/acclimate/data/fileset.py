@@ -66,6 +66,8 @@ class FileDataset(Dataset):
     channels: int | None = None
     """1 makes grey images, 3 makes RGB ones; None: as they are, image files RGB."""
 
+    superclass: ClassVar[tuple[int, ...] | None] = None
+    """The superclass of every class, by number, where a set has them."""
     origin: ClassVar[str] = ""
     """Where people get the set, in words for the error message."""
     needs: ClassVar[str] = ""
@@ -99,7 +101,7 @@ class FileDataset(Dataset):
         assert isinstance(p.x, np.ndarray)
         users = None if p.users is None else torch.from_numpy(p.users)
         y, domain = torch.from_numpy(p.y), torch.from_numpy(p.domain)
-        return Examples(_tensor(p.x), y, p.classes, domain, p.domains, users)
+        return Examples(_tensor(p.x), y, p.classes, domain, p.domains, users, self.superclass)
 
     def official_test(self) -> Tensor:
         """True for the rows of `load()` that belong to the official test set."""

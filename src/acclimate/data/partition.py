@@ -3,67 +3,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..core import check, rng
-from .world import Examples
+from .dealing import deal, enough, shuffled, take_turns
+from .world import Pool
 
 
 @dataclass(frozen=True)
 class Partition:
     """Deals examples out to clients."""
 
-    def split(self, examples: Examples, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         """Row indices per client, disjoint."""
         raise TypeError(f"{type(self).__name__} must define split(examples, clients, key)")
-
-
-def _deal(order: Tensor, parts: int) -> tuple[Tensor, ...]:
-    return tuple(order.tensor_split(parts))
 
 
 @dataclass(frozen=True)
 class IID(Partition):
     """Every client gets a random share of the same size."""
 
-    def split(self, examples: Examples, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
-        _enough(examples, clients)
-        return _deal(rng.permutation(key, len(examples.y)), clients)
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        enough(examples, clients)
+        return deal(rng.permutation(key, len(examples.y)), clients)
 
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Clients of equal size whose class mixes are drawn from Dirichlet(alpha): small alpha, few classes each.
+    """Clients whose class mixes are drawn from Dirichlet(alpha): small alpha, few classes each.
 
-    Every client draws its mix, then clients take turns in picking examples of their mix until they are full; a class
-    that has run out is left out of the mix. So sizes are met exactly and it always ends, for any alpha and number of
-    clients - at the price that the last picks of an extreme split may fall outside a client's mix.
+    `sizes="equal"`: every client draws its mix, then clients take turns in picking examples of their mix until they are
+    full; a class that has run out is left out of the mix. Sizes are met exactly and it always ends, for any alpha and
+    number of clients, at the price that the last picks of an extreme split may fall outside a client's mix.
+    `sizes="natural"`: every class is dealt in proportions drawn from Dirichlet(alpha) over clients, so sizes differ;
+    clients below `floor` are filled up from the largest.
     """
 
     alpha: float = 0.1
+    sizes: Literal["equal", "natural"] = "equal"
+    floor: int = 10
+    """The least number of examples of a client, for natural sizes."""
 
     def __post_init__(self) -> None:
         check.positive(self, "alpha")
+        check.one_of(self, "sizes", ("equal", "natural"))
+        check.at_least(self, "floor", 1)
 
-    def split(self, examples: Examples, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
-        _enough(examples, clients)
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        enough(examples, clients)
         classes = len(examples.classes)
-        mixes = dirichlet(rng.fold(key, "mix"), self.alpha, clients, classes)
-        pools = [_shuffled(examples.y == c, rng.fold(key, "pool", c)) for c in range(classes)]
+        pools = [shuffled(examples.y == c, rng.fold(key, "pool", c)) for c in range(classes)]
+        if self.sizes == "natural":
+            return self._natural(pools, clients, key)
+        mixes = rng.dirichlet(rng.fold(key, "mix"), self.alpha, clients, classes)
         sizes = [len(part) for part in torch.arange(len(examples.y)).tensor_split(clients)]
-        rounds = 10  # picks are spread over a few turns so that no client drains a class before the others came
-        taken = [0] * classes
-        out: list[list[Tensor]] = [[] for _ in range(clients)]
-        for turn in range(rounds):
-            for c in rng.permutation(rng.fold(key, "turn", turn), clients).tolist():
-                quota = sizes[c] * (turn + 1) // rounds - sizes[c] * turn // rounds
-                left = torch.tensor([len(p) - t for p, t in zip(pools, taken, strict=True)])
-                for k, count in enumerate(_apportion(mixes[c], quota, left).tolist()):
-                    out[c].append(pools[k][taken[k] : taken[k] + count])
-                    taken[k] += count
-        return tuple(torch.cat(parts) for parts in out)
+        return take_turns(pools, mixes, sizes, key)
+
+    def _natural(self, pools: list[Tensor], clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        if sum(map(len, pools)) < self.floor * clients:
+            raise ValueError(
+                f"Dirichlet: floor={self.floor} for {clients} clients needs {self.floor * clients} examples, "
+                f"there are {sum(map(len, pools))}; lower floor or the number of clients"
+            )
+        shares = rng.dirichlet(rng.fold(key, "mix"), self.alpha, len(pools), clients)
+        out: list[list[int]] = [[] for _ in range(clients)]
+        for pool, share in zip(pools, shares, strict=True):
+            cuts = (share.cumsum(0)[:-1] * len(pool)).round().long()
+            for own, part in zip(out, pool.tensor_split(cuts), strict=True):
+                own += part.tolist()
+        for own in out:  # from whoever has most: it ends, because there are enough examples for all
+            while len(own) < self.floor:
+                own.append(max(out, key=len).pop())
+        return tuple(torch.tensor(own, dtype=torch.int64) for own in out)
 
 
 @dataclass(frozen=True)
@@ -75,8 +89,8 @@ class Pathological(Partition):
     def __post_init__(self) -> None:
         check.at_least(self, "classes_per_client", 1)
 
-    def split(self, examples: Examples, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
-        _enough(examples, clients)
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        enough(examples, clients)
         classes, per = len(examples.classes), self.classes_per_client
         if per > classes:
             raise ValueError(f"Pathological: classes_per_client={per} must be at most the number of classes, {classes}")
@@ -86,57 +100,9 @@ class Pathological(Partition):
         out: list[list[Tensor]] = [[] for _ in range(clients)]
         for c in range(classes):
             holders = owners[(slots == c).nonzero().flatten() // per].tolist()
-            pool = _shuffled(examples.y == c, rng.fold(key, "pool", c))
-            for owner, part in zip(holders, _deal(pool, max(len(holders), 1)), strict=False):
+            pool = shuffled(examples.y == c, rng.fold(key, "pool", c))
+            for owner, part in zip(holders, deal(pool, max(len(holders), 1)), strict=False):
                 out[owner].append(part)
+        if empty := [c for c, parts in enumerate(out) if not sum(map(len, parts))]:
+            raise ValueError(f"Pathological: no examples are left for client {empty[0]}; use fewer clients")
         return tuple(torch.cat(parts) for parts in out)
-
-
-def dirichlet(key: rng.Key, alpha: float, rows: int, columns: int) -> Tensor:
-    """Rows drawn from a symmetric Dirichlet(alpha), in float64 and in log space, so that tiny alphas do not underflow.
-
-    A Gamma(alpha) variable is Gamma(alpha + 1) * U^(1/alpha) (Marsaglia & Tsang, 2000, for the former).
-    """
-    shape = alpha + 1.0
-    d = shape - 1.0 / 3.0
-    tries = 24  # each is accepted with probability > 0.95
-    x = rng.normal(rng.fold(key, "x"), tries, rows, columns).double()
-    u = (rng.uniform(rng.fold(key, "u"), tries, rows, columns).double() + 2.0**-25).log()
-    v = (1.0 + x / (9.0 * d) ** 0.5).clamp_min(1e-12) ** 3
-    fine = u < 0.5 * x**2 + d - d * v + d * v.log()
-    first = fine.to(torch.int64).argmax(0, keepdim=True)
-    gamma = (d * v).gather(0, first)[0]
-    boost = (rng.uniform(rng.fold(key, "boost"), rows, columns).double() + 2.0**-25).log() / alpha
-    return (gamma.log() + boost).softmax(-1)
-
-
-def _apportion(mix: Tensor, quota: int, left: Tensor) -> Tensor:
-    """`quota` whole examples in the proportions of `mix`, never more of a class than is left (largest remainders)."""
-    got = torch.zeros_like(left)
-    for _ in range(len(mix) + 1):
-        missing = quota - int(got.sum())
-        free = left - got
-        if missing <= 0:
-            break
-        weight = torch.where(free > 0, mix, torch.zeros_like(mix))
-        if float(weight.sum()) <= 0:
-            weight = free.double()  # nothing of the mix is left: take what there is
-        share = weight / weight.sum() * missing
-        whole = torch.minimum(share.floor().long(), free)
-        if int(whole.sum()) == 0:
-            best = torch.where(free > 0, share, -torch.ones_like(share)).argsort(descending=True)[:missing]
-            whole[best] = (free[best] > 0).long()
-        got = got + whole
-    return got
-
-
-def _shuffled(mask: Tensor, key: rng.Key) -> Tensor:
-    rows = mask.nonzero().flatten()
-    return rows[rng.permutation(key, len(rows))]
-
-
-def _enough(examples: Examples, clients: int) -> None:
-    if clients < 1:
-        raise ValueError(f"clients={clients} must be at least 1")
-    if clients > len(examples.y):
-        raise ValueError(f"clients={clients} must be at most the number of examples, {len(examples.y)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ class Examples:
     users: Tensor | None = None
     """Which person or device each example comes from, numbered from 0, where the set says so (FEMNIST's writers)."""
 
+    superclass: tuple[int, ...] | None = None
+    """The superclass of every class, where the set has them (CIFAR-100)."""
+
+    def pool(self, rows: Tensor | None = None) -> Pool:
+        """What a partition looks at: everything but the pixels, of some rows or of all."""
+        pick = slice(None) if rows is None else rows
+        users = None if self.users is None else self.users[pick]
+        return Pool(self.y[pick], self.classes, self.domain[pick], self.domains, users, self.superclass)
+
     def __post_init__(self) -> None:
         n = len(self.y)
         if not (len(self.x) == len(self.domain) == n):
@@ -41,6 +50,17 @@ class Examples:
             raise ValueError(f"examples: x[{bad}] holds values that are not finite")
 
 
+class Pool(NamedTuple):
+    """Examples without their pixels (see `Examples`): what is dealt out to clients."""
+
+    y: Tensor
+    classes: tuple[str, ...]
+    domain: Tensor
+    domains: tuple[str, ...]
+    users: Tensor | None = None
+    superclass: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True)
 class World:
     """What a federation is made of. Index tuples have one entry per client; no example is in two of them."""
@@ -49,6 +69,10 @@ class World:
     train: tuple[Tensor, ...]
     val: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
+    new: tuple[Tensor, ...] = ()
+    """Examples of clients that join after training; their labels are for scoring only."""
+    held: Tensor = torch.zeros(0, dtype=torch.int64)
+    """Examples of domains that no client trains on."""
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     name: str = "world"
@@ -57,7 +81,7 @@ class World:
     def __post_init__(self) -> None:
         if not self.train:
             raise ValueError("a world needs at least one client")
-        used = torch.cat([*self.train, *self.val, *self.test])
+        used = torch.cat([*self.train, *self.val, *self.test, *self.new, self.held])
         if len(used) != len(used.unique()):
             raise ValueError("a world must use every example at most once: splits overlap")
 
@@ -87,6 +111,8 @@ class World:
     def card(self) -> dict[str, Any]:
         """The data card of results.json: what was used, in numbers and hashes."""
         splits = {"train": self.train, "val": self.val, "test": self.test}
+        splits |= {"new": self.new} if self.new else {}
+        splits |= {"held_out": (self.held,)} if len(self.held) else {}
         return {
             "name": self.name,
             "seed": self.seed,
@@ -95,6 +121,7 @@ class World:
             "domains": list(self.examples.domains),
             "examples": len(self.examples.y),
             "clients": self.clients,
+            "new_clients": len(self.new),
             "hash": digest(self.examples.x, self.examples.y),
             "splits": {k: {"hash": digest(*v), "sizes": [len(r) for r in v]} for k, v in splits.items()},
             "histograms": {k: self.histogram(v).tolist() for k, v in splits.items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +18,16 @@ from ..core.stream import Protocol
 from ..core.worker import Worker
 from .table import Refused, Row, Table
 
-Streams = Mapping[str, tuple[Shards, Protocol]]
+
+class Test(NamedTuple):
+    """One stream as the grid serves it; `new` where its clients were not there for training."""
+
+    shards: Shards
+    protocol: Protocol
+    new: bool = False
+
+
+Streams = Mapping[str, Test]
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,10 @@ def evaluate(
         down = worker.method.download(worker.task, server)
         models = engine.deploy(down, mine, personal)
         for adapter_name, adapter in served.items():
-            for stream_name, (shards, protocol) in streams.items():
-                metrics = engine.serve(models, shards, adapter, protocol)
+            for stream_name, test in streams.items():
+                # newcomers have no labels, so there is nothing to personalise on: they get the deployed model
+                live = engine.join(down, test.shards.clients) if test.new else models
+                metrics = engine.serve(live, test.shards, adapter, test.protocol)
                 rows += [_row(metrics, names, adapter_name, stream_name, s, round) for s in selections]
                 tick()
     return Table(tuple(rows), refused)

@@ -1,6 +1,27 @@
 """Test streams: every shift that a deployed model may meet."""
 
 from .base import Shift, Stream
-from .brfl import Corrupted, Mixture, Original, OutOfClient, brfl
+from .brfl import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
+from .domains import NewClients, Reduced, Rotated, UnseenDomain
+from .drift import Continual, Gradual, LabelDrift, Recurring, severity_sweep
 
-__all__ = ["Corrupted", "Mixture", "Original", "OutOfClient", "Shift", "Stream", "brfl"]
+__all__ = [
+    "Continual",
+    "Corrupted",
+    "Gradual",
+    "Interleaved",
+    "LabelDrift",
+    "Mixture",
+    "Natural",
+    "NewClients",
+    "Original",
+    "OutOfClient",
+    "Recurring",
+    "Reduced",
+    "Rotated",
+    "Shift",
+    "Stream",
+    "UnseenDomain",
+    "brfl",
+    "severity_sweep",
+]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..core import check, rng, stream
@@ -25,16 +26,29 @@ class Federation(Protocol):
         ...
 
     @property
+    def new(self) -> tuple[Tensor, ...]:
+        """Rows per client that joins after training."""
+        ...
+
+    @property
+    def held(self) -> Tensor:
+        """Rows of domains that no client trains on."""
+        ...
+
+    @property
     def examples(self) -> Any:
         """Its labelled examples: `x`, `y`, `classes`, `domain`, `domains`."""
         ...
 
 
-class Stream(NamedTuple):
+@dataclass(frozen=True)
+class Stream:
     """Every client's test stream, in order, and notes for the data card."""
 
     shards: Shards
-    card: dict[str, Any]
+    card: dict[str, Any] = field(default_factory=dict)
+    new: bool = False
+    """Whether its clients are newcomers, who were not there for training."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +56,13 @@ class Shift:
     """How the test stream differs from what was trained on, and how it is served."""
 
     batch: int = 32
-    reset: Literal["stream", "batch"] = "stream"
+    """Samples at a time; 1 serves sample by sample."""
+    reset: stream.Reset = "stream"
     """When the adapter starts afresh."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "batch", 1)
-        check.one_of(self, "reset", ("stream", "batch"))
+        self.protocol  # noqa: B018 - refuses what the stream loop cannot serve
 
     @property
     def protocol(self) -> stream.Protocol:
@@ -62,3 +77,28 @@ class Shift:
 def shuffled(rows: Tensor, key: rng.Key) -> Tensor:
     """Rows in a keyed random order."""
     return rows[rng.permutation(key, len(rows))]
+
+
+def choice(keys: Tensor, options: int) -> Tensor:
+    """One of `options` per key."""
+    return torch.vmap(lambda k: rng.randint(k, 0, options))(keys) if len(keys) else keys
+
+
+def ordered(world: Federation, key: rng.Key) -> list[Tensor]:
+    """Every client's own test rows, in the order of its original stream."""
+    return [shuffled(r, rng.fold(key, "original", c)) for c, r in enumerate(world.test)]
+
+
+def others(world: Federation, key: rng.Key) -> list[Tensor]:
+    """For every client as many test rows of other clients as it has of its own."""
+    out = []
+    for c, own in enumerate(world.test):
+        rest = torch.cat([r for o, r in enumerate(world.test) if o != c] or [own[:0]])
+        out.append(shuffled(rest, rng.fold(key, "out-of-client", c))[: len(own)])
+    return out
+
+
+def consecutive(parts: list[Tensor]) -> list[Tensor]:
+    """Positions of the parts in their concatenation."""
+    ends = torch.tensor([0] + [len(p) for p in parts]).cumsum(0).tolist()
+    return [torch.arange(a, b) for a, b in zip(ends, ends[1:], strict=False)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core import check, rng
 from ..core.shards import Shards
-from .base import Federation, Shift, Stream, shuffled
+from ..ops import memo
+from .base import Federation, Shift, Stream, choice, consecutive, ordered, others, shuffled
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
 
@@ -18,13 +20,15 @@ class Original(Shift):
     """The client's own test examples, as they are."""
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        rows = [shuffled(r, rng.fold(key, "original", c)) for c, r in enumerate(world.test)]
-        return Stream(Shards.of(world.examples.x, world.examples.y, rows), {})
+        return Stream(Shards.of(world.examples.x, world.examples.y, ordered(world, key)))
 
 
 @dataclass(frozen=True)
 class Corrupted(Shift):
-    """The client's own test examples, each under one of the corruption types, drawn once and kept."""
+    """The client's own test examples, each under one of the corruption types, drawn once and kept.
+
+    At severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
+    """
 
     severity: int = 5
     kinds: tuple[str, ...] = COMMON
@@ -34,20 +38,21 @@ class Corrupted(Shift):
         check.within(self, "severity", 1, 5)
         unknown = [k for k in self.kinds if k not in CORRUPTIONS]
         if unknown or not self.kinds:
-            raise ValueError(f"Corrupted: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}")
+            raise ValueError(
+                f"{type(self).__name__}: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}"
+            )
+
+    def rows(self, world: Federation, key: rng.Key) -> list[Tensor]:
+        """The examples that are corrupted, in stream order."""
+        return ordered(world, key)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        rows = torch.cat(world.test)
-        # keyed by the example, so an example looks the same whoever holds it and whatever else is drawn
-        keys = rng.fold(rng.fold(key, "image"), rows)
-        kinds = _choice(rng.fold(rng.fold(key, "kind"), rows), len(self.kinds))
-        x = corrupt_each(world.examples.x[rows], kinds, self.severity, keys, names=self.kinds)
-        start, own = 0, []
-        for c, r in enumerate(world.test):
-            own.append(shuffled(torch.arange(start, start + len(r)), rng.fold(key, "corrupted", c)))
-            start += len(r)
+        rows = self.rows(world, key)
+        used = torch.cat(rows).unique()
+        x, kinds = corrupted(world, used, self.kinds, self.severity, key)
         mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
-        return Stream(Shards.of(x, world.examples.y[rows], own), {"severity": self.severity, "kinds": mix})
+        places = [torch.searchsorted(used, r) for r in rows]
+        return Stream(Shards.of(x, world.examples.y[used], places), {"severity": self.severity, "kinds": mix})
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,50 @@ class OutOfClient(Shift):
     """Test examples of the other clients: label shift for a personal model. As many as the client has of its own."""
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
+        return Stream(Shards.of(world.examples.x, world.examples.y, others(world, key)))
+
+
+@dataclass(frozen=True)
+class Interleaved(Corrupted):
+    """Test examples of the other clients, corrupted: both shifts at once."""
+
+    def rows(self, world: Federation, key: rng.Key) -> list[Tensor]:
+        return others(world, key)
+
+
+@dataclass(frozen=True)
+class Natural(Shift):
+    """Examples of another, naturally shifted set (CIFAR-10.1, ImageNet variants) with the client's class histogram.
+
+    Every client gets `scale * its test histogram`, with the largest scale that the other set can serve. With CIFAR-10
+    and CIFAR-10.1 it is also FedICON's attribute shift.
+    """
+
+    source: Any = None
+    """The data set record that the examples come from; its classes are matched by name, else by number."""
+
+    def build(self, world: Federation, key: rng.Key) -> Stream:
+        if self.source is None:
+            raise ValueError("Natural: source must name a data set, for example data.CIFAR10_1()")
+        shifted = self.source.load()
+        if shifted.x.shape[1:] != world.examples.x.shape[1:]:
+            raise ValueError(
+                f"Natural: {type(self.source).__name__} has inputs {tuple(shifted.x.shape[1:])}, the clients' are "
+                f"{tuple(world.examples.x.shape[1:])}; set its size= and channels="
+            )
+        y = _renumbered(shifted, world.examples.classes)
+        classes = len(world.examples.classes)
+        wanted = torch.stack([torch.bincount(world.examples.y[r], minlength=classes) for r in world.test])
+        pools = [shuffled((y == c).nonzero().flatten(), rng.fold(key, "natural", c)) for c in range(classes)]
+        demand = wanted.sum(0)
+        scale = min((len(p) / int(d) for p, d in zip(pools, demand, strict=True) if d > 0), default=0.0)
+        counts = (wanted.double() * scale + 1e-9).floor().long()
+        ends = counts.cumsum(0)
         rows = []
-        for c, own in enumerate(world.test):
-            others = torch.cat([r for o, r in enumerate(world.test) if o != c] or [own[:0]])
-            rows.append(shuffled(others, rng.fold(key, "out-of-client", c))[: len(own)])
-        return Stream(Shards.of(world.examples.x, world.examples.y, rows), {})
+        for k in range(len(world.test)):
+            own = [pools[c][int(ends[k, c] - counts[k, c]) : int(ends[k, c])] for c in range(classes)]
+            rows.append(shuffled(torch.cat(own), rng.fold(key, "natural order", k)))
+        return Stream(Shards.of(shifted.x, y, rows), {"source": type(self.source).__name__, "scale": round(scale, 4)})
 
 
 @dataclass(frozen=True)
@@ -75,21 +119,46 @@ class Mixture(Shift):
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         built = [part.build(world, key).shards for part in self.parts]  # the same key: the same streams as on their own
-        x, y = torch.cat([s.x for s in built]), torch.cat([s.y for s in built])
-        starts = torch.tensor([0] + [len(s.y) for s in built[:-1]]).cumsum(0).tolist()
+        used = [s.rows.unique() for s in built]
+        x = torch.cat([s.x[u] for s, u in zip(built, used, strict=True)])
+        y = torch.cat([s.y[u] for s, u in zip(built, used, strict=True)])
+        starts = [int(p[0]) if len(p) else 0 for p in consecutive(used)]
         rows = []
         for c in range(len(world.test)):
             each = min(int(s.n[c]) for s in built)
-            equal = torch.cat([s.own(c)[:each] + a for s, a in zip(built, starts, strict=True)])
+            parts = zip(built, used, starts, strict=True)
+            equal = torch.cat([torch.searchsorted(u, s.own(c)[:each]) + a for s, u, a in parts])
             rows.append(shuffled(equal, rng.fold(key, "mixture", c)))
         return Stream(Shards.of(x, y, rows), {"parts": [type(p).__name__ for p in self.parts]})
 
 
-def brfl() -> tuple[Shift, ...]:
-    """BRFL's streams: original, corrupted, out-of-client, and their mixture."""
-    return Original(), Corrupted(), OutOfClient(), Mixture()
+def brfl(natural: Any = None) -> tuple[Shift, ...]:
+    """BRFL's streams: original, corrupted, (natural, from a data set given,) out-of-client, and their mixture."""
+    parts: tuple[Shift, ...] = (Original(), Corrupted(), OutOfClient())
+    if natural is not None:
+        parts = (Original(), Corrupted(), Natural(source=natural), OutOfClient())
+    return *parts, Mixture(parts=parts)
 
 
-def _choice(keys: Tensor, options: int) -> Tensor:
-    """One of `options` per key."""
-    return torch.vmap(lambda k: rng.randint(k, 0, options))(keys)
+def corrupted(
+    world: Federation, rows: Tensor, names: tuple[str, ...], severity: int, key: rng.Key
+) -> tuple[Tensor, Tensor]:
+    """Examples, each under one of the named types: pixels and types. Keyed by the example: whoever holds it, it looks
+    the same. Large results are remembered on disk."""
+    keys = rng.fold(rng.fold(key, "image"), rows)
+    kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
+    clean = world.examples.x[rows]
+    name = memo.fingerprint("corrupted/1", clean, keys, kinds, names, severity)
+    return memo.remembered("streams", name, lambda: corrupt_each(clean, kinds, severity, keys, names=names)), kinds
+
+
+def _renumbered(shifted: Any, classes: tuple[str, ...]) -> Tensor:
+    """Labels of another set in the numbers of these classes; -1 for classes that are not among them."""
+    if set(shifted.classes) & set(classes):
+        return torch.tensor([classes.index(c) if c in classes else -1 for c in shifted.classes])[shifted.y]
+    if len(shifted.classes) != len(classes):
+        raise ValueError(
+            f"Natural: its classes {shifted.classes[:3]}... are not those of the clients, {classes[:3]}..."
+        )
+    y: Tensor = shifted.y
+    return y

@@ -1,0 +1,64 @@
+"""Dealing rows out: Dirichlet draws, whole numbers in given proportions, taking turns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core import rng
+from .world import Pool
+
+
+def deal(order: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """Rows in as many parts, whose sizes differ by one at most."""
+    return tuple(order.tensor_split(parts))
+
+
+def take_turns(pools: list[Tensor], mixes: Tensor, sizes: list[int], key: rng.Key) -> tuple[Tensor, ...]:
+    """Clients of given sizes pick from class pools in the proportions of their mixes, a tenth at a time."""
+    turns = 10  # so that no client drains a class before the others have come
+    taken = torch.zeros(len(pools), dtype=torch.int64)
+    held = torch.tensor([len(p) for p in pools])
+    out: list[list[Tensor]] = [[] for _ in sizes]
+    for turn in range(turns):
+        for c in rng.permutation(rng.fold(key, "turn", turn), len(sizes)).tolist():
+            quota = sizes[c] * (turn + 1) // turns - sizes[c] * turn // turns
+            counts = apportion(mixes[c], quota, held - taken)
+            for k in counts.nonzero().flatten().tolist():
+                out[c].append(pools[k][int(taken[k]) : int(taken[k] + counts[k])])
+            taken += counts
+    return tuple(torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64) for parts in out)
+
+
+def apportion(mix: Tensor, quota: int, left: Tensor) -> Tensor:
+    """`quota` whole examples in the proportions of `mix`, never more of a class than is left (largest remainders)."""
+    got = torch.zeros_like(left)
+    for _ in range(len(mix) + 1):
+        missing = quota - int(got.sum())
+        free = left - got
+        if missing <= 0:
+            break
+        weight = torch.where(free > 0, mix, torch.zeros_like(mix))
+        if float(weight.sum()) <= 0:
+            weight = free.double()  # nothing of the mix is left: take what there is
+        share = weight / weight.sum() * missing
+        whole = torch.minimum(share.floor().long(), free)
+        if int(whole.sum()) == 0:
+            best = torch.where(free > 0, share, -torch.ones_like(share)).argsort(descending=True)[:missing]
+            whole[best] = (free[best] > 0).long()
+        got = got + whole
+    return got
+
+
+def shuffled(mask: Tensor, key: rng.Key) -> Tensor:
+    """The rows where a mask holds, in a keyed random order."""
+    rows = mask.nonzero().flatten()
+    return rows[rng.permutation(key, len(rows))]
+
+
+def enough(examples: Pool, clients: int) -> None:
+    """Refuse more clients than examples, or none."""
+    if clients < 1:
+        raise ValueError(f"clients={clients} must be at least 1")
+    if clients > len(examples.y):
+        raise ValueError(f"clients={clients} must be at most the number of examples, {len(examples.y)}")

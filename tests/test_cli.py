@@ -1,0 +1,118 @@
+"""The command line as a person uses it: exit codes, sentences, folders."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = "import acclimate.cli; acclimate.cli.main()"
+QUICK = ["data.clients=4", "model=mlp", "model.hidden=8", "model.norm=batch", "rounds=1", "method.work.epochs=1"]
+
+
+def cli(*args, cwd=None):
+    return subprocess.run([sys.executable, "-c", COMMAND, *args], capture_output=True, text=True, timeout=250, cwd=cwd)
+
+
+def test_help_needs_no_torch_and_names_every_command():
+    done = cli("--help")
+    assert done.returncode == 0
+    for command in ("run", "resume", "report", "list", "show", "doctor"):
+        assert command in done.stdout
+    assert cli("--version").stdout.startswith("acclimate 0.")
+
+
+def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path):
+    done = cli("run", "method=fedavg,fedbn", "adapters=none,tent", "streams=original,corrupted", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("fedavg", "fedbn", "tent", "original", "corrupted", "upload", "runs/001-comparison/report.html"):
+        assert word in done.stdout
+    root = tmp_path / "runs" / "001-comparison"
+    index = json.loads((root / "index.json").read_text())
+    assert [r["path"] for r in index["runs"]] == ["fedavg-s0", "fedbn-s0"]
+    results = json.loads((root / "fedbn-s0" / "results.json").read_text())
+    assert {(r["adapter"], r["stream"]) for r in results["table"]} == {
+        (a, s) for a in ("none", "tent") for s in ("original", "corrupted")
+    }
+    assert results["command"].endswith("rounds=1 method.work.epochs=1")
+    report = cli("report", str(root), "-o", "all.html", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert (tmp_path / "all.html").stat().st_size > 10_000
+    again = cli("resume", str(root), cwd=tmp_path)
+    assert again.returncode == 0
+    assert "fedbn" in again.stdout
+
+
+def test_toml_and_seeds(tmp_path):
+    (tmp_path / "e.toml").write_text(
+        'rounds = 1\nadapters = ["none"]\nstreams = ["original"]\n'
+        '[data]\nclients = 4\n[model]\nname = "mlp"\nhidden = [8]\n'
+        '[method]\nname = "fedprox"\nmu = 0.5\n[method.work]\nepochs = 1\n'
+    )
+    done = cli("run", "-c", "e.toml", "--seeds", "2", "-o", "out", "method.mu=0.25", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "fedprox-s1" / "config.json").read_text())["experiment"]
+    assert (config["method"]["mu"], config["seed"], config["data"]["clients"]) == (0.25, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run", "roundz=3"], "did you mean 'rounds'"),
+        (["run", "rounds=x"], "'x' is not a whole number"),
+        (["run", "method=fedavgg"], "did you mean 'fedavg'"),
+        (["run", "data.clients=0"], "clients=0 must be at least 1"),
+        (["run", "rounds=0"], "rounds=0"),
+        (["run", "cohort=11"], "cohort=11 must be between 1 and the number of clients, 10"),
+        (["run", "device=cuda:9", "method=local"], "device='cuda:9'"),
+        (["run", "device=tpu3", "method=local"], "device='tpu3' must be auto, cpu, cuda or cuda:N"),
+        (["run", "data.clients=60", "method=fedavg"], "fewer than a batch (method.work.batch=32)"),
+        (["run", "-c", "absent.toml"], "absent.toml does not exist"),
+        (["run", "method=fedbn", "model=cnn"], "'norm' selects nothing"),
+        (["resume", "nowhere"], "nowhere/config.json does not exist"),
+        (["report", "nowhere"], "nowhere holds no run"),
+        (["list", "metods"], "did you mean 'methods'"),
+        (["show", "fedporx"], "did you mean 'fedprox'"),
+        (["run", "--seeds", "0"], "seeds=0 must be at least 1"),
+        (["run", "--nonsense"], "No such option"),
+        (["dance"], "No such command"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_two(args, says, tmp_path):
+    done = cli(*args, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert says in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("results.json"))
+
+
+def test_list_show_doctor():
+    names = cli("list").stdout
+    for word in ("methods:", "scaffold", "adapters:", "t3a", "streams:", "mixture", "partitions:", "dirichlet"):
+        assert word in names
+    only = cli("list", "adapters").stdout
+    assert "tent" in only
+    assert "fedavg" not in only
+    shown = cli("show", "fedprox").stdout
+    for word in ("Li et al., MLSys 2020", "mu: float = 0.1", ".batch = 32", "acclimate.methods.fedprox.FedProx"):
+        assert word in shown
+    doctor = cli("doctor").stdout
+    for word in ("torch", "device", "data root", "flower", "pip install"):
+        assert word in doctor
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    out = tmp_path / "cut"
+    many = [s for s in QUICK if not s.startswith("rounds")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "run", "-q", "-o", str(out), "method=local", "rounds=4000", *many],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (out / "state.safetensors").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(2)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"go on with: acclimate resume {out}" in err
