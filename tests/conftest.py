@@ -1,5 +1,9 @@
 """Shared set-up: one torch thread per test process; property tests are random by seed, never by clock."""
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: they share two cores
+
 import torch
 from hypothesis import settings
 

@@ -1,0 +1,104 @@
+"""Partitions by domain, superclass and person, and Dirichlet with natural sizes."""
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acclimate.core import rng
+from acclimate.data import ByDomain, BySuperclass, Dirichlet, NaturalUsers, Pool
+
+
+def pool(n=600, classes=6, domains=3, users=12, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return Pool(
+        torch.randint(0, classes, (n,), generator=g),
+        tuple("abcdef"[:classes]),
+        torch.randint(0, domains, (n,), generator=g),
+        tuple("XYZ"[:domains]),
+        torch.randint(0, users, (n,), generator=g),
+        (0, 0, 1, 1, 2, 2)[:classes],
+    )
+
+
+def disjoint(parts):
+    rows = torch.cat(parts)
+    return len(rows.unique()) == len(rows)
+
+
+@settings(max_examples=25)
+@given(st.floats(0.01, 20), st.integers(1, 15), st.integers(0, 500))
+def test_natural_sizes_differ_but_never_fall_below_the_floor(alpha, clients, seed):
+    parts = Dirichlet(alpha, sizes="natural", floor=12).split(pool(seed=seed), clients, rng.key(seed))
+    assert disjoint(parts)
+    assert sum(map(len, parts)) == 600
+    assert min(map(len, parts)) >= 12
+
+
+def test_a_floor_that_cannot_be_met_says_so():
+    with pytest.raises(ValueError, match=r"floor=50 for 20 clients needs 1000 examples, there are 600"):
+        Dirichlet(0.1, sizes="natural", floor=50).split(pool(), 20, rng.key(0))
+
+
+def test_a_thousand_clients_at_a_tiny_alpha_end_in_time():
+    many = pool(n=20_000)
+    began = time.perf_counter()
+    for sizes in ("equal", "natural"):
+        parts = Dirichlet(0.01, sizes=sizes, floor=5).split(many, 1000, rng.key(0))
+        assert disjoint(parts)
+        assert sum(map(len, parts)) == 20_000
+    assert [len(p) for p in Dirichlet(0.01).split(many, 1000, rng.key(1))] == [20] * 1000
+    assert time.perf_counter() - began < 200  # a hang, not a benchmark
+
+
+def test_by_domain_gives_every_client_one_domain_at_a_constant_total():
+    p = pool()
+    for clients in (3, 6, 12):
+        parts = ByDomain().split(p, clients, rng.key(0))
+        assert disjoint(parts)
+        assert sum(map(len, parts)) == 600
+        assert [int(p.domain[r].unique()) for r in parts] == [c % 3 for c in range(clients)]
+    with pytest.raises(ValueError, match=r"clients=4 must be a multiple of the 3 domains \(X, Y, Z\)"):
+        ByDomain().split(p, 4, rng.key(0))
+
+
+def test_by_domain_with_alpha_shifts_labels_too():
+    p = pool(n=6000)
+    even = ByDomain().split(p, 6, rng.key(0))
+    skewed = ByDomain(alpha=0.1, keep=0.2).split(p, 6, rng.key(0))
+
+    def top(parts):
+        return max(float((torch.bincount(p.y[r], minlength=6) / len(r)).max()) for r in parts)
+
+    assert top(even) < 0.25
+    assert top(skewed) > 0.5
+    assert [len(r) for r in skewed] == [int(len(r) * 0.2) for r in even]
+    assert disjoint(skewed)
+
+
+def test_by_superclass_keeps_superclasses_together():
+    p = pool()
+    parts = BySuperclass().split(p, 6, rng.key(0))
+    for c, r in enumerate(parts):
+        assert set((p.y[r] // 2).tolist()) == {c // 2}
+    assert disjoint(parts)
+    assert sum(map(len, parts)) == 600
+    with pytest.raises(ValueError, match="clients=4 must be a multiple of the 3 superclasses"):
+        BySuperclass().split(p, 4, rng.key(0))
+    with pytest.raises(ValueError, match="has no superclasses"):
+        BySuperclass().split(p._replace(superclass=None), 6, rng.key(0))
+
+
+def test_natural_users_are_clients():
+    p = pool()
+    parts = NaturalUsers(floor=20).split(p, 5, rng.key(0))
+    who = [p.users[r].unique() for r in parts]
+    assert all(len(w) == 1 for w in who)
+    assert len({int(w) for w in who}) == 5
+    assert all(len(r) == int((p.users == w).sum()) for r, w in zip(parts, who, strict=True))
+    with pytest.raises(ValueError, match="clients=13 must be at most 12"):
+        NaturalUsers(floor=1).split(p, 13, rng.key(0))
+    with pytest.raises(ValueError, match="does not say who made an example"):
+        NaturalUsers().split(p._replace(users=None), 3, rng.key(0))
