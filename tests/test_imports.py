@@ -19,8 +19,9 @@ LAYERS = [
     {"config"},
     {"store", "reporting", "watch"},
     {"api"},
+    {"pictures"},
     {"describe", "progress"},
-    {"bench", "serve", "cli"},
+    {"bench", "serve", "cli", "cli_data"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")

@@ -24,6 +24,7 @@ from .core.worker import Worker
 from .data import World
 from .eval import Names, Table, Test, rounds_to_test
 from .eval import evaluate as evaluate_grid
+from .ops import memo
 from .reporting.html import render
 from .shifts import Shift, Stream
 from .watch import Watch
@@ -186,7 +187,14 @@ def _evaluate(
     watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
     tests = {name: Test(stream.shards, shift.protocol, stream.new) for name, (shift, stream) in built.items()}
     table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested)
-    return table, {name: stream.card for name, (_, stream) in built.items()}
+    return table, {name: {**stream.card, "hash": stream_hash(stream)} for name, (_, stream) in built.items()}
+
+
+def stream_hash(stream: Stream) -> str:
+    """Names exactly what the clients met: pixels, labels and order."""
+    s = stream.shards
+    used = s.rows.unique()
+    return memo.fingerprint(s.x[used], s.y[used], s.rows, s.n)[:16]
 
 
 def run(

@@ -59,6 +59,8 @@ MODELS: dict[str, Model] = {
     "cnn-bn": models.CNN(norm="batch"),
     "cnn-gn": models.CNN(norm="group"),
     "mlp": models.MLP(),
+    "resnet20": models.ResNet20(),
+    "resnet20-bn": models.ResNet20(norm="batch"),
 }
 
 DATASETS: dict[str, data.Dataset] = {

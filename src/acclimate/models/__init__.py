@@ -2,5 +2,6 @@
 
 from .cnn import CNN
 from .mlp import MLP
+from .resnet import ResNet20
 
-__all__ = ["CNN", "MLP"]
+__all__ = ["CNN", "MLP", "ResNet20"]

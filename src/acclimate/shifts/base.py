@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 
 from ..core import check, rng, stream
 from ..core.shards import Shards
+from .corruptions import frost_textures
 
 
 class Federation(Protocol):
@@ -72,6 +76,17 @@ class Shift:
     def build(self, world: Federation, key: rng.Key) -> Stream:
         """The streams of all clients, fixed by the key; every stream of an experiment gets the same one."""
         raise TypeError(f"{type(self).__name__} must define build(world, key)")
+
+
+@functools.lru_cache(maxsize=4)
+def _frost(root: str) -> tuple[Any, str]:
+    textures, source = frost_textures(Path(root).expanduser() if root else None)
+    return textures, source.partition(":")[0]  # "files" or "synthesised"; a reason would name the user's folder
+
+
+def frost() -> tuple[Any, str]:
+    """The frost textures of the data root (ACCLIMATE_DATA), else synthesised ones; and which of the two."""
+    return _frost(os.environ.get("ACCLIMATE_DATA", ""))
 
 
 def shuffled(rows: Tensor, key: rng.Key) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core import check, rng
 from ..core.shards import Shards
 from ..ops import memo
-from .base import Federation, Shift, Stream, choice, consecutive, ordered, others, shuffled
+from .base import Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
 
@@ -52,7 +52,8 @@ class Corrupted(Shift):
         x, kinds = corrupted(world, used, self.kinds, self.severity, key)
         mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
         places = [torch.searchsorted(used, r) for r in rows]
-        return Stream(Shards.of(x, world.examples.y[used], places), {"severity": self.severity, "kinds": mix})
+        card = {"severity": self.severity, "kinds": mix} | ({"frost": frost()[1]} if mix.get("frost") else {})
+        return Stream(Shards.of(x, world.examples.y[used], places), card)
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,13 @@ def corrupted(
     keys = rng.fold(rng.fold(key, "image"), rows)
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
-    name = memo.fingerprint("corrupted/1", clean, keys, kinds, names, severity)
-    return memo.remembered("streams", name, lambda: corrupt_each(clean, kinds, severity, keys, names=names)), kinds
+    textures, source = frost()
+    name = memo.fingerprint("corrupted/1", clean, keys, kinds, names, severity, source)
+
+    def make() -> Tensor:
+        return corrupt_each(clean, kinds, severity, keys, names=names, frost=textures)
+
+    return memo.remembered("streams", name, make), kinds
 
 
 def _renumbered(shifted: Any, classes: tuple[str, ...]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core import check, rng, stream
 from ..core.shards import Shards
 from ..ops import memo
-from .base import Federation, Shift, Stream, consecutive, ordered
+from .base import Federation, Shift, Stream, consecutive, frost, ordered
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
 
@@ -56,13 +56,14 @@ class Segments(Shift):
         kinds = torch.tensor([names.index(k) for k, _ in plan])[where]
         severities = torch.tensor([s for _, s in plan])[where]
         keys = rng.fold(rng.fold(rng.fold(key, "image"), rows), where)
+        textures, source = frost()
 
         def make() -> Tensor:
             x, hit = clean.clone(), (severities > 0).nonzero().flatten()
-            x[hit] = corrupt_each(clean[hit], kinds[hit], severities[hit], keys[hit], names=names)
+            x[hit] = corrupt_each(clean[hit], kinds[hit], severities[hit], keys[hit], names=names, frost=textures)
             return x
 
-        return memo.remembered("streams", memo.fingerprint("segments/1", clean, keys, plan, where), make)
+        return memo.remembered("streams", memo.fingerprint("segments/1", clean, keys, plan, where, source), make)
 
 
 @dataclass(frozen=True)

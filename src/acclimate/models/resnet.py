@@ -1,0 +1,106 @@
+"""The residual networks for small images of He et al., CVPR 2016, Sec. 4.2: three stages of n basic blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core import check
+from .norms import NormKind, norm_layer
+
+
+@dataclass(frozen=True)
+class ResNet20:
+    """ResNet-20 with parameter-free shortcuts; `norm="group"` with 2 groups is FedTHE's ResNet20-GN.
+
+    Parameter names are those of the widely used CIFAR-10 checkpoints, which `weights` reads (batch norm, width 1).
+    """
+
+    norm: NormKind = "group"
+    groups: int = 2
+    width: float = 1.0
+    """Multiplies the stages' 16, 32 and 64 channels."""
+    weights: str = ""
+    """A checkpoint to start from: a state dict, as such or under `state_dict`, names perhaps prefixed `module.`."""
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "norm", ("none", "batch", "group"))
+        check.positive(self, "width")
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """A fresh network for images [channels, height, width]."""
+        if len(shape) != 3:
+            raise ValueError(f"ResNet20: needs images [channels, height, width], got inputs of shape {shape}")
+        net = _ResNet(self, shape[0], num_classes)
+        if self.weights:
+            net.load_state_dict(read_checkpoint(self.weights))
+        return net
+
+
+def read_checkpoint(path: str) -> dict[str, Tensor]:
+    """A state dict from a .pt/.pth/.th file (tensors only: torch's restricted unpickler) or a .safetensors file."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"weights='{path}' is not a file")
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(file)
+    content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    found = content.get("state_dict", content)
+    return {name.removeprefix("module."): t for name, t in found.items()}
+
+
+def _norm(spec: ResNet20, width: int) -> nn.Module:
+    layers = norm_layer(spec.norm, width, spec.groups)
+    return layers[0] if layers else nn.Identity()
+
+
+class _Block(nn.Module):
+    def __init__(self, spec: ResNet20, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = _norm(spec, width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = _norm(spec, width)
+        self.stride, self.extra = stride, width - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.stride > 1 or self.extra:  # option A: subsample, and pad the new channels with zeros on both sides
+            x = F.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2)
+            )
+        return F.relu(out + x)
+
+
+class _ResNet(nn.Module):
+    head_name = "linear"
+
+    def __init__(self, spec: ResNet20, channels: int, num_classes: int) -> None:
+        super().__init__()
+        widths = [max(int(w * spec.width), 1) for w in (16, 32, 64)]
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        self.bn1 = _norm(spec, widths[0])
+        self.layer1 = self._stage(spec, widths[0], widths[0], 1)
+        self.layer2 = self._stage(spec, widths[0], widths[1], 2)
+        self.layer3 = self._stage(spec, widths[1], widths[2], 2)
+        self.linear = nn.Linear(widths[2], num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight)
+
+    @staticmethod
+    def _stage(spec: ResNet20, inputs: int, width: int, stride: int) -> nn.Sequential:
+        blocks = [_Block(spec, inputs, width, stride)]
+        return nn.Sequential(*blocks, *(_Block(spec, width, width, 1) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = F.relu(self.bn1(self.conv1(x)))
+        features = self.layer3(self.layer2(self.layer1(out))).mean((2, 3))
+        return features, self.linear(features)
