@@ -1,9 +1,13 @@
 """Any method x personaliser x adapter x model: it runs, or it is refused in a sentence that names what is missing."""
 
+from dataclasses import dataclass
+
 import pytest
 
+import acclimate as ac
 from acclimate import catalogue
 from acclimate.core import tree
+from acclimate.core.adapter import Adapter
 from acclimate.core.stream import Protocol
 from support import SMALL, fitted, shards, small
 
@@ -34,3 +38,21 @@ def test_every_combination_runs_or_refuses_by_name(name, model):
             assert bool(((metrics["accuracy"] >= 0) & (metrics["accuracy"] <= 1)).all())
             served += 1
     assert served == len(PERSONALS) * (3 if model == "cnn-plain" else 5)
+
+
+@dataclass(frozen=True)
+class Picky(Adapter):
+    """Needs a second head in the deployed model."""
+
+    requires = ("descriptors", "head")
+
+
+def test_missing_requirements_are_refused_by_name_and_the_rest_goes_on():
+    e = ac.Experiment(
+        data=ac.data.Digits(clients=3), model=ac.models.MLP(hidden=(8,)), rounds=1, streams=(ac.shifts.Original(),)
+    )
+    table = ac.evaluate(ac.train(e), adapters=[Picky(), ac.adapters.Tent(), ac.adapters.NoAdapt()])
+    reasons = {r["adapter"]: r["reason"] for r in table.refused}
+    assert reasons["Picky"] == "Picky needs descriptors, head in the deployed model, which has only vars"
+    assert "this model has none" in reasons["tent"]
+    assert {r["adapter"] for r in table.rows} == {"none"}

@@ -55,6 +55,7 @@ def run(
     experiments = _experiments(settings or [], config, seeds)
     from . import api, store
 
+    _steady_threads()
     root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
     with _watch(quiet) as watch:
         table = api.run_all(experiments, root, overwrite, watch)
@@ -69,6 +70,7 @@ def resume(
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
     from . import api
 
+    _steady_threads()
     with _watch(quiet) as watch:
         table = api.resume(path, watch)
     _show(table, path)
@@ -128,6 +130,19 @@ def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[A
     if not any((p if isinstance(p, str) else p[0] + "=").startswith("method=") for p in pairs):
         pairs.append(f"method={DEFAULT_METHODS}")
     return api.with_seeds(expand(pairs), seeds)
+
+
+def _steady_threads() -> None:
+    """Half of the cores, unless OMP_NUM_THREADS says otherwise.
+
+    Small models gain little from more, and lose several times over as soon as anything else runs on the machine.
+    """
+    import os
+
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max((os.cpu_count() or 1) // 2, 1))
 
 
 def _watch(quiet: bool) -> Any:

@@ -45,7 +45,7 @@ class Experiment:
     """What is trained on what, how long, and how it is tested. Every field is a setting of the command line."""
 
     data: Dataset = Digits()
-    model: Model = CNN(norm="batch")
+    model: Model = CNN(widths=(16, 32), norm="batch")
     method: Method = FedAvg()
     personal: Personalizer = NoPersonal()
     """What every client does with its labelled data before its model goes live."""

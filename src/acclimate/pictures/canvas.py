@@ -37,7 +37,7 @@ class Canvas:
         self.pixels[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = colour
 
     def circle(self, y: float, x: float, radius: float, colour: Colour) -> None:
-        """A filled circle with smooth edges. Whole numbers are the corners of pixels: (0.5, 0.5) is the first centre."""
+        """A filled circle with smooth edges. The middle of the first pixel is at (0.5, 0.5)."""
         if radius > 0:
             top, left, down, across = self._around(y - radius, x - radius, y + radius, x + radius)
             self._blend(top, left, np.clip(radius - np.hypot(down - y, across - x) + 0.5, 0, 1), colour)

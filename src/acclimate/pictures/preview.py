@@ -27,6 +27,8 @@ def preview(experiment: Experiment, path: Path) -> Path:
         raise ValueError(f"{path} must end in .png: the picture is a PNG file")
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name a file, for example {path / 'preview.png'}")
+    if path.parent.exists() and not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written: {path.parent} is not a folder")
     store.write(path, png.encode(picture(experiment)))
     return path
 
@@ -55,7 +57,7 @@ def _about(shift: Shift) -> str:
 
 def _heading(experiment: Experiment, world: World, width: int) -> np.ndarray:
     """What the picture shows: the data set and its settings, and how many examples go where."""
-    parts = {"training": world.train, "validation": world.val, "test": world.test, "new clients'": world.new}
+    parts = {"training": world.train, "validation": world.val, "test": world.test, "of new clients": world.new}
     counts = [f"{sum(map(len, rows)):,} {name}" for name, rows in parts.items() if rows]
     counts += [f"{len(world.held):,} held out"] if len(world.held) else []
     shape = " x ".join(map(str, world.shape))

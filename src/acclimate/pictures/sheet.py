@@ -127,9 +127,7 @@ def _block(world: World, name: str, stream: Stream, about: str) -> Block:
     for c in range(min(shards.clients, CLIENTS)):
         own = shards.own(c)
         pick = torch.arange(IMAGES) * len(own) // IMAGES if changes and len(own) > IMAGES else slice(IMAGES)
-        rows.append(
-            _row(world, f"{word} {c}", len(own), domains.colour(owners[c]), shards.x, shards.y, own[pick])
-        )
+        rows.append(_row(world, f"{word} {c}", len(own), domains.colour(owners[c]), shards.x, shards.y, own[pick]))
     about += " Here: images spread over the whole stream." if changes else ""
     return Block(name, "; ".join(_words(stream.card)), about.strip(), tuple(rows), max(shards.clients - CLIENTS, 0))
 
@@ -146,7 +144,8 @@ def _words(card: Mapping[str, Any]) -> list[str]:
         if isinstance(value, Mapping):
             out.append(f"{len(value)} {key}" if len(value) > 3 else f"{key} {', '.join(map(str, value))}")
         elif key == "plan":
-            out.append(f"{len(value)} segments")
+            kinds = list(dict.fromkeys(kind for kind, _ in value))
+            out.append(f"{len(value)} segments" + (f" of {', '.join(kinds)}" if len(kinds) <= 3 else ""))
         elif isinstance(value, Sequence) and not isinstance(value, str):
             out.append(f"{key} {', '.join(str(v) for v in dict.fromkeys(value))}")
         else:
