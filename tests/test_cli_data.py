@@ -88,7 +88,7 @@ def test_check_of_the_embedded_digits(run):
     assert (code, err) == (0, "")
     for line in ("ok: examples 1,797", "ok: shape 3 x 16 x 16", "ok: class histogram is the published one"):
         assert line in out
-    code, out, _ = run("check", "digits", "domains=plain,font", "data.side=8")
+    code, out, _ = run("check", "digits", "domains=plain,font", "data.side=20")
     assert code == 0
     assert "ok: examples 3,597" in out and "3 x 8 x 8" in out
     assert "nothing is published" in run("check", "digits", "domains=font")[1]
@@ -160,7 +160,7 @@ def test_preview_draws_the_experiment_of_settings_and_file(run, tmp_path):
     code, out, err = run("preview", "-c", "e.toml", "data.clients=3", "method=fedavg,fedbn", "-o", "sub/a.png")
     assert code == 0, err
     assert "wrote sub/a.png" in out
-    same = ["data.clients=3", "data.side=8", "streams=original"]
+    same = ["data.clients=3", "data.side=20", "streams=original"]
     assert run("preview", *same, "seed=3")[0] == 0
     drawn = (tmp_path / "preview.png").read_bytes()
     assert drawn[:8] == b"\x89PNG\r\n\x1a\n"

@@ -21,7 +21,8 @@ LAYERS = [
     {"api"},
     {"pictures"},
     {"describe", "progress"},
-    {"bench", "serve", "cli", "cli_data"},
+    {"cli_data"},
+    {"bench", "serve", "cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")

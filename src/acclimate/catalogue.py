@@ -132,7 +132,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("personal", "personals", Personalizer, PERSONALS),
     Kind("adapter", "adapters", Adapter, ADAPTERS),
     Kind("model", "models", Model, MODELS),
-    Kind("data", "datasets", data.Dataset, DATASETS),
+    Kind("data set", "datasets", data.Dataset, DATASETS),
     Kind("partition", "partitions", data.Partition, PARTITIONS),
     Kind("stream", "streams", shifts.Shift, STREAMS),
     Kind("backend", "backends", Backend, BACKENDS),
@@ -189,7 +189,7 @@ def differences(old: Any, new: Any) -> list[str]:
         if dataclasses.is_dataclass(b) and type(a) is type(b):
             out += [f"{f.name}.{d}" for d in differences(a, b)]
         else:
-            out.append(f"{f.name}={label(b) if dataclasses.is_dataclass(b) else b!r}")
+            out.append(f"{f.name}={label(b) if dataclasses.is_dataclass(b) else repr(b)}")
     return out
 
 

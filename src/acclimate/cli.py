@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from .cli_data import data_app
 from .version import __version__
 
 app = typer.Typer(
@@ -19,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(data_app, name="data")
 
 Settings = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01")]
 DEFAULT_METHODS = "fedavg,fedavg+finetune,fedbn,scaffold"
@@ -113,20 +116,9 @@ def doctor() -> None:
 
 def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
     from . import api
-    from .config import ConfigError, expand, flatten_toml
+    from .config import expand, merged
 
-    pairs: list[Any] = []
-    if config is not None:
-        import tomllib
-
-        try:
-            pairs += flatten_toml(tomllib.loads(config.read_text()))
-        except FileNotFoundError:
-            raise ConfigError(f"{config} does not exist") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-            raise ConfigError(f"{config} is not valid TOML: {e}") from e
-    said = {s.partition("=")[0] for s in settings}
-    pairs = [p for p in pairs if p[0] not in said] + settings
+    pairs = merged(config, list(settings))
     if not any((p if isinstance(p, str) else p[0] + "=").startswith("method=") for p in pairs):
         pairs.append(f"method={DEFAULT_METHODS}")
     return api.with_seeds(expand(pairs), seeds)
@@ -176,9 +168,8 @@ def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
     try:
-        app(standalone_mode=False)
-    except typer.Exit as e:
-        raise SystemExit(e.exit_code) from None
+        code = app(standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted before anything was to be saved", 130)
     except Exception as e:

@@ -90,20 +90,9 @@ def preview(
 
 def _experiment(settings: list[str], config: Path | None) -> Experiment:
     """The one experiment that settings describe; those that differ in what is not pictured count as one."""
-    from .config import ConfigError, expand, flatten_toml
+    from .config import ConfigError, expand, merged
 
-    pairs: list[Any] = []
-    if config is not None:
-        import tomllib
-
-        try:
-            pairs += flatten_toml(tomllib.loads(config.read_text()))
-        except FileNotFoundError:
-            raise ConfigError(f"{config} does not exist") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-            raise ConfigError(f"{config} is not valid TOML: {e}") from e
-    said = {s.partition("=")[0] for s in settings}
-    found = expand([p for p in pairs if p[0] not in said] + settings)
+    found = expand(merged(config, list(settings)))
     different = {(e.data, e.streams, e.seed): e for e in found}
     if len(different) > 1:
         raise ConfigError(

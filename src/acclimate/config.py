@@ -8,10 +8,12 @@ import importlib
 import itertools
 import json
 import math
+import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from . import catalogue
@@ -204,6 +206,20 @@ def expand(settings: Iterable[str | tuple[str, Any]], base: Experiment | None = 
     for path, value in pairs:
         out = list(itertools.chain.from_iterable(_assign(e, path.split("."), value, path) for e in out))
     return list(dict.fromkeys(out))
+
+
+def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, Any]]:
+    """The settings of a TOML file and of the command line, which wins."""
+    if file is None:
+        return list(settings)
+    try:
+        pairs = flatten_toml(tomllib.loads(file.read_text()))
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{file} is not valid TOML: {e}") from e
+    said = {s.partition("=")[0] for s in settings}
+    return [*(p for p in pairs if p[0] not in said), *settings]
 
 
 def flatten_toml(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

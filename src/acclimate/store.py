@@ -40,9 +40,10 @@ class RunError(RuntimeError):
 def write(path: Path, content: bytes | str) -> None:
     """Write a file whole or not at all: to a temporary file beside it, flushed to disk, then renamed."""
     raw = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    name = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as f:
             f.write(raw)
             f.flush()
@@ -50,8 +51,9 @@ def write(path: Path, content: bytes | str) -> None:
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as e:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+        if name is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
         raise RunError(f"cannot write {path}: {e.strerror or e}; what was there before is unchanged") from e
 
 

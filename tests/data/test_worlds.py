@@ -124,7 +124,7 @@ def test_a_users_own_data_set_only_loads():
         (lambda: Digits(clients=0), "Digits: clients=0 must be at least 1"),
         (lambda: Digits(split=(0.5, 0.5, 0.5)), "must be three shares"),
         (lambda: Digits(domains=("plan",)), "has 'plan'; allowed are plain"),
-        (lambda: Digits(side=4), "side=4 must be between 8 and 64"),
+        (lambda: Digits(side=4), "side=4 must be between 16 and 64"),
         (lambda: Digits(mean=(0.5,), std=()), "need one entry per channel"),
         (
             lambda: Examples(torch.zeros(2, 3), torch.tensor([0, 9]), ("a",), torch.zeros(2), ("d",)),

@@ -35,8 +35,8 @@ class Digits(Dataset):
                 raise ValueError(f"Digits: domains={self.domains!r} has {d!r}; allowed are {', '.join(allowed)}")
         if not self.domains or len(set(self.domains)) != len(self.domains):
             raise ValueError(f"Digits: domains={self.domains!r} must name at least one domain, each once")
-        if not 8 <= self.side <= 64:
-            raise ValueError(f"Digits: side={self.side} must be between 8 and 64")
+        if not 16 <= self.side <= 64:
+            raise ValueError(f"Digits: side={self.side} must be between 16 and 64")
 
     def load(self) -> Examples:
         key = rng.key(_DRAW_SEED)

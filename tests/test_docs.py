@@ -1,0 +1,229 @@
+"""The documentation is true: its Python runs, its commands parse, its lists are complete, its figures were measured."""
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+
+from acclimate import catalogue, describe
+from acclimate.eval.table import Refused, Row
+from test_imports import LAYERS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEAVY: set[str] = set()
+"""Pages whose blocks take more than 20 s: run by `make test-all`."""
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page, *languages):
+    """(first line, attributes, text) of every fenced block of these languages."""
+    text = page.read_text()
+    for m in FENCE.finditer(text):
+        if m[1] in languages:
+            yield text[: m.start()].count("\n") + 2, m[2], m[3]
+
+
+def pages_with(*languages):
+    found = [p for p in PAGES if any(blocks(p, *languages))]
+    return [pytest.param(p, id=name_of(p), marks=pytest.mark.slow if name_of(p) in HEAVY else ()) for p in found]
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(page, tmp_path, monkeypatch, capsys):
+    """A page's blocks, in order, in one module; it may write into a folder that is thrown away."""
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("page_" + re.sub(r"\W", "_", name_of(page)))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for line, _, text in blocks(page, "python"):
+        exec(compile("\n" * (line - 1) + text, name_of(page), "exec"), module.__dict__)
+    assert "nan" not in capsys.readouterr().out
+
+
+def commands(page):
+    """Every command of a page, split into words."""
+    lines = [line.removeprefix("$ ") for _, _, text in blocks(page, "console", "bash") for line in text.splitlines()]
+    return [[w for w in shlex.split(line, comments=True) if not w.startswith("PYTHONPATH=")] for line in lines]
+
+
+def write_files(page):
+    """The files that a page shows, into the current folder: titled Python, and TOML whose first line names it."""
+    for _, attributes, text in blocks(page, "python"):
+        if title := re.search(r'title="([^"]+)"', attributes):
+            Path(title[1]).write_text(text)
+    for _, _, text in blocks(page, "toml"):
+        tomllib.loads(text)
+        Path(text.splitlines()[0].removeprefix("# ")).write_text(text)
+
+
+@pytest.mark.parametrize("page", pages_with("console", "bash"))
+def test_commands_parse(page, tmp_path, monkeypatch):
+    """Settings expand, names exist, options are known; files that a command reads stand on the page."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write_files(page)
+    importlib.invalidate_caches()
+    assert commands(page)
+    for words in commands(page):
+        check_command(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/guides/own-method.md"])
+def test_runs_of_the_page_run(page, tmp_path, monkeypatch):
+    """Every `acclimate run` of a page, cut down to one short round."""
+    monkeypatch.chdir(tmp_path)
+    write_files(ROOT / page)
+    runs = [w[2:] for w in commands(ROOT / page) if w[:2] == ["acclimate", "run"]]
+    for i, args in enumerate(runs):
+        kept = [a for a in args if not a.startswith(("rounds=", "method.work.epochs="))]
+        short = ["rounds=1", "method.work.epochs=1", "--overwrite", "-q", "-o", f"out/{i}"]
+        code = "import acclimate.cli; acclimate.cli.main()"
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, "run", *kept, *short], capture_output=True, text=True, timeout=280, env=env
+        )
+        assert done.returncode == 0, f"{args}: {done.stderr}"
+        assert (tmp_path / "out" / str(i) / "report.html").stat().st_size > 10_000
+
+
+def check_command(words):
+    match words:
+        case ["acclimate", sub, *args]:
+            check_acclimate(sub, args)
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+        case ["python", script, *_]:
+            assert (ROOT / script).is_file(), words
+        case ["pip" | "git" | "export", *_]:
+            pass
+        case _:
+            pytest.fail(f"a command that no one checks: {words}")
+
+
+def check_acclimate(sub, args):
+    import typer
+
+    from acclimate import cli
+
+    command, args = typer.main.get_command(cli.app).commands[sub], list(args)
+    while hasattr(command, "commands"):  # a group: `acclimate data list`
+        command = command.commands[args.pop(0)]
+    params = command.make_context(command.name, args).params  # parses, and runs nothing
+    match sub:
+        case "run":
+            config = Path(params["config"]) if params["config"] else None
+            assert cli._experiments(list(params["settings"] or []), config, params["seeds"])
+        case "list":
+            assert describe.listing(params["kind"])
+        case "show":
+            assert describe.details(params["name"])
+
+
+def test_the_check_of_commands_can_fail():
+    from acclimate.config import ConfigError
+
+    for bad in (["run", "method.muu=1"], ["run", "rounds=many"], ["show", "fedporx"], ["list", "metods"]):
+        with pytest.raises(ConfigError):
+            check_acclimate(bad[0], bad[1:])
+    with pytest.raises(Exception, match="(?i)no such option"):
+        check_acclimate("run", ["--seed", "3"])
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, id=name_of(p)) for p in PAGES])
+def test_links_lead_somewhere_and_text_is_for_users(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", FENCE.sub("", text)):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
+    assert not re.search(r"/work/|/tmp/|/root/|issue \d|\.\./shared", text)
+    assert text.count("```") % 2 == 0
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, id=k.plural) for k in catalogue.KINDS])
+def test_the_catalogue_page_is_complete(kind):
+    text = (ROOT / "docs" / "methods.md").read_text()
+    assert [name for name in kind.entries if f"| `{name}` |" not in text] == []
+
+
+def test_the_design_page_has_the_import_arrows_of_the_test():
+    text = (ROOT / "docs" / "design.md").read_text().split("## Who imports whom")[1]
+    arrows = FENCE.search(text)[3]
+    assert [set(line.split()) for line in arrows.splitlines()] == LAYERS
+
+
+def test_the_results_page_names_every_field(tmp_path):
+    import acclimate as ac
+
+    experiment = ac.Experiment(
+        data=ac.data.Digits(clients=3),
+        model=ac.models.MLP(hidden=(8,)),
+        method=ac.methods.FedAvg(work=ac.Work(epochs=1)),
+        adapters=(ac.adapters.NoAdapt(), ac.adapters.Tent()),
+        streams=(ac.shifts.Original(),),
+        rounds=1,
+    )
+    ac.run(experiment, tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    env = json.loads((tmp_path / "run" / "env.json").read_text())
+    assert set(results["table"][0]) == set(Row.__annotations__)
+    assert set(results["refused"][0]) == set(Refused.__annotations__)
+    fields = {*results, *results["table"][0], *results["refused"][0], *results["cost"], *results["data"]}
+    fields |= {*results["timings"], *results["cost"]["message"][0], *results["data"]["splits"], *metrics, *env}
+    text = (ROOT / "docs" / "results.md").read_text()
+    assert sorted(f for f in fields if f"`{f}`" not in text) == []
+    written = {p.name for p in (tmp_path / "run").iterdir()}
+    assert sorted(n for n in written if n not in text) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_speed_figures_are_the_measured_ones(page):
+    text = (ROOT / page).read_text()
+    report = json.loads((ROOT / "results" / "benchmarks" / "round-h200.json").read_text())
+    assert report["command"] in text
+    assert report["device"] in text
+    exact, fast = report["runs"]
+    if page == "README.md":
+        wanted = [f"{exact['seconds'][w]:.2f} s" for w in ("plain", "captured")]
+        wanted.append(f"{exact['seconds']['plain'] / exact['seconds']['captured']:.1f} times")
+    else:
+        cells = ((exact["seconds"][w], exact["times_faster_than_plain"][w], w) for w in exact["seconds"])
+        wanted = [
+            f"| {w} | {s:.2f} | {r:.2f} | {fast['seconds'][w]:.2f} | {fast['times_faster_than_plain'][w]:.2f} |"
+            for s, r, w in cells
+        ]
+        wanted += [report["torch"], f"{report['relative_distance_after_10_double_steps']:.1e}"]
+    assert [w for w in wanted if w not in text] == []
+
+
+def test_the_readme_table_has_the_rows_of_the_default_run():
+    from acclimate import cli
+
+    table = next(text for _, _, text in blocks(ROOT / "README.md", "text"))
+    rows = re.findall(r"(?m)^ (\S+) +(\S+)(?: +\d+\.\d ±\d+){4} +\d+ KB$", table)
+    adapters = [catalogue.name(a) for a in cli._experiments([], None, 1)[0].adapters]
+    assert rows == [(m, a) for m in cli.DEFAULT_METHODS.split(",") for a in adapters]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the docs extra is not installed")
+def test_the_site_builds_strictly(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "acclimate.core.method.Method.client" in (tmp_path / "site" / "api" / "index.html").read_text()

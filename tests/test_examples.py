@@ -1,0 +1,59 @@
+"""Every example runs as a user would run it, stays short, and says what it should."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SAYS = {
+    "first_run.py": [
+        r"round 5: validation accuracy \d\d\.\d%",
+        r"(?m)^fedavg +t3a( +\d\d\.\d ±\d+){4}",
+        r"(?m)^fedavg\+finetune +none( +\d\d\.\d ±\d+){4}",
+        r"changes the original stream by \+\d",
+        r"changes the out-of-client stream by -\d",
+    ],
+    "own_method.py": [
+        r"(?m)^fedavg\S* +none( +\d\d\.\d ±\d+){4}",
+        r"(?m)^Blended\S* +t3a( +\d\d\.\d ±\d+){4}",
+        r"Blended\S*: one client uploads 199,472 bytes",
+    ],
+    "own_adapter.py": [
+        r"(?m)^fedavg\S* +Prior( +\d\d\.\d ±\d+){3}",
+        r"with a reset after every batch:\nmethod +adapter +corrupted",
+    ],
+    "own_data_and_model.py": [
+        r"1200 examples of 4 classes, training sizes \[\d+, \d+, \d+\]",
+        r"(?m)^fedavg\S* +bn( +\d\d\.\d ±\d+){2}",
+    ],
+    "resume_and_report.py": [
+        r"interrupted after round 3",
+        r"(?m)^fedbn\S* +tent( +\d\d\.\d ±\d+){4}",
+        r"ends with the same bytes: True",
+        r"run folder has config\.json, env\.json, metrics\.jsonl, report\.html, results\.json, state\.safetensors",
+        r"one report over both runs: report\.html, \d",
+    ],
+}
+
+
+def test_every_example_has_expectations_and_at_most_sixty_lines():
+    files = sorted(EXAMPLES.glob("*.py"))
+    assert [f.name for f in files] == sorted(SAYS)
+    for f in files:
+        assert len(f.read_text().splitlines()) < 60, f.name
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example_runs_and_says_what_it_should(name, tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    for pattern in SAYS[name]:
+        assert re.search(pattern, done.stdout), f"{pattern}\nnot in\n{done.stdout}"
+    assert "nan" not in done.stdout
+    assert not list(tmp_path.iterdir()), "an example leaves files behind"
