@@ -90,7 +90,7 @@ def test_check_of_the_embedded_digits(run):
         assert line in out
     code, out, _ = run("check", "digits", "domains=plain,font", "data.side=20")
     assert code == 0
-    assert "ok: examples 3,597" in out and "3 x 8 x 8" in out
+    assert "ok: examples 3,597" in out and "3 x 20 x 20" in out
     assert "nothing is published" in run("check", "digits", "domains=font")[1]
 
 
@@ -156,7 +156,7 @@ def test_bad_input_is_one_sentence_exit_two_and_no_file(run, args, says, tmp_pat
 
 
 def test_preview_draws_the_experiment_of_settings_and_file(run, tmp_path):
-    (tmp_path / "e.toml").write_text('streams = ["original"]\nseed = 3\n[data]\nclients = 6\nside = 8\n')
+    (tmp_path / "e.toml").write_text('streams = ["original"]\nseed = 3\n[data]\nclients = 6\nside = 20\n')
     code, out, err = run("preview", "-c", "e.toml", "data.clients=3", "method=fedavg,fedbn", "-o", "sub/a.png")
     assert code == 0, err
     assert "wrote sub/a.png" in out
