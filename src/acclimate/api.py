@@ -88,7 +88,7 @@ def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
     """The world, the client half and the engine of an experiment: everything checked, nothing trained."""
     world = experiment.data.world(experiment.seed)
     check_sizes(experiment, world)
-    task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std)
+    task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
     worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
     for f in experiment.filters:
         if reason := f.refusal(experiment.method.uplink):

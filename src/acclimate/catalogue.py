@@ -15,7 +15,8 @@ from .core.backend import Backend
 from .core.filter import Filter
 from .core.method import Method
 from .core.personal import Personalizer
-from .core.task import Model
+from .core.task import Augment, Model
+from .ops.augment import FlipCrop
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ STREAMS: dict[str, shifts.Shift] = {
 
 BACKENDS: dict[str, Backend] = {"auto": backends.Auto(), "serial": backends.Serial(), "vmap": backends.Vmap()}
 
+AUGMENTS: dict[str, Augment] = {"flip-crop": FlipCrop()}
+
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(), "adam": optim.Adam(), "adamw": optim.AdamW()}
 
 SCHEDULES: dict[str, optim.Schedule] = {
@@ -134,6 +137,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("model", "models", Model, MODELS),
     Kind("data set", "datasets", data.Dataset, DATASETS),
     Kind("partition", "partitions", data.Partition, PARTITIONS),
+    Kind("augment", "augments", Augment, AUGMENTS),
     Kind("stream", "streams", shifts.Shift, STREAMS),
     Kind("backend", "backends", Backend, BACKENDS),
     Kind("optimizer", "optimizers", optim.Optimizer, OPTIMIZERS),
@@ -145,7 +149,8 @@ KINDS: tuple[Kind, ...] = (
 def kind_of(base: type) -> Kind | None:
     """The kind whose records a field of this type holds."""
     for kind in KINDS:
-        if base is kind.base or (isinstance(base, type) and kind.base is not Model and issubclass(base, kind.base)):
+        records = isinstance(base, type) and kind.base not in (Model, Augment)  # these two are protocols
+        if base is kind.base or (records and issubclass(base, kind.base)):
             return kind
     return None
 

@@ -47,6 +47,15 @@ class Model(Protocol):
         ...
 
 
+@runtime_checkable
+class Augment(Protocol):
+    """A record that changes training images at random; `views` is pure, keyed and keeps the shape."""
+
+    def views(self, x: Tensor, key: rng.Key) -> Tensor:
+        """One random view of every image of a batch (uint8, or floats in 0..1)."""
+        ...
+
+
 @functools.lru_cache(maxsize=64)
 def _constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Tensor:
     # Memoised: making a tensor from Python numbers is a host-to-device copy, which a graph capture refuses.
@@ -69,9 +78,11 @@ class Task:
         num_classes: int,
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
+        augment: Augment | None = None,
     ) -> None:
         self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
         self.mean, self.std = tuple(mean), tuple(std)
+        self.augment = augment
         with torch.random.fork_rng(devices=[]):
             base = self._build()
         self.dim = _head_width(base, model, num_classes)
@@ -94,7 +105,7 @@ class Task:
         self._skeletons = _skeletons(base.to("meta"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Task, (self.model, self.shape, self.num_classes, self.mean, self.std)
+        return Task, (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
 
     def _build(self) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -126,7 +137,9 @@ class Task:
         return self._constants[device]
 
     def apply(self, vars: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
-        """The forward pass. `key` feeds dropout and is needed in train mode only."""
+        """The forward pass. In train mode `key` feeds dropout and augmentation; without a key nothing is augmented."""
+        if self.augment is not None and mode == "train" and key is not None:
+            x = self.augment.views(x, rng.fold(key, "augment"))
         tensors = {**self._fixed(x.device), **vars["params"], **vars["buffers"]}
         if self.dropout_keys and mode == "train":
             if key is None:

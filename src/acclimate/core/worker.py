@@ -51,8 +51,9 @@ class Worker:
 
     def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
         """The model that goes live, after the personaliser has seen the client's labelled training data."""
-        model = self.method.deploy(self.task, down, mine)
         key = self.key("personal", data["id"], like=data["id"])
+        mine = self.method.settle(self.task, down, mine, data, rng.fold(key, "settle"))
+        model = self.method.deploy(self.task, down, mine)
         return personal.run(self.task, self.predict(), model, data, key)
 
     def adapt(self, model: Tree, data: Tree, adapter: Adapter, protocol: stream.Protocol) -> Tree:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import check, rng
+from ..core.task import Augment
 from ..ops.geometry import rotate
 from .partition import Dirichlet, Partition
 from .world import Examples, World
@@ -36,6 +37,8 @@ class Dataset:
     """Each training client's images are rotated by one of these, in degrees: concept shift between clients."""
     new_angles: tuple[float, ...] = ()
     """The same for newcomers."""
+    augment: Augment | None = None
+    """How training images are changed at random; None: not at all."""
     mean: tuple[float, ...] = ()
     """Per-channel mean of pixels in 0..1 that the task subtracts; empty: none. A constant, never measured on tests."""
     std: tuple[float, ...] = ()
