@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from .core import rng, tree
 from .core.adapter import Adapter
 from .core.backend import Engine
 from .core.fit import State
+from .core.local import Work
 from .core.personal import Personalizer
 from .core.task import Task
 from .core.worker import Worker
@@ -99,7 +100,8 @@ def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
 
 def check_sizes(experiment: Experiment, world: World) -> None:
     """Refuse a client with fewer examples than a batch, naming it and what to change."""
-    works = {name: getattr(experiment.method, name, None) for name in ("work", "head_work")}
+    method = experiment.method
+    works = {f.name: getattr(method, f.name) for f in fields(method) if isinstance(getattr(method, f.name), Work)}
     works["personal.work"] = getattr(experiment.personal, "work", None)
     for name, work in works.items():
         for c, rows in enumerate(world.train):

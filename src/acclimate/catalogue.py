@@ -38,6 +38,7 @@ METHODS: dict[str, Method] = {
     "fedadam": methods.FedAvg(server_opt=optim.Adam(lr=0.01, b2=0.99, eps=1e-3)),
     "fedprox": methods.FedProx(),
     "scaffold": methods.SCAFFOLD(),
+    "fedthe": methods.FedTHE(),
 }
 
 PERSONALS: dict[str, Personalizer] = {
@@ -53,6 +54,7 @@ ADAPTERS: dict[str, Adapter] = {
     "tent": adapters.Tent(),
     "tent-all": adapters.Tent(params="all"),
     "t3a": adapters.T3A(),
+    "the": adapters.THE(),
 }
 
 MODELS: dict[str, Model] = {

@@ -2,7 +2,8 @@
 
 from .fedavg import FedAvg
 from .fedprox import FedProx
+from .fedthe import FedTHE
 from .local import Local
 from .scaffold import SCAFFOLD
 
-__all__ = ["SCAFFOLD", "FedAvg", "FedProx", "Local"]
+__all__ = ["SCAFFOLD", "FedAvg", "FedProx", "FedTHE", "Local"]

@@ -1,0 +1,119 @@
+"""THE, the test half of FedTHE. Jiang & Lin, ICLR 2023, Eq. 3-5 and Algorithm 2.
+
+For every test sample the weight e of the global head against the personal one is optimised, with all else frozen:
+- L_EM (Eq. 3): entropy of the mixed logits e y^g + (1-e) y^l; L_FA (Eq. 4): e ||h' - h^g|| + (1-e) ||h' - h^l||,
+  where h'_n = beta h_n + (1-beta) h^history, and h^history is a moving average of the samples before the n-th
+  (h^history <- alpha h_{n-1} + (1-alpha) h^history, started with the first sample's own feature).
+- Eq. 5 weights them with the agreement of the two heads: lambda L_EM + (1-lambda) L_FA, lambda = cos(p^g, p^l).
+- e is the softmax of two free numbers, 20 steps of Adam at 0.1 from e = 1/2.
+
+The history is a linear recurrence of frozen features, so a batch of samples is one matrix product, and all samples are
+optimised at once: results do not depend on the batch size. `variant="released"`: the history takes a sample's own
+feature in before use, except that the first of every later batch reuses the last value (so there they do depend on it);
+the released defaults also have beta=0.1, and a shared early break that is left out here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from ..core import check, rng
+from ..core.adapter import Adapter, Predict
+from ..core.optim import Adam, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops.heads import linear
+from ..ops.losses import entropy
+
+
+@dataclass(frozen=True)
+class THE(Adapter):
+    """Mixes a global and a personal head, with a weight optimised per unlabelled sample (Jiang & Lin, ICLR 2023)."""
+
+    alpha: float = 0.1
+    """Weight of the latest sample in the history."""
+    beta: float = 0.3
+    """Weight of the sample itself against the history."""
+    opt: Optimizer = Adam(lr=0.1)
+    steps: int = 20
+    loss: Literal["slw", "em", "fa", "sum"] = "slw"
+    """Eq. 5, entropy alone, alignment alone, or half of each: the ablations of Table 3."""
+    per: Literal["sample", "batch"] = "sample"
+    """One weight per sample, or one for a whole batch."""
+    history: bool = True
+    """Without, h' is the sample's own feature."""
+    variant: Literal["paper", "released"] = "paper"
+
+    requires: ClassVar[tuple[str, ...]] = ("head", "descriptors")
+
+    def __post_init__(self) -> None:
+        check.within(self, "alpha", 0.0, 1.0)
+        check.within(self, "beta", 0.0, 1.0)
+        check.at_least(self, "steps", 0)
+        check.one_of(self, "loss", ("slw", "em", "fa", "sum"))
+        check.one_of(self, "per", ("sample", "batch"))
+        check.one_of(self, "variant", ("paper", "released"))
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        zero = torch.zeros_like(model["descriptors"]["local"])
+        return {"history": zero, "last": zero, "started": torch.zeros_like(zero[0])}
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        out = predict(model, x)
+        generic, personal = out.logits, linear(model["head"], out.features)
+        e, state = self.weigh(model, state, out.features, generic, personal)
+        return e * generic + (1 - e) * personal, state
+
+    def weigh(
+        self, model: Tree, state: Tree, features: Tensor, generic: Tensor, personal: Tensor
+    ) -> tuple[Tensor, Tree]:
+        """The weight e of the global head, [B, 1], and the state for the next batch."""
+        smooth, state = self._smooth(features, state)
+        apart = [(smooth - model["descriptors"][which]).norm(dim=-1) for which in ("global", "local")]
+        agree = F.cosine_similarity(generic.softmax(-1), personal.softmax(-1), dim=-1)
+        share = {"slw": agree, "em": torch.ones_like(agree), "fa": torch.zeros_like(agree)}.get(self.loss)
+        share = torch.full_like(agree, 0.5) if share is None else share
+
+        def objective(free: Tree) -> Tensor:
+            e = free["w"].softmax(-1)
+            certain = entropy(e[:, :1] * generic + e[:, 1:] * personal)
+            aligned = e[:, 0] * apart[0] + e[:, 1] * apart[1]
+            each = share * certain + (1 - share) * aligned
+            return each.sum() if self.per == "sample" else each.mean()
+
+        rows = features.shape[0] if self.per == "sample" else 1
+        free = {"w": torch.ones(rows, 2, dtype=features.dtype, device=features.device)}
+        moments = self.opt.init(free)
+        for _ in range(self.steps):
+            free, moments = self.opt.update(grad(objective)(free), moments, free)
+        return free["w"].softmax(-1)[:, :1].expand(features.shape[0], 1), state
+
+    def _smooth(self, features: Tensor, state: Tree) -> tuple[Tensor, Tree]:
+        """h'_n of every sample of the batch (Eq. 4), and what the next batch's history starts from."""
+        if not self.history:
+            return features, state
+        started = state["started"] > 0
+        own = 1 if self.variant == "released" else 0  # whether a sample's own feature enters its history
+        before = state["history"] if own else self.alpha * state["last"] + (1 - self.alpha) * state["history"]
+        first = torch.where(started, before, features[0])
+        history = self._recurrence(first, features, own)
+        new = {"history": history[-1], "last": features[-1], "started": torch.ones_like(state["started"])}
+        return self.beta * features + (1 - self.beta) * history, new
+
+    def _recurrence(self, first: Tensor, features: Tensor, own: int) -> Tensor:
+        """H_0 = first, H_i = alpha f_{i-1+own} + (1-alpha) H_{i-1}, as one product with a triangular matrix."""
+        at = torch.arange(features.shape[0], device=features.device)
+        lag = at[:, None] - at[None, :] - (1 - own)
+        decay = torch.pow(torch.full_like(features[0, 0], 1 - self.alpha), lag.clamp_min(0))
+        counts = (lag >= 0) & (at[None, :] >= own)  # with `own`, the batch's first feature is not taken in again
+        weights = torch.where(counts, self.alpha * decay, torch.zeros_like(decay))
+        fade = torch.pow(torch.full_like(features[0, 0], 1 - self.alpha), at)
+        return fade[:, None] * first + weights @ features

@@ -1,0 +1,87 @@
+"""FedTHE, training half. Jiang & Lin, ICLR 2023, Sec. 4.2 and Algorithm 1 (the test half is adapters/the.py).
+
+- Body and global head are trained on the client with balanced softmax (footnote 3) and averaged, as in FedAvg.
+- The personal head is trained with cross-entropy on the frozen, unadapted body received from the server; it stays.
+- The local descriptor h^l is the mean feature of the client's training data under the received body; it is sent, and
+  the server averages them into the global descriptor h^g, which comes back with the next model.
+- When the last model has arrived, the personal phase runs once more on it (`settle`): what is deployed is what a client
+  would hold in the next round.
+
+Differs from the released code: clients count by their examples (there: uniformly, `weights="uniform"`), and personal
+heads and descriptors see plain images (there: augmented ones, with the body in train mode).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import check, rng, tree
+from ..core.local import Work, train
+from ..core.message import Mean, Rules, Sum
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops.heads import features_of, fit_head, head_of, mean_feature
+from ..ops.losses import balanced_softmax, class_counts
+
+
+@dataclass(frozen=True)
+class FedTHE(Method):
+    """A shared body and head, a personal head, and feature descriptors for the adapters THE and THEPlus."""
+
+    opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
+    work: Work = Work()
+    head_opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
+    head_work: Work = Work(epochs=1)
+    balanced: bool = True
+    """Balanced softmax for body and global head; False is the ablation without it."""
+    weights: Literal["samples", "uniform"] = "samples"
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum(), "descriptor": Mean()}
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        return {"vars": task.init(key), "descriptor": torch.zeros(task.dim, device=key.device)}
+
+    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+        head = head_of(task, task.init(rng.fold(key, "personal head", client)))
+        return {"head": head, "descriptor": torch.zeros(task.dim, device=key.device)}
+
+    def download(self, task: Task, server: Tree) -> Tree:
+        return server
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        mine = self.settle(task, down, mine, data, key)
+        counts = class_counts(data, task.num_classes)
+
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            out = task.apply(vars, batch["x"], "train", key)
+            if self.balanced:
+                return balanced_softmax(out.logits, batch["y"], counts), out.buffers
+            return F.cross_entropy(out.logits, batch["y"]), out.buffers
+
+        w = train(loss, down["vars"], data, self.opt, self.work, rng.fold(key, "global"))
+        delta = tree.sub(w, down["vars"])
+        return {"delta": delta, "n": data["n"], "descriptor": mine["descriptor"]}, mine
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        return {"vars": tree.add(server["vars"], total["delta"]), "descriptor": total["descriptor"]}
+
+    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+        features = features_of(task, down["vars"], data)
+        head = fit_head(mine["head"], features, data, self.head_opt, self.head_work, rng.fold(key, "personal"))
+        return {"head": head, "descriptor": mean_feature(features, data["n"])}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        descriptors = {"global": down["descriptor"], "local": mine["descriptor"]}
+        return {"vars": down["vars"], "head": mine["head"], "descriptors": descriptors}
