@@ -35,9 +35,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--severity", type=int, default=0, help="1 to 5; 0 (default) averages over all five")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="severity 5 only, one repeat")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    if args.quick:
+        args.severity, args.repeats = 5, 1
     torch.set_num_threads(args.threads)
     keys = rng.fold(rng.key(0, args.device), torch.arange(args.batch, device=args.device))
     x = torch.vmap(lambda k: rng.randint(k, 0, 256, args.channels, args.side, args.side))(keys).to(torch.uint8)

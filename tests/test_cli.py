@@ -87,6 +87,25 @@ def test_bad_input_is_one_sentence_and_exit_two(args, says, tmp_path):
     assert not list(tmp_path.rglob("results.json"))
 
 
+def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport torch\nimport acclimate as ac\n"
+        "@dataclass(frozen=True)\nclass Table(ac.data.Dataset):\n"
+        "    def load(self):\n"
+        "        g = torch.Generator().manual_seed(0)\n"
+        "        y = torch.randint(0, 3, (300,), generator=g)\n"
+        "        x = torch.randn(300, 5, generator=g) + y[:, None]\n"
+        "        return ac.data.Examples.of(x, y, 'abc')\n"
+    )
+    quick = ["data.clients=3", "model=mlp", "model.hidden=8", "rounds=1", "method=fedavg", "method.work.epochs=1"]
+    done = cli("run", "-q", "-o", "a", "data=mine:Table", "streams=original", "adapters=none,t3a", *quick, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = cli("run", "-q", "-o", "b", "data=mine:Table", "adapters=none", *quick, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "stream 'corrupted' cannot be made from Table: x: images must be uint8" in done.stderr
+    assert not (tmp_path / "b" / "state.safetensors").exists()
+
+
 def test_list_show_doctor():
     names = cli("list").stdout
     for word in ("methods:", "scaffold", "adapters:", "t3a", "streams:", "mixture", "partitions:", "dirichlet"):

@@ -173,6 +173,17 @@ def test_python_objects_are_named_in_the_file_and_asked_for_on_loading():
     assert config.loads(text, model=net).model is net
 
 
+def test_own_records_and_objects_are_told_apart():
+    assert catalogue.distinct([Mine(), Mine(twist=2.0)]) == ["Mine", "Mine(twist=2.0)"]
+    a, b = (replace(Experiment(), model=nn.Linear(2, 2)) for _ in range(2))
+    assert a.training_hash(exact=True) != b.training_hash(exact=True)  # other weights, another training
+    assert a.training_hash(exact=True) == replace(Experiment(), model=a.model).training_hash(exact=True)
+    assert a.training_hash() == b.training_hash()  # a checkpoint of one can be loaded into the other
+    assert a.settings()[0].startswith("model=torch.nn.modules.linear:Linear#")
+    f, g = (lambda shape, classes: nn.Linear(1, 1)), (lambda shape, classes: nn.Linear(2, 2))
+    assert replace(a, model=f).training_hash(exact=True) != replace(a, model=g).training_hash(exact=True)
+
+
 def test_foreign_and_damaged_files():
     with pytest.raises(ConfigError, match="not valid JSON"):
         config.loads("{")

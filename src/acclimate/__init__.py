@@ -16,9 +16,9 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import adapters, backends, data, eval, methods, models, ops, personal, shifts
-    from .api import Fit, evaluate, load, report, resume, run, run_all, train
+    from .api import Fit, Interrupted, evaluate, load, report, resume, run, run_all, train
     from .config import Experiment
-    from .core import optim, rng, tree
+    from .core import local, optim, rng, tree
     from .core.adapter import Adapter
     from .core.filter import Filter
     from .core.local import Work
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from .core.personal import Personalizer
     from .core.task import Out, Task
     from .eval.table import Table
+    from .watch import Watch
 
 _MODULES = ("adapters", "backends", "data", "eval", "methods", "models", "ops", "personal", "shifts")
 _NAMES = {
-    "api": ("Fit", "evaluate", "load", "report", "resume", "run", "run_all", "train"),
+    "api": ("Fit", "Interrupted", "evaluate", "load", "report", "resume", "run", "run_all", "train"),
     "config": ("Experiment",),
-    "core": ("optim", "rng", "tree"),
+    "core": ("local", "optim", "rng", "tree"),
     "core.adapter": ("Adapter",),
     "core.filter": ("Filter",),
     "core.local": ("Work",),
@@ -41,6 +42,7 @@ _NAMES = {
     "core.personal": ("Personalizer",),
     "core.task": ("Out", "Task"),
     "eval.table": ("Table",),
+    "watch": ("Watch",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -50,6 +52,7 @@ __all__ = [
     "Filter",
     "Fit",
     "Gather",
+    "Interrupted",
     "Mean",
     "Method",
     "Out",
@@ -57,6 +60,7 @@ __all__ = [
     "Sum",
     "Table",
     "Task",
+    "Watch",
     "Work",
     "__version__",
     "adapters",
@@ -65,6 +69,7 @@ __all__ = [
     "eval",
     "evaluate",
     "load",
+    "local",
     "methods",
     "models",
     "ops",

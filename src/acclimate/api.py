@@ -155,11 +155,20 @@ def _train(
     return Fit(experiment, world, worker, engine, state, tuple(seconds))
 
 
-def streams_of(fit: Fit, streams: Iterable[Shift]) -> dict[str, tuple[Shift, Stream]]:
+Built = dict[str, tuple[Shift, Stream]]
+
+
+def streams_of(world: World, streams: Iterable[Shift]) -> Built:
     """Every stream by name, built from the world's fixed test examples."""
-    key = rng.fold(rng.key(fit.world.seed), "streams")
+    key = rng.fold(rng.key(world.seed), "streams")
     records = tuple(streams)
-    return {name: (s, s.build(fit.world, key)) for name, s in zip(catalogue.distinct(records), records, strict=True)}
+    out: Built = {}
+    for name, shift in zip(catalogue.distinct(records), records, strict=True):
+        try:
+            out[name] = (shift, shift.build(world, key))
+        except (TypeError, ValueError) as e:
+            raise ValueError(f"stream '{name}' cannot be made from {world.name}: {e}") from e
+    return out
 
 
 def evaluate(
@@ -170,19 +179,19 @@ def evaluate(
     watch: Watch | None = None,
 ) -> Table:
     """Test a trained experiment: every adapter on every stream. The defaults are the experiment's own."""
-    return _evaluate(fit, adapters, streams, personal, watch or Watch())[0]
+    built = streams_of(fit.world, streams or fit.experiment.streams)
+    return _evaluate(fit, adapters, built, personal, watch or Watch())[0]
 
 
 def _evaluate(
     fit: Fit,
     adapters: Sequence[Adapter] | None,
-    streams: Sequence[Shift] | None,
+    built: Built,
     personal: Personalizer | None,
     watch: Watch,
 ) -> tuple[Table, dict[str, Any]]:
     e = fit.experiment
     adapters, personal = adapters or e.adapters, personal or e.personal
-    built = streams_of(fit, streams or e.streams)
     named = dict(zip(catalogue.distinct(adapters), adapters, strict=True))
     up = cost_card(fit)["up_bytes_per_client"]
     names = Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
@@ -222,11 +231,12 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
     world, worker, engine = build(experiment)
     state = loop.start(worker, engine, world.clients)
     state = folder.restore(state, experiment.training_hash()) or state
+    streams = streams_of(world, experiment.streams)  # before training: what cannot be tested should not cost an hour
     built = time.perf_counter()
     fit = _train(experiment, world, worker, engine, state, watch, folder)
     folder.log(fit.state)
     trained = time.perf_counter()
-    table, cards = _evaluate(fit, None, None, None, watch)
+    table, cards = _evaluate(fit, None, streams, None, watch)
     timings = {
         "build_seconds": built - began,
         "train_seconds": trained - built,
@@ -289,7 +299,7 @@ def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch
     trained: dict[str, Path] = {}
     watch.suite(len(experiments))
     for path, experiment in zip(index.runs(), experiments, strict=True):
-        folder, training = store.RunFolder(path), experiment.training_hash()
+        folder, training = store.RunFolder(path), experiment.training_hash(exact=True)
         if folder.finished:
             table += stored_table(folder)
         elif folder.state.exists():
@@ -313,7 +323,7 @@ def resume(path: str | Path, watch: Watch | None = None, **given: Any) -> Table:
     watch, root = watch or Watch(), Path(path)
     if (root / "index.json").exists():
         index = store.IndexFolder(root)
-        return _finish_index(index, index.experiments(), watch)
+        return _finish_index(index, index.experiments(**given), watch)
     folder = store.RunFolder(root)
     experiment = folder.experiment(**given)
     return stored_table(folder) if folder.finished else _finish(folder, experiment, watch)

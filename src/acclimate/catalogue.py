@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import nn
 
 from . import adapters, backends, data, methods, models, personal, shifts
 from .core import optim
@@ -61,6 +65,7 @@ MODELS: dict[str, Model] = {
     "cnn": models.CNN(),
     "cnn-bn": models.CNN(norm="batch"),
     "cnn-gn": models.CNN(norm="group"),
+    "cnn-small": models.CNN(widths=(16, 32), norm="batch"),
     "mlp": models.MLP(),
     "resnet20": models.ResNet20(),
     "resnet20-bn": models.ResNet20(norm="batch"),
@@ -166,7 +171,18 @@ def nearest_entry(record: Any) -> tuple[str, list[str]]:
                 changes = differences(entry, record)
                 if best is None or len(changes) < len(best[1]):
                     best = (name, changes)
-    return best or (type(record).__name__, [])
+    return best or (type(record).__name__, _own_changes(record))
+
+
+def _own_changes(record: Any) -> list[str]:
+    """The settings of a user's own record that differ from its defaults; all of them where it has no defaults."""
+    if not dataclasses.is_dataclass(record):
+        return []
+    cls: Any = type(record)
+    try:
+        return differences(cls(), record)
+    except TypeError:
+        return [f"{f.name}={text(getattr(record, f.name))}" for f in dataclasses.fields(record)]
 
 
 def name(record: Any) -> str:
@@ -196,8 +212,32 @@ def differences(old: Any, new: Any) -> list[str]:
         if dataclasses.is_dataclass(b) and type(a) is type(b):
             out += [f"{f.name}.{d}" for d in differences(a, b)]
         else:
-            out.append(f"{f.name}={label(b) if dataclasses.is_dataclass(b) else repr(b)}")
+            out.append(f"{f.name}={text(b)}")
     return out
+
+
+def text(value: Any) -> str:
+    """A value as a setting shows it: records by name, Python objects by their class or function and a fingerprint."""
+    if dataclasses.is_dataclass(value):
+        return label(value)
+    if value is None or isinstance(value, bool | int | float | str | tuple | list):
+        return repr(value)
+    return identity(value)
+
+
+def identity(value: Any) -> str:
+    """`module:name#hash` of a function, class or module: two objects that compute differently have different ones."""
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    h = hashlib.sha256()
+    if isinstance(value, nn.Module):
+        h.update(repr(value).encode())
+        for key, tensor in value.state_dict().items():
+            h.update(key.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    elif code := getattr(value, "__code__", None):
+        h.update(code.co_code + repr((code.co_consts, code.co_names, value.__defaults__)).encode())
+    else:
+        h.update(repr(vars(value)).encode() if hasattr(value, "__dict__") else b"")
+    return f"{kind.__module__}:{kind.__qualname__}#{h.hexdigest()[:12]}"
 
 
 def nearest(word: str, allowed: list[str]) -> str:

@@ -167,6 +167,8 @@ def _stop(signum: int, frame: Any) -> NoReturn:
 def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
     try:
         code = app(standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)

@@ -11,10 +11,12 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import nn
 
 from . import catalogue
 from .adapters import T3A, NoAdapt, Tent
@@ -47,7 +49,7 @@ class Experiment:
     """What is trained on what, how long, and how it is tested. Every field is a setting of the command line."""
 
     data: Dataset = Digits()
-    model: Model = CNN(widths=(16, 32), norm="batch")
+    model: Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = CNN(widths=(16, 32), norm="batch")
     method: Method = FedAvg()
     personal: Personalizer = NoPersonal()
     """What every client does with its labelled data before its model goes live."""
@@ -104,9 +106,14 @@ class Experiment:
             out += [f"{part}.{change}" for change in catalogue.nearest_entry(own[part])[1]]
         return out
 
-    def training_hash(self) -> str:
-        """Names what is trained: equal for experiments that differ only in how they are tested."""
+    def training_hash(self, exact: bool = False) -> str:
+        """Names what is trained: equal for experiments that differ only in how they are tested.
+
+        Python objects count by name; with `exact`, also by what they hold (a module's weights), which a checkpoint
+        brings itself but two runs that are to share one training must have in common.
+        """
         rest = {k: v for k, v in encode(self).items() if k not in EVALUATION_FIELDS}
+        rest = rest if exact else _by_name(rest)
         return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -122,8 +129,16 @@ def encode(value: Any) -> Any:
         return [encode(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    return {"type": "python", "name": f"{kind.__module__}:{kind.__qualname__}"}
+    return {"type": "python", "name": catalogue.identity(value)}
+
+
+def _by_name(value: Any) -> Any:
+    """The encoded record without the fingerprints of Python objects."""
+    if isinstance(value, dict):
+        if value.get("type") == "python":
+            return {**value, "name": value["name"].partition("#")[0]}
+        return {k: _by_name(v) for k, v in value.items()}
+    return [_by_name(v) for v in value] if isinstance(value, list) else value
 
 
 def _class_name(cls: type) -> str:

@@ -257,9 +257,9 @@ class IndexFolder:
         """The run folders."""
         return [self.path / r["path"] for r in self._entries()]
 
-    def experiments(self) -> list[Experiment]:
-        """Their experiments."""
-        return [loads(json.dumps(r["config"])) for r in self._entries()]
+    def experiments(self, **given: Any) -> list[Experiment]:
+        """Their experiments; `given` replaces fields that a file cannot hold."""
+        return [loads(json.dumps(r["config"]), **given) for r in self._entries()]
 
 
 def _names(experiments: list[Experiment]) -> list[str]:

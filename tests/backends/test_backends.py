@@ -107,6 +107,26 @@ def test_gathered_replies_are_the_same_on_every_backend_and_in_cohort_order():
     assert gap(a["own"], b["own"]) < 1e-5
 
 
+@dataclass(frozen=True)
+class Signs(FedAvg):
+    """Sends one byte per weight beside the difference."""
+
+    @property
+    def uplink(self):
+        return {"delta": Mean("n"), "n": Sum(), "sign": Sum()}
+
+    def client(self, task, down, mine, data, key):
+        up, mine = super().client(task, down, mine, data, key)
+        return {**up, "sign": up["delta"]["params"]["head.weight"].sign().to(torch.int8)}, mine
+
+
+def test_small_integers_cost_their_own_bytes_on_every_backend():
+    costs = [fitted(Signs(work=SMALL), name, rounds=1)[2].cost for name in BACKENDS]
+    assert costs[0] == costs[1]
+    sign = next(p for p in costs[0]["message"] if p["group"] == "sign")
+    assert (sign["dtype"], sign["bytes"]) == ("int8", 40)
+
+
 def test_a_message_that_breaks_its_uplink_is_refused_by_every_backend():
     @dataclass(frozen=True)
     class Chatty(FedAvg):

@@ -238,7 +238,7 @@ def test_reset_policies(protocol, counts):
         (lambda: Gradual(kind="rain"), "kind 'rain' must be one of"),
         (lambda: Continual(severity=6), "severity 6 must be between 0"),
         (lambda: Continual(batch=5, segment=32, reset="shift"), "segment=32 to be a multiple of batch=5"),
-        (lambda: Original(reset="shift"), "segment=None"),
+        (lambda: Original(reset="shift"), "needs a stream of segments"),
         (lambda: Recurring(cycles=0), "cycles=0"),
         (lambda: LabelDrift(alpha=0.0), "alpha=0.0"),
         (lambda: Reduced(share=0.0), "share=0.0"),

@@ -98,7 +98,7 @@ class VmapEngine(Engine):
             present = torch.arange(len(g.ids), device=self.device) < g.real
             own = {"rows": g.rows, "n": g.n, "id": g.ids}
             inputs = (down, tree.take(self._mine, g.ids), own, {"round": now}, present)
-            mine, ok, sums, weights, each = self._run(self._round(g.ragged), inputs, g.ragged)
+            mine, ok, sums, weights, each, up = self._run(self._round(g.ragged), inputs, g.ragged)
             ids, mine, ok, each = (tree.map(lambda x, r=g.real: x[:r], t) for t in (g.ids, mine, ok, each))
             one = message.Partial(ids, sums, weights, each)
             part = one if part is None else message.combine(part, one)
@@ -108,9 +108,7 @@ class VmapEngine(Engine):
             raise NonFinite(sorted(bad), round)
         for ids, mine, _ in done:
             self._mine = tree.put(self._mine, ids, mine)
-        # a sum has the shape of one client's message
-        one_up = {**part.sums, **tree.take(part.each, 0)}
-        return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), one_up))
+        return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), up))
 
     def _round(self, ragged: bool) -> Callable[..., Any]:
         """The vmapped client function and the reduction of its messages, as one pure function."""
@@ -125,7 +123,7 @@ class VmapEngine(Engine):
         def whole(down: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor) -> tuple[Any, ...]:
             ups, new, ok = vmap(client, in_dims=(None, 0, 0, None))(down, mine, own, clock)
             part = message.partial(rules, own["id"], ups, present)
-            return new, ok, part.sums, part.weights, part.each
+            return new, ok, part.sums, part.weights, part.each, tree.take(ups, 0)
 
         return whole
 

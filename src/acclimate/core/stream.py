@@ -41,7 +41,9 @@ class Protocol:
         check.at_least(self, "batch", 1)
         check.one_of(self, "reset", typing.get_args(Reset))
         check.within(self, "collapse", 0.0, 1.0)
-        if self.reset == "shift" and (self.segment is None or self.segment % self.batch):
+        if self.reset == "shift" and self.segment is None:
+            raise ValueError("Protocol: reset='shift' needs a stream of segments, and this one has none")
+        if self.reset == "shift" and self.segment is not None and self.segment % self.batch:
             raise ValueError(
                 f"Protocol: reset='shift' needs segment={self.segment} to be a multiple of batch={self.batch}"
             )

@@ -86,6 +86,7 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             base = self._build()
         self.dim = _head_width(base, model, num_classes)
+        _check_outputs(base, model, self.shape, self.dim, num_classes)
         head = getattr(base, "head_name", "head")
         self.dropout_keys = purify(base)
         self.params = tuple(n for n, _ in base.named_parameters())
@@ -207,6 +208,22 @@ def _head_width(module: nn.Module, model: Any, num_classes: int) -> int:
             f"build it with num_classes={num_classes}"
         )
     return head.in_features
+
+
+def _check_outputs(module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int) -> None:
+    """One forward pass in eval mode: the module must return (features, logits) of the promised widths."""
+    label, training = type(model).__name__, module.training
+    with torch.no_grad():
+        out = module.eval()(torch.zeros(2, *shape))
+    module.train(training)
+    if not (isinstance(out, tuple | list) and len(out) == 2):
+        raise ValueError(f"model {label} must return (features, logits), it returns a {type(out).__name__}")
+    shapes = [tuple(t.shape) for t in out]
+    if shapes != [(2, dim), (2, num_classes)]:
+        raise ValueError(
+            f"model {label} must return features [batch, {dim}] and logits [batch, {num_classes}], "
+            f"for a batch of 2 it returns {shapes[0]} and {shapes[1]}"
+        )
 
 
 def _skeletons(base: nn.Module) -> dict[Mode, nn.Module]:

@@ -28,6 +28,11 @@ class Examples:
     superclass: tuple[int, ...] | None = None
     """The superclass of every class, where the set has them (CIFAR-100)."""
 
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, classes: Iterable[str]) -> Examples:
+        """Examples of one domain."""
+        return cls(x, y, tuple(classes), torch.zeros(len(y), dtype=torch.int64), ("all",))
+
     def pool(self, rows: Tensor | None = None) -> Pool:
         """What a partition looks at: everything but the pixels, of some rows or of all."""
         pick = slice(None) if rows is None else rows

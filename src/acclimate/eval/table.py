@@ -52,11 +52,13 @@ class Table:
 
     def where(self, **fields: Any) -> Table:
         """The rows whose fields have these values."""
+        if unknown := [k for k in fields if k not in Row.__annotations__]:
+            raise KeyError(f"rows have no field '{unknown[0]}'; they have {', '.join(Row.__annotations__)}")
         return Table(tuple(r for r in self.rows if all(r[k] == v for k, v in fields.items())), self.refused)  # type: ignore[literal-required]
 
-    def accuracy(self, **fields: Any) -> float:
-        """The mean accuracy of the rows that match; an error where there are none."""
-        rows = self.where(**fields).rows
+    def accuracy(self, selection: str = "last", **fields: Any) -> float:
+        """The mean accuracy of the rows that match, at the last round unless told; an error where there are none."""
+        rows = self.where(selection=selection, **fields).rows
         if not rows:
             raise KeyError(f"no row with {fields}")
         return sum(r["accuracy"] for r in rows) / len(rows)

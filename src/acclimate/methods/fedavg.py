@@ -2,6 +2,7 @@
 
 - `private="head"` keeps the last layer at the client: FedPer (Arivazhagan et al., 2019).
 - `private="norm"` keeps the normalisation layers there, statistics included: FedBN (Li et al., ICLR 2021).
+- `balanced=True` trains with balanced softmax (Ren et al., NeurIPS 2020) under the client's own class counts.
 - `server_opt=SGD(momentum=...)` is FedAvgM (Hsu et al., 2019), `server_opt=Adam(...)` is FedAdam (Reddi et al., ICLR
   2021, Algorithm 2): the averaged difference is the server's negative gradient. Batch statistics are averaged plainly.
 """
@@ -11,13 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from ..core import check, rng, tree
-from ..core.local import Work, train
+from ..core.local import Loss, Work, train
 from ..core.message import Mean, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.losses import balanced_softmax, class_counts
 from ..ops.private import merge, private, shared
 
 
@@ -32,6 +36,8 @@ class FedAvg(Method):
     server_opt: Optimizer = SGD(lr=1.0)
     weights: Literal["samples", "uniform"] = "samples"
     """Whether a client counts by its number of examples or as one."""
+    balanced: bool = False
+    """Whether the local loss is balanced softmax instead of cross-entropy."""
 
     def __post_init__(self) -> None:
         check.one_of(self, "weights", ("samples", "uniform"))
@@ -50,7 +56,7 @@ class FedAvg(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         names = task.select(self.private)
-        w = train(task.loss, self._whole(down, mine), data, self.opt, self.work, key)
+        w = train(self._loss(task, data), self._whole(down, mine), data, self.opt, self.work, key)
         up = {"delta": tree.sub(shared(w, names), down["vars"])} | ({"n": data["n"]} if "n" in self.uplink else {})
         return up, {"vars": private(w, names)} if names else {}
 
@@ -62,6 +68,17 @@ class FedAvg(Method):
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
         return {"vars": self._whole(down, mine)}
+
+    def _loss(self, task: Task, data: Tree) -> Loss:
+        if not self.balanced:
+            return task.loss
+        counts = class_counts(data, task.num_classes)
+
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            out = task.apply(vars, batch["x"], "train", key)
+            return balanced_softmax(out.logits, batch["y"], counts), out.buffers
+
+        return loss
 
     def _whole(self, down: Tree, mine: Tree) -> Tree:
         return merge(down["vars"], mine["vars"]) if mine else down["vars"]

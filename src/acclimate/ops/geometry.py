@@ -11,6 +11,8 @@ from torch import Tensor
 
 def rotate(x: Tensor, degrees: float) -> Tensor:
     """uint8 (or float) images [B, C, H, W] turned counter-clockwise about their centre, bilinear, zero outside."""
+    if x.dim() != 4:
+        raise ValueError(f"only images [batch, channels, height, width] can be rotated, got shape {tuple(x.shape)}")
     if degrees % 360 == 0 or len(x) == 0:
         return x
     turn = math.radians(degrees)

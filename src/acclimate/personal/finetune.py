@@ -19,7 +19,7 @@ from ..core.tree import Tree
 
 @dataclass(frozen=True)
 class FineTune(Personalizer):
-    """FedAvg+FT and its kin.
+    """Fine-tunes the deployed model on the client's own labelled data (FedAvg+FT, LP, LP-FT).
 
     `parts="all"` tunes everything, `"head"` the last layer on frozen features (linear probing), `"head-then-all"` is
     LP-FT (Kumar et al., ICLR 2022): probe first, then tune everything from there.

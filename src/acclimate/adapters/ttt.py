@@ -1,0 +1,94 @@
+"""TTT. Sun et al., ICML 2020, Sec. 2 and its online version: before a sample is answered, the feature extractor takes a
+step on the auxiliary task, telling by how many quarter turns the sample was rotated.
+
+Online, the tuned extractor meets the next sample of the stream; otherwise it is reset after each. The head and the
+rotation head stay as they are (the released code also moves the latter; Sun et al. report no difference). Each of the
+four turns counts once; `views=32` draws that many random turns instead, as FedTHE's released code does. That code also
+runs the model in train mode; here batch norm keeps its running statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from ..core import check, rng
+from ..core.adapter import Adapter, Predict
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree, drop
+from ..ops.heads import linear
+from ..ops.persample import map_samples
+from ..ops.rotation import square, turned
+
+
+@dataclass(frozen=True)
+class TTT(Adapter):
+    """Tunes the body on predicting the sample's rotation, then answers it (Sun et al., ICML 2020)."""
+
+    requires: ClassVar[tuple[str, ...]] = ("rotation",)
+
+    online: bool = True
+    steps: int = 1
+    opt: Optimizer = SGD(lr=1e-3)
+    views: int | None = None
+    """Randomly turned copies per step; None takes each of the four turns once."""
+    chunk: int = 8
+    """Samples tuned at once (per client) where not online; bounds memory."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "steps", 0)
+        check.at_least(self, "chunk", 1)
+        if self.views is not None:
+            check.at_least(self, "views", 1)
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        if not square(task):
+            return f"TTT needs square images to turn, and these inputs have shape {task.shape}"
+        return super().refusal(task, model)
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        return self._fresh(task, model) if self.online else {}
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        keys = rng.fold(key, torch.arange(x.shape[0], device=x.device))
+        if not self.online:
+            fresh = self._fresh(task, model)
+            return map_samples(lambda x, k: self._one(predict, model, fresh, x, k)[0], x, keys, self.chunk), state
+        out = []
+        for i in range(x.shape[0]):
+            logits, state = self._one(predict, model, state, x[i], keys[i])
+            out.append(logits)
+        return torch.stack(out), state
+
+    def _fresh(self, task: Task, model: Tree) -> Tree:
+        body = drop(model["vars"]["params"], task.head)
+        return {"params": body, "opt": self.opt.init(body)}
+
+    def _one(self, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> tuple[Tensor, Tree]:
+        """Logits of one sample after its own steps, and the state that these left."""
+
+        def tuned(body: Tree) -> Tree:
+            params = {**model["vars"]["params"], **body}
+            return {**model, "vars": {**model["vars"], "params": params}}
+
+        def loss(body: Tree, x: Tensor, quarters: Tensor) -> Tensor:
+            return F.cross_entropy(linear(model["rotation"], predict(tuned(body), x).features), quarters)
+
+        body, opt = state["params"], state["opt"]
+        for t in range(self.steps):
+            if self.views is None:
+                quarters = torch.arange(4, device=x.device)
+            else:
+                quarters = rng.randint(rng.fold(key, t), 0, 4, self.views)
+            copies = turned(x.expand(quarters.shape[0], *x.shape), quarters)
+            grads = grad(loss)(body, copies, quarters)
+            body, opt = self.opt.update(grads, opt, body)
+        return predict(tuned(body), x[None]).logits[0], {"params": body, "opt": opt}

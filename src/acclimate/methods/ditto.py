@@ -1,0 +1,60 @@
+"""Ditto. Li et al., ICML 2021, Algorithm 1: a private model tied to the federated one.
+
+- The federated model w is FedAvg's, untouched by what follows.
+- The private v_k walks on from where it was, down f_k(v) + lam/2 ||v - w||^2, w being the model received this round.
+
+The client deploys v_k, with its own batch statistics (only parameters are tied); one that never took part deploys w.
+lam = 1 is the paper's value for clients with too little data to choose their own (0.1 under strong attacks), and
+FedTHE's choice. Algorithm 1 gives both models the same number of steps; FedTHE's budget is
+`personal_work=Work(epochs=1)`, and it trains Ditto without weight decay.
+
+FedTHE's released code adds the proximal gradient after the optimiser's step, where the next step clears it: its
+private models are local models without a tie (here: `lam=0`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core import check, rng, tree
+from ..core.local import Work, train
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """FedAvg, and beside it a private model with a proximal term (Li et al., ICML 2021)."""
+
+    lam: float = 1.0
+    opt: Optimizer = SGD(lr=0.05)
+    work: Work = Work()
+    personal_work: Work = Work()
+    """Of the private model."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "lam", 0.0)
+
+    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+        return {"vars": task.init(key), "seen": torch.zeros((), device=key.device)}
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        received = down["vars"]
+
+        def tied(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            ce, buffers = task.loss(vars, batch, key)
+            away = tree.sub(vars["params"], received["params"])
+            return ce + self.lam / 2 * tree.dot(away, away), buffers
+
+        w = train(task.loss, received, data, self.opt, self.work, key)
+        v = train(tied, mine["vars"], data, self.opt, self.personal_work, rng.fold(key, "personal"))
+        up = {"delta": tree.sub(w, received), "n": data["n"]}
+        return up, {"vars": v, "seen": torch.ones_like(mine["seen"])}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        return {"vars": tree.where(mine["seen"] > 0, mine["vars"], down["vars"])}
