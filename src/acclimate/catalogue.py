@@ -43,6 +43,13 @@ METHODS: dict[str, Method] = {
     "fedprox": methods.FedProx(),
     "scaffold": methods.SCAFFOLD(),
     "fedthe": methods.FedTHE(),
+    "fedttt": methods.FedTTT(),
+    "gma": methods.GMA(),
+    "apfl": methods.APFL(),
+    "fedrep": methods.FedRep(),
+    "ditto": methods.Ditto(),
+    "fedrod": methods.FedRoD(),
+    "fedavg-balanced": methods.FedAvg(balanced=True),
 }
 
 PERSONALS: dict[str, Personalizer] = {
@@ -50,6 +57,7 @@ PERSONALS: dict[str, Personalizer] = {
     "finetune": personal.FineTune(),
     "lp": personal.FineTune(parts="head"),
     "lp-ft": personal.FineTune(parts="head-then-all"),
+    "memory": personal.Memory(),
 }
 
 ADAPTERS: dict[str, Adapter] = {
@@ -58,7 +66,13 @@ ADAPTERS: dict[str, Adapter] = {
     "tent": adapters.Tent(),
     "tent-all": adapters.Tent(params="all"),
     "t3a": adapters.T3A(),
+    "memo": adapters.MEMO(),
+    "ttt": adapters.TTT(),
+    "ttt-episodic": adapters.TTT(online=False),
+    "tsa": adapters.TSA(),
+    "knn": adapters.KNNPer(),
     "the": adapters.THE(),
+    "theplus": adapters.THEPlus(),
 }
 
 MODELS: dict[str, Model] = {
@@ -67,6 +81,7 @@ MODELS: dict[str, Model] = {
     "cnn-gn": models.CNN(norm="group"),
     "cnn-small": models.CNN(widths=(16, 32), norm="batch"),
     "mlp": models.MLP(),
+    "cct": models.CCT(),
     "resnet20": models.ResNet20(),
     "resnet20-bn": models.ResNet20(norm="batch"),
 }

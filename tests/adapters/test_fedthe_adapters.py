@@ -17,7 +17,7 @@ from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
 from acclimate.core.task import Task
 from acclimate.methods import FedAvg
-from acclimate.methods.ttt import FedTTT
+from acclimate.methods.fedttt import FedTTT
 from acclimate.ops import augmix as am
 from acclimate.ops.augment import FlipCrop
 from acclimate.ops.augmix import augmix
@@ -392,7 +392,7 @@ def test_fedttt_turns_the_augmented_image_so_that_flips_do_not_spoil_labels():
     plain = Task(MODELS["mlp-dropout"], (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
     apply = plain.apply
     plain.apply = lambda vars, x, mode, key: seen.append(x) or apply(vars, x, mode, key)
-    from acclimate.methods import ttt
+    from acclimate.methods import fedttt as ttt
 
     x, _ = images(8)
     with pytest.MonkeyPatch.context() as patch:

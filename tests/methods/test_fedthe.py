@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from acclimate.adapters import THE
+from acclimate.adapters import THE, THEPlus
 from acclimate.core import rng, tree
 from acclimate.core.local import Work
 from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
 from acclimate.methods import FedAvg, FedTHE
+from acclimate.ops.augmix import augmix
 from acclimate.ops.heads import linear
 from acclimate.personal import NoPersonal
 from support import SMALL, client_data, equal, fitted, gap, images, shards, task
@@ -192,6 +193,36 @@ def test_serial_and_vmap_serve_the_alike():
         e.serve(e.deploy(down, state.mine, NoPersonal()), test, THE(), Protocol(4))["loss"] for e in (serial, vmap)
     ]
     torch.testing.assert_close(*scores, rtol=1e-3, atol=1e-4)
+
+
+def test_theplus_without_steps_is_the_and_with_steps_equals_a_loop():
+    worker, model = trained()
+    x, _ = images(5, seed=3)
+    plain = stream(worker, model, x, THE(), 5)
+    torch.testing.assert_close(stream(worker, model, x, THEPlus(steps=0), 5), plain)
+    adapter = THEPlus(steps=2, views=3, opt=SGD(lr=0.1))
+    got = stream(worker, model, x, adapter, 5)
+    assert gap(got, plain) > 1e-4
+    _, weights = loop(worker, model, x, THE())
+    for i, sample in enumerate(x):
+        key = rng.fold(rng.key(0), i)
+        params = {k: v.clone().requires_grad_() for k, v in model["vars"]["params"].items()}
+        head = {k: v.clone().requires_grad_() for k, v in model["head"].items()}
+        leaves = [*params.values(), *head.values()]
+
+        def mixed(batch, params=params, head=head, e=weights[i]):
+            out = worker.task.apply({**model["vars"], "params": params}, batch)
+            return e * out.logits + (1 - e) * linear(head, out.features)
+
+        opt = torch.optim.SGD(leaves, lr=0.1)
+        for t in range(2):
+            mean = mixed(augmix(sample, rng.fold(key, t), views=3)).softmax(-1).mean(0)
+            opt.zero_grad()
+            (-(mean * mean.log()).sum()).backward()
+            opt.step()
+        torch.testing.assert_close(got[i], mixed(sample[None])[0].detach(), rtol=1e-3, atol=1e-4)
+    again = replace(adapter, chunk=2)
+    torch.testing.assert_close(stream(worker, model, x, again, 5), got, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

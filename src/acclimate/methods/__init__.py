@@ -1,9 +1,27 @@
 """Federated training methods: one file per paper, both halves in it."""
 
+from .apfl import APFL
+from .ditto import Ditto
 from .fedavg import FedAvg
 from .fedprox import FedProx
+from .fedrep import FedRep
+from .fedrod import FedRoD
 from .fedthe import FedTHE
+from .fedttt import FedTTT
+from .gma import GMA
 from .local import Local
 from .scaffold import SCAFFOLD
 
-__all__ = ["SCAFFOLD", "FedAvg", "FedProx", "FedTHE", "Local"]
+__all__ = [
+    "APFL",
+    "GMA",
+    "SCAFFOLD",
+    "Ditto",
+    "FedAvg",
+    "FedProx",
+    "FedRep",
+    "FedRoD",
+    "FedTHE",
+    "FedTTT",
+    "Local",
+]

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from ..core.personal import Personalizer
 from .finetune import FineTune
+from .memory import Memory
 
-__all__ = ["FineTune", "NoPersonal"]
+__all__ = ["FineTune", "Memory", "NoPersonal"]
 
 
 @dataclass(frozen=True)

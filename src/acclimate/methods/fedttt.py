@@ -1,5 +1,5 @@
-"""FedTTT: FedAvg trained for TTT. Sun et al., ICML 2020, Eq. 2: the loss adds a self-supervised one (by how many quarter
-turns was an image rotated?) on the features that both tasks share.
+"""FedTTT: FedAvg trained for TTT. Sun et al., ICML 2020, Eq. 2: the loss adds a self-supervised one (by how many
+quarter turns was an image rotated?) on the features that both tasks share.
 
 The rotation head is private to the client, as in FedTHE's released baseline, and is deployed for the adapter TTT. An
 image is turned after its augmentation (a mirrored quarter turn would carry the wrong label), each by a random number of
