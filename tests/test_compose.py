@@ -60,3 +60,14 @@ def test_missing_requirements_are_refused_by_name_and_the_rest_goes_on():
     assert reasons["Picky"] == "Picky needs descriptors, head in the deployed model, which has only vars"
     assert "this model has none" in reasons["tent"]
     assert {r["adapter"] for r in table.rows} == {"none"}
+
+
+def test_an_adapter_may_need_what_the_personaliser_made():
+    e = ac.Experiment(
+        data=ac.data.Digits(clients=3), model=ac.models.MLP(hidden=(8,)), rounds=1, streams=(ac.shifts.Original(),)
+    )
+    for backend in (ac.backends.Serial(), ac.backends.Vmap()):
+        fit = ac.train(replace(e, backend=backend))
+        assert not ac.evaluate(fit, adapters=[ac.adapters.KNNPer()]).rows
+        served = ac.evaluate(fit, adapters=[ac.adapters.KNNPer()], personal=ac.personal.Memory())
+        assert served.accuracy(adapter="knn", personal="memory") > 0.5

@@ -68,6 +68,9 @@ class SerialEngine(Engine):
             for c in range(self.shards.clients)
         ]
 
+    def live(self, models: list[Tree], client: int) -> Tree:
+        return models[client]
+
     def join(self, down: Tree, newcomers: int) -> list[Tree]:
         first, method = self.shards.clients, self.worker.method
         fresh = [self.worker.start(first + i, like=self.shards.n) for i in range(newcomers)]

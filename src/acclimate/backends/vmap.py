@@ -157,6 +157,10 @@ class VmapEngine(Engine):
 
         return self._gather(self.shards, group)
 
+    def live(self, models: Tree, client: int) -> Tree:
+        one: Tree = tree.take(models, client)
+        return one
+
     def join(self, down: Tree, newcomers: int) -> Tree:
         first, method = self.shards.clients, self.worker.method
         fresh = [self.worker.start(first + i, like=self.shards.n) for i in range(newcomers)]

@@ -65,6 +65,10 @@ class Engine(ABC):
         """Every client's live model after personalisation: a handle for `serve`."""
 
     @abstractmethod
+    def live(self, models: Any, client: int) -> Tree:
+        """One client's live model out of the handle that `deploy` gave."""
+
+    @abstractmethod
     def join(self, down: Tree, newcomers: int) -> Any:
         """Live models of clients that were not there for training: a handle for `serve`. They have no labels."""
 

@@ -52,11 +52,12 @@ def evaluate(
     tick: Callable[[], None] = lambda: None,
 ) -> Table:
     """The results table of one trained experiment. `tick` is called after every adapter on every stream."""
-    served, refused = _served(worker, state, adapters, names)
     rows: list[Row] = []
+    refused: tuple[Refused, ...] = ()
     for round, selections, server, mine in _selected(state):
         down = worker.method.download(worker.task, server)
         models = engine.deploy(down, mine, personal)
+        served, refused = _served(worker, engine.live(models, 0), adapters, names)
         for adapter_name, adapter in served.items():
             for stream_name, test in streams.items():
                 # newcomers have no labels, so there is nothing to personalise on: they get the deployed model
@@ -82,11 +83,9 @@ def _selected(state: State) -> list[tuple[int, list[str], tree.Tree, tree.Tree]]
 
 
 def _served(
-    worker: Worker, state: State, adapters: Mapping[str, Adapter], names: Names
+    worker: Worker, model: tree.Tree, adapters: Mapping[str, Adapter], names: Names
 ) -> tuple[dict[str, Adapter], tuple[Refused, ...]]:
-    """Adapters that can serve the deployed model, and the reasons of those that cannot."""
-    down = worker.method.download(worker.task, state.server)
-    model = worker.method.deploy(worker.task, down, tree.take(state.mine, 0))
+    """Adapters that can serve the live model, and the reasons of those that cannot."""
     served, refused = {}, []
     for name, adapter in adapters.items():
         if reason := adapter.refusal(worker.task, model):
