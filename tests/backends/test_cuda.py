@@ -67,6 +67,8 @@ def test_every_adapter_and_personaliser_runs_on_the_gpu():
     for personal in (NoPersonal(), FineTune(work=SMALL)):
         fast_models, slow_models = (e.deploy(down, state.mine, personal) for e in (engine, slow))
         for adapter in catalogue.ADAPTERS.values():
+            if adapter.refusal(worker.task, engine.live(fast_models, 0)):
+                continue
             a = engine.serve(fast_models, test, adapter, Protocol(batch=4))
             b = slow.serve(slow_models, test, adapter, Protocol(batch=4))
             torch.testing.assert_close(a["loss"], b["loss"], rtol=1e-3, atol=1e-3)
