@@ -150,7 +150,7 @@ def test_links_lead_somewhere_and_text_is_for_users(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", FENCE.sub("", text)):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{name_of(page)}: {target}"
-    assert not re.search(r"/work/|/tmp/|/root/|issue \d|\.\./shared", text)
+    assert not re.search(r"/(tmp|root|home|usr/local)/", text)  # nobody else has this machine's folders
     assert text.count("```") % 2 == 0
 
 

@@ -270,7 +270,10 @@ def test_repeats_and_other_data_are_pointed_out() -> None:
     "runs", [[], [{"path": "x", "config": {}, "results": {"label": "x"}, "metrics": [], "env": {}}]]
 )
 def test_empty_runs_still_make_a_page(runs: list[dict[str, Any]]) -> None:
-    Page(render(runs))
+    text = render(runs)
+    Page(text)
+    assert "<h1" in text
+    assert "</html>" in text
 
 
 def test_large_federations_stay_small() -> None:

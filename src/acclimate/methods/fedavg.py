@@ -12,16 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
 from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
+from ..core.local import Work, train
 from ..core.message import Mean, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.losses import balanced_softmax, class_counts
+from ..ops.losses import local_loss
 from ..ops.private import merge, private, shared
 
 
@@ -56,7 +54,7 @@ class FedAvg(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         names = task.select(self.private)
-        w = train(self._loss(task, data), self._whole(down, mine), data, self.opt, self.work, key)
+        w = train(local_loss(task, data, self.balanced), self._whole(down, mine), data, self.opt, self.work, key)
         up = {"delta": tree.sub(shared(w, names), down["vars"])} | ({"n": data["n"]} if "n" in self.uplink else {})
         return up, {"vars": private(w, names)} if names else {}
 
@@ -68,17 +66,6 @@ class FedAvg(Method):
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
         return {"vars": self._whole(down, mine)}
-
-    def _loss(self, task: Task, data: Tree) -> Loss:
-        if not self.balanced:
-            return task.loss
-        counts = class_counts(data, task.num_classes)
-
-        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            out = task.apply(vars, batch["x"], "train", key)
-            return balanced_softmax(out.logits, batch["y"], counts), out.buffers
-
-        return loss
 
     def _whole(self, down: Tree, mine: Tree) -> Tree:
         return merge(down["vars"], mine["vars"]) if mine else down["vars"]

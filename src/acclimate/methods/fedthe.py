@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
@@ -28,7 +26,7 @@ from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
 from ..ops.heads import features_of, fit_head, head_of, mean_feature
-from ..ops.losses import balanced_softmax, class_counts
+from ..ops.losses import local_loss
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,7 @@ class FedTHE(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         mine = self.settle(task, down, mine, data, key)
-        counts = class_counts(data, task.num_classes)
-
-        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            out = task.apply(vars, batch["x"], "train", key)
-            if self.balanced:
-                return balanced_softmax(out.logits, batch["y"], counts), out.buffers
-            return F.cross_entropy(out.logits, batch["y"]), out.buffers
-
+        loss = local_loss(task, data, self.balanced)
         w = train(loss, down["vars"], data, self.opt, self.work, rng.fold(key, "global"))
         delta = tree.sub(w, down["vars"])
         return {"delta": delta, "n": data["n"], "descriptor": mine["descriptor"]}, mine
