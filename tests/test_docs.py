@@ -102,6 +102,8 @@ def test_runs_of_the_page_run(page, tmp_path, monkeypatch):
 
 
 def check_command(words):
+    while re.match(r"[A-Z_]+=", words[0]):
+        words = words[1:]  # variables of the environment
     match words:
         case ["acclimate", sub, *args]:
             check_acclimate(sub, args)
