@@ -235,7 +235,7 @@ def test_memo_vectorised_equals_a_plain_loop_and_chunks_do_not_matter(name):
     for i in range(7):
         params = model["vars"]["params"]  # reset
         for s in range(2):
-            views = augmix(x[i], rng.fold(KEY, i, s), views=6)
+            views = augmix(x[i], rng.fold(rng.rows(KEY, len(x))[i], s), views=6)
 
             def marginal(p, views=views):
                 mean = t.apply({**model["vars"], "params": p}, views).logits.softmax(-1).mean(0)
@@ -323,7 +323,7 @@ def test_ttt_equals_a_plain_loop(online, views):
         if not online:
             params = model["vars"]["params"]
         for s in range(2):
-            own = rng.fold(KEY, n // 4, n % 4, s)
+            own = rng.fold(rng.rows(rng.fold(KEY, n // 4), 4)[n % 4], s)
             q = torch.arange(4) if views is None else rng.randint(own, 0, 4, views)
             copies = torch.stack([torch.rot90(x[n], int(k), (1, 2)) for k in q])
 

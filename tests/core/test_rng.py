@@ -71,6 +71,13 @@ def test_randint_and_bernoulli():
     assert float(rng.bernoulli(rng.key(1), 0.3, 50_000).float().mean()) == pytest.approx(0.3, abs=0.01)
 
 
+@given(SEEDS, st.integers(0, 20), st.integers(1, 20))
+def test_rows_are_the_same_however_a_sequence_is_cut(seed, first, count):
+    k = rng.key(seed)
+    assert torch.equal(rng.rows(rng.advance(k, first), count), rng.rows(k, first + count)[first:])
+    assert len(rng.rows(k, count).unique()) == count
+
+
 def test_fold_tells_order_and_names_apart():
     k = rng.key(0)
     folded = [rng.fold(k, *d) for d in ((1, 2), (2, 1), ("a",), ("b",), ("a", 1), (1,), ())]

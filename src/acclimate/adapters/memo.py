@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.func import grad
 
@@ -67,5 +66,5 @@ class MEMO(Adapter):
                 params, opt = self.opt.update(grads, opt, params)
             return logits(params, x[None])[0]
 
-        keys = rng.fold(key, torch.arange(x.shape[0], device=x.device))
+        keys = rng.rows(key, x.shape[0])
         return map_samples(one, x, keys, self.chunk), state

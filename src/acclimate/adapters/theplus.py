@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.func import grad
 
@@ -70,5 +69,5 @@ class THEPlus(Adapter):
                 tuned, opt = self.opt.update(grads, opt, tuned)
             return mixed(tuned, sample["e"], sample["x"][None])[0]
 
-        keys = rng.fold(key, torch.arange(x.shape[0], device=x.device))
+        keys = rng.rows(key, x.shape[0])
         return map_samples(one, {"x": x, "e": e}, keys, self.chunk), state

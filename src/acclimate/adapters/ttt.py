@@ -58,7 +58,7 @@ class TTT(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        keys = rng.fold(key, torch.arange(x.shape[0], device=x.device))
+        keys = rng.rows(key, x.shape[0])
         if not self.online:
             fresh = self._fresh(task, model)
             return map_samples(lambda x, k: self._one(predict, model, fresh, x, k)[0], x, keys, self.chunk), state

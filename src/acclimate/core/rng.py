@@ -66,6 +66,16 @@ def fold(k: Key, *data: int | str | Tensor) -> Key:
     return k
 
 
+def advance(k: Key, rows: int) -> Key:
+    """The key that stands `rows` further down the same sequence: see `rows`."""
+    return k + _signed((rows * _GAMMA) & _MASK)
+
+
+def rows(k: Key, count: int) -> Tensor:
+    """One key per row, the same however a sequence is cut: `rows(advance(k, a), b)` is `rows(k, a + b)[a:]`."""
+    return _mix(k + torch.arange(1, count + 1, device=k.device, dtype=torch.int64) * _signed(_GAMMA))
+
+
 def bits(k: Key, *shape: int) -> Tensor:
     """Uniform 64-bit integers."""
     counter = torch.arange(1, math.prod(shape) + 1, device=k.device, dtype=torch.int64)

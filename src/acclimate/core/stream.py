@@ -63,7 +63,9 @@ def run(
         fresh = adapter.prepare(task, predict, model, fresh, everything, rng.fold(key, "prepare"))
     state = fresh
     for t in range(steps):
-        logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], rng.fold(key, "batch", t))
+        # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
+        now = rng.advance(rng.fold(key, "samples"), t * protocol.batch)
+        logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], now)
         out.append(logits)
         new = _carry(protocol, t, logits, new, fresh)
         state = tree.where(t * protocol.batch < n, new, state) if "ragged" in data else new

@@ -1,0 +1,116 @@
+"""Test-time adaptation, vectorised over samples and clients, against a plain loop: one client, one sample at a time.
+
+Both ways call the same records on the same samples; the loop serves batches of one with the Serial backend, which is
+how released code does it. Results are compared before times are.
+
+    python benchmarks/testtime.py [--quick] [--out figures.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acclimate.adapters import MEMO, THE, TTT, THEPlus
+from acclimate.backends import Serial, Vmap
+from acclimate.core import fit
+from acclimate.core.adapter import Adapter
+from acclimate.core.backend import Engine
+from acclimate.core.local import Work
+from acclimate.core.method import Method
+from acclimate.core.personal import Personalizer
+from acclimate.core.shards import Shards
+from acclimate.core.stream import Protocol
+from acclimate.core.task import Task
+from acclimate.core.worker import Worker
+from acclimate.methods import FedTHE, FedTTT
+from acclimate.models import CNN
+
+WORK = Work(epochs=1, batch=8)
+CASES: dict[str, tuple[Method, Adapter]] = {
+    "THE": (FedTHE(work=WORK, head_work=WORK), THE()),
+    "MEMO": (FedTHE(work=WORK, head_work=WORK), MEMO(chunk=32)),
+    "THEPlus": (FedTHE(work=WORK, head_work=WORK), THEPlus(chunk=32)),
+    "TTT, episodic": (FedTTT(work=WORK), TTT(online=False, chunk=32)),
+}
+
+
+def federation(clients: int, samples: int, seed: int) -> Shards:
+    """Images of a class pattern in noise, dealt evenly."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 10, (clients * samples,), generator=g)
+    pattern = torch.rand(10, 3, 32, 32, generator=torch.Generator().manual_seed(9)) * 128
+    x = (torch.rand(len(y), 3, 32, 32, generator=g) * 127 + pattern[y]).to(torch.uint8)
+    return Shards.of(x, y, list(torch.arange(len(y)).view(clients, samples)))
+
+
+def served(engine: Engine, models: Any, test: Shards, adapter: Adapter, batch: int) -> tuple[torch.Tensor, float]:
+    """Mean loss per client, and the seconds it took."""
+    _wait()
+    began = time.perf_counter()
+    loss = engine.serve(models, test, adapter, Protocol(batch))["loss"]
+    _wait()
+    return loss, time.perf_counter() - began
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure(name: str, clients: int, samples: int, looped: int, device: torch.device) -> dict[str, Any]:
+    """Seconds per sample of both ways. The loop takes `looped` samples of one client, whose losses are compared."""
+    method, adapter = CASES[name]
+    worker = Worker(Task(CNN(), (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3), method)
+    train, test = federation(clients, 64, 0), federation(clients, samples, 1)
+    fast, slow = (b.open(worker, train, device) for b in (Vmap(), Serial()))
+    state = fit.start(worker, fast, clients)
+    server, _, _ = fit.one_round(worker, fast, state.server, torch.arange(clients), 0)
+    down = method.download(worker.task, server)
+    models = fast.deploy(down, fast.mine, Personalizer())
+    one = [fast.live(models, 0)]
+    few = Shards.of(test.x, test.y, [test.own(0)[:looped]])
+    batch = min(samples, 32)
+    served(fast, models, test, adapter, batch)  # warm
+    _, vectorised = served(fast, models, test, adapter, batch)
+    expected, loop = served(slow, one, few, adapter, 1)
+    same, _ = served(slow, one, few, adapter, looped)
+    per = {"loop": loop / looped, "vectorised": vectorised / (clients * samples)}
+    return {
+        "adapter": name,
+        "milliseconds_per_sample": {k: round(1e3 * v, 4) for k, v in per.items()},
+        "times_faster": round(per["loop"] / per["vectorised"], 1),
+        "loss_difference": float((expected - same).abs().max()),
+    }
+
+
+def main() -> None:
+    """Measure, print, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 clients x 8 samples")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    clients, samples, looped = (2, 8, 4) if args.quick else (20, 320, 32)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    print(f"{name}: {clients} clients x {samples} samples; the loop took {looped}")
+    rows = []
+    for case in CASES:
+        rows.append(measure(case, clients, samples, looped, device))
+        per = rows[-1]["milliseconds_per_sample"]
+        print(
+            f"{case:14s} loop {per['loop']:9.3f} ms   vectorised {per['vectorised']:9.4f} ms per sample   "
+            f"{rows[-1]['times_faster']:7.1f} x   loss differs by {rows[-1]['loss_difference']:.1e}",
+            flush=True,
+        )
+    if args.out:
+        args.out.write_text(json.dumps({"device": name, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
