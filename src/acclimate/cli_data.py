@@ -32,11 +32,11 @@ def list_(
     """List all data sets: what was published, and whether their files are there."""
     from .catalogue import DATASETS
     from .data import FileDataset
-    from .data.fileset import ENV
+    from .ops.places import DATA
 
     folder = FileDataset(root=str(root or "")).folder()
     if folder is None:
-        typer.echo(f"data root: none; name it with --root or the environment variable {ENV}")
+        typer.echo(f"data root: none; name it with --root or the environment variable {DATA}")
     else:
         typer.echo(f"data root: {folder}" + ("" if folder.is_dir() else " (does not exist)"))
     rows = [("name", "examples", "classes", "shape", "files")]

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 import platform
 import textwrap
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.table import Table as RichTable
 from . import catalogue
 from .config import ConfigError
 from .eval.table import Table, percent
+from .ops.places import data_root
 from .version import __version__
 
 EXTRAS = {
@@ -113,12 +113,6 @@ def field_notes(cls: type) -> dict[str, str]:
             ):
                 notes[here.target.id] = " ".join(below.value.value.split())
     return notes
-
-
-def data_root() -> Path | None:
-    """Where a user's data sets lie: the folder that ACCLIMATE_DATA names."""
-    named = os.environ.get("ACCLIMATE_DATA")
-    return Path(named).expanduser() if named else None
 
 
 def doctor() -> str:

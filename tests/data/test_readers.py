@@ -22,6 +22,7 @@ from PIL import Image
 
 from acclimate.data import cache, files, images
 from acclimate.data.pickles import unpickle
+from acclimate.ops.places import cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -374,7 +375,7 @@ def source(tmp_path: Path, text: str = "data", age: float = 100.0) -> Path:
 
 
 def entries() -> list[Path]:
-    return sorted((cache.root() / "sets").iterdir())
+    return sorted((cache_folder() / "sets").iterdir())
 
 
 def test_the_second_time_nothing_is_read(tmp_path: Path) -> None:
@@ -423,7 +424,7 @@ def test_a_renamed_file_is_another_set(tmp_path: Path) -> None:
 
 def test_contents_are_hashed_once_for_settled_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = source(tmp_path)
-    stamps = cache.root() / "stamps"
+    stamps = cache_folder() / "stamps"
     before = cache.content(path.parent, [path])
     assert not stamps.exists()  # it changed a moment ago (ctime), and may change again unseen
     monkeypatch.setattr(cache, "_SETTLED_NS", -10_000_000_000)
@@ -497,7 +498,7 @@ def test_an_unwritable_cache_says_which_variable_to_set(tmp_path: Path, monkeypa
 
 def test_left_overs_of_killed_processes_are_swept(tmp_path: Path) -> None:
     path = source(tmp_path)
-    old, new = cache.root() / "sets" / "tmp-old", cache.root() / "sets" / "tmp-new"
+    old, new = cache_folder() / "sets" / "tmp-old", cache_folder() / "sets" / "tmp-new"
     for folder in (old, new):
         folder.mkdir(parents=True)
     os.utime(old, (1, 1))
@@ -520,7 +521,7 @@ def _build(job: tuple[Path, Path, bool]) -> tuple[int, int]:
 def test_several_processes_may_build_at_once(tmp_path: Path, locked: bool) -> None:
     path = source(tmp_path)
     with multiprocessing.get_context("fork").Pool(4) as pool:
-        found = pool.map(_build, [(path, cache.root(), locked)] * 8, chunksize=1)
+        found = pool.map(_build, [(path, cache_folder(), locked)] * 8, chunksize=1)
     assert {total for total, _ in found} == {int(parsed().x.sum())}
     calls = sum(c for _, c in found)
     assert calls == 1 if locked else calls >= 1

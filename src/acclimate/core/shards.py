@@ -44,11 +44,6 @@ class Shards:
         """The rows of client k, without padding."""
         return self.rows[k, : int(self.n[k])]
 
-    def local(self, k: int) -> Shards:
-        """Client k's own examples alone: what a real site would hold."""
-        rows = self.own(k)
-        return Shards(self.x[rows], self.y[rows], torch.arange(len(rows))[None], self.n[k : k + 1].clone())
-
     def tree(self, rows: Tensor, n: Tensor, ids: Tensor, round: Tensor, ragged: bool) -> Tree:
         """Client data as `client`, `run` and `step` receive it (see `core.local`)."""
         data = {"x": self.x, "y": self.y, "rows": rows, "n": n, "id": ids, "round": round}

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-ENV = "ACCLIMATE_CACHE"
+from ..ops.places import CACHE, cache_folder
+
 SCHEMA = "acclimate.cache/1"
 """Part of every key: change it whenever a reader or the layout of an entry changes."""
 
@@ -64,12 +65,6 @@ class Parsed:
                 raise ValueError(f"a data set has {n} labels, but {count} rows of {name}")
 
 
-def root() -> Path:
-    """The cache folder: ACCLIMATE_CACHE, else ~/.cache/acclimate."""
-    named = os.environ.get(ENV)
-    return Path(named or "~/.cache/acclimate").expanduser().absolute()
-
-
 def fetch(
     name: str, options: Mapping[str, Any], base: Path, files: Sequence[Path], read: Callable[[], Parsed]
 ) -> Parsed:
@@ -77,7 +72,7 @@ def fetch(
 
     `name` is that of the record's class, `module:Class`.
     """
-    folder = root()
+    folder = cache_folder()
     key = hashlib.sha256(
         json.dumps([SCHEMA, name, dict(options), content(base, files)], sort_keys=True).encode()
     ).hexdigest()
@@ -104,7 +99,7 @@ def content(base: Path, files: Sequence[Path]) -> str:
         newest = max(newest, stat.st_mtime_ns, stat.st_ctime_ns)
         sizes.append(stat.st_size)
         stamp.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}".encode())
-    note = root() / "stamps" / stamp.hexdigest()
+    note = cache_folder() / "stamps" / stamp.hexdigest()
     with contextlib.suppress(OSError, ValueError):
         known = note.read_text()
         if len(known) == 64 and int(known, 16) >= 0:
@@ -174,12 +169,12 @@ def _publish(parsed: Parsed, entry: Path) -> Parsed:
                 break
     except OSError as e:
         raise OSError(
-            e.errno, f"cannot write the cache folder {root()} ({e.strerror}); set {ENV} to a folder with room"
+            e.errno, f"cannot write the cache folder {cache_folder()} ({e.strerror}); set {CACHE} to a folder with room"
         ) from e
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     if (found := _open(entry)) is None:
-        raise OSError(f"the cache entry {entry} cannot be read back; delete it, or set {ENV} to another folder")
+        raise OSError(f"the cache entry {entry} cannot be read back; delete it, or set {CACHE} to another folder")
     return found
 
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..core import check
+from ..ops.places import DATA, data_root
 from . import cache, files, images
 from .base import Dataset
 from .cache import Parsed, Stream
 from .world import Examples, World
 
-ENV = "ACCLIMATE_DATA"
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -142,8 +142,7 @@ class FileDataset(Dataset):
 
     def folder(self) -> Path | None:
         """The data root: `root`, else what ACCLIMATE_DATA names, else None."""
-        named = self.root or os.environ.get(ENV, "")
-        return Path(named).expanduser().absolute() if named else None
+        return data_root(self.root)
 
     def locate(self, *layouts: Layout) -> tuple[int, Path, list[Path]]:
         """The first layout that is complete: its number, its folder, its files in order."""
@@ -167,10 +166,10 @@ class FileDataset(Dataset):
         """The error for a set that is not there: which files, in which folder, from where to get them."""
         name, root = type(self).__name__, self.folder()
         if root is None:
-            place = f"no data folder is set: name it with data.root= or the environment variable {ENV}"
+            place = f"no data folder is set: name it with data.root= or the environment variable {DATA}"
         else:
             place = f"{lacking or f'{root} does not hold it'}" if root.is_dir() else f"the folder {root} does not exist"
-            place += f" (data.root= or the environment variable {ENV} names the folder)"
+            place += f" (data.root= or the environment variable {DATA} names the folder)"
         return FileNotFoundError(f"{name}: {place}. Needed: {self.needs}. Get it from {self.origin}")
 
 

@@ -17,11 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-def folder() -> Path:
-    """Where cached arrays lie."""
-    named = os.environ.get("ACCLIMATE_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "acclimate"
+from .places import cache_folder
 
 
 def fingerprint(*parts: object) -> str:
@@ -38,7 +34,7 @@ def fingerprint(*parts: object) -> str:
 
 def remembered(kind: str, key: str, make: Callable[[], Tensor], least: int = 1 << 22) -> Tensor:
     """The tensor that `make` gives, from disk where it was made before. Those below `least` bytes are not kept."""
-    path = folder() / kind / key / "x.npy"
+    path = cache_folder() / kind / key / "x.npy"
     found = _read(path)
     if found is not None:
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ..core import check, rng, stream
 from ..core.shards import Shards
+from ..ops.places import data_root
 from .corruptions import frost_textures
 
 
@@ -79,14 +79,14 @@ class Shift:
 
 
 @functools.lru_cache(maxsize=4)
-def _frost(root: str) -> tuple[Any, str]:
-    textures, source = frost_textures(Path(root).expanduser() if root else None)
+def _frost(root: Path | None) -> tuple[Any, str]:
+    textures, source = frost_textures(root)
     return textures, source.partition(":")[0]  # "files" or "synthesised"; a reason would name the user's folder
 
 
 def frost() -> tuple[Any, str]:
     """The frost textures of the data root (ACCLIMATE_DATA), else synthesised ones; and which of the two."""
-    return _frost(os.environ.get("ACCLIMATE_DATA", ""))
+    return _frost(data_root())
 
 
 def shuffled(rows: Tensor, key: rng.Key) -> Tensor:
