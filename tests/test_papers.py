@@ -173,7 +173,7 @@ def test_linear_probing_moves_only_the_head_and_lpft_goes_on_from_there():
         assert torch.equal(p, model["vars"]["params"][n]) == (n not in t.head)
     assert equal(probed["vars"]["buffers"], model["vars"]["buffers"])
     both = FineTune(parts="head-then-all", work=SMALL).run(t, predict, model, own, key)
-    second = FineTune(parts="all", work=SMALL)._tune(predict, probed, own, None, rng.fold(key, 1))
+    second = FineTune(parts="all", work=SMALL)._tune(t, predict, probed, own, None, rng.fold(key, 1))
     assert equal(both, second)
 
 
@@ -181,6 +181,15 @@ def test_fine_tuning_with_no_work_changes_nothing():
     t, predict, model = deployed()
     same = FineTune(work=Work(epochs=0)).run(t, predict, model, client_data(shards(), 0), rng.key(0))
     assert equal(same, model)
+
+
+def test_balanced_fine_tuning_is_local_training_with_balanced_softmax():
+    t, predict, model = deployed()
+    own, key = client_data(shards(), 1), rng.key(3)
+    tuned = FineTune(work=SMALL, balanced=True).run(t, predict, model, own, key)["vars"]
+    up, _ = FedAvg(opt=SGD(lr=0.01), work=SMALL, balanced=True).client(t, model, {}, own, rng.fold(key, 0))
+    assert gap(tuned, tree.add(model["vars"], up["delta"])) < 1e-6
+    assert gap(tuned, FineTune(work=SMALL).run(t, predict, model, own, key)["vars"]) > 1e-4
 
 
 def test_fine_tuning_all_is_local_training_of_the_received_model():

@@ -93,6 +93,99 @@ def test_load_gives_back_the_trained_models(finished):
     assert fit.model(0)["vars"]["params"].keys() == fit.worker.task.init(ac.rng.key(0))["params"].keys()
 
 
+# --- analysis -------------------------------------------------------------------------------------------------------
+
+ANALYSED = ("analysis=true", "adapters=tent,none", "streams=original,corrupted", "checkpoint_every=1")
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "analysed"
+    return path, ac.run(quick(*ANALYSED)[0], path)
+
+
+def test_analysis_changes_neither_training_nor_results(analysed, tmp_path):
+    path, table = analysed
+    plain = quick(*ANALYSED[1:])[0]
+    assert plain.training_hash() == quick(*ANALYSED)[0].training_hash()
+    assert ac.run(plain, tmp_path / "plain").rows == table.rows
+    kept = [{k: v for k, v in r.items() if k not in ("streams", "adapter")} for r in ac.load(path).history]
+    assert kept == list(ac.load(tmp_path / "plain").history)
+    assert not (tmp_path / "plain" / "traces.safetensors").exists()
+
+
+def test_the_curve_of_a_stream_ends_at_the_results(analysed):
+    path, table = analysed
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in rows] == [2, 4]
+    assert [r["adapter"] for r in rows] == ["tent", "tent"]
+    assert rows[-1]["streams"] == {s: table.accuracy(adapter="tent", stream=s) for s in ("original", "corrupted")}
+    assert rows[0]["streams"] != rows[-1]["streams"]
+
+
+def test_traces_load_back_as_measured(analysed):
+    path, _ = analysed
+    kept = api.traces(path)
+    assert set(kept) == {"tent"}  # NoAdapt has nothing to tell
+    fit = ac.load(path)
+    tested = [len(rows) for rows in fit.world.test]
+    for stream in ("original", "corrupted"):
+        assert kept["tent"][stream]["client"].bincount().tolist() == tested
+        assert len(kept["tent"][stream]["entropy"]) == sum(tested)
+    again = api.traces(fit, streams=[ac.shifts.Original()])
+    assert equal(again["tent"]["original"], kept["tent"]["original"])
+    summary = json.loads((path / "analysis.json").read_text())
+    assert summary["schema"] == "acclimate.analysis/1"
+    drawn = summary["histograms"][0]["streams"]["original"]
+    assert sum(drawn["counts"]) == drawn["samples"] == sum(tested)
+    assert drawn["mean"] == pytest.approx(float(kept["tent"]["original"]["entropy"].double().mean()))
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_resumed_analysis_is_bit_identical(analysed, tmp_path, rounds):
+    path = tmp_path / "cut"
+    with pytest.raises(api.Interrupted):
+        ac.run(quick(*ANALYSED)[0], path, watch=StopAfter(rounds))
+    ac.resume(path)
+    same_run(analysed[0], path)
+    for name in ("traces.safetensors", "analysis.json"):
+        assert (path / name).read_bytes() == (analysed[0] / name).read_bytes(), name
+
+
+def test_training_is_shared_only_where_the_curves_would_be_the_same(tmp_path):
+    class Spy(Watch):
+        rounds = 0
+
+        def round(self, state):
+            self.rounds += 1
+
+    pair = quick("method=fedavg,fedavg+finetune", "streams=original", "analysis=true", "rounds=2")
+    ac.run_all(pair, tmp_path / "pair", watch=(spy := Spy()))
+    assert spy.rounds == 4  # the curves are measured after personalisation
+    for run in store.find_runs(tmp_path / "pair"):
+        table = api.stored_table(run)
+        assert run.rows()[-1]["streams"]["original"] == table.accuracy(adapter="none", stream="original")
+
+
+def test_traces_that_are_absent_or_damaged_are_refused(analysed, finished, tmp_path):
+    with pytest.raises(store.RunError, match="keeps traces with analysis=true"):
+        api.traces(finished[0])
+    with pytest.raises(ValueError, match="not for a run folder"):
+        api.traces(analysed[0], adapters=[ac.adapters.Tent()])
+    path = copy_of(analysed, tmp_path)
+    raw = bytearray((path / "traces.safetensors").read_bytes())
+    raw[-3] ^= 0x55
+    (path / "traces.safetensors").write_bytes(raw)
+    with pytest.raises(store.RunError, match="traces.safetensors is damaged"):
+        api.traces(path)
+
+
+def test_overwriting_removes_an_old_analysis(analysed, tmp_path):
+    path = copy_of(analysed, tmp_path)
+    ac.run(quick("adapters=none", "streams=original", "rounds=1")[0], path, overwrite=True)
+    assert {p.name for p in path.iterdir()} == {*COMPARED, "results.json", "env.json", "report.html"}
+
+
 class StopAfter(Watch):
     def __init__(self, rounds):
         self.left = rounds

@@ -16,7 +16,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import adapters, backends, data, eval, methods, models, ops, personal, shifts
-    from .api import Fit, Interrupted, evaluate, load, report, resume, run, run_all, train
+    from .api import Fit, Interrupted, evaluate, load, report, resume, run, run_all, traces, train, train_together
     from .config import Experiment
     from .core import local, optim, rng, tree
     from .core.adapter import Adapter
@@ -31,7 +31,19 @@ if TYPE_CHECKING:
 
 _MODULES = ("adapters", "backends", "data", "eval", "methods", "models", "ops", "personal", "shifts")
 _NAMES = {
-    "api": ("Fit", "Interrupted", "evaluate", "load", "report", "resume", "run", "run_all", "train"),
+    "api": (
+        "Fit",
+        "Interrupted",
+        "evaluate",
+        "load",
+        "report",
+        "resume",
+        "run",
+        "run_all",
+        "traces",
+        "train",
+        "train_together",
+    ),
     "config": ("Experiment",),
     "core": ("local", "optim", "rng", "tree"),
     "core.adapter": ("Adapter",),
@@ -81,7 +93,9 @@ __all__ = [
     "run",
     "run_all",
     "shifts",
+    "traces",
     "train",
+    "train_together",
     "tree",
 ]
 

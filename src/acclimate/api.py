@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from . import catalogue, store
+from .backends import Auto, Vmap
+from .backends.lanes import Lane, Lanes
 from .config import Experiment
 from .core import fit as loop
 from .core import rng, tree
@@ -20,10 +22,11 @@ from .core.backend import Engine
 from .core.fit import State
 from .core.local import Work
 from .core.personal import Personalizer
+from .core.shards import Shards
 from .core.task import Task
 from .core.worker import Worker
 from .data import World
-from .eval import Names, Table, Test, rounds_to_test
+from .eval import Names, Table, Test, Traces, rounds_to_test, stream_accuracy, summary
 from .eval import evaluate as evaluate_grid
 from .ops import memo
 from .reporting.html import render
@@ -117,7 +120,58 @@ def train(experiment: Experiment, watch: Watch | None = None) -> Fit:
     """Train, in memory. See `run` for checkpoints and a run folder."""
     world, worker, engine = build(experiment)
     start = loop.start(worker, engine, world.clients)
-    return _train(experiment, world, worker, engine, start, watch or Watch(), None)
+    look = _look(experiment, worker, engine, streams_of(world, experiment.streams)) if experiment.analysis else None
+    return _train(experiment, world, worker, engine, start, watch or Watch(), None, look)
+
+
+def train_together(experiments: Sequence[Experiment], watch: Watch | None = None) -> list[Fit]:
+    """Train experiments that differ in their seed alone. On a GPU they are vectorised; the numbers are `train`'s."""
+    watch = watch or Watch()
+    if not _can_join(experiments):
+        return [train(e, watch) for e in experiments]
+    parts = [build(e) for e in experiments]
+    states, seconds = _joint(experiments, parts, [None] * len(parts), watch)
+    return [Fit(e, *part, s, seconds) for e, part, s in zip(experiments, parts, states, strict=True)]
+
+
+def _can_join(experiments: Sequence[Experiment]) -> bool:
+    """Whether these differ in their seed alone and a GPU would run them vectorised."""
+    first = experiments[0]
+    alike = all(replace(e, seed=first.seed) == first for e in experiments)
+    vectorised = isinstance(first.backend, Auto | Vmap) and device_of(first.device).type == "cuda"
+    return len(experiments) > 1 and alike and vectorised and not first.analysis
+
+
+def _joint(
+    experiments: Sequence[Experiment],
+    parts: Sequence[tuple[World, Worker, Engine]],
+    folders: Sequence[store.RunFolder | None],
+    watch: Watch,
+) -> tuple[list[State], tuple[float, ...]]:
+    """Train all from their first round to their last, in lanes of one engine; folders get their checkpoints."""
+    e, world = experiments[0], parts[0][0]
+    lanes = [Lane(worker, w.shards(w.train), w.shards(w.val)) for w, worker, _ in parts]
+    options = e.backend if isinstance(e.backend, Vmap) else Vmap()
+    joint = Lanes(lanes, device_of(e.device), options)
+    states = joint.start()
+    schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.eval_every)
+    seconds = []
+    watch.training(f"{e.label}, {len(lanes)} seeds", e.seed, 0, e.rounds)
+    began = time.perf_counter()
+    for states in joint.rounds(schedule, states):
+        seconds.append(time.perf_counter() - began)
+        watch.round(states[0])
+        last = states[0].round == e.rounds
+        for experiment, folder, state in zip(experiments, folders, states, strict=True):
+            if folder is not None and (last or state.round % e.checkpoint_every == 0):
+                folder.checkpoint(state, experiment.training_hash())
+                folder.log(state)
+        began = time.perf_counter()
+    return states, tuple(seconds)
+
+
+Look = Callable[[State], dict[str, Any]]
+"""What else is seen at every look at the validation data: more columns of its row."""
 
 
 def _train(
@@ -128,6 +182,7 @@ def _train(
     state: State,
     watch: Watch,
     folder: store.RunFolder | None,
+    look: Look | None,
 ) -> Fit:
     schedule = loop.Schedule(experiment.rounds, world.clients, experiment.cohort_size, experiment.eval_every)
     training, seconds = experiment.training_hash(), []
@@ -135,7 +190,7 @@ def _train(
     saved = state.round
     began = time.perf_counter()
     try:
-        for state in loop.rounds(worker, engine, schedule, world.shards(world.val), state):
+        for state in _rounds(worker, engine, schedule, world.shards(world.val), state, look):
             seconds.append(time.perf_counter() - began)
             watch.round(state)
             if folder is not None and (
@@ -155,6 +210,20 @@ def _train(
     return Fit(experiment, world, worker, engine, state, tuple(seconds))
 
 
+def _rounds(
+    worker: Worker, engine: Engine, schedule: loop.Schedule, val: Shards, state: State, look: Look | None
+) -> Iterator[State]:
+    """The round loop. What `look` sees goes into the history, so that it is checkpointed and resumed with the rest."""
+    while state.round < schedule.rounds:
+        for state in loop.rounds(worker, engine, schedule, val, state):
+            if look is not None and schedule.evaluates(state.round - 1):
+                row = {**state.history[-1], **look(state)}
+                state = replace(state, history=(*state.history[:-1], row))
+                yield state
+                break  # and let the loop go on from the state with the wider row
+            yield state
+
+
 Built = dict[str, tuple[Shift, Stream]]
 
 
@@ -171,6 +240,12 @@ def streams_of(world: World, streams: Iterable[Shift]) -> Built:
     return out
 
 
+def _look(experiment: Experiment, worker: Worker, engine: Engine, built: Built) -> Look:
+    """Every stream's accuracy, with the experiment's personaliser and its first adapter that can serve."""
+    adapters, tests = _named(experiment.adapters), _tests(built)
+    return lambda state: stream_accuracy(worker, engine, state, tests, adapters, experiment.personal)
+
+
 def evaluate(
     fit: Fit,
     adapters: Sequence[Adapter] | None = None,
@@ -183,21 +258,46 @@ def evaluate(
     return _evaluate(fit, adapters, built, personal, watch or Watch())[0]
 
 
+def traces(
+    source: Fit | str | Path, adapters: Sequence[Adapter] | None = None, streams: Sequence[Shift] | None = None
+) -> Traces:
+    """What the adapters did with every sample: `traces(...)["the"]["original"]["personal_weight"]`.
+
+    Of a run folder made with `analysis=true`, or measured now on a trained experiment, at the last round. `client` says
+    whose sample each one was; vectors are there for the samples `at` alone (see `acclimate.eval.analysis.Traces`).
+    """
+    if not isinstance(source, Fit):
+        if adapters is not None or streams is not None:
+            raise ValueError("adapters and streams can be chosen for a trained experiment, not for a run folder")
+        return store.read_traces(store.RunFolder(Path(source)).traces)
+    kept: Traces = {}
+    _evaluate(source, adapters, streams_of(source.world, streams or source.experiment.streams), None, Watch(), kept)
+    return kept
+
+
+def _named(adapters: Sequence[Adapter]) -> dict[str, Adapter]:
+    return dict(zip(catalogue.distinct(adapters), adapters, strict=True))
+
+
+def _tests(built: Built) -> dict[str, Test]:
+    return {name: Test(stream.shards, shift.protocol, stream.new) for name, (shift, stream) in built.items()}
+
+
 def _evaluate(
     fit: Fit,
     adapters: Sequence[Adapter] | None,
     built: Built,
     personal: Personalizer | None,
     watch: Watch,
+    traces: Traces | None = None,
 ) -> tuple[Table, dict[str, Any]]:
     e = fit.experiment
-    adapters, personal = adapters or e.adapters, personal or e.personal
-    named = dict(zip(catalogue.distinct(adapters), adapters, strict=True))
+    named, personal = _named(adapters or e.adapters), personal or e.personal
     up = cost_card(fit)["up_bytes_per_client"]
     names = Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
     watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
-    tests = {name: Test(stream.shards, shift.protocol, stream.new) for name, (shift, stream) in built.items()}
-    table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested)
+    tests, engine = _tests(built), fit.engine
+    table = evaluate_grid(fit.worker, engine, fit.state, tests, named, personal, names, watch.tested, traces)
     return table, {name: {**stream.card, "hash": stream_hash(stream)} for name, (_, stream) in built.items()}
 
 
@@ -233,10 +333,15 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
     state = folder.restore(state, experiment.training_hash()) or state
     streams = streams_of(world, experiment.streams)  # before training: what cannot be tested should not cost an hour
     built = time.perf_counter()
-    fit = _train(experiment, world, worker, engine, state, watch, folder)
+    look = _look(experiment, worker, engine, streams) if experiment.analysis else None
+    fit = _train(experiment, world, worker, engine, state, watch, folder, look)
     folder.log(fit.state)
     trained = time.perf_counter()
-    table, cards = _evaluate(fit, None, streams, None, watch)
+    kept: Traces | None = {} if experiment.analysis else None
+    table, cards = _evaluate(fit, None, streams, None, watch, kept)
+    if kept is not None:
+        meanings = {name: a.traces for name, a in _named(experiment.adapters).items()}
+        folder.keep_analysis(kept, summary(kept, meanings, engine.device), experiment.seed, fit.state.round)
     timings = {
         "build_seconds": built - began,
         "train_seconds": trained - built,
@@ -298,8 +403,9 @@ def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch
     table = Table()
     trained: dict[str, Path] = {}
     watch.suite(len(experiments))
+    _train_seeds(index, experiments, watch)
     for path, experiment in zip(index.runs(), experiments, strict=True):
-        folder, training = store.RunFolder(path), experiment.training_hash(exact=True)
+        folder, training = store.RunFolder(path), experiment.history_hash()
         if folder.finished:
             table += stored_table(folder)
         elif folder.state.exists():
@@ -310,6 +416,20 @@ def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch
         watch.done()
     report(index.path, out=index.path / "report.html")
     return table
+
+
+def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> None:
+    """Where a GPU can, train the seeds of each experiment together; their folders then hold a finished training."""
+    groups: dict[str, list[tuple[Path, Experiment]]] = {}
+    for path, e in zip(index.runs(), experiments, strict=True):
+        if not store.RunFolder(path).state.exists():
+            groups.setdefault(replace(e, seed=0).history_hash(), []).append((path, e))
+    for members in groups.values():
+        same = [e for _, e in members]
+        if _can_join(same):
+            device = device_of(same[0].device)
+            folders = [store.RunFolder.create(p, e, device, overwrite=True) for p, e in members]
+            _joint(same, [build(e) for e in same], folders, watch)
 
 
 def stored_table(folder: store.RunFolder) -> Table:

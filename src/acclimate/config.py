@@ -36,7 +36,7 @@ from .personal import NoPersonal
 from .shifts import Shift, brfl
 
 SCHEMA = "acclimate.config/1"
-EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every")
+EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "analysis")
 """Fields that do not change what is trained: experiments that differ in them alone share one training."""
 
 
@@ -67,6 +67,9 @@ class Experiment:
     eval_every: int = 1
     """Rounds between two looks at the validation data, which select the `validation` model."""
     checkpoint_every: int = 5
+    analysis: bool = False
+    """Also keep what the adapters did with every sample, and every stream's accuracy at each look at the validation
+    data (with the first adapter that can serve): for the report's analysis. Training and results stay the same."""
     backend: Backend = Auto()
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
@@ -100,7 +103,7 @@ class Experiment:
 
     def settings(self) -> list[str]:
         """All `key=value` that differ from the defaults of the named method: what tells the runs of a sweep apart."""
-        own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed")}
+        own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed", "analysis")}
         out = catalogue.differences(replace(Experiment(), **own), self)
         for part in ("method", "personal"):
             out += [f"{part}.{change}" for change in catalogue.nearest_entry(own[part])[1]]
@@ -115,6 +118,14 @@ class Experiment:
         rest = {k: v for k, v in encode(self).items() if k not in EVALUATION_FIELDS}
         rest = rest if exact else _by_name(rest)
         return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+
+    def history_hash(self) -> str:
+        """Names what training leaves behind, its learning curves included: equal where a training can be shared.
+
+        With `analysis` the curves are measured with personaliser and adapter on the streams, so these count too.
+        """
+        curves = encode((self.personal, self.adapters, self.streams)) if self.analysis else None
+        return self.training_hash(exact=True) + hashlib.sha256(json.dumps(curves).encode()).hexdigest()[:16]
 
 
 # --- records as JSON ---------------------------------------------------------------------------------------------

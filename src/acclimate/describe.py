@@ -88,6 +88,8 @@ def _details(kind: str, name: str, record: Any) -> str:
             out += textwrap.wrap(note, 100, initial_indent="      ", subsequent_indent="      ")
         if dataclasses.is_dataclass(value):
             out += [f"      .{g.name} = {getattr(value, g.name)!r}" for g in dataclasses.fields(value)]
+    if told := getattr(record, "traces", None):
+        out += ["", "traces, with analysis=true:", *(f"  {name}: {meaning}" for name, meaning in told.items())]
     return "\n".join(out)
 
 

@@ -1,7 +1,8 @@
 """Run folders: what is written, when, and how it survives a crash. All is JSON or safetensors, written atomically.
 
 A run folder holds config.json, env.json, metrics.jsonl, state.safetensors, and - once finished - results.json and
-report.html. A folder of several runs holds index.json beside the run folders.
+report.html; with `analysis`, traces.safetensors and analysis.json besides. A folder of several runs holds index.json
+beside the run folders.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from torch import Tensor
 from .config import Experiment, dumps, loads
 from .core import tree
 from .core.fit import Best, State
+from .eval.analysis import Traces
 from .version import __version__
 
 STATE_SCHEMA = "acclimate.state/1"
 RESULTS_SCHEMA = "acclimate.results/1"
+TRACES_SCHEMA = "acclimate.traces/1"
+ANALYSIS_SCHEMA = "acclimate.analysis/1"
 INDEX_SCHEMA = "acclimate.index/1"
 
 
@@ -104,6 +108,7 @@ class RunFolder:
         self.path = path
         self.config, self.env = path / "config.json", path / "env.json"
         self.metrics, self.state = path / "metrics.jsonl", path / "state.safetensors"
+        self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
 
     @classmethod
@@ -118,7 +123,8 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what an earlier run left, results first."""
-        for old in (self.results, self.report, self.metrics, self.state, self.env, self.config):
+        tested = (self.results, self.report, self.traces, self.analysis)
+        for old in (*tested, self.metrics, self.state, self.env, self.config):
             old.unlink(missing_ok=True)
 
     @property
@@ -144,6 +150,12 @@ class RunFolder:
         """The last checkpoint, checked against a fresh state of the same experiment; None where there is none."""
         return unpack(self.state, like, training) if self.state.exists() else None
 
+    def keep_analysis(self, traces: Traces, summary: Mapping[str, Any], seed: int, round: int) -> None:
+        """Write what the adapters did: every value, and the summary that the report draws."""
+        write(self.traces, pack_traces(traces, seed, round))
+        body = {"schema": ANALYSIS_SCHEMA, "seed": seed, "round": round, **summary}
+        write(self.analysis, json.dumps(body) + "\n")
+
     def rows(self) -> list[dict[str, Any]]:
         """The learning curve."""
         if not self.metrics.exists():
@@ -157,7 +169,10 @@ class RunFolder:
             raise RunError(f"{self.results}: schema={results.get('schema')!r} must be '{RESULTS_SCHEMA}'")
         env = read_json(self.env) if self.env.exists() else {}
         parts = {"config": read_json(self.config), "results": results, "metrics": self.rows(), "env": env}
-        return {"path": str(self.path), **parts}
+        analysis = read_json(self.analysis) if self.analysis.exists() else {}
+        if analysis and analysis.get("schema") != ANALYSIS_SCHEMA:
+            raise RunError(f"{self.analysis}: schema={analysis.get('schema')!r} must be '{ANALYSIS_SCHEMA}'")
+        return {"path": str(self.path), **parts, "analysis": analysis}
 
 
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
@@ -212,6 +227,34 @@ def unpack(path: Path, like: State, training: str) -> State:
     except ValueError as e:
         raise RunError(f"{path} does not fit this experiment: {e}") from e
     return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"])
+
+
+def pack_traces(traces: Traces, seed: int, round: int) -> bytes:
+    """Traces as safetensors named `adapter/stream/trace`; `names` in the metadata holds the three parts of each."""
+    names = {
+        f"{adapter}/{stream}/{name}": (adapter, stream, name)
+        for adapter, streams in traces.items()
+        for stream, kept in streams.items()
+        for name in kept
+    }
+    tensors = {key: traces[a][s][name].detach().cpu().contiguous().clone() for key, (a, s, name) in names.items()}
+    meta = {"schema": TRACES_SCHEMA, "seed": seed, "round": round, "names": names, "digest": _digest(tensors)}
+    return save(tensors, {"acclimate": json.dumps(meta, sort_keys=True)})
+
+
+def read_traces(path: Path) -> Traces:
+    """The inverse of `pack_traces`: tensors by adapter, stream and name."""
+    if not path.exists():
+        raise RunError(f"{path} does not exist: a run keeps traces with analysis=true, and writes them at its end")
+    meta, tensors = _read(path)
+    if meta.get("schema") != TRACES_SCHEMA:
+        raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{TRACES_SCHEMA}': written by another version")
+    if meta["digest"] != _digest(tensors):
+        raise RunError(f"{path} is damaged: its content does not match its digest; run again with --overwrite")
+    out: Traces = {}
+    for key, (adapter, stream, name) in meta["names"].items():
+        out.setdefault(adapter, {}).setdefault(stream, {})[name] = tensors[key]
+    return out
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

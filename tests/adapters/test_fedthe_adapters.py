@@ -13,10 +13,11 @@ from acclimate.adapters.memo import MEMO
 from acclimate.adapters.tsa import TSA
 from acclimate.adapters.ttt import TTT
 from acclimate.core import rng, tree
+from acclimate.core.local import Work
 from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
 from acclimate.core.task import Task
-from acclimate.methods import FedAvg
+from acclimate.methods import FedAvg, fedttt
 from acclimate.methods.fedttt import FedTTT
 from acclimate.ops import augmix as am
 from acclimate.ops.augment import FlipCrop
@@ -343,7 +344,7 @@ def test_ttt_equals_a_plain_loop(online, views):
 
 @pytest.mark.parametrize("online", [True, False])
 def test_ttt_serves_alike_on_serial_and_vmap(online):
-    a, b = served(FedTTT(work=SMALL), TTT(online=online, opt=SGD(lr=0.05)))
+    a, b = served(FedTTT(work=SMALL, personal_work=SMALL), TTT(online=online, opt=SGD(lr=0.05)))
     assert agree(a, b)
 
 
@@ -364,11 +365,13 @@ def test_fedttt_with_weight_zero_is_fedavg_bit_for_bit(model):
     a = fitted(FedAvg(work=SMALL), rounds=2, model=model)[2]
     b = fitted(FedTTT(work=SMALL, weight=0.0), rounds=2, model=model)[2]
     assert equal(a.server["vars"], b.server["vars"])
-    assert not equal(a.server["vars"], fitted(FedTTT(work=SMALL), rounds=2, model=model)[2].server["vars"])
+    assert not equal(
+        a.server["vars"], fitted(FedTTT(work=SMALL, personal_work=SMALL), rounds=2, model=model)[2].server["vars"]
+    )
 
 
 def test_fedttt_keeps_its_rotation_head_at_home_and_deploys_it():
-    worker, _, state = fitted(FedTTT(work=SMALL), rounds=2, cohort=6)
+    worker, _, state = fitted(FedTTT(work=SMALL, personal_work=SMALL), rounds=2, cohort=6)
     assert not [p for p in state.cost["message"] if "rotation" in p["name"]]
     assert set(state.mine) == {"rotation"}
     assert not torch.equal(state.mine["rotation"]["weight"][0], state.mine["rotation"]["weight"][1])
@@ -378,30 +381,44 @@ def test_fedttt_keeps_its_rotation_head_at_home_and_deploys_it():
     assert TTT().refusal(worker.task, live) is None
 
 
-@pytest.mark.parametrize("model", ["cnn-batch", "mlp-dropout"])
-def test_fedttt_is_the_same_on_serial_and_vmap(model):
-    a, b = (fitted(FedTTT(work=SMALL), backend, model)[2] for backend in ("serial", "vmap"))
-    assert gap(a.server, b.server) < 1e-5
-    assert gap(a.mine, b.mine) < 1e-5
-
-
 def test_fedttt_turns_the_augmented_image_so_that_flips_do_not_spoil_labels():
     """With a flip after the turn, a left turn and a right turn of a symmetric world could not be told apart."""
     t = Task(MODELS["mlp-dropout"], (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3, augment=FlipCrop(pad=0))
-    seen = []
-    plain = Task(MODELS["mlp-dropout"], (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
-    apply = plain.apply
-    plain.apply = lambda vars, x, mode, key: seen.append(x) or apply(vars, x, mode, key)
-    from acclimate.methods import fedttt as ttt
-
+    seen, forward = [], t.normalise
+    t.normalise = lambda x: seen.append(x) or forward(x)
     x, _ = images(8)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ttt, "_plain", lambda task: plain)
-        ttt._rotation_loss(t, t.init(KEY), rotation_head(t), x, KEY)
+    fedttt._rotation_loss(t, t.init(KEY), rotation_head(t), x, KEY)
     flipped = t.augment.views(x, rng.fold(KEY, "augment"))
     assert torch.equal(seen[0], turned(flipped, rng.randint(rng.fold(KEY, "turn"), 0, 4, 8)))
-    assert ttt._plain(t).augment is None
-    assert ttt._plain(plain) is plain
+    assert len(seen) == 1
+
+
+def test_fedttt_turned_pass_is_in_train_mode_but_for_dropout():
+    t = task("cnn-batch")
+    vars, x = t.init(KEY), images(8)[0]
+    quarters = rng.randint(rng.fold(KEY, "turn"), 0, 4, 8)
+    z = t.apply(vars, turned(x, quarters), "train").features
+    head = rotation_head(t)
+    want = F.cross_entropy(z @ head["weight"].T + head["bias"], quarters)
+    torch.testing.assert_close(fedttt._rotation_loss(t, vars, head, x, KEY), want)
+
+
+def test_fedttt_settles_on_a_personal_model_by_one_more_joint_phase():
+    method = FedTTT(work=SMALL, personal_work=SMALL)
+    t, own = task(), client_data(shards(), 0)
+    down, mine = {"vars": t.init(rng.key(0))}, method.init_client(t, 0, rng.key(0))
+    live = method.deploy(t, down, method.settle(t, down, mine, own, KEY))
+    up, new = method.client(t, down, mine, own, KEY)  # the same work, as personal_work = work here
+    assert gap(live["vars"], tree.add(down["vars"], up["delta"])) < 1e-6
+    assert equal(live["rotation"], new["rotation"])
+    assert gap(live["vars"]["params"], down["vars"]["params"]) > 1e-3
+    still = FedTTT(personal_work=Work(epochs=0))
+    assert equal(still.deploy(t, down, still.settle(t, down, mine, own, KEY)), {**down, **mine})
+    unturned = FedTTT(weight=0.0, personal_work=SMALL)
+    tuned = FineTune(opt=unturned.opt, work=SMALL)._tune(
+        t, lambda m, x, mode, key: t.apply(m["vars"], x, mode, key), down, own, None, KEY
+    )
+    assert gap(unturned.settle(t, down, mine, own, KEY)["vars"], tuned["vars"]) < 1e-6  # without the turns: FedAvg+FT
 
 
 # --- TSA ------------------------------------------------------------------------------------------------------------
@@ -482,6 +499,10 @@ def remembering(capacity=64):
     return t, predict, Memory(capacity).run(t, predict, model, own, KEY), own
 
 
+def answered(adapter, t, predict, model, x):
+    return adapter.step(t, predict, model, adapter.init(t, model), x, KEY)[0]
+
+
 def test_memory_holds_the_clients_features_and_labels():
     t, predict, model, own = remembering()
     z = predict(model, own["x"][own["rows"]]).features
@@ -501,14 +522,14 @@ def test_memory_holds_the_clients_features_and_labels():
 def test_knn_with_lam_zero_is_the_model():
     t, predict, model, _ = remembering()
     x, _ = images(9, seed=3)
-    got = KNNPer(lam=0.0).step(t, predict, model, {}, x, KEY)[0]
+    got = answered(KNNPer(lam=0.0), t, predict, model, x)
     torch.testing.assert_close(got, predict(model, x).logits.log_softmax(-1), rtol=1e-4, atol=1e-5)
 
 
 def test_one_neighbour_of_a_training_sample_is_itself():
     t, predict, model, own = remembering()
     x, y = own["x"][own["rows"]], own["y"][own["rows"]]
-    got = KNNPer(k=1, lam=1.0).step(t, predict, model, {}, x, KEY)[0]
+    got = answered(KNNPer(k=1, lam=1.0), t, predict, model, x)
     assert torch.equal(got.argmax(-1), y)
 
 
@@ -517,7 +538,7 @@ def test_knn_vote_by_hand(variant):
     t, predict, model, own = remembering()
     x, _ = images(3, seed=5)
     adapter = KNNPer(k=4, sigma=0.7, lam=0.3, variant=variant)
-    got = adapter.step(t, predict, model, {}, x, KEY)[0].exp()
+    got = answered(adapter, t, predict, model, x).exp()
     for i, out in enumerate(zip(*predict(model, x)[:2], strict=True)):
         logits, z = out
         pool = sorted(
@@ -535,14 +556,77 @@ def test_knn_with_few_or_no_memories_stays_finite():
     t, predict, model, own = remembering()
     x, _ = images(3)
     few = {**model, "memory": {**model["memory"], "n": torch.tensor(2)}}
-    probs = KNNPer(lam=1.0).step(t, predict, few, {}, x, KEY)[0].exp()
+    probs = answered(KNNPer(lam=1.0), t, predict, few, x).exp()
     torch.testing.assert_close(probs.sum(-1), torch.ones(3))
     none = {**model, "memory": {**model["memory"], "n": torch.tensor(0)}}
-    got = KNNPer(lam=1.0).step(t, predict, none, {}, x, KEY)[0]
+    got = answered(KNNPer(lam=1.0), t, predict, none, x)
     torch.testing.assert_close(got, predict(model, x).logits.log_softmax(-1), rtol=1e-4, atol=1e-5)
+
+
+def left_out(t, predict, model, own, adapter, tune):
+    """The best of the grid by plain loops: every one of the first stored examples, answered without itself."""
+    z, y = model["memory"]["z"], model["memory"]["y"]
+    n, right = int(model["memory"]["n"]), np.zeros(adapter.grid)
+    inputs = own["x"][own["rows"]]
+    features = predict(model, inputs).features
+    for i in range(min(n, tune)):
+        at = int((features - z[i]).norm(dim=-1).argmin())  # which of the client's examples this is
+        logits = predict(model, inputs[at : at + 1]).logits[0]
+        pool = sorted((float((z[i] - z[j]).norm()), int(y[j])) for j in range(n) if j != i)[: adapter.k]
+        vote = torch.zeros(CLASSES)
+        for d, label in pool:
+            vote[label] += np.exp(-d / adapter.sigma)
+        for g in range(adapter.grid):
+            lam = g / (adapter.grid - 1)
+            mixed = lam * vote / vote.sum() + (1 - lam) * logits.softmax(-1)
+            right[g] += int(mixed.argmax()) == int(y[i])
+    return int(right.argmax()) / (adapter.grid - 1), right
+
+
+@pytest.mark.parametrize("tune", [12, 100])
+def test_knn_tunes_its_weight_by_leaving_stored_examples_out(tune):
+    worker, engine, state = fitted(FedAvg(work=SMALL), rounds=2)
+    t, predict, model = worker.task, worker.predict(), {"vars": state.server["vars"]}
+    own, adapter = client_data(engine.shards, 0), KNNPer(k=3, sigma=0.5, grid=11)
+    model = Memory(64, tune).run(t, predict, model, own, KEY)
+    want, right = left_out(t, predict, model, own, adapter, tune)
+    assert len(set(right)) > 1 and 0 < want < 1  # the grid matters here
+    torch.testing.assert_close(adapter.init(t, model)["lam"], torch.tensor(want))
+    fixed = KNNPer(k=3, sigma=0.5, lam=want)
+    x, _ = images(9, seed=3)
+    assert torch.equal(answered(adapter, t, predict, model, x), answered(fixed, t, predict, model, x))
+
+
+def test_knn_trusts_a_model_that_is_right_and_the_neighbours_of_one_that_is_not():
+    t, _, model, _ = remembering()
+    asked, n = model["memory"]["asked"], int(model["memory"]["n"])
+    sure = 20.0 * F.one_hot(asked["y"], CLASSES)
+    for logits, votes, lam in ((sure, asked["votes"], 0.0), (-sure, asked["y"][:, None].expand(-1, 10), 0.5)):
+        memory = {**model["memory"], "asked": {**asked, "logits": logits.float(), "votes": votes}}
+        got = float(KNNPer().init(t, {**model, "memory": memory})["lam"])
+        assert got == lam if lam == 0 else 0 < got <= lam  # the smallest of the weights that are right
+    alone = {**model["memory"], "n": torch.tensor(1)}
+    assert n > 1 and float(KNNPer().init(t, {**model, "memory": alone})["lam"]) == 0.0
+
+
+def test_memory_of_a_padded_client_is_that_of_an_unpadded_one():
+    t, predict, model = deployed()
+    data = shards()
+    own = client_data(data, 2)
+    wide = {**own, "rows": F.pad(own["rows"], (0, 9)), "ragged": torch.tensor(True)}
+    a, b = (Memory(32, 20, 5).run(t, predict, model, d, KEY)["memory"] for d in (own, wide))
+    n = int(own["n"])
+    assert n == int(a["n"]) == int(b["n"]) == 16
+    assert gap({k: a[k][:n] for k in "zy"}, {k: b[k][:n] for k in "zy"}) < 1e-6
+    assert gap({k: v[:n] for k, v in a["asked"].items()}, {k: v[:n] for k, v in b["asked"].items()}) < 1e-6
+    lams = [float(KNNPer(k=5).init(t, {**model, "memory": m})["lam"]) for m in (a, b)]
+    assert lams[0] == lams[1]
 
 
 def test_knn_serves_alike_on_serial_and_vmap_over_uneven_clients():
     a, b = served(FedAvg(work=SMALL), KNNPer(k=3), Memory(32))
     assert agree(a, b)
     assert KNNPer().refusal(*deployed()[::2]) == "KNNPer needs memory in the deployed model, which has only vars"
+    t, _, model, _ = remembering()
+    assert "k=11" in KNNPer(k=11).refusal(t, model)
+    assert KNNPer(k=11, lam=0.5).refusal(t, model) is None

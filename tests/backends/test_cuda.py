@@ -8,13 +8,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.func import grad, vmap
 
 from acclimate import catalogue
+from acclimate.adapters import MEMO, THE, NoAdapt, Tent
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.core import fit, tree
+from acclimate.backends.lanes import Lane, Lanes
+from acclimate.core import fit, kernels, rng, tree
+from acclimate.core.conv import PureConv2d
+from acclimate.core.pool import PureMaxPool2d
 from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
-from acclimate.methods import FedAvg
+from acclimate.eval import tsne
+from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.personal import FineTune, NoPersonal
 from support import SMALL, equal, gap, shards, small, task
 
@@ -39,9 +45,11 @@ def train(method, backend, device, model="cnn-batch", cohort=4, rounds=3):
     return worker, engine, state
 
 
-@pytest.mark.parametrize("model", ["cnn-batch", "mlp-dropout"])
-@pytest.mark.parametrize("cohort", [4, 6])
-@pytest.mark.parametrize("name", catalogue.METHODS)
+ALL = [(name, 4, "cnn-batch") for name in catalogue.METHODS]
+SOME = [(name, 6, "mlp-dropout") for name in ("fedavg", "scaffold", "fedthe")]
+
+
+@pytest.mark.parametrize(("name", "cohort", "model"), ALL + SOME)
 def test_captured_equals_eager_to_the_bit(name, cohort, model):
     method = small(catalogue.METHODS[name])
     _, engine, a = train(method, Vmap(), CUDA, model, cohort)
@@ -98,11 +106,11 @@ def test_memory_that_runs_out_halves_the_chunk(monkeypatch, caplog):
     engine = Vmap(capture=False).open(worker, shards(), CUDA)
     real, asked = engine._run, []
 
-    def tight(f, inputs, ragged):
+    def tight(what, f, inputs, often=False):
         asked.append(len(inputs[2]["id"]))
         if asked[-1] > 1:
             raise torch.cuda.OutOfMemoryError("pretend")
-        return real(f, inputs, ragged)
+        return real(what, f, inputs, often)
 
     monkeypatch.setattr(engine, "_run", tight)
     state = fit.start(worker, engine, 6)
@@ -115,3 +123,76 @@ def test_memory_that_runs_out_halves_the_chunk(monkeypatch, caplog):
         )
         < 1e-5
     )
+
+
+needs_triton = pytest.mark.skipif(not kernels.AVAILABLE, reason="this build of PyTorch has no Triton")
+LAYERS = [(3, 8, 5, 1, 0), (16, 20, 3, 1, 1), (17, 4, 3, 2, 1), (4, 5, 3, 2, 1), (40, 7, 1, 2, 0), (64, 64, 3, 1, 1)]
+
+
+@needs_triton
+@pytest.mark.parametrize("case", LAYERS)
+def test_convolutions_per_client_are_those_of_a_loop(case):
+    i, o, k, step, pad = case
+    g = torch.Generator(device="cuda").manual_seed(0)
+    x = torch.randn(3, 5, i, 11, 12, device=CUDA, generator=g)
+    w = torch.randn(3, o, i, k, k, device=CUDA, generator=g) / (i * k * k) ** 0.5
+    layer = PureConv2d(i, o, k, stride=step, padding=pad, bias=False)
+
+    def loss(conv):
+        return lambda x, w: conv(x, w).sin().sum()
+
+    ours = vmap(grad(loss(lambda x, w: layer._conv_forward(x, w, None)), (0, 1)))(x, w)
+    plain = grad(loss(lambda x, w: torch.nn.functional.conv2d(x, w, None, step, pad)), (0, 1))
+    for c in range(3):
+        for mine, theirs in zip(ours, plain(x[c], w[c]), strict=True):
+            torch.testing.assert_close(mine[c], theirs, rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", [(3, 4, 5, 8, 8), (2, 3, 4, 7, 9)])
+def test_pooling_per_client_is_torchs(shape):
+    x = torch.randn(*shape, device=CUDA)
+    layer = PureMaxPool2d(2)
+    ours = vmap(grad(lambda x: layer(x).sin().sum()))(x)
+    assert torch.equal(vmap(layer)(x), torch.stack([torch.nn.functional.max_pool2d(t, 2) for t in x]))
+    plain = torch.stack([grad(lambda x: torch.nn.functional.max_pool2d(x, 2).sin().sum())(t) for t in x])
+    torch.testing.assert_close(ours, plain)
+
+
+def test_random_numbers_are_the_cpus():
+    assert torch.equal(rng.bits(rng.key(3, "cuda"), 5000).cpu(), rng.bits(rng.key(3), 5000))
+    keys = rng.fold(rng.key(1, "cuda"), "a", torch.arange(9, device=CUDA))
+    assert torch.equal(vmap(lambda k: rng.uniform(k, 4))(keys).cpu()[2], rng.uniform(rng.fold(rng.key(1), "a", 2), 4))
+
+
+@pytest.mark.parametrize("method", [FedAvg(private=("head",)), SCAFFOLD(), FedTHE()], ids=lambda m: type(m).__name__)
+def test_seeds_trained_together_are_those_trained_alone(method):
+    method, val = small(method), shards((5, 9, 6, 0, 8, 7), seed=1)
+    lanes = [Lane(Worker(task(), method, seed=s), shards(seed=s), val) for s in (0, 3)]
+    joint = Lanes(lanes, CUDA, Vmap())
+    for states in joint.rounds(fit.Schedule(2, 6, 4), joint.start()):
+        pass
+    for lane, state in zip(lanes, states, strict=True):
+        engine = Vmap().open(lane.worker, lane.train, CUDA)
+        alone = fit.start(lane.worker, engine, 6)
+        for alone in fit.rounds(lane.worker, engine, fit.Schedule(2, 6, 4), val, alone):
+            pass
+        assert gap(state.server, alone.server) < 1e-5 and gap(state.mine, alone.mine) < 1e-5
+
+
+@pytest.mark.parametrize("adapter", [NoAdapt(), THE(), Tent(), MEMO(views=2, steps=1)], ids=lambda a: type(a).__name__)
+def test_tests_that_come_again_are_captured_and_answer_the_same(adapter):
+    _, engine, state = train(small(FedTHE()), Vmap(), CUDA, rounds=1)
+    models = [engine.deploy(state.server, state.mine, FineTune(work=SMALL)) for _ in range(3)]
+    assert equal(models[0], models[2])
+    served = [engine.serve(models[0], shards(seed=2), adapter, Protocol(4)) for _ in range(3)]
+    assert {key[0][0] for key in engine._recorded} == {"train", "deploy", "serve"}
+    assert gap(served[0], served[2]) < 1e-6
+
+
+def test_traces_and_maps_work_on_the_gpu():
+    _, engine, state = train(small(FedTHE()), Vmap(), CUDA, rounds=1)
+    models = engine.deploy(state.server, state.mine, NoPersonal())
+    told = engine.serve(models, shards(seed=2), THE(), Protocol(4), trace=True)["trace"]
+    assert told["personal_weight"].shape[:2] == (6, 40)
+    assert tsne.embed(torch.randn(40, 8, device=CUDA)).isfinite().all()

@@ -82,3 +82,8 @@ def test_fold_tells_order_and_names_apart():
     k = rng.key(0)
     folded = [rng.fold(k, *d) for d in ((1, 2), (2, 1), ("a",), ("b",), ("a", 1), (1,), ())]
     assert len({int(f) for f in folded}) == len(folded)
+
+
+def test_a_seed_may_be_a_tensor() -> None:
+    for seed in (0, 1, 7, 2**31):
+        assert torch.equal(rng.key(seed), rng.key(torch.tensor(seed)))

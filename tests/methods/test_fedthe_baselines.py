@@ -18,9 +18,11 @@ from acclimate.methods.ditto import Ditto
 from acclimate.methods.fedavg import FedAvg
 from acclimate.methods.fedrep import FedRep
 from acclimate.methods.fedrod import FedRoD
+from acclimate.methods.fedttt import FedTTT
 from acclimate.methods.gma import GMA
 from acclimate.methods.local import Local
 from acclimate.models.cct import CCT
+from acclimate.personal import NoPersonal
 from support import CLASSES, SMALL, client_data, equal, fitted, gap, images, shards, small, task
 
 NEW = {
@@ -31,6 +33,7 @@ NEW = {
     "fedrod": FedRoD(),
     "fedrod-released": FedRoD(variant="released"),
     "fedavg-balanced": FedAvg(balanced=True),
+    "fedttt": FedTTT(),
 }
 METHODS = {name: small(m) for name, m in NEW.items()}
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -47,39 +50,22 @@ def deployed(method, t, down, mine, x):
     return method.predict(t, method.deploy(t, down, mine), x)
 
 
-# --- what every method owes -----------------------------------------------------------------------------------------
+# --- beyond the contract of every method (tests/test_contract.py) ----------------------------------------------------
 
 
 @every_method
-@pytest.mark.parametrize("model", ["mlp-dropout", "cnn-batch"])
-def test_serial_and_vmap_agree_on_uneven_clients(name, model):
-    _, _, a = fitted(METHODS[name], "serial", model)
-    _, _, b = fitted(METHODS[name], "vmap", model)
-    assert gap(a.server, b.server) < 1e-5
-    assert gap(a.mine, b.mine) < 1e-5
-    assert a.cost == b.cost
-    assert [h["val_accuracy"] for h in a.history] == pytest.approx([h["val_accuracy"] for h in b.history], abs=1e-6)
-
-
-@every_method
-def test_same_seed_same_bits(name):
-    a, b = (fitted(METHODS[name], rounds=2, seed=5)[2] for _ in range(2))
-    assert equal(a.server, b.server)
-    assert equal(a.mine, b.mine)
-    assert gap(a.server, fitted(METHODS[name], rounds=2, seed=6)[2].server) > 0
-
-
-@every_method
-def test_client_changes_no_argument_and_sends_what_its_uplink_says(name):
-    method = METHODS[name]
-    t, down, mine, own, key = a_client(method)
+def test_settled_models_agree_on_serial_and_vmap_and_settling_changes_no_argument(name):
+    live = []
+    for backend in ("serial", "vmap"):
+        worker, engine, state = fitted(METHODS[name], backend, rounds=1)
+        down = worker.method.download(worker.task, state.server)
+        models = engine.deploy(down, state.mine, NoPersonal())
+        live.append([engine.live(models, c) for c in range(6)])
+    assert all(gap(a, b) < 1e-5 for a, b in zip(*live, strict=True))
+    t, down, mine, own, key = a_client(METHODS[name])
     before = pickle.loads(pickle.dumps((down, mine, own)))
-    up, new = pickle.loads(pickle.dumps(method)).client(t, down, mine, own, key)
-    method.settle(t, down, new, own, key)
+    METHODS[name].settle(t, down, mine, own, key)
     assert equal(dict(enumerate(before)), dict(enumerate((down, mine, own))))
-    message.check_message(method.uplink, up, name)
-    for old, now in zip(tree.flatten(mine).items(), tree.flatten(new).items(), strict=True):
-        assert old[0] == now[0] and old[1].shape == now[1].shape and old[1].dtype == now[1].dtype
 
 
 @every_method
@@ -88,6 +74,24 @@ def test_learns_the_small_world(name):
     rounds = 8 if name == "fedrep" else 5  # a body that waits for its heads takes longer, as FedPer's does
     history = fitted(method, rounds=rounds, cohort=6)[2].history
     assert history[-1]["val_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("name", ["gma", "apfl", "fedrep", "ditto", "fedrod", "fedttt"])
+def test_uniform_weights_count_every_client_once(name):
+    by_size, uniform = METHODS[name], replace(METHODS[name], weights="uniform")
+    who, down = torch.arange(6), None
+    ups = []
+    for c in range(6):
+        t, down, mine, own, key = a_client(by_size, client=c)
+        ups.append(by_size.client(t, down, mine, own, key)[0])
+    stacked = tree.stack(ups)
+    for method, weights in ((by_size, stacked["n"].double()), (uniform, torch.ones(6).double())):
+        total = message.finish(method.uplink, message.partial(method.uplink, who, stacked), who)
+        share = weights / weights.sum()
+        mean = tree.map(lambda d, share=share: torch.tensordot(share, d.double(), 1), stacked["delta"])
+        assert gap(total["delta"], mean) < 1e-6
+    with pytest.raises(ValueError, match="weights='equal'"):
+        replace(METHODS[name], weights="equal")
 
 
 # --- GMA ------------------------------------------------------------------------------------------------------------

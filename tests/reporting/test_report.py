@@ -300,3 +300,67 @@ def test_numbers_for_people() -> None:
     assert nice(0.13, 0.88) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert nice(1, 20, 6, whole=True) == [0, 5, 10, 15, 20]
     assert nice(1, 15, 6, whole=True) == [0, 5, 10, 15]
+
+
+# --- what the adapters did ------------------------------------------------------------------------------------------
+
+
+def told(run: dict[str, Any], streams: tuple[str, ...] = ("original", "mixture")) -> dict[str, Any]:
+    """The same run, made with analysis=true."""
+    weight = {"samples": 40, "mean": 0.75, "counts": [10, 0, 0, 30]}
+    rng = random.Random(0)
+    points = {s: [[rng.uniform(-1, 1), rng.uniform(-1, 1)] for _ in range(50)] for s in streams}
+    names = {"adapter": "the", "trace": "personal_weight", "meaning": "weight of the personal head, 1 - e"}
+    histogram = {**names, "low": 0.0, "high": 1.0, "streams": dict.fromkeys(streams, weight)}
+    maps = [{"adapter": "the", "trace": t, "meaning": f"{t} of h'", "streams": points} for t in ("plain", "smooth")]
+    curve = [{**m, "adapter": "the", "streams": dict.fromkeys(streams, m["val_accuracy"] / 2)} for m in run["metrics"]]
+    return {**run, "metrics": curve, "analysis": {"histograms": [histogram], "maps": maps}}
+
+
+def test_the_analysis_is_drawn_where_a_run_has_one_and_only_there() -> None:
+    assert "What the adapter did" not in render(suite())
+    assert "On the test streams" not in render(suite())
+    text = render([told(fake("fedthe")), fake("fedavg")])
+    Page(text)
+    assert "What the adapter did</h2>" in text
+    assert text.count("fedthe, seed 0 <span>per sample, by stream</span>") == 1
+    assert "fedavg, seed 0 <span>per sample" not in text
+    assert not re.search(r"http|@import|url\(", text)
+
+
+def test_histograms_say_their_numbers_and_maps_hold_every_point() -> None:
+    text = render([told(fake("fedthe"))])
+    for stream in ("original", "mixture"):
+        said = f"Histogram of weight of the personal head, 1 - e on {stream}: 40 samples, mean 0.75"
+        assert f'aria-label="{said}"' in text
+    assert "the highest bar is 75 %" in text
+    bars = re.findall(r'<path class="bars c\d" d="([^"]*)"', text)
+    assert [b.count("M") for b in bars] == [2, 2]  # the two bins that hold something
+    assert text.count("100 samples of 2 streams") == 4  # two maps, label and title
+    glyphs = re.findall(r'<path class="glyphs g(\d) c(\d)" d="(M[^"]{99,})"', text)
+    assert [(g, c) for g, c, _ in glyphs] == [("0", "0"), ("3", "3")] * 2  # as the streams stand in the results table
+    dots = re.findall(r"M[\d.]+ [\d.]+h0", glyphs[0][2])
+    assert len(dots) == 50
+    assert all(0 <= float(v) <= 360 for d in dots for v in re.findall(r"[\d.]+", d)[:2])
+
+
+def test_stream_curves_of_one_method_share_a_chart_and_of_several_have_one_each() -> None:
+    one = render([told(fake("fedthe", seed=s)) for s in (0, 1)])
+    assert one.count("Line chart of test accuracy per round for 2 streams") == 2  # label and title
+    assert "fedthe with the, mean over clients." in one
+    several = render([told(fake("fedthe")), told(fake("fedavg"))])
+    assert several.count('aria-label="Line chart of test accuracy per round for 2 methods"') == 2
+    assert several.index("On original, mean over clients.") < several.index("On mixture, mean over clients.")
+
+
+def test_an_analysis_is_escaped_and_bears_gaps() -> None:
+    run = told(fake("fedthe"), (EVIL,))
+    for entry in (*run["analysis"]["histograms"], *run["analysis"]["maps"]):
+        entry |= {"adapter": EVIL, "meaning": EVIL}
+    run["metrics"][0] |= {"adapter": EVIL, "streams": {EVIL: None}}
+    run["analysis"]["histograms"][0]["streams"]["empty"] = {"samples": 0, "mean": None, "counts": [0, 0]}
+    text = render([run])
+    Page(text)
+    assert text.count("<script>") == 1
+    assert "alert('" not in text
+    assert not re.search(r"\bnan\b", text, re.IGNORECASE)

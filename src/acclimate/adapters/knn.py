@@ -1,9 +1,15 @@
 """kNN-Per. Marfoq et al., ICML 2022, Eq. 7-8: the model's prediction mixed with that of the nearest training features.
 
 The neighbours vote with exp(-||z - z_i|| / sigma); `variant="released"` has exp(-||z - z_i||^2 / (dim sigma)), as the
-authors' code. Needs the personaliser Memory. `lam` is the weight of the neighbours. The paper tunes it per client on
-validation data, FedTHE's released comparison on the test set, which is not offered here: it is one fixed number.
-FedTHE's code also mixes probabilities with raw logits; here both are probabilities, and their logarithm is returned.
+authors' code. Needs the personaliser Memory.
+
+`lam` is the weight of the neighbours. Left open, it is tuned for each client on its own labelled training data, before
+the stream begins: stored examples are answered as if they were new, by the model and by the *other* stored examples
+(leave-one-out), and the value that gets most of them right is taken, the smallest where several do. No test sample
+takes part. The paper tunes on validation data that the model was not trained on; here the model has seen the examples,
+so that `lam` errs on the side of the model. FedTHE's released comparison tunes on the test set; its grid of 101 values
+is the default here, the paper has 11. FedTHE's code also mixes probabilities with raw logits; here both are
+probabilities, and their logarithm is returned.
 """
 
 from __future__ import annotations
@@ -29,30 +35,66 @@ class KNNPer(Adapter):
 
     k: int = 10
     sigma: float = 1.0
-    lam: float = 0.5
+    lam: float | None = None
+    """Weight of the neighbours; None tunes it per client on its stored training examples."""
+    grid: int = 101
+    """How many evenly spaced weights from 0 to 1 are tried."""
     variant: Literal["paper", "released"] = "paper"
 
     def __post_init__(self) -> None:
         check.at_least(self, "k", 1)
         check.positive(self, "sigma")
-        check.within(self, "lam", 0.0, 1.0)
+        if self.lam is not None:
+            check.within(self, "lam", 0.0, 1.0)
+        check.at_least(self, "grid", 2)
         check.one_of(self, "variant", ("paper", "released"))
+
+    @property
+    def batch_free(self) -> bool:
+        return True
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        if reason := super().refusal(task, model):
+            return reason
+        noted = model["memory"]["asked"]["away"].shape[-1]
+        if self.lam is None and self.k > noted:
+            return f"KNNPer tunes lam with k={self.k}, and Memory noted {noted} neighbours: raise that, or set lam"
+        return None
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        memory = model["memory"]
+        if self.lam is None:
+            return {"lam": self._tuned(memory, task.num_classes)}
+        return {"lam": torch.full_like(memory["z"][0, 0], self.lam)}
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
         out, memory = predict(model, x), model["memory"]
-        vote = self._vote(out.features, memory, task.num_classes)
-        lam = self.lam * (memory["n"] > 0)
+        away = torch.cdist(out.features, memory["z"], compute_mode="donot_use_mm_for_euclid_dist")
+        # an empty store has no neighbours: its first, unreal entry keeps the sums finite, and `lam` is then 0
+        real = torch.arange(away.shape[-1], device=away.device) < memory["n"].clamp_min(1)
+        near = torch.topk(torch.where(real, away, torch.inf), min(self.k, away.shape[-1]), largest=False)
+        vote = self._vote(near.values, memory["y"][near.indices], out.features.shape[-1], task.num_classes)
+        lam = state["lam"] * (memory["n"] > 0)
         mixed = lam * vote + (1.0 - lam) * out.logits.softmax(-1)
         return mixed.clamp_min(1e-12).log(), state
 
-    def _vote(self, z: Tensor, memory: Tree, num_classes: int) -> Tensor:
-        """Class probabilities [B, C] by the kernel-weighted vote of the k nearest."""
-        away = torch.cdist(z, memory["z"], compute_mode="donot_use_mm_for_euclid_dist")
-        # an empty store has no neighbours: its first, unreal entry keeps the sums finite, and `lam` is then 0
-        real = torch.arange(memory["z"].shape[0], device=z.device) < memory["n"].clamp_min(1)
-        near = torch.topk(torch.where(real, away, torch.inf), min(self.k, memory["z"].shape[0]), largest=False)
-        d = near.values / self.sigma if self.variant == "paper" else near.values**2 / (z.shape[-1] * self.sigma)
-        voters = F.one_hot(memory["y"][near.indices], num_classes).to(z.dtype)
-        return ((-d).softmax(-1)[..., None] * voters).sum(1)
+    def _tuned(self, memory: Tree, num_classes: int) -> Tensor:
+        """The weight that answers most stored examples right, each asked of the others."""
+        asked, n = memory["asked"], memory["n"]
+        away, labels = asked["away"][:, : self.k], asked["votes"][:, : self.k]
+        # a lone example has no others: an unreal one keeps the sums finite, and nothing is counted
+        real = torch.arange(away.shape[-1], device=away.device) < (n - 1).clamp_min(1)
+        vote = self._vote(torch.where(real, away, torch.inf), labels, memory["z"].shape[-1], num_classes)
+        own = asked["logits"].softmax(-1)
+        lam = torch.linspace(0.0, 1.0, self.grid, dtype=own.dtype, device=own.device)[:, None, None]
+        answers = (lam * vote + (1.0 - lam) * own).argmax(-1)
+        counts = (torch.arange(own.shape[0], device=own.device) < n) & (n > 1)
+        right = (answers == asked["y"]) & counts
+        return right.sum(-1).argmax().to(own.dtype) / (self.grid - 1)
+
+    def _vote(self, away: Tensor, labels: Tensor, dim: int, num_classes: int) -> Tensor:
+        """Class probabilities [B, C] by the kernel-weighted vote of neighbours [B, k] of these distances and labels."""
+        d = away / self.sigma if self.variant == "paper" else away**2 / (dim * self.sigma)
+        return ((-d).softmax(-1)[..., None] * F.one_hot(labels, num_classes).to(d.dtype)).sum(1)

@@ -10,7 +10,9 @@ at a time; each has a key of its own, so the numbers do not depend on the chunks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from torch.func import grad
@@ -21,6 +23,7 @@ from ..core.optim import SGD, Optimizer
 from ..core.task import Blend, Mode, Task
 from ..core.tree import Tree
 from ..ops.augmix import augmix
+from ..ops.losses import entropy
 from ..ops.persample import map_samples, marginal_entropy
 
 
@@ -37,12 +40,18 @@ class MEMO(Adapter):
     chunk: int = 8
     """Samples tuned at once (per client); bounds memory."""
 
+    traces: ClassVar[Mapping[str, str]] = {"entropy": "entropy of its answer, nats"}
+
     def __post_init__(self) -> None:
         check.at_least(self, "steps", 0)
         check.at_least(self, "views", 1)
         check.at_least(self, "chunk", 1)
         if self.prior is not None:
             check.at_least(self, "prior", 0.0)
+
+    @property
+    def batch_free(self) -> bool:
+        return True
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         if len(task.shape) != 3:
@@ -68,3 +77,9 @@ class MEMO(Adapter):
 
         keys = rng.rows(key, x.shape[0])
         return map_samples(one, x, keys, self.chunk), state
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        logits, new = self.step(task, predict, model, state, x, key)
+        return logits, new, {"entropy": entropy(logits)}

@@ -7,8 +7,9 @@ tunes every parameter of models that have no normalisation at all (as FedTTA's c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.func import grad
@@ -28,6 +29,8 @@ class Tent(Adapter):
     params: Literal["norm", "all"] = "norm"
     opt: Optimizer = Adam(lr=1e-3)
     steps: int = 1
+
+    traces: ClassVar[Mapping[str, str]] = {"entropy": "entropy of its answer, nats"}
 
     def __post_init__(self) -> None:
         check.one_of(self, "params", ("norm", "all"))
@@ -56,3 +59,9 @@ class Tent(Adapter):
             grads, logits = grad(loss, has_aux=True)(tuned)
             tuned, opt = self.opt.update(grads, opt, tuned)
         return logits, {"params": tuned, "opt": opt}
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        logits, new = self.step(task, predict, model, state, x, key)
+        return logits, new, {"entropy": entropy(logits)}

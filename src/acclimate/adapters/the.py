@@ -15,6 +15,7 @@ the released defaults also have beta=0.1, and a shared early break that is left 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -51,6 +52,11 @@ class THE(Adapter):
     variant: Literal["paper", "released"] = "paper"
 
     requires: ClassVar[tuple[str, ...]] = ("head", "descriptors")
+    traces: ClassVar[Mapping[str, str]] = {
+        "personal_weight": "weight of the personal head, 1 - e",
+        "feature": "features without history",
+        "smoothed_feature": "features with history, h'",
+    }
 
     def __post_init__(self) -> None:
         check.within(self, "alpha", 0.0, 1.0)
@@ -60,6 +66,10 @@ class THE(Adapter):
         check.one_of(self, "per", ("sample", "batch"))
         check.one_of(self, "variant", ("paper", "released"))
 
+    @property
+    def batch_free(self) -> bool:
+        return self.per == "sample" and self.variant == "paper"
+
     def init(self, task: Task, model: Tree) -> Tree:
         zero = torch.zeros_like(model["descriptors"]["local"])
         return {"history": zero, "last": zero, "started": torch.zeros_like(zero[0])}
@@ -67,10 +77,22 @@ class THE(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
+        logits, new, _, _ = self._answer(predict, model, state, x)
+        return logits, new
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        logits, new, e, features = self._answer(predict, model, state, x)
+        smooth, _ = self._smooth(features, state)
+        return logits, new, {"personal_weight": 1 - e[:, 0], "feature": features, "smoothed_feature": smooth}
+
+    def _answer(self, predict: Predict, model: Tree, state: Tree, x: Tensor) -> tuple[Tensor, Tree, Tensor, Tensor]:
+        """Mixed logits, the next state, and what they came from: e and the features."""
         out = predict(model, x)
         generic, personal = out.logits, linear(model["head"], out.features)
-        e, state = self.weigh(model, state, out.features, generic, personal)
-        return e * generic + (1 - e) * personal, state
+        e, new = self.weigh(model, state, out.features, generic, personal)
+        return e * generic + (1 - e) * personal, new, e, out.features
 
     def weigh(
         self, model: Tree, state: Tree, features: Tensor, generic: Tensor, personal: Tensor

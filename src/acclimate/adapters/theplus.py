@@ -7,6 +7,7 @@ on views that passed through 8-bit images.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,11 +37,16 @@ class THEPlus(Adapter):
     """Samples tuned at once (per client); bounds memory."""
 
     requires: ClassVar[tuple[str, ...]] = THE.requires
+    traces: ClassVar[Mapping[str, str]] = {"personal_weight": THE.traces["personal_weight"]}
 
     def __post_init__(self) -> None:
         check.at_least(self, "steps", 0)
         check.at_least(self, "views", 1)
         check.at_least(self, "chunk", 1)
+
+    @property
+    def batch_free(self) -> bool:
+        return self.the.batch_free
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         if len(task.shape) != 3:
@@ -53,8 +59,22 @@ class THEPlus(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
+        e, new = self._weighed(predict, model, state, x)
+        return self._tuned(predict, model, e, x, key), new
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        e, new = self._weighed(predict, model, state, x)
+        return self._tuned(predict, model, e, x, key), new, {"personal_weight": 1 - e[:, 0]}
+
+    def _weighed(self, predict: Predict, model: Tree, state: Tree, x: Tensor) -> tuple[Tensor, Tree]:
+        """The weights e that THE finds, and the next state."""
         out = predict(model, x)
-        e, state = self.the.weigh(model, state, out.features, out.logits, linear(model["head"], out.features))
+        return self.the.weigh(model, state, out.features, out.logits, linear(model["head"], out.features))
+
+    def _tuned(self, predict: Predict, model: Tree, e: Tensor, x: Tensor, key: rng.Key) -> Tensor:
+        """Logits after tuning body and heads for every sample, with its weight fixed."""
 
         def mixed(tuned: Tree, e: Tensor, x: Tensor) -> Tensor:
             out = predict({**model, "vars": {**model["vars"], "params": tuned["params"]}}, x)
@@ -70,4 +90,5 @@ class THEPlus(Adapter):
             return mixed(tuned, sample["e"], sample["x"][None])[0]
 
         keys = rng.rows(key, x.shape[0])
-        return map_samples(one, {"x": x, "e": e}, keys, self.chunk), state
+        logits: Tensor = map_samples(one, {"x": x, "e": e}, keys, self.chunk)
+        return logits

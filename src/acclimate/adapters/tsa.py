@@ -9,6 +9,7 @@ and blur. FedTHE's released code never applies its views: both are the image its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -31,6 +32,7 @@ class TSA(Adapter):
     """Weighs global and personal head by how steady they are under augmentation (Zhang et al., NeurIPS 2022)."""
 
     requires: ClassVar[tuple[str, ...]] = ("head",)
+    traces: ClassVar[Mapping[str, str]] = {"personal_weight": "weight of the personal head"}
 
     per: Literal["batch", "sample"] = "batch"
     steps: int = 10
@@ -53,13 +55,25 @@ class TSA(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
+        logits, _ = self._answer(task, predict, model, x, key)
+        return logits, state
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        logits, share = self._answer(task, predict, model, x, key)
+        return logits, state, {"personal_weight": share[:, 1].expand(x.shape[0])}
+
+    def _answer(self, task: Task, predict: Predict, model: Tree, x: Tensor, key: rng.Key) -> tuple[Tensor, Tensor]:
+        """Mixed logits, and the share of both heads in them, [1 or B, 2]."""
+
         def heads(x: Tensor) -> Tensor:
             features = predict(model, x).features
             return torch.stack((linear(head_of(task, model["vars"]), features), linear(model["head"], features)))
 
         first, second = (heads(self._view(x, rng.fold(key, i))) for i in range(2))
         weights = self._learn(first, second)
-        return _mix(weights, heads(x)), state
+        return _mix(weights, heads(x)), weights.softmax(-1)
 
     def _learn(self, first: Tensor, second: Tensor) -> Tensor:
         """Free weights [1 or B, 2] (before the softmax) from both heads' logits [2, B, C] on two views."""

@@ -47,6 +47,10 @@ class TTT(Adapter):
         if self.views is not None:
             check.at_least(self, "views", 1)
 
+    @property
+    def batch_free(self) -> bool:
+        return not self.online
+
     def refusal(self, task: Task, model: Tree) -> str | None:
         if not square(task):
             return f"TTT needs square images to turn, and these inputs have shape {task.shape}"

@@ -76,14 +76,18 @@ class SerialEngine(Engine):
         fresh = [self.worker.start(first + i, like=self.shards.n) for i in range(newcomers)]
         return [method.deploy(self.worker.task, down, tree.to(mine, self.device)) for mine in fresh]
 
-    def serve(self, models: list[Tree], test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
+    def serve(
+        self, models: list[Tree], test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False
+    ) -> Tree:
         test = test.to(self.device)
+        rows = test.rows.shape[-1] if trace else None
         empty = (test.n == 0).tolist()
         scores = []
         for c, model in enumerate(models):
             data = self._data(test, c, 0) if not empty[c] else self._nothing(test, c)
-            scores.append(self.worker.adapt(model, data, adapter, protocol))
-        return {k: v.cpu() for k, v in tree.stack(scores).items()}
+            scores.append(self.worker.adapt(model, data, adapter, protocol, rows))
+        served: Tree = tree.to(tree.stack(scores), "cpu")
+        return served
 
     def _nothing(self, test: Shards, client: int) -> Tree:
         """A client with an empty stream: one row that is not counted."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from .capture import Captured
 from .serial import stacked_start
 
 log = logging.getLogger("acclimate")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,12 @@ class VmapEngine(Engine):
         self._chunk = options.chunk or (128 if device.type == "cuda" else 32)
         self._capture = options.capture and device.type == "cuda"
         self._recorded: dict[Any, Captured] = {}
-        self._mine = stacked_start(worker, self.shards)
+        self._met: set[Any] = set()
+        self._pool = torch.cuda.graph_pool_handle() if self._capture else None
+        self._mine = self._start()
+
+    def _start(self) -> Tree:
+        return stacked_start(self.worker, self.shards)
 
     @property
     def mine(self) -> Tree:
@@ -80,9 +86,13 @@ class VmapEngine(Engine):
         self._mine = value
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+        return self._with_fewer(lambda: self._train(down, cohort, round))
+
+    def _with_fewer(self, run: Callable[[], T]) -> T:
+        """Run, with half as many clients at once whenever memory is short."""
         while True:
             try:
-                return self._train(down, cohort, round)
+                return run()
             except torch.cuda.OutOfMemoryError:
                 if self.options.chunk is not None or self._chunk == 1:
                     raise
@@ -98,9 +108,11 @@ class VmapEngine(Engine):
             present = torch.arange(len(g.ids), device=self.device) < g.real
             own = {"rows": g.rows, "n": g.n, "id": g.ids}
             inputs = (down, tree.take(self._mine, g.ids), own, {"round": now}, present)
-            mine, ok, sums, weights, each, up = self._run(self._round(g.ragged), inputs, g.ragged)
-            ids, mine, ok, each = (tree.map(lambda x, r=g.real: x[:r], t) for t in (g.ids, mine, ok, each))
-            one = message.Partial(ids, sums, weights, each)
+            out = self._run(("train", g.ragged), self._round(g.ragged), inputs, often=True)
+            ids, mine, ok, each = (
+                tree.map(lambda x, r=g.real: x[:r], t) for t in (g.ids, out["mine"], out["ok"], out["each"])
+            )
+            one, up = message.Partial(ids, out["sums"], out["weights"], each), out["up"]
             part = one if part is None else message.combine(part, one)
             done.append((ids, mine, ok))
         assert part is not None
@@ -120,21 +132,28 @@ class VmapEngine(Engine):
             message.check_message(rules, up, name)
             return up, new, ok
 
-        def whole(down: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor) -> tuple[Any, ...]:
+        def whole(down: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor) -> Tree:
             ups, new, ok = vmap(client, in_dims=(None, 0, 0, None))(down, mine, own, clock)
             part = message.partial(rules, own["id"], ups, present)
-            return new, ok, part.sums, part.weights, part.each, tree.take(ups, 0)
+            sums = {"sums": part.sums, "weights": part.weights, "each": part.each}
+            return {"mine": new, "ok": ok, "up": tree.take(ups, 0), **sums}
 
         return whole
 
-    def _run(self, f: Callable[..., Any], inputs: tuple[Any, ...], ragged: bool) -> Any:
-        """Replay the recording for these shapes, make it, or run eagerly where that is not possible."""
+    def _run(self, what: tuple[Any, ...], f: Callable[..., Tree], inputs: tuple[Any, ...], often: bool = False) -> Tree:
+        """Replay the recording for this work and these shapes, make it, or run eagerly where that is not possible.
+
+        What does not come `often` is recorded when it comes a second time: recording costs as much as running.
+        """
         if not self._capture:
             return f(*inputs)
-        key = (ragged, tuple(tuple(x.shape) for x in tree.leaves(dict(enumerate(inputs)))))
+        key = (what, tuple((tuple(x.shape), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
+        if not often and key not in self._met:
+            self._met.add(key)
+            return f(*inputs)
         if key not in self._recorded:
             try:
-                self._recorded[key] = Captured(f, inputs)
+                self._recorded[key] = Captured(f, inputs, self._pool)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as reason:
@@ -142,18 +161,18 @@ class VmapEngine(Engine):
                 torch.cuda.synchronize()
                 log.warning("rounds are not captured as CUDA graphs: %s", str(reason).strip().splitlines()[0])
                 return f(*inputs)
-        return self._recorded[key](*inputs)
+        replayed: Tree = self._recorded[key](*inputs)
+        return replayed
 
     def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Tree:
-        now = torch.zeros((), dtype=torch.int64, device=self.device)
-
-        def client(mine: Tree, own: Tree, *, ragged: bool) -> Tree:
-            data = self.shards.tree(own["rows"], own["n"], own["id"], now, ragged)
-            return self.worker.personalise(down, mine, data, personal)
-
         def group(g: Group) -> Tree:
-            own = {"rows": g.rows, "n": g.n, "id": g.ids}
-            return vmap(lambda m, o: client(m, o, ragged=g.ragged))(tree.take(mine, g.ids), own)
+            def client(down: Tree, mine: Tree, own: Tree) -> Tree:
+                now = torch.zeros((), dtype=torch.int64, device=self.device)
+                data = self.shards.tree(own["rows"], own["n"], own["id"], now, g.ragged)
+                return self.worker.personalise(down, mine, data, personal)
+
+            inputs = (down, tree.take(mine, g.ids), {"rows": g.rows, "n": g.n, "id": g.ids})
+            return self._run(("deploy", g.ragged, personal), vmap(client, in_dims=(None, 0, 0)), inputs)
 
         return self._gather(self.shards, group)
 
@@ -167,19 +186,22 @@ class VmapEngine(Engine):
         models: Tree = tree.stack([method.deploy(self.worker.task, down, tree.to(m, self.device)) for m in fresh])
         return models
 
-    def serve(self, models: Tree, test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
+    def serve(self, models: Tree, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         test = test.to(self.device)
-        now = torch.zeros((), dtype=torch.int64, device=self.device)
-
-        def client(model: Tree, own: Tree, *, ragged: bool) -> Tree:
-            data = test.tree(own["rows"], own["n"], own["id"], now, ragged)
-            return self.worker.adapt(model, data, adapter, protocol)
+        rows = test.rows.shape[-1] if trace else None
 
         def group(g: Group) -> Tree:
-            own = {"rows": g.rows, "n": g.n, "id": g.ids}
-            return vmap(lambda m, o: client(m, o, ragged=g.ragged))(tree.take(models, g.ids), own)
+            def client(model: Tree, own: Tree, x: Tensor, y: Tensor) -> Tree:
+                now = torch.zeros((), dtype=torch.int64, device=self.device)
+                data = Shards(x, y, test.rows, test.n).tree(own["rows"], own["n"], own["id"], now, g.ragged)
+                return self.worker.adapt(model, data, adapter, protocol, rows)
 
-        return {k: v.cpu() for k, v in self._gather(test, group).items()}
+            inputs = (tree.take(models, g.ids), {"rows": g.rows, "n": g.n, "id": g.ids}, test.x, test.y)
+            what = ("serve", g.ragged, adapter, protocol, rows)
+            return self._run(what, vmap(client, in_dims=(0, 0, None, None)), inputs)
+
+        served: Tree = tree.to(self._gather(test, group), "cpu")
+        return served
 
     def _gather(self, shards: Shards, run: Callable[[Group], Tree]) -> Tree:
         """Results of every client, bucket by bucket, back in client order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -33,6 +34,14 @@ class Adapter:
     transductive: ClassVar[bool] = False
     """Whether `prepare` wants to see the whole unlabelled stream before the first batch."""
 
+    traces: ClassVar[Mapping[str, str]] = {}
+    """What `trace` tells of every sample: names, and what they mean in a few words."""
+
+    @property
+    def batch_free(self) -> bool:
+        """Whether answers are the same however a stream is cut into batches; it is then served in larger ones."""
+        return type(self).step is Adapter.step
+
     def refusal(self, task: Task, model: Tree) -> str | None:
         """Why this adapter cannot serve this model, in one sentence, or None where it can."""
         if missing := [k for k in self.requires if k not in model]:
@@ -53,3 +62,12 @@ class Adapter:
     ) -> tuple[Tensor, Tree]:
         """Logits for one batch, and the state for the next."""
         return predict(model, x).logits, state
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        """What `step` gives, and beside it what the adapter did: per name of `traces` one row per sample, [B, ...].
+
+        Called in the place of `step` where an analysis is wanted; it must answer as `step` does.
+        """
+        return *self.step(task, predict, model, state, x, key), {}

@@ -73,8 +73,12 @@ class Engine(ABC):
         """Live models of clients that were not there for training: a handle for `serve`. They have no labels."""
 
     @abstractmethod
-    def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol) -> dict[str, Tensor]:
-        """Adapt every client's model on its test stream and score it: metrics [clients], on the CPU."""
+    def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
+        """Adapt every client's model on its test stream and score it: metrics [clients], on the CPU.
+
+        Where asked, `trace` is there besides: what the adapter's `trace` tells per sample, each [clients, size, ...],
+        `size` being the longest stream. Rows beyond a client's own number mean nothing.
+        """
 
     def close(self) -> None:
         """Give back what the engine holds."""

@@ -68,7 +68,8 @@ class State:
 
 def start(worker: Worker, engine: Engine, clients: int) -> State:
     """The state before the first round."""
-    server = worker.method.init_server(worker.task, clients, worker.key("init", like=_device(engine)))
+    like = torch.empty(0, device=engine.device)
+    server = worker.method.init_server(worker.task, clients, worker.key("init", like=like))
     tree.check(server, f"{type(worker.method).__name__}.init_server")
     return State(0, tree.to(server, engine.device), engine.mine, cost={"up": 0, "down": 0, "message": []})
 
@@ -87,11 +88,7 @@ def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, stat
     for r in range(state.round, schedule.rounds):
         cohort = sample(worker, schedule, r)
         server, reply, down = one_round(worker, engine, state.server, cohort, r)
-        cost = {
-            "up": state.cost["up"] + tree.nbytes(reply.up) * len(cohort),
-            "down": state.cost["down"] + tree.nbytes(down) * len(cohort),
-            "message": message.describe(reply.up),
-        }
+        cost = add_cost(state.cost, reply, down, len(cohort))
         state = replace(state, round=r + 1, server=server, mine=engine.mine, cost=cost)
         if schedule.evaluates(r):
             state = validate(worker, engine, val, state)
@@ -100,24 +97,42 @@ def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, stat
 
 def one_round(worker: Worker, engine: Engine, server: Tree, cohort: Tensor, round: int) -> tuple[Tree, Reply, Tree]:
     """Download, train, combine, filter, update."""
-    task, method = worker.task, worker.method
-    down = method.download(task, server)
+    down = worker.method.download(worker.task, server)
     reply = engine.train(down, cohort, round)
+    return update(worker, server, reply, cohort, round, engine.device), reply, down
+
+
+def update(worker: Worker, server: Tree, reply: Reply, cohort: Tensor, round: int, device: torch.device) -> Tree:
+    """The server's half of a round: combine what came back, filter it, and let the method make of it what it will."""
+    task, method = worker.task, worker.method
     total = message.finish(method.uplink, reply.part, cohort.to(reply.part.clients.device))
-    like = _device(engine)
+    like = torch.empty(0, device=device)
     for i, f in reversed(list(enumerate(worker.filters))):
         total = f.server(total, worker.key("filter", round, i, like=like))
     server = method.server(task, server, total, worker.key("server", round, like=like))
     if not bool(tree.finite(server)):
         raise ArithmeticError(f"round {round}: the server's state is not finite after {type(method).__name__}.server")
-    return server, reply, down
+    return server
+
+
+def add_cost(cost: dict[str, Any], reply: Reply, down: Tree, clients: int) -> dict[str, Any]:
+    """The bytes so far, with those of one more round."""
+    return {
+        "up": cost["up"] + tree.nbytes(reply.up) * clients,
+        "down": cost["down"] + tree.nbytes(down) * clients,
+        "message": message.describe(reply.up),
+    }
 
 
 def validate(worker: Worker, engine: Engine, val: Shards, state: State) -> State:
     """Score the deployed models on the clients' validation data and keep the best round."""
     down = worker.method.download(worker.task, state.server)
     models = engine.deploy(down, state.mine, Personalizer())
-    metrics = engine.serve(models, val, Adapter(), Protocol())
+    return judge(state, engine.serve(models, val, Adapter(), Protocol()))
+
+
+def judge(state: State, metrics: Tree) -> State:
+    """The state with a row more in its history, and with the best round by validation accuracy."""
     held = metrics["n"] > 0
     accuracy, loss = metrics["accuracy"][held], metrics["loss"][held]
     score = float(accuracy.mean()) if len(accuracy) else 0.0
@@ -133,7 +148,3 @@ def validate(worker: Worker, engine: Engine, val: Shards, state: State) -> State
     if best is None or score > best.score:
         best = Best(state.round, score, state.server, state.mine)
     return replace(state, best=best, history=(*state.history, row))
-
-
-def _device(engine: Engine) -> Tensor:
-    return torch.empty(0, device=engine.device)

@@ -1,8 +1,9 @@
-"""Batch norm and dropout that can be vmapped, differentiated twice and captured.
+"""Layers that can be vmapped, differentiated twice and captured.
 
 torch's own batch norm writes its statistics in place and its dropout draws from a global generator; both are refused
 under `vmap`. `purify` swaps them for these, in a model of any shape: statistics are assigned (so `functional_call`
-hands them back), and masks are drawn from a key that `Task.apply` supplies.
+hands them back), and masks are drawn from a key that `Task.apply` supplies. Convolutions and
+maximum pooling become those of `core.conv` and `core.pool`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from . import rng
+from . import conv, pool, rng
 
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
@@ -75,7 +76,7 @@ class KeyedDropout(_DropoutNd):
 
 
 def purify(module: nn.Module) -> tuple[str, ...]:
-    """Swap batch norm and dropout layers in place; returns the names of the dropout keys the model now wants."""
+    """Swap layers for pure ones, in place; returns the names of the dropout keys the model now wants."""
     keys = []
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
@@ -85,6 +86,10 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             if layer.num_batches_tracked is not None:
                 del layer.num_batches_tracked
                 layer.register_buffer("num_batches_tracked", None)
+        elif conv.fits(layer):
+            layer.__class__ = conv.PureConv2d
+        elif pool.fits(layer):
+            layer.__class__ = pool.PureMaxPool2d
         elif isinstance(layer, _DropoutNd):
             if not isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 raise ValueError(f"layer '{name}' is a {type(layer).__name__}; use nn.Dropout or nn.Dropout1d/2d/3d")

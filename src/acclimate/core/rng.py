@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from . import kernels
 
 Key: TypeAlias = Tensor
 """An int64 scalar. `fold` derives new ones; never draw twice from one key."""
@@ -31,9 +33,28 @@ def _shift(x: Tensor, n: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
+    if x.is_cuda and kernels.AVAILABLE:
+        mixed: Tensor = _Mix.apply(x)
+        return mixed
     x = (x ^ _shift(x, 30)) * _signed(_MIX1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX2)
     return x ^ _shift(x, 31)
+
+
+class _Mix(torch.autograd.Function):
+    """`_mix` as one kernel: under a GPU's captured round, nine small ones cost more than the numbers are worth."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return kernels.mix(x, _MIX1, _MIX2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
+        return _Mix.apply(x), in_dims[0]
 
 
 def _mix_int(x: int) -> int:
@@ -48,8 +69,10 @@ def _number(data: int | str) -> int:
     return data & _MASK
 
 
-def key(seed: int, device: torch.device | str | None = None) -> Key:
+def key(seed: int | Tensor, device: torch.device | str | None = None) -> Key:
     """The root key of a seed. Filled, not copied, onto the device, so that a graph capture may contain it."""
+    if isinstance(seed, Tensor):
+        return _mix(seed + _signed(_GAMMA))
     return torch.full((), _signed(_mix_int((seed + _GAMMA) & _MASK)), dtype=torch.int64, device=device)
 
 

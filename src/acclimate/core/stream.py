@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import typing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,27 +49,64 @@ class Protocol:
             )
 
 
+class Served(NamedTuple):
+    """What a client's stream got, in stream order; rows beyond the client's `n` mean nothing."""
+
+    logits: Tensor
+    """[size, classes]"""
+    trace: Tree
+    """What the adapter's `trace` told, each [size, ...]; empty unless asked for."""
+
+
 def run(
-    task: Task, predict: Predict, adapter: Adapter, model: Tree, data: Tree, protocol: Protocol, key: rng.Key
-) -> Tensor:
-    """Logits [size, classes] for a client's stream, in stream order; rows beyond its `n` mean nothing."""
+    task: Task,
+    predict: Predict,
+    adapter: Adapter,
+    model: Tree,
+    data: Tree,
+    protocol: Protocol,
+    key: rng.Key,
+    trace: bool = False,
+) -> Served:
+    """Serve a client's stream. Without `trace` the adapter's plain `step` runs, and nothing is kept but logits."""
     size, n = data["rows"].shape[-1], data["n"].clamp_min(1)
-    steps = -(-size // protocol.batch)
-    at = torch.arange(steps * protocol.batch, device=n.device).view(steps, protocol.batch)
+    batch = _batch(adapter, protocol, size)
+    steps = -(-size // batch)
+    at = torch.arange(steps * batch, device=n.device).view(steps, batch)
     x_rows = data["rows"][at % n]
-    fresh, out = adapter.init(task, model), []
+    fresh, out, seen = adapter.init(task, model), [], []
     if adapter.transductive:
         everything = data["x"][data["rows"][torch.arange(size, device=n.device) % n]]
         fresh = adapter.prepare(task, predict, model, fresh, everything, rng.fold(key, "prepare"))
     state = fresh
     for t in range(steps):
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
-        now = rng.advance(rng.fold(key, "samples"), t * protocol.batch)
-        logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], now)
+        now = rng.advance(rng.fold(key, "samples"), t * batch)
+        if trace:
+            logits, new, told = adapter.trace(task, predict, model, state, data["x"][x_rows[t]], now)
+            seen.append(told)
+        else:
+            logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], now)
         out.append(logits)
         new = _carry(protocol, t, logits, new, fresh)
-        state = tree.where(t * protocol.batch < n, new, state) if "ragged" in data else new
-    return torch.cat(out)[:size]
+        state = tree.where(t * batch < n, new, state) if "ragged" in data else new
+    return Served(torch.cat(out)[:size], tree.map(lambda *xs: torch.cat(xs)[:size], *seen) if seen else {})
+
+
+LARGE = 256
+"""Samples at a time where an adapter does not care: enough to fill a device, few enough for its memory."""
+
+
+def _batch(adapter: Adapter, protocol: Protocol, size: int) -> int:
+    """The stream's own batch size, or a larger one where that changes no answer."""
+    free = adapter.batch_free and protocol.reset == "stream"
+    return max(protocol.batch, min(LARGE, size)) if free else protocol.batch
+
+
+def lengthened(trace: Tree, rows: int) -> Tree:
+    """Traces [size, ...] padded with zeros to `rows` rows, so that those of clients of all sizes can be stacked."""
+    padded: Tree = tree.map(lambda x: torch.cat((x, x.new_zeros(rows - x.shape[0], *x.shape[1:]))), trace)
+    return padded
 
 
 def _carry(protocol: Protocol, step: int, logits: Tensor, new: Tree, fresh: Tree) -> Tree:

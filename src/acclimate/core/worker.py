@@ -23,7 +23,8 @@ class Worker:
     task: Task
     method: Method
     filters: Sequence[Filter] = ()
-    seed: int = 0
+    seed: int | Tensor = 0
+    """A number, or where clients of several seeds run together (`backends.lanes`) an int64 scalar."""
 
     def key(self, purpose: str, *data: int | Tensor, like: Tensor | None = None) -> rng.Key:
         """A key for one purpose (`train`, `server`, ...) and place (round, client), on the device of `like`."""
@@ -56,9 +57,16 @@ class Worker:
         model = self.method.deploy(self.task, down, mine)
         return personal.run(self.task, self.predict(), model, data, key)
 
-    def adapt(self, model: Tree, data: Tree, adapter: Adapter, protocol: stream.Protocol) -> Tree:
-        """Serve one test stream and score it. Labels are read by the score alone."""
+    def adapt(
+        self, model: Tree, data: Tree, adapter: Adapter, protocol: stream.Protocol, trace_rows: int | None = None
+    ) -> Tree:
+        """Serve one test stream and score it. Labels are read by the score alone.
+
+        With `trace_rows`, the adapter's traces are under `trace`, padded to that many rows so that clients stack.
+        """
         key = self.key("adapt", data["id"], like=data["id"])
         unlabelled = tree.drop(data, ("y",))
-        logits = stream.run(self.task, self.predict(), adapter, model, unlabelled, protocol, key)
-        return stream.score(logits, data["y"][data["rows"]], data["n"])
+        trace = trace_rows is not None
+        served = stream.run(self.task, self.predict(), adapter, model, unlabelled, protocol, key, trace)
+        scores = stream.score(served.logits, data["y"][data["rows"]], data["n"])
+        return scores if trace_rows is None else {**scores, "trace": stream.lengthened(served.trace, trace_rows)}

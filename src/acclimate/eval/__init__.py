@@ -1,6 +1,18 @@
-"""Testing trained experiments: the grid of adapters and streams, and the table it fills."""
+"""Testing trained experiments: the grid of adapters and streams, the table it fills, and what the adapters did."""
 
-from .grid import Names, Test, evaluate, rounds_to_test
+from .analysis import Traces, summary
+from .grid import Names, Test, evaluate, rounds_to_test, stream_accuracy
 from .table import Refused, Row, Table
 
-__all__ = ["Names", "Refused", "Row", "Table", "Test", "evaluate", "rounds_to_test"]
+__all__ = [
+    "Names",
+    "Refused",
+    "Row",
+    "Table",
+    "Test",
+    "Traces",
+    "evaluate",
+    "rounds_to_test",
+    "stream_accuracy",
+    "summary",
+]

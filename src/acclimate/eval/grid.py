@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from ..core.personal import Personalizer
 from ..core.shards import Shards
 from ..core.stream import Protocol
 from ..core.worker import Worker
+from .analysis import Traces, flat
 from .table import Refused, Row, Table
 
 
@@ -50,8 +51,12 @@ def evaluate(
     personal: Personalizer,
     names: Names,
     tick: Callable[[], None] = lambda: None,
+    traces: Traces | None = None,
 ) -> Table:
-    """The results table of one trained experiment. `tick` is called after every adapter on every stream."""
+    """The results table of one trained experiment. `tick` is called after every adapter on every stream.
+
+    Where `traces` is given, it is filled with what the adapters did at the last round.
+    """
     rows: list[Row] = []
     refused: tuple[Refused, ...] = ()
     for round, selections, server, mine in _selected(state):
@@ -60,12 +65,49 @@ def evaluate(
         served, refused = _served(worker, engine.live(models, 0), adapters, names)
         for adapter_name, adapter in served.items():
             for stream_name, test in streams.items():
-                # newcomers have no labels, so there is nothing to personalise on: they get the deployed model
-                live = engine.join(down, test.shards.clients) if test.new else models
-                metrics = engine.serve(live, test.shards, adapter, test.protocol)
+                trace = traces is not None and "last" in selections
+                metrics = engine.serve(_live(engine, down, models, test), test.shards, adapter, test.protocol, trace)
+                if traces is not None and (kept := flat(metrics.pop("trace", {}), test.shards.n, adapter_name)):
+                    traces.setdefault(adapter_name, {})[stream_name] = kept
                 rows += [_row(metrics, names, adapter_name, stream_name, s, round) for s in selections]
                 tick()
     return Table(tuple(rows), refused)
+
+
+def stream_accuracy(
+    worker: Worker,
+    engine: Engine,
+    state: State,
+    streams: Streams,
+    adapters: Mapping[str, Adapter],
+    personal: Personalizer,
+) -> dict[str, Any]:
+    """A point of the learning curves: the accuracy of every stream (`streams`) with the first adapter that can serve.
+
+    It is what the table would say if training ended here. The streams' labels are read for this number alone: the
+    round that validation selects does not depend on it.
+    """
+    down = worker.method.download(worker.task, state.server)
+    models = engine.deploy(down, state.mine, personal)
+    model = engine.live(models, 0)
+    name = next((name for name, a in adapters.items() if a.refusal(worker.task, model) is None), None)
+    if name is None:
+        return {}
+    seen = {}
+    for stream, test in streams.items():
+        metrics = engine.serve(_live(engine, down, models, test), test.shards, adapters[name], test.protocol)
+        seen[stream] = float(_accuracy(metrics).mean())
+    return {"adapter": name, "streams": seen}
+
+
+def _live(engine: Engine, down: tree.Tree, models: Any, test: Test) -> Any:
+    """The models that meet a stream. Newcomers have no labels to personalise on: they get the deployed model."""
+    return engine.join(down, test.shards.clients) if test.new else models
+
+
+def _accuracy(metrics: Mapping[str, Tensor]) -> Tensor:
+    """Of every client with a stream."""
+    return metrics["accuracy"][metrics["n"] > 0].double()
 
 
 def rounds_to_test(state: State) -> int:
@@ -97,7 +139,7 @@ def _served(
 
 def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str, selection: str, round: int) -> Row:
     held = metrics["n"] > 0
-    accuracy = metrics["accuracy"][held].double()
+    accuracy = _accuracy(metrics)
     return Row(
         method=names.method,
         personal=names.personal,

@@ -19,6 +19,7 @@ model; and the models trained so are trained for another epoch before they are t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from torch.func import grad
 
 from ..core import check, rng, tree
 from ..core.local import Work, batch_of, train
+from ..core.message import Mean, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
@@ -47,9 +49,16 @@ class APFL(Method):
     adapt_alpha: bool = True
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.within(self, "alpha", 0.0, 1.0)
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         alpha = torch.full((), self.alpha, device=key.device)

@@ -15,12 +15,14 @@ private models are local models without a tie (here: `lam=0`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
+from ..core.message import Mean, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
@@ -36,9 +38,16 @@ class Ditto(Method):
     work: Work = Work()
     personal_work: Work = Work()
     """Of the private model."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "lam", 0.0)
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "seen": torch.zeros((), device=key.device)}

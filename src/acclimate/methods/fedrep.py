@@ -13,9 +13,11 @@ head along and averages it, and its personal phase trains the body too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from ..core import rng, tree
+from ..core import check, rng, tree
 from ..core.local import Work, train
+from ..core.message import Mean, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
@@ -33,6 +35,15 @@ class FedRep(Method):
     """Of the body."""
     head_work: Work = Work(epochs=10)
     """Of the head, before the body."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": shared(task.init(key), task.head)}

@@ -21,11 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Loss, Work, train
+from ..core.message import Mean, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Mode, Out, Task
@@ -45,9 +47,16 @@ class FedRoD(Method):
     personal_work: Work = Work(epochs=1)
     """Of the last personal phase, when the final model has arrived."""
     variant: Literal["paper", "released"] = "paper"
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.one_of(self, "variant", ("paper", "released"))
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"head": tree.zeros(head_of(task, task.init(key)))}
@@ -85,15 +94,15 @@ class FedRoD(Method):
         return {"params": new["params"]["generic"], "buffers": new["buffers"]}, new["params"]["personal"]
 
     def _loss(self, task: Task, data: Tree) -> Loss:
+        # balanced softmax under equal counts is cross-entropy
         counts = class_counts(data, task.num_classes)
+        counts = counts if self.balanced else torch.zeros_like(counts)
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             params = vars["params"]
             out = task.apply({"params": params["generic"], "buffers": vars["buffers"]}, batch["x"], "train", key)
             summed = out.logits.detach() + linear(params["personal"], out.features.detach())
-            personal = F.cross_entropy(summed, batch["y"])
-            if self.balanced:
-                return balanced_softmax(out.logits, batch["y"], counts) + personal, out.buffers
-            return F.cross_entropy(out.logits, batch["y"]) + personal, out.buffers
+            generic = balanced_softmax(out.logits, batch["y"], counts)
+            return generic + F.cross_entropy(summed, batch["y"]), out.buffers
 
         return loss

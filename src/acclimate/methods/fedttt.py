@@ -1,22 +1,27 @@
 """FedTTT: FedAvg trained for TTT. Sun et al., ICML 2020, Eq. 2: the loss adds a self-supervised one (by how many
 quarter turns was an image rotated?) on the features that both tasks share.
 
-The rotation head is private to the client, as in FedTHE's released baseline, and is deployed for the adapter TTT. An
-image is turned after its augmentation (a mirrored quarter turn would carry the wrong label), each by a random number of
-turns. Running statistics are those of the upright pass alone, so that with weight=0 this is FedAvg. FedTHE's released
-code trains jointly in its personal epoch only, and not in the rounds.
+The rotation head is private to the client, as in FedTHE's released baseline. When the last model has arrived, `settle`
+trains body, head and rotation head jointly for `personal_work`: the personal model that the adapter TTT then tunes, as
+FedTHE tests it. `personal_work.epochs=0` deploys the federated model instead.
+
+An image is turned after its augmentation (a mirrored quarter turn would carry the wrong label), each by a random number
+of turns. The turned pass has its own batch statistics and no dropout, and running statistics are those of the upright
+pass alone, so that with weight=0 this is FedAvg. FedTHE's released code trains jointly in its personal epoch only, and
+not in the rounds; there clients count equally (`weights="uniform"`).
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
+from ..core.message import Mean, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
@@ -31,11 +36,20 @@ class FedTTT(Method):
 
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
+    personal_work: Work = Work(epochs=1)
+    """Of the last, joint personal phase, when the final model has arrived."""
     weight: float = 1.0
     """Of the rotation loss."""
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "weight", 0.0)
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         if not square(task):
@@ -49,34 +63,35 @@ class FedTTT(Method):
         return {"rotation": {"weight": weight, "bias": bias}}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        received = down["vars"]
+        w, rotation = self._jointly(task, down["vars"], mine["rotation"], data, self.work, key)
+        return {"delta": tree.sub(w, down["vars"]), "n": data["n"]}, {"rotation": rotation}
 
-        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            own = {**vars, "params": tree.drop(vars["params"], ("rotation",))}
-            ce, buffers = task.loss(own, batch, key)
-            rotation = _rotation_loss(task, own, vars["params"]["rotation"], batch["x"], key)
-            return ce + self.weight * rotation, buffers
-
-        start = {**received, "params": {**received["params"], "rotation": mine["rotation"]}}
-        w = train(loss, start, data, self.opt, self.work, key)
-        trained = {**w, "params": tree.drop(w["params"], ("rotation",))}
-        return {"delta": tree.sub(trained, received), "n": data["n"]}, {"rotation": w["params"]["rotation"]}
+    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+        w, rotation = self._jointly(task, down["vars"], mine["rotation"], data, self.personal_work, key)
+        return {"rotation": rotation, "vars": w}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        return {"vars": down["vars"], "rotation": mine["rotation"]}
+        return {"vars": mine.get("vars", down["vars"]), "rotation": mine["rotation"]}
+
+    def _jointly(
+        self, task: Task, vars: Tree, rotation: Tree, data: Tree, work: Work, key: rng.Key
+    ) -> tuple[Tree, Tree]:
+        """Model and rotation head after local training of both."""
+
+        def loss(both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            model = {"params": both["params"]["model"], "buffers": both["buffers"]}
+            ce, buffers = task.loss(model, batch, key)
+            return ce + self.weight * _rotation_loss(task, model, both["params"]["rotation"], batch["x"], key), buffers
+
+        start = {"params": {"model": vars["params"], "rotation": rotation}, "buffers": vars["buffers"]}
+        new = train(loss, start, data, self.opt, work, key)
+        return {"params": new["params"]["model"], "buffers": new["buffers"]}, new["params"]["rotation"]
 
 
 def _rotation_loss(task: Task, vars: Tree, head: Tree, x: Tensor, key: rng.Key) -> Tensor:
     if task.augment is not None:  # the view that the main loss sees, too
         x = task.augment.views(x, rng.fold(key, "augment"))
     quarters = rng.randint(rng.fold(key, "turn"), 0, 4, x.shape[0])
-    features = _plain(task).apply(vars, turned(x, quarters), "train", rng.fold(key, "rotation")).features
+    # Mode "adapt" has batch statistics, as training has, and does not augment once more after the turn.
+    features = task.apply(vars, turned(x, quarters), "adapt").features
     return F.cross_entropy(linear(head, features), quarters)
-
-
-@functools.lru_cache(maxsize=8)
-def _plain(task: Task) -> Task:
-    """The task without its augmentation: train mode would augment once more, after the turn."""
-    if task.augment is None:
-        return task
-    return Task(task.model, task.shape, task.num_classes, task.mean, task.std)

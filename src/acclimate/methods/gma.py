@@ -5,13 +5,14 @@
 
 The signs travel as a group of their own, so that the message stays linear and the server sees no single client; a
 server that reads each difference could take the signs from there, at half the upload. Batch statistics are averaged
-plainly. The paper tunes tau; 0.1 is what FedTHE found best. FedTHE's released code counts every client
-as one in the mean of the differences too.
+plainly. The paper tunes tau; 0.1 is what FedTHE found best. FedTHE's released code counts every client as one in the
+mean of the differences too: `weights="uniform"`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,14 +35,17 @@ class GMA(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     server_lr: float = 1.0
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.within(self, "tau", 0.0, 1.0)
         check.positive(self, "server_lr")
+        check.one_of(self, "weights", ("samples", "uniform"))
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n"), "sign": Mean(), "n": Sum()}
+        return {"delta": Mean("n" if self.weights == "samples" else None), "sign": Mean(), "n": Sum()}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         delta = tree.sub(train(task.loss, down["vars"], data, self.opt, self.work, key), down["vars"])

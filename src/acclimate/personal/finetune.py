@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from ..core import check, rng
@@ -15,6 +15,7 @@ from ..core.optim import SGD, Optimizer
 from ..core.personal import Personalizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.losses import balanced_softmax, class_counts
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class FineTune(Personalizer):
     parts: Literal["all", "head", "head-then-all"] = "all"
     opt: Optimizer = SGD(lr=0.01)
     work: Work = Work(epochs=1)
+    balanced: bool = False
+    """Whether the loss is balanced softmax instead of cross-entropy (FedTHE's Table 13, row 16)."""
 
     def __post_init__(self) -> None:
         check.one_of(self, "parts", ("all", "head", "head-then-all"))
@@ -35,15 +38,21 @@ class FineTune(Personalizer):
     def run(self, task: Task, predict: Predict, model: Tree, data: Tree, key: rng.Key) -> Tree:
         for i, part in enumerate(self.parts.split("-then-")):
             only = task.head if part == "head" else None
-            model = self._tune(predict, model, data, only, rng.fold(key, i))
+            model = self._tune(task, predict, model, data, only, rng.fold(key, i))
         return model
 
-    def _tune(self, predict: Predict, model: Tree, data: Tree, only: frozenset[str] | None, key: rng.Key) -> Tree:
+    def _tune(
+        self, task: Task, predict: Predict, model: Tree, data: Tree, only: frozenset[str] | None, key: rng.Key
+    ) -> Tree:
         # A probed head sits on fixed features, so batch norm keeps its statistics while only the head is trained.
         frozen = only is not None
+        # Balanced softmax under equal counts is cross-entropy.
+        counts = class_counts(data, task.num_classes)
+        counts = counts if self.balanced else torch.zeros_like(counts)
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = predict({**model, "vars": vars}, batch["x"], "eval" if frozen else "train", key)
-            return F.cross_entropy(out.logits, batch["y"]), vars["buffers"] if frozen else out.buffers
+            risk = balanced_softmax(out.logits, batch["y"], counts)
+            return risk, vars["buffers"] if frozen else out.buffers
 
         return {**model, "vars": train(loss, model["vars"], data, self.opt, self.work, key, only)}

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from . import svg
+from . import analysis, svg
 from .style import esc, fixed, mean, message, num, page, pct, plural, setup, size, span, spread, table, views, words
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
-IGNORED = {"seed", "device", "backend", "adapters", "checkpoint_every"}
+IGNORED = {"seed", "device", "backend", "adapters", "checkpoint_every", "analysis"}
 """Settings in which runs of one row may differ."""
 
 Run = Mapping[str, Any]
@@ -246,7 +246,11 @@ def _learning(board: Board) -> str:
     if not curves:
         return "<p>No validation accuracy was recorded.</p>"
     more = " Lines of one colour are seeds." * any(len(c.lines) > 1 for c in curves)
-    return f"<figure>{svg.curves(curves)}<figcaption>Mean over clients, on validation data.{more}</figcaption></figure>"
+    caption = f"<figcaption>Mean over clients, on validation data.{more}</figcaption>"
+    rows = [
+        (name, board.tone(name), run.get("metrics") or ()) for name, run in zip(board.names, board.runs, strict=True)
+    ]
+    return f"<figure>{svg.curves(curves)}{caption}</figure>{analysis.stream_curves(rows, board.streams)}"
 
 
 def _clients(board: Board, selection: str) -> str:
@@ -287,13 +291,18 @@ def render(runs: Sequence[Run], title: str = "acclimate report") -> str:
     """The page: `runs` hold path, config, results, metrics and env as read from run folders."""
     board = collect(runs)
     dots = '<p class="muted">One dot per client and seed; the upright line is their mean.</p>'
+    told = [
+        (f"{n}, seed {r['results'].get('seed')}", r.get("analysis") or {})
+        for n, r in zip(board.names, runs, strict=True)
+    ]
     sections = {
         "Results": _results(board),
         "Learning curves": _learning(board),
+        "What the adapter did": analysis.section(told, board.streams),
         "Every client": dots + views(board.selections, lambda s: _clients(board, s)),
         "Accuracy against upload": views(board.selections, lambda s: _upload(board, s)),
         "What left the client": _messages(board),
         "Data": _data(board),
         "Configuration and environment": "".join(map(setup, board.names, runs)),
     }
-    return page(title, _summary(board) + _notes(board), sections)
+    return page(title, _summary(board) + _notes(board), {name: part for name, part in sections.items() if part})

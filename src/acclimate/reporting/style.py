@@ -194,6 +194,11 @@ border-radius:.4rem;cursor:pointer}.tabs button[aria-selected=true]{background:v
 .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}
 .range{stroke:var(--c);stroke-width:1.5;opacity:.4}.mark{fill:var(--c);stroke:var(--bg);stroke-width:1}
 .dots{fill:none;stroke:var(--c);stroke-width:6;stroke-linecap:round;opacity:.75}.mean{stroke:var(--ink);stroke-width:2}
+.panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(var(--least,10rem),100%),1fr));gap:.6rem 1.2rem;
+margin:.4rem 0}.panels>div{max-width:30rem}.maps{--least:20rem}.panels h4{margin:0;font-size:.92rem;font-weight:600}
+.panels h4 small{font-weight:400;color:var(--soft)}.panel{display:block;width:100%;height:auto}
+.panel text{font-size:11px;fill:var(--soft)}.panel .grid{stroke:var(--line)}.bars{fill:var(--c)}
+.glyphs{fill:none;stroke:var(--c);stroke-width:1.3;stroke-linecap:round}.glyphs.g0{stroke-width:4.5}
 .bubble{fill:var(--c0)}.plot{display:block;margin:.6rem}
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1.2rem;font-size:.9rem;margin:.3rem 0}
 .legend li{display:flex;align-items:center;gap:.45rem;max-width:100%}.swatch{flex:none;width:26px;height:14px}

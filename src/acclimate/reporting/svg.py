@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .style import DASH, TONES, details, esc, facts, mean, num, pct, size, span, table
+from .style import DASH, TONES, details, esc, facts, mean, num, pct, plural, size, span, table
 
 WIDTH, HEIGHT = 640, 330
 LEFT, RIGHT, TOP, BOTTOM = 58, 18, 40, 62
@@ -57,7 +57,8 @@ def _shares(values: Sequence[float]) -> list[float]:
     return ticks if len(ticks) > 1 else [0.0, 0.5, 1.0]
 
 
-def _linear(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+def linear(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """A scale: `low` is at `start`, `high` at `end`."""
     span = high - low or 1.0
     return lambda v: start + (v - low) / span * (end - start)
 
@@ -106,24 +107,23 @@ def _frame(label: str, xs: Sequence[Tick], ys: Sequence[Tick], x_label: str, y_l
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 22}" text-anchor="middle">{text}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 10}" text-anchor="middle">{esc(x_label)}</text>')
-    return _svg("chart", WIDTH, HEIGHT, label, "".join(parts) + body)
+    return drawing("chart", WIDTH, HEIGHT, label, "".join(parts) + body)
 
 
-def _svg(cls: str, width: float, height: float, label: str, body: str) -> str:
+def drawing(cls: str, width: float, height: float, label: str, body: str) -> str:
+    """An SVG element with its text alternative; `label` is plain text, `body` is SVG."""
     said = esc(label)
     box = f'viewBox="0 0 {width:g} {height:g}"'
     return f'<svg class="{cls}" {box} role="img" aria-label="{said}"><title>{said}</title>{body}</svg>'
 
 
-def curves(items: Sequence[Curve], y_label: str = "Validation accuracy, %") -> str:
+def curves(items: Sequence[Curve], what: str = "Validation accuracy", of: str = "method") -> str:
     """Learning curves with their legend; lines of one method's seeds share its colour and mark."""
     points = [p for c in items for line in c.lines for p in line]
     rounds = nice(min(p[0] for p in points), max(p[0] for p in points), 6, whole=True)
     shares = _shares([p[1] for p in points])
-    at_x = _linear(
-        min(p[0] for p in points), max(max(p[0] for p in points), rounds[0] + 1), LEFT + 8, WIDTH - RIGHT - 8
-    )
-    at_y = _linear(shares[0], shares[-1], HEIGHT - BOTTOM, TOP)
+    at_x = linear(min(p[0] for p in points), max(max(p[0] for p in points), rounds[0] + 1), LEFT + 8, WIDTH - RIGHT - 8)
+    at_y = linear(shares[0], shares[-1], HEIGHT - BOTTOM, TOP)
     body, last = [], max(p[0] for p in points)
     for c in items:
         for line in c.lines:
@@ -135,8 +135,8 @@ def curves(items: Sequence[Curve], y_label: str = "Validation accuracy, %") -> s
             ]
     xs = [(at_x(t), f"{t:g}") for t in rounds if points and min(p[0] for p in points) <= t <= last]
     ys = [(at_y(t), _percent(t)) for t in shares]
-    label = f"Line chart of validation accuracy per round for {len(items)} method{'s' * (len(items) != 1)}"
-    chart = _frame(label, xs, ys, "Round", y_label, "".join(body))
+    label = f"Line chart of {what[0].lower()}{what[1:]} per round for {plural(len(items), of)}"
+    chart = _frame(label, xs, ys, "Round", f"{what}, %", "".join(body))
     return chart + legend([(c.name, c.tone, c.tone) for c in items], "Lines")
 
 
@@ -152,11 +152,11 @@ def _uploads(values: Sequence[float]) -> tuple[Callable[[float], float], list[Ti
     above = [v for v in values if v > 0]
     if not above or max(above) / min(above) <= 30:
         marks = nice(0, max(above, default=1.0), 4)
-        place = _linear(marks[0], marks[-1], start, end)
+        place = linear(marks[0], marks[-1], start, end)
         return place, [(place(m), size(m)) for m in (marks if above else [0.0])]
     powers = range(math.floor(math.log10(min(above))), math.ceil(math.log10(max(above))) + 1)
     zero = len(above) < len(values)
-    logs = _linear(powers[0], powers[-1], start + 80 * zero, end)
+    logs = linear(powers[0], powers[-1], start + 80 * zero, end)
     shown = powers[:: math.ceil(len(powers) / 6)]
     return lambda v: logs(math.log10(v)) if v > 0 else start, [(start, size(0))] * zero + [
         (logs(p), size(10.0**p)) for p in shown
@@ -167,7 +167,7 @@ def scatter(dots: Sequence[Dot], x_label: str, y_label: str) -> str:
     """Accuracy against bytes; methods with the same upload stand side by side."""
     at_x, xs = _uploads([d.x for d in dots])
     shares = _shares([d.y for d in dots])
-    at_y = _linear(shares[0], shares[-1], HEIGHT - BOTTOM, TOP)
+    at_y = linear(shares[0], shares[-1], HEIGHT - BOTTOM, TOP)
     columns: dict[int, list[str]] = {}
     for d in dots:
         names = columns.setdefault(round(at_x(d.x) / 12), [])
@@ -216,13 +216,13 @@ def _strip(values: Strip, marks: Sequence[float], tone: int, label: str) -> str:
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return f"<td>{DASH}</td>"
-    at = _linear(marks[0], marks[-1], 6, STRIP - 6)
+    at = linear(marks[0], marks[-1], 6, STRIP - 6)
     dots = "".join(f"M{at(v):.1f} {(10, 5, 15)[i % 3]}h0" for i, v in enumerate(sorted(finite)))
     ends = f"{pct(min(finite))} to {pct(max(finite))}"
     body = f'<path class="grid" d="M2 10H{STRIP - 2}"/><path class="dots c{tone % TONES}" d="{dots}"/>'
     body += f'<path class="mean" d="M{at(mean(finite)):.1f} 2V18"/>'
     said = f"{label}: {len(finite)} values, {ends} %"
-    return f"<td>{_svg('strip', STRIP, 20, said, body)}<small>{ends}</small></td>"
+    return f"<td>{drawing('strip', STRIP, 20, said, body)}<small>{ends}</small></td>"
 
 
 def bubbles(counts: Sequence[Sequence[float]], classes: Sequence[str], label: str) -> str:
@@ -248,7 +248,7 @@ def bubbles(counts: Sequence[Sequence[float]], classes: Sequence[str], label: st
                 at = f'cx="{left + (i + 0.5) * cell:.0f}" cy="{top + (k + 0.5) * cell:.0f}" r="{r:.1f}"'
                 parts.append(f'<circle class="bubble" {at}>{title}</circle>')
     width, height = left + len(shown) * cell + 6, top + len(classes) * cell + 6
-    svg = _svg("plot", width, height, label, "".join(parts)).replace(
+    svg = drawing("plot", width, height, label, "".join(parts)).replace(
         "<svg", f'<svg width="{width}" height="{height}"', 1
     )
     note = f"Area is the number of training examples; the largest is {most:g}."

@@ -1,0 +1,195 @@
+"""Several seeds of one experiment in one vmap: each seed is a lane with its own clients, server and random numbers.
+
+A lane's numbers are those of its own run. The clients of all lanes form one cohort, so that a GPU which twenty clients
+cannot fill is filled by sixty, and a round is recorded once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ..core import fit, message, tree
+from ..core.adapter import Adapter
+from ..core.backend import NonFinite, Reply
+from ..core.fit import Schedule, State
+from ..core.personal import Personalizer
+from ..core.shards import Shards
+from ..core.stream import Protocol
+from ..core.tree import Tree
+from ..core.worker import Worker
+from .serial import stacked_start
+from .vmap import Group, Vmap, VmapEngine
+
+
+class Lane(NamedTuple):
+    """One seed's run: its client half, its labelled training data and its validation data."""
+
+    worker: Worker
+    train: Shards
+    val: Shards
+
+
+def union(parts: Sequence[Shards]) -> Shards:
+    """The clients of all parts as one federation. Examples that the parts share lie in memory once."""
+    places: dict[int, int] = {}
+    kept: list[Shards] = []
+    total, rows = 0, []
+    for p in parts:
+        if id(p.x) not in places:
+            places[id(p.x)] = total
+            kept.append(p)
+            total += len(p.x)
+        start = places[id(p.x)]
+        rows += [p.own(k) + start for k in range(p.clients)]
+    return Shards.of(torch.cat([p.x for p in kept]), torch.cat([p.y for p in kept]), rows)
+
+
+class Lanes:
+    """Trains several lanes together. All share one record of method, model and schedule, and the number of clients."""
+
+    def __init__(self, lanes: Sequence[Lane], device: torch.device, options: Vmap) -> None:
+        self.lanes, self.clients = tuple(lanes), lanes[0].train.clients
+        if any(lane.train.clients != self.clients for lane in lanes):
+            raise ValueError("lanes need the same number of clients in each")
+        self.engine = _Engine(self.lanes, device, options)
+        self._val = union([lane.val for lane in self.lanes])
+
+    def start(self) -> list[State]:
+        """Every lane's state before its first round."""
+        states = [fit.start(lane.worker, self.engine, self.clients) for lane in self.lanes]
+        return [replace(s, mine=m) for s, m in zip(states, self._apart(self.engine.mine), strict=True)]
+
+    def rounds(self, schedule: Schedule, states: list[State]) -> Iterator[list[State]]:
+        """Train from `states` (all after the same round) to the last round, yielding every lane's state."""
+        self.engine.mine = tree.map(lambda *xs: torch.cat(xs), *(s.mine for s in states))
+        for r in range(states[0].round, schedule.rounds):
+            cohorts = [fit.sample(lane.worker, schedule, r) for lane in self.lanes]
+            downs = self._downs(states)
+            replies = self.engine.train_together(tree.stack(downs), cohorts, r)
+            mine = self._apart(self.engine.mine)
+            states = [
+                replace(
+                    s,
+                    round=r + 1,
+                    server=fit.update(lane.worker, s.server, reply, cohort, r, self.engine.device),
+                    mine=own,
+                    cost=fit.add_cost(s.cost, reply, down, len(cohort)),
+                )
+                for lane, s, reply, cohort, own, down in zip(
+                    self.lanes, states, replies, cohorts, mine, downs, strict=True
+                )
+            ]
+            if schedule.evaluates(r):
+                states = self._validate(states)
+            yield states
+
+    def _validate(self, states: list[State]) -> list[State]:
+        models = self.engine.deploy(tree.stack(self._downs(states)), self.engine.mine, Personalizer())
+        metrics = self._apart(self.engine.serve(models, self._val, Adapter(), Protocol()))
+        return [fit.judge(s, m) for s, m in zip(states, metrics, strict=True)]
+
+    def _downs(self, states: list[State]) -> list[Tree]:
+        workers = [lane.worker for lane in self.lanes]
+        return [w.method.download(w.task, s.server) for w, s in zip(workers, states, strict=True)]
+
+    def _apart(self, stacked: Tree) -> list[Tree]:
+        """What is stacked over all clients, lane by lane."""
+        n = self.clients
+        return [tree.map(lambda x, i=i: x[i * n : (i + 1) * n], stacked) for i in range(len(self.lanes))]
+
+
+class _Engine(VmapEngine):
+    """A `VmapEngine` over the clients of all lanes; what a client downloads and draws depends on its lane."""
+
+    def __init__(self, lanes: Sequence[Lane], device: torch.device, options: Vmap) -> None:
+        self.lanes = lanes
+        self.seeds = torch.tensor([int(lane.worker.seed) for lane in lanes], dtype=torch.int64, device=device)
+        super().__init__(lanes[0].worker, union([lane.train for lane in lanes]), device, options)
+
+    @property
+    def _each(self) -> int:
+        return self.shards.clients // len(self.lanes)
+
+    def _start(self) -> Tree:
+        starts = [stacked_start(lane.worker, lane.train) for lane in self.lanes]
+        return tree.to(tree.map(lambda *xs: torch.cat(xs), *starts), self.device)
+
+    def _own(self, g: Group) -> Tree:
+        """What is a client's own: with its lane, and its number within the lane."""
+        lane = torch.div(g.ids, self._each, rounding_mode="floor")
+        return {"rows": g.rows, "n": g.n, "id": g.ids % self._each, "lane": lane, "seed": self.seeds[lane]}
+
+    def train_together(self, downs: Tree, cohorts: Sequence[Tensor], round: int) -> list[Reply]:
+        """One round of every lane's cohort; `downs` is stacked over lanes."""
+        return self._with_fewer(lambda: self._train_together(downs, cohorts, round))
+
+    def _train_together(self, downs: Tree, cohorts: Sequence[Tensor], round: int) -> list[Reply]:
+        now = torch.full((), round, dtype=torch.int64, device=self.device)
+        everyone = torch.cat([c + i * self._each for i, c in enumerate(cohorts)])
+        parts: list[message.Partial | None] = [None] * len(self.lanes)
+        done = []
+        for g in self._groups(self.shards, everyone):
+            present = torch.arange(len(g.ids), device=self.device) < g.real
+            inputs = (downs, tree.take(self.mine, g.ids), self._own(g), {"round": now}, present)
+            out = self._run(("together", g.ragged), self._together(g.ragged), inputs, often=True)
+            mine, ok = (tree.map(lambda x, r=g.real: x[:r], out[k]) for k in ("mine", "ok"))
+            done.append((g.ids[: g.real], mine, ok))
+            for i in range(len(self.lanes)):
+                one = self._of_lane(out, g, i)
+                before = parts[i]
+                parts[i] = one if before is None else message.combine(before, one)
+        if bad := [c % self._each for ids, _, ok in done for c in ids[~ok].tolist()]:
+            raise NonFinite(sorted(set(bad)), round)
+        for ids, mine, _ in done:
+            self.mine = tree.put(self.mine, ids, mine)
+        up = tree.map(lambda x: torch.empty_like(x, device="meta"), out["up"])
+        return [Reply(part, up) for part in parts if part is not None]
+
+    def _of_lane(self, out: Tree, g: Group, lane: int) -> message.Partial:
+        members = (torch.div(g.ids[: g.real], self._each, rounding_mode="floor") == lane).nonzero()[:, 0]
+        part = out[f"lane{lane}"]
+        return message.Partial(
+            g.ids[members] % self._each, part["sums"], part["weights"], tree.take(out["each"], members)
+        )
+
+    def _together(self, ragged: bool) -> Callable[..., Tree]:
+        """The clients of all lanes, and the reduction of each lane's messages, as one pure function."""
+        rules, name = self.worker.method.uplink, type(self.worker.method).__name__
+
+        def client(downs: Tree, mine: Tree, own: Tree, clock: Tree) -> tuple[Tree, Tree, Tensor]:
+            data = self.shards.tree(own["rows"], own["n"], own["id"], clock["round"], ragged)
+            up, new, ok = self._worker(own).train(tree.take(downs, own["lane"]), mine, data)
+            message.check_message(rules, up, name)
+            return up, new, ok
+
+        def whole(downs: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor) -> Tree:
+            ups, new, ok = vmap(client, in_dims=(None, 0, 0, None))(downs, mine, own, clock)
+            out: Tree = {"mine": new, "ok": ok, "up": tree.take(ups, 0)}
+            for i in range(len(self.lanes)):
+                part = message.partial(rules, own["id"], ups, present & (own["lane"] == i))
+                out[f"lane{i}"] = {"sums": part.sums, "weights": part.weights}
+                out["each"] = part.each
+            return out
+
+        return whole
+
+    def _worker(self, own: Tree) -> Worker:
+        return replace(self.worker, seed=own["seed"])
+
+    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Tree:
+        def group(g: Group) -> Tree:
+            def client(downs: Tree, mine: Tree, own: Tree) -> Tree:
+                now = torch.zeros((), dtype=torch.int64, device=self.device)
+                data = self.shards.tree(own["rows"], own["n"], own["id"], now, g.ragged)
+                return self._worker(own).personalise(tree.take(downs, own["lane"]), mine, data, personal)
+
+            inputs = (down, tree.take(mine, g.ids), self._own(g))
+            return self._run(("deploy", g.ragged, personal), vmap(client, in_dims=(None, 0, 0)), inputs)
+
+        return self._gather(self.shards, group)

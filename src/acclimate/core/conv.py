@@ -1,0 +1,255 @@
+"""Two-dimensional convolution for clients with weights of their own, differentiable to any order.
+
+Under `vmap` torch turns a convolution whose weights differ from client to client into a grouped one, which is slow on
+every device. Here the client axis is an axis of the operation itself. A convolution y(x, w) is linear in both
+arguments, and so are the gradients of its input and of its weights; each of the three has the other two as its
+derivatives:
+
+    convolve(x, w) -> y        spread(dy, w) -> dx        correlate(x, dy) -> dw
+
+so three functions are closed under differentiation, and under `vmap`: an axis that both arguments have joins the client
+axis, an axis that one has alone joins its batch or its channels. On a GPU patches are written out and the
+convolution is a batched matrix product; on a CPU clients are convolved one after the other, which is quicker there than
+a grouped convolution. Outside `vmap`, and on a GPU
+without Triton, torch's own convolution is used as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from . import kernels
+
+
+class Geometry(NamedTuple):
+    """What a convolution is besides its tensors: sizes of input and kernel, step and padding."""
+
+    image: tuple[int, int]
+    kernel: tuple[int, int]
+    step: int
+    pad: tuple[int, int]
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        h, w = ((n + 2 * p - k) // self.step + 1 for n, p, k in zip(self.image, self.pad, self.kernel, strict=True))
+        return h, w
+
+
+class PureConv2d(nn.Conv2d):
+    """A convolution that stays fast under `vmap` with a weight per client."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not (_supported(input) and (is_batched(input) or is_batched(weight))):
+            return super()._conv_forward(input, weight, bias)
+        assert not isinstance(self.padding, str)
+        kernel, pad = (weight.shape[-2], weight.shape[-1]), (self.padding[0], self.padding[1])
+        geometry = Geometry((input.shape[-2], input.shape[-1]), kernel, self.stride[0], pad)
+        # squeeze, not [0]: the gradient of a selection is a copy into zeros
+        y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry).squeeze(0)
+        return y if bias is None else y + bias[:, None, None]
+
+
+def fits(layer: nn.Module) -> bool:
+    """Whether a layer can become a `PureConv2d`: square steps, zero padding by numbers, no groups, no dilation."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.groups == 1
+        and layer.stride[0] == layer.stride[1]
+        and tuple(layer.dilation) == (1, 1)
+        and not isinstance(layer.padding, str)
+        and layer.padding_mode == "zeros"
+    )
+
+
+def _supported(x: Tensor) -> bool:
+    """On a GPU, what the kernels know; on a CPU everything."""
+    return not x.is_cuda or kernels.usable(x)
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether some `vmap` is mapping over this tensor."""
+    level = torch._C._functorch
+    while level.is_functorch_wrapped_tensor(x):
+        if level.is_batchedtensor(x):
+            return True
+        x = level.get_unwrapped(x)
+    return False
+
+
+class _Convolve(torch.autograd.Function):
+    """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw]."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+        return _convolve(x, w, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, w, ctx.geometry = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        dx = _Spread.apply(dy, w, ctx.geometry) if ctx.needs_input_grad[0] else None
+        dw = _Correlate.apply(x, dy, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, geometry: Geometry
+    ) -> tuple[Tensor, int]:
+        at_x, at_w, _ = in_dims
+        if at_x is not None and at_w is not None:
+            y = _Convolve.apply(_join(x, at_x, 0), _join(w, at_w, 0), geometry)
+            return _part(y, info.batch_size, 0), 0
+        if at_x is not None:
+            return _part(_Convolve.apply(_join(x, at_x, 1), w, geometry), info.batch_size, 1), 1
+        assert at_w is not None
+        return _part(_Convolve.apply(x, _join(w, at_w, 1), geometry), info.batch_size, 2), 2
+
+
+class _Spread(torch.autograd.Function):
+    """The input's gradient dx of dy and w."""
+
+    @staticmethod
+    def forward(dy: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+        return _spread(dy, w, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        dy, w, ctx.geometry = inputs
+        ctx.save_for_backward(dy, w)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
+        dy, w = ctx.saved_tensors
+        to_dy = _Convolve.apply(dx, w, ctx.geometry) if ctx.needs_input_grad[0] else None
+        to_w = _Correlate.apply(dx, dy, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return to_dy, to_w, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], dy: Tensor, w: Tensor, geometry: Geometry
+    ) -> tuple[Tensor, int]:
+        at_y, at_w, _ = in_dims
+        if at_y is not None and at_w is not None:
+            dx = _Spread.apply(_join(dy, at_y, 0), _join(w, at_w, 0), geometry)
+            return _part(dx, info.batch_size, 0), 0
+        if at_y is not None:
+            return _part(_Spread.apply(_join(dy, at_y, 1), w, geometry), info.batch_size, 1), 1
+        assert at_w is not None
+        return _part(_Spread.apply(dy, _join(w, at_w, 2), geometry), info.batch_size, 2), 2
+
+
+class _Correlate(torch.autograd.Function):
+    """The weights' gradient dw of x and dy."""
+
+    @staticmethod
+    def forward(x: Tensor, dy: Tensor, geometry: Geometry) -> Tensor:
+        return _correlate(x, dy, geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, dy, ctx.geometry = inputs
+        ctx.save_for_backward(x, dy)
+
+    @staticmethod
+    def backward(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
+        x, dy = ctx.saved_tensors
+        to_x = _Spread.apply(dy, dw, ctx.geometry) if ctx.needs_input_grad[0] else None
+        to_dy = _Convolve.apply(x, dw, ctx.geometry) if ctx.needs_input_grad[1] else None
+        return to_x, to_dy, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, geometry: Geometry
+    ) -> tuple[Tensor, int]:
+        at_x, at_y, _ = in_dims
+        if at_x is not None and at_y is not None:
+            dw = _Correlate.apply(_join(x, at_x, 0), _join(dy, at_y, 0), geometry)
+            return _part(dw, info.batch_size, 0), 0
+        if at_x is not None:
+            return _part(_Correlate.apply(_join(x, at_x, 2), dy, geometry), info.batch_size, 2), 2
+        assert at_y is not None
+        return _part(_Correlate.apply(x, _join(dy, at_y, 2), geometry), info.batch_size, 1), 1
+
+
+def _join(x: Tensor, mapped: int, into: int) -> Tensor:
+    """Fold the mapped axis into another one (counted without it), as its slower part."""
+    return x.movedim(mapped, into).flatten(into, into + 1)
+
+
+def _part(x: Tensor, size: int, axis: int) -> Tensor:
+    """Take an axis apart again: its slower part, of `size`, comes first."""
+    return x.unflatten(axis, (size, -1))
+
+
+def _convolve(x: Tensor, w: Tensor, g: Geometry) -> Tensor:
+    if x.is_cuda and len(w) > 1:
+        y = _product(_seen(x, g), _matrix(w))
+        return y.unflatten(1, (x.shape[1], *g.out)).permute(0, 1, 4, 2, 3)
+    return torch.stack([F.conv2d(a, b, None, g.step, g.pad) for a, b in zip(x, w, strict=True)])
+
+
+def _spread(dy: Tensor, w: Tensor, g: Geometry) -> Tensor:
+    if dy.is_cuda and len(w) > 1:
+        cols = _product(_pixels(dy), _matrix(w).transpose(1, 2))
+        cols = cols.view(dy.shape[0] * dy.shape[1], g.out[0] * g.out[1], -1)
+        return kernels.unpatch(cols, w.shape[2], g.image, g.out, g.kernel, g.step, g.pad).unflatten(0, dy.shape[:2])
+    shape = (dy.shape[1], w.shape[2], *g.image)
+    return torch.stack([conv2d_input(shape, b, a, g.step, g.pad) for a, b in zip(dy, w, strict=True)])
+
+
+def _correlate(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
+    if x.is_cuda and len(x) > 1:
+        length = g.kernel[0] * g.kernel[1] * x.shape[2]
+        above, seen = _pixels(dy), _seen(x, g)
+        parts = _parts(len(x), above.shape[1], above.shape[2] * seen.shape[2])
+        above, seen = (t.reshape(len(x) * parts, -1, t.shape[-1]) for t in (above, seen))
+        dw = _product(above.transpose(1, 2), seen).unflatten(0, (-1, parts)).sum(1)[..., :length]
+        return dw.unflatten(2, (*g.kernel, x.shape[2])).permute(0, 1, 4, 2, 3)
+    shape = (dy.shape[2], x.shape[2], *g.kernel)
+    return torch.stack([conv2d_weight(a, shape, b, g.step, g.pad) for a, b in zip(x, dy, strict=True)])
+
+
+def _parts(clients: int, pixels: int, size: int) -> int:
+    """How many pieces a sum over pixels is cut into, so that few clients with small kernels still fill the device."""
+    blocks = clients * max(size // (64 * 64), 1)
+    parts = 1
+    while blocks * parts < 256 and pixels % (2 * parts) == 0 and pixels // (2 * parts) >= 512:
+        parts *= 2
+    return parts
+
+
+def _seen(x: Tensor, g: Geometry) -> Tensor:
+    """The patches of every client, [G, B * oh * ow, K]."""
+    cols = kernels.patches(x.flatten(0, 1), g.out, g.kernel, g.step, g.pad)
+    return cols.view(x.shape[0], -1, cols.shape[-1])
+
+
+def _pixels(y: Tensor) -> Tensor:
+    """[G, B, O, oh, ow] as [G, B * oh * ow, O]."""
+    return y.permute(0, 1, 3, 4, 2).flatten(1, 3)
+
+
+def _matrix(w: Tensor) -> Tensor:
+    """The weights as [G, K, O], with zero rows up to K's multiple of 8."""
+    flat = w.permute(0, 3, 4, 2, 1).flatten(1, 3)
+    return F.pad(flat, (0, 0, 0, -flat.shape[1] % 8))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A batched matrix product with the precision that torch's switch for convolutions asks for."""
+    switch = torch.backends.cuda.matmul
+    before, switch.allow_tf32 = switch.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        return torch.bmm(a, b)
+    finally:
+        switch.allow_tf32 = before

@@ -1,0 +1,294 @@
+"""Triton kernels for what torch computes slowly when every client has weights and random numbers of its own.
+
+- `patches` and `unpatch`: what each output pixel of a convolution sees, written out as a matrix, and the transpose of
+  that map. Between them a convolution is a batched matrix product, which the hardware does at several times the rate of
+  a grouped convolution.
+- `pool`, `unpool`, `pick`: 2 x 2 maximum pooling, its gradient, and the gradient of that.
+- `mix`: the scrambling step of the random numbers, in one pass instead of nine.
+
+Every sum has a fixed order, so results repeat to the bit. Triton comes with PyTorch's CUDA builds; where it is missing
+`AVAILABLE` is False and callers use torch's own operations.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build of PyTorch
+    triton = tl = None
+
+AVAILABLE = triton is not None
+"""Whether the kernels can be used on this machine's CUDA device."""
+BLOCK = 1024
+"""Numbers that one program writes."""
+
+
+def _kernel(f: Any) -> Any:
+    return triton.jit(f) if AVAILABLE else f
+
+
+def usable(x: Tensor) -> bool:
+    """Whether the floating-point kernels take this tensor."""
+    return AVAILABLE and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+@_kernel
+def _patches(
+    x,
+    cols,
+    pixels,
+    IN: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    RUN: tl.constexpr,
+):
+    """cols[n, oy, ox, (dy, dx, i)] = x[n, oy * step + dy - pad, ox * step + dx - pad, i], zero where outside.
+
+    With a pixel's channels side by side, each row of a patch is one run of memory, in the source as in the result.
+    """
+    pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = pixel < pixels
+    place = (pixel % (OH * OW)).to(tl.int32)
+    top, left = (place // OW) * STEP - PAD_H, (place % OW) * STEP - PAD_W
+    image = (pixel // (OH * OW)) * (H * W * IN) + left * IN
+    e = tl.arange(0, RUN)
+    column = left[:, None] + (e // IN)[None, :]
+    within = real[:, None] & (e < KW * IN)[None, :]
+    inside = within & (column >= 0) & (column < W)
+    for dy in tl.static_range(KH):
+        row = top + dy
+        seen = inside & ((row >= 0) & (row < H))[:, None]
+        value = tl.load(x + (image + row * (W * IN))[:, None] + e[None, :], mask=seen, other=0.0)
+        tl.store(cols + (pixel * PADDED)[:, None] + (dy * KW * IN + e)[None, :], value, mask=within)
+    if PADDED > KH * KW * IN:
+        tail = KH * KW * IN + tl.arange(0, 8)
+        value = tl.zeros((ROWS, 8), dtype=cols.dtype.element_ty)
+        tl.store(cols + (pixel * PADDED)[:, None] + tail[None, :], value, mask=real[:, None] & (tail < PADDED)[None, :])
+
+
+@_kernel
+def _patches_of_few(
+    x,
+    cols,
+    total,
+    IN: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`_patches` number by number: for runs too short to be worth a program's while. `total` is below 2^31."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel, k = at // PADDED, at % PADDED
+    n, place = pixel // (OH * OW), pixel % (OH * OW)
+    dy, e = k // (KW * IN), k % (KW * IN)
+    row = (place // OW) * STEP + dy - PAD_H
+    left = (place % OW) * STEP - PAD_W
+    seen = (at < total) & (k < KH * KW * IN) & (row >= 0) & (row < H)
+    if PAD_W > 0:
+        seen = seen & (left + e // IN >= 0) & (left + e // IN < W)
+    value = tl.load(x + ((n * H + row) * W + left) * IN + e, mask=seen, other=0.0)
+    tl.store(cols + at, value, mask=at < total)
+
+
+@_kernel
+def _unpatch(
+    cols,
+    x,
+    total,
+    IN: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """x[n, h, w, i] = the sum of every cols[n, oy, ox, (dy, dx, i)] that was read from there."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i = (at % IN).to(tl.int32)
+    pixel = at // IN
+    n = pixel // (H * W)
+    place = (pixel % (H * W)).to(tl.int32)
+    y, z = place // W + PAD_H, place % W + PAD_W
+    sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in tl.static_range(KH * KW):
+        row, col = y - tap // KW, z - tap % KW
+        seen = (at < total) & (row >= 0) & (col >= 0)
+        if STEP > 1:
+            seen = seen & (row % STEP == 0) & (col % STEP == 0)
+            row, col = row // STEP, col // STEP
+        seen = seen & (row < OH) & (col < OW)
+        from_ = cols + ((n * OH + row) * OW + col) * PADDED + tap * IN + i
+        sum += tl.load(from_, mask=seen, other=0.0).to(tl.float32)
+    tl.store(x + at, sum.to(x.dtype.element_ty), mask=at < total)
+
+
+@_kernel
+def _pool(x, y, which, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest of each 2 x 2 block of [.., A, B, C] over A and B, and which of the four (of equals, the first)."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = at < total
+    HA: tl.constexpr = A // 2
+    HB: tl.constexpr = B // 2
+    c = at % C
+    b = (at // C) % HB
+    a = (at // (C * HB)) % HA
+    n = at // (C * HB * HA)
+    corner = x + ((n * A + 2 * a) * B + 2 * b) * C + c
+    best = tl.load(corner, mask=real, other=0.0)
+    choice = tl.zeros((BLOCK,), dtype=tl.int32)
+    for other in tl.static_range(1, 4):
+        value = tl.load(corner + ((other // 2) * B + other % 2) * C, mask=real, other=0.0)
+        better = (value > best) | (value != value)
+        best = tl.where(better, value, best)
+        choice = tl.where(better, other, choice)
+    tl.store(y + at, best, mask=real)
+    tl.store(which + at, choice.to(tl.uint8), mask=real)
+
+
+@_kernel
+def _unpool(dy, which, dx, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """dx of `_pool`: each dy at the place its maximum came from, zero elsewhere."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    HA: tl.constexpr = A // 2
+    HB: tl.constexpr = B // 2
+    c = at % C
+    b = (at // C) % B
+    a = (at // (C * B)) % A
+    n = at // (C * B * A)
+    known = (at < total) & (a // 2 < HA) & (b // 2 < HB)
+    from_ = ((n * HA + a // 2) * HB + b // 2) * C + c
+    choice = tl.load(which + from_, mask=known, other=4)
+    value = tl.load(dy + from_, mask=known, other=0.0)
+    mine = choice.to(tl.int64) == (a % 2) * 2 + b % 2
+    tl.store(dx + at, tl.where(mine, value, 0.0), mask=at < total)
+
+
+@_kernel
+def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+    """y[..] = the x that `which` names, of each 2 x 2 block."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = at < total
+    HA: tl.constexpr = A // 2
+    HB: tl.constexpr = B // 2
+    c = at % C
+    b = (at // C) % HB
+    a = (at // (C * HB)) % HA
+    n = at // (C * HB * HA)
+    choice = tl.load(which + at, mask=real, other=0).to(tl.int64)
+    value = tl.load(x + ((n * A + 2 * a + choice // 2) * B + 2 * b + choice % 2) * C + c, mask=real, other=0.0)
+    tl.store(y + at, value, mask=real)
+
+
+@_kernel
+def _mix(x, y, total, M1: tl.constexpr, M2: tl.constexpr, BLOCK: tl.constexpr):
+    """splitmix64's finaliser; the shifts are logical."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < total, other=0).to(tl.uint64, bitcast=True)
+    v = (v ^ (v >> 30)) * tl.full((), M1, dtype=tl.uint64)
+    v = (v ^ (v >> 27)) * tl.full((), M2, dtype=tl.uint64)
+    v = v ^ (v >> 31)
+    tl.store(y + at, v.to(tl.int64, bitcast=True), mask=at < total)
+
+
+def _grid(total: int) -> tuple[int]:
+    return (-(-total // BLOCK),)
+
+
+def patches(x: Tensor, out: tuple[int, int], kernel: tuple[int, int], step: int, pad: tuple[int, int]) -> Tensor:
+    """[N, oh * ow, K] of x [N, I, h, w] (any strides): what each output pixel sees, ordered (row, column, channel).
+
+    K is kh * kw * I, rounded up with zeros to a multiple of 8, which aligned matrix products need.
+    """
+    count, channels, height, width = x.shape
+    length = kernel[0] * kernel[1] * channels
+    padded = -(-length // 8) * 8
+    cols = torch.empty(count, out[0] * out[1], padded, dtype=x.dtype, device=x.device)
+    x = x.permute(0, 2, 3, 1).contiguous()
+    shape = (channels, height, width, *out, *kernel, step, *pad, padded)
+    run, pixels, total = triton.next_power_of_2(kernel[1] * channels), count * out[0] * out[1], cols.numel()
+    if run < 64 and total < 2**31 - BLOCK:
+        _patches_of_few[_grid(total)](x, cols, total, *shape, BLOCK)
+    else:
+        rows = max(1, 2 * BLOCK // run)
+        _patches[(-(-pixels // rows),)](x, cols, pixels, *shape, rows, run)
+    return cols
+
+
+def unpatch(
+    cols: Tensor,
+    channels: int,
+    image: tuple[int, int],
+    out: tuple[int, int],
+    kernel: tuple[int, int],
+    step: int,
+    pad: tuple[int, int],
+) -> Tensor:
+    """[N, I, h, w] of cols [N, oh * ow, K]: the transpose of `patches`. A pixel's channels lie side by side."""
+    x = torch.empty(len(cols), *image, channels, dtype=cols.dtype, device=cols.device)
+    _unpatch[_grid(x.numel())](
+        cols, x, x.numel(), channels, *image, *out, *kernel, step, *pad, cols.shape[-1], BLOCK
+    )  # fmt: skip
+    return x.permute(0, 3, 1, 2)
+
+
+def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """2 x 2 maxima of the two axes before the last of x [N, a, b, c], and which of the four each was (uint8)."""
+    count, a, b, c = x.shape
+    y = torch.empty(count, a // 2, b // 2, c, dtype=x.dtype, device=x.device)
+    which = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+    _pool[_grid(y.numel())](x.contiguous(), y, which, y.numel(), a, b, c, BLOCK)
+    return y, which
+
+
+def unpool(dy: Tensor, which: Tensor, size: tuple[int, int]) -> Tensor:
+    """The gradient of `pool`'s input, whose pooled axes have this size."""
+    dx = torch.empty(dy.shape[0], *size, dy.shape[-1], dtype=dy.dtype, device=dy.device)
+    _unpool[_grid(dx.numel())](dy.contiguous(), which, dx, dx.numel(), *size, dy.shape[-1], BLOCK)
+    return dx
+
+
+def pick(x: Tensor, which: Tensor) -> Tensor:
+    """The entries of x that `pool` chose: the gradient of `unpool`."""
+    y = torch.empty(which.shape, dtype=x.dtype, device=x.device)
+    _pick[_grid(y.numel())](x.contiguous(), which, y, y.numel(), *x.shape[1:], BLOCK)
+    return y
+
+
+def mix(x: Tensor, first: int, second: int) -> Tensor:
+    """Scramble 64-bit integers with two odd multipliers (given unsigned)."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    if x.numel():
+        _mix[_grid(x.numel())](x, y, x.numel(), first, second, BLOCK)
+    return y

@@ -1,0 +1,58 @@
+"""Several seeds together give what each gives alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from acclimate.backends import Vmap
+from acclimate.backends.lanes import Lane, Lanes, union
+from acclimate.core import fit
+from acclimate.core.worker import Worker
+from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
+from support import fitted, gap, shards, small, task
+from test_contract import METHODS
+
+SCHEDULE = fit.Schedule(2, 6, 4)
+VAL = (5, 9, 6, 0, 8, 7)
+
+
+def together(method, seeds, data):
+    lanes = [Lane(Worker(task(), method, seed=s), d, shards(VAL, seed=1)) for s, d in zip(seeds, data, strict=True)]
+    joint = Lanes(lanes, torch.device("cpu"), Vmap(chunk=5))
+    states = joint.start()
+    for states in joint.rounds(SCHEDULE, states):
+        pass
+    return states
+
+
+@pytest.mark.parametrize("method", [FedAvg(private=("head",)), SCAFFOLD(), FedTHE()], ids=lambda m: type(m).__name__)
+def test_each_lane_is_its_own_run(method):
+    method, data = small(method), [shards(seed=0), shards(seed=4)]
+    for seed, d, state in zip((0, 3), data, together(method, (0, 3), data), strict=True):
+        _, _, alone = fitted(method, "vmap", rounds=2, seed=seed, data=d)
+        assert gap(state.server, alone.server) < 1e-5 and gap(state.mine, alone.mine) < 1e-5
+        assert state.cost == alone.cost and state.round == alone.round
+        for ours, theirs in zip(state.history, alone.history, strict=True):
+            assert ours["val_accuracy"] == pytest.approx(theirs["val_accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_in_lanes(name):
+    data = shards()
+    first, second = together(small(METHODS[name]), (1, 1), (data, data))
+    assert gap(first.server, second.server) < 1e-6  # the same seed and data: the same numbers
+
+
+def test_shared_examples_lie_in_memory_once():
+    data, other = shards(), shards(seed=2)
+    joint = union([data, data, other])
+    assert len(joint.x) == len(data.x) + len(other.x)
+    assert torch.equal(joint.x[joint.own(7)], data.x[data.own(1)])
+    assert torch.equal(joint.x[joint.own(13)], other.x[other.own(1)])
+
+
+def test_lanes_of_different_sizes_are_refused():
+    lanes = [Lane(Worker(task(), FedAvg()), shards(s), shards(s)) for s in ((8, 8), (8, 8, 8))]
+    with pytest.raises(ValueError, match="same number of clients"):
+        Lanes(lanes, torch.device("cpu"), Vmap())

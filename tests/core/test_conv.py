@@ -1,0 +1,104 @@
+"""Convolutions with weights per client against a loop over clients: values, gradients, second derivatives, nesting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jacrev, vmap
+
+from acclimate.core.conv import PureConv2d, fits, is_batched
+
+CASES = [(3, 5, 5, 1, 0), (4, 6, 3, 1, 1), (4, 5, 3, 2, 1), (2, 3, 1, 2, 0), (3, 2, 3, 2, 0)]
+"""Input channels, output channels, kernel, step, padding."""
+
+
+def layer(case: tuple[int, ...]) -> PureConv2d:
+    i, o, k, s, p = case
+    return PureConv2d(i, o, k, stride=s, padding=p).double()
+
+
+def plain(conv: PureConv2d, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return nn.functional.conv2d(x, w, b, conv.stride, conv.padding)
+
+
+def tensors(case: tuple[int, ...], *lead: int) -> tuple[Tensor, Tensor, Tensor]:
+    i, o, k, _, _ = case
+    g = torch.Generator().manual_seed(0)
+    shapes = ((2, i, 9, 8), (o, i, k, k), (o,))
+    x, w, b = (torch.randn(*lead, *s, generator=g, dtype=torch.float64) for s in shapes)
+    return x, w, b
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0)])
+def test_values_and_gradients_are_those_of_a_loop(case: tuple[int, ...], dims: tuple[int | None, ...]) -> None:
+    conv = layer(case)
+    x, w, b = (t if d is not None else t[0] for t, d in zip(tensors(case, 3), dims, strict=True))
+
+    def loss(f):  # type: ignore[no-untyped-def]
+        return lambda x, w, b: f(x, w, b).sin().sum()
+
+    ours = vmap(grad(loss(conv._conv_forward), (0, 1, 2)), in_dims=dims)(x, w, b)
+    each = [[t[c] if d is not None else t for t, d in zip((x, w, b), dims, strict=True)] for c in range(3)]
+    theirs = [grad(loss(lambda *a: plain(conv, *a)), (0, 1, 2))(*e) for e in each]
+    for mine, loop in zip(ours, map(torch.stack, zip(*theirs, strict=True)), strict=True):
+        torch.testing.assert_close(mine, loop)
+    out = vmap(conv._conv_forward, in_dims=dims)(x, w, b)
+    torch.testing.assert_close(out, torch.stack([plain(conv, *e) for e in each]))
+
+
+@pytest.mark.parametrize("case", CASES[:3])
+def test_second_derivatives_are_those_of_a_loop(case: tuple[int, ...]) -> None:
+    conv = layer(case)
+    x, w, b = tensors(case, 2)
+    x, w = x[:, :1, :, :5, :5], w[:, :2]
+    b = b[:, :2]
+
+    def curved(f, x, w, b):  # type: ignore[no-untyped-def]
+        return jacrev(grad(lambda x, w: f(x, w, b).sin().sum(), (0, 1)), (0, 1))(x, w)
+
+    ours = vmap(lambda *a: curved(conv._conv_forward, *a))(x, w, b)
+    for c in range(2):
+        loop = curved(lambda *a: plain(conv, *a), x[c], w[c], b[c])
+        for mine, want in zip(ours, loop, strict=True):
+            for m, t in zip(mine, want, strict=True):
+                torch.testing.assert_close(m[c], t)
+
+
+def test_nested_maps_join_the_client_axis() -> None:
+    conv, case = layer(CASES[1]), CASES[1]
+    x, w, b = tensors(case, 2, 3)
+
+    def f(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return conv._conv_forward(x, w, b).sin().sum()
+
+    both = vmap(vmap(grad(f, 1)))(x, w, b)
+    outer = vmap(vmap(grad(f, 1), in_dims=(0, None, None)))(x, w[:, 0], b[:, 0])
+    one = grad(lambda w: plain(conv, x[1, 2], w, b[1, 2]).sin().sum())(w[1, 2])
+    torch.testing.assert_close(both[1, 2], one)
+    one = grad(lambda w: plain(conv, x[1, 2], w, b[1, 0]).sin().sum())(w[1, 0])
+    torch.testing.assert_close(outer[1, 2], one)
+
+
+def test_without_a_map_torch_convolves() -> None:
+    x, w, b = tensors(CASES[0])
+    conv = layer(CASES[0])
+    assert torch.equal(conv._conv_forward(x, w, b), plain(conv, x, w, b))
+    seen: list[bool] = []
+    vmap(lambda t: seen.append(is_batched(t)) or t)(x)  # type: ignore[func-returns-value]
+    assert seen == [True] and not is_batched(x)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+        nn.Conv2d(4, 4, 3, stride=(1, 2)),
+    ],
+)
+def test_other_convolutions_stay_as_they_are(other: nn.Conv2d) -> None:
+    assert fits(nn.Conv2d(4, 4, 3)) and not fits(other)
