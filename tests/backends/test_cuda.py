@@ -145,13 +145,13 @@ def test_convolutions_per_client_are_those_of_a_loop(case):
     plain = grad(loss(lambda x, w: torch.nn.functional.conv2d(x, w, None, step, pad)), (0, 1))
     for c in range(3):
         for mine, theirs in zip(ours, plain(x[c], w[c]), strict=True):
-            torch.testing.assert_close(mine[c], theirs, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mine[c], theirs, rtol=1e-3, atol=1e-3)
 
 
 @needs_triton
 @pytest.mark.parametrize("shape", [(3, 4, 5, 8, 8), (2, 3, 4, 7, 9)])
 def test_pooling_per_client_is_torchs(shape):
-    x = torch.randn(*shape, device=CUDA)
+    x = torch.randn(*shape).to(CUDA)
     layer = PureMaxPool2d(2)
     ours = vmap(grad(lambda x: layer(x).sin().sum()))(x)
     assert torch.equal(vmap(layer)(x), torch.stack([torch.nn.functional.max_pool2d(t, 2) for t in x]))
@@ -195,4 +195,4 @@ def test_traces_and_maps_work_on_the_gpu():
     models = engine.deploy(state.server, state.mine, NoPersonal())
     told = engine.serve(models, shards(seed=2), THE(), Protocol(4), trace=True)["trace"]
     assert told["personal_weight"].shape[:2] == (6, 40)
-    assert tsne.embed(torch.randn(40, 8, device=CUDA)).isfinite().all()
+    assert tsne.embed(torch.randn(40, 8).to(CUDA)).isfinite().all()

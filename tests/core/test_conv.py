@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
 from acclimate.core.conv import PureConv2d, fits, is_batched
+from acclimate.core.layers import purify
 
 CASES = [(3, 5, 5, 1, 0), (4, 6, 3, 1, 1), (4, 5, 3, 2, 1), (2, 3, 1, 2, 0), (3, 2, 3, 2, 0)]
 """Input channels, output channels, kernel, step, padding."""
@@ -102,3 +103,11 @@ def test_without_a_map_torch_convolves() -> None:
 )
 def test_other_convolutions_stay_as_they_are(other: nn.Conv2d) -> None:
     assert fits(nn.Conv2d(4, 4, 3)) and not fits(other)
+
+
+def test_copies_are_spared_only_between_layers_that_do_not_mind() -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten())
+    normed = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.MaxPool2d(2), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    purify(plain), purify(normed)
+    assert [m.loose for m in plain if hasattr(m, "loose")] == [True, True, True]
+    assert [m.loose for m in normed if hasattr(m, "loose")] == [False, False]

@@ -44,6 +44,9 @@ class Geometry(NamedTuple):
 class PureConv2d(nn.Conv2d):
     """A convolution that stays fast under `vmap` with a weight per client."""
 
+    loose: bool = False
+    """Whether what follows takes the result in the order it was computed in, a pixel's channels side by side."""
+
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not (_supported(input) and (is_batched(input) or is_batched(weight))):
             return super()._conv_forward(input, weight, bias)
@@ -52,7 +55,8 @@ class PureConv2d(nn.Conv2d):
         geometry = Geometry((input.shape[-2], input.shape[-1]), kernel, self.stride[0], pad)
         # squeeze, not [0]: the gradient of a selection is a copy into zeros
         y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry).squeeze(0)
-        return y if bias is None else y + bias[:, None, None]
+        y = y if bias is None else y + bias[:, None, None]
+        return y if self.loose else y.contiguous()
 
 
 def fits(layer: nn.Module) -> bool:

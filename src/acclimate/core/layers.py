@@ -97,4 +97,15 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             layer.__class__ = KeyedDropout  # type: ignore[assignment]
             layer.register_buffer("key", torch.zeros((), dtype=torch.int64, device="meta"), persistent=False)
             keys.append(f"{name}.key" if name else "key")
+    for part in module.modules():
+        if isinstance(part, nn.Sequential):
+            _loosen(list(part))
     return tuple(keys)
+
+
+def _loosen(chain: list[nn.Module]) -> None:
+    """Spare a copy between layers that are known not to mind the order in memory; torch's own norms do mind."""
+    for i, layer in enumerate(chain):
+        if isinstance(layer, conv.PureConv2d | pool.PureMaxPool2d):
+            rest = (n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | pool.PureMaxPool2d))
+            layer.loose = isinstance(next(rest, None), conv.PureConv2d | nn.Flatten)

@@ -18,11 +18,15 @@ from .conv import is_batched
 class PureMaxPool2d(nn.MaxPool2d):
     """Maximum pooling of 2 x 2 blocks that is fast under `vmap` on a GPU."""
 
+    loose: bool = False
+    """As `PureConv2d.loose`."""
+
     def forward(self, input: Tensor) -> Tensor:
         if not (kernels.usable(input) and is_batched(input)):
             return super().forward(input)
         y, _ = _Pool.apply(input.permute(0, 2, 3, 1))
-        return y.permute(0, 3, 1, 2)
+        y = y.permute(0, 3, 1, 2)
+        return y if self.loose else y.contiguous()
 
 
 def fits(layer: nn.Module) -> bool:
