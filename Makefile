@@ -26,7 +26,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.core  ## what is fast, and by how much, on this machine
-	$(BIN)/python benchmarks/round.py --quick
+	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/corruptions.py --quick
 
 docs: $(VENV)/.docs

@@ -79,7 +79,8 @@ def measure(name: str, clients: int, samples: int, looped: int, device: torch.de
     served(fast, models, test, adapter, batch)  # warm
     _, vectorised = served(fast, models, test, adapter, batch)
     expected, loop = served(slow, one, few, adapter, 1)
-    same, _ = served(slow, one, few, adapter, looped)
+    each = Shards.of(test.x, test.y, [test.own(c)[:looped] for c in range(clients)])
+    same = served(fast, models, each, adapter, looped)[0][:1]
     per = {"loop": loop / looped, "vectorised": vectorised / (clients * samples)}
     return {
         "adapter": name,

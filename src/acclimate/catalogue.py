@@ -42,6 +42,7 @@ METHODS: dict[str, Method] = {
     "fedadam": methods.FedAvg(server_opt=optim.Adam(lr=0.01, b2=0.99, eps=1e-3)),
     "fedprox": methods.FedProx(),
     "scaffold": methods.SCAFFOLD(),
+    "perfedavg": methods.PerFedAvg(),
     "fedthe": methods.FedTHE(),
     "fedttt": methods.FedTTT(),
     "gma": methods.GMA(),

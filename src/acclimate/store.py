@@ -200,6 +200,7 @@ def pack(state: State, training: str) -> bytes:
         "best": None if state.best is None else {"round": state.best.round, "score": state.best.score},
         "history": list(state.history),
         "cost": state.cost,
+        "faults": list(state.faults),
         "digest": _digest(tensors),
     }
     return save(tensors, {"acclimate": json.dumps(meta, sort_keys=True)})
@@ -226,7 +227,7 @@ def unpack(path: Path, like: State, training: str) -> State:
             best = Best(meta["best"]["round"], meta["best"]["score"], *kept)
     except ValueError as e:
         raise RunError(f"{path} does not fit this experiment: {e}") from e
-    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"])
+    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], tuple(meta.get("faults", ())))
 
 
 def pack_traces(traces: Traces, seed: int, round: int) -> bytes:

@@ -30,12 +30,25 @@ class NonFinite(ArithmeticError):
         )
 
 
+class Fault(NamedTuple):
+    """A client whose message did not count in a round, and why. The round went on without it."""
+
+    round: int
+    client: int
+    kind: str
+    """A word to count by: `lost`, `late`, `nonfinite`, `shape`, `groups`, `oversize`, `stale`, `duplicate`, `error`."""
+    reason: str
+
+
 class Reply(NamedTuple):
     """A cohort's round: the partially reduced messages and what one client's message is made of."""
 
     part: Partial
+    """Of those whose message counted; `part.clients` says who they are."""
     up: Tree
     """One client's message with no data (meta tensors): names, shapes, types and so bytes."""
+    faults: tuple[Fault, ...] = ()
+    """Those of the cohort who are not in `part`. Engines of one process never lose anyone."""
 
 
 class Engine(ABC):

@@ -64,6 +64,8 @@ class State:
     """One row per evaluated round."""
     cost: dict[str, Any] = field(default_factory=dict)
     """Bytes so far, summed over clients (`up`, `down`), and what one client's `message` is made of."""
+    faults: tuple[dict[str, Any], ...] = ()
+    """Every client whose message did not count in some round (`round`, `client`, `kind`, `reason`), in order."""
 
 
 def start(worker: Worker, engine: Engine, clients: int) -> State:
@@ -89,7 +91,8 @@ def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, stat
         cohort = sample(worker, schedule, r)
         server, reply, down = one_round(worker, engine, state.server, cohort, r)
         cost = add_cost(state.cost, reply, down, len(cohort))
-        state = replace(state, round=r + 1, server=server, mine=engine.mine, cost=cost)
+        faults = (*state.faults, *(f._asdict() for f in reply.faults))
+        state = replace(state, round=r + 1, server=server, mine=engine.mine, cost=cost, faults=faults)
         if schedule.evaluates(r):
             state = validate(worker, engine, val, state)
         yield state
@@ -105,6 +108,8 @@ def one_round(worker: Worker, engine: Engine, server: Tree, cohort: Tensor, roun
 def update(worker: Worker, server: Tree, reply: Reply, cohort: Tensor, round: int, device: torch.device) -> Tree:
     """The server's half of a round: combine what came back, filter it, and let the method make of it what it will."""
     task, method = worker.task, worker.method
+    if len(reply.part.clients) < len(cohort):  # some were lost; the order of the rest is kept
+        cohort = cohort[torch.isin(cohort, reply.part.clients.to(cohort.device))]
     total = message.finish(method.uplink, reply.part, cohort.to(reply.part.clients.device))
     like = torch.empty(0, device=device)
     for i, f in reversed(list(enumerate(worker.filters))):

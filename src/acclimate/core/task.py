@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checka
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch.func import functional_call
 
 from . import rng, tree
@@ -58,8 +59,10 @@ class Augment(Protocol):
 
 @functools.lru_cache(maxsize=64)
 def _constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Tensor:
-    # Memoised: making a tensor from Python numbers is a host-to-device copy, which a graph capture refuses.
-    return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
+    # Memoised: making a tensor from Python numbers is a host-to-device copy, which a graph capture refuses. Outside all
+    # transforms: a tensor made inside two nested `grad`s stays wrapped when they are over, and its next use fails.
+    with outside_transforms():
+        return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
 
 
 class Task:
@@ -134,7 +137,8 @@ class Task:
     def _fixed(self, device: torch.device) -> Tree:
         """Buffers that are not numbers to train or average (index tables): kept out of the variables."""
         if device not in self._constants:
-            self._constants[device] = tree.to(self._constants[torch.device("cpu")], device)
+            with outside_transforms():  # as in `_constant`
+                self._constants[device] = tree.to(self._constants[torch.device("cpu")], device)
         return self._constants[device]
 
     def apply(self, vars: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:

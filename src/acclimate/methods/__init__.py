@@ -10,6 +10,7 @@ from .fedthe import FedTHE
 from .fedttt import FedTTT
 from .gma import GMA
 from .local import Local
+from .perfedavg import PerFedAvg
 from .scaffold import SCAFFOLD
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "FedTHE",
     "FedTTT",
     "Local",
+    "PerFedAvg",
 ]

@@ -1,0 +1,50 @@
+"""Three seeds trained together (`backends.lanes`) against one, in FedTHE's setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from federated import ALLOWED, Round, apart
+from harness import Context, Record, Way, compare, insist
+
+from acclimate.backends import Vmap
+from acclimate.backends.lanes import Lane, Lanes
+from acclimate.core import fit, tree
+from acclimate.core.optim import SGD
+from acclimate.methods import FedAvg
+
+from .fedthe import setting
+
+
+def three(context: Context, ceilings: Record) -> Record:
+    """Seconds of a round of three seeds, as a multiple of one seed's."""
+    round, told = setting(context, FedAvg(opt=SGD(lr=0.01)))
+    seeds = [replace(round, worker=replace(round.worker, seed=s)) for s in range(3)]
+    agreement = _agreement(seeds, context)
+    with closing(Vmap().open(round.worker, round.data, context.device)) as engine:
+        record = compare({"one seed": Way(round.ours(engine)), "three seeds": Way(together(seeds, context))}, context)
+    cost = record["seconds"]["three seeds"]["median"] / record["seconds"]["one seed"]["median"]
+    return {"settings": told, "agreement": agreement, "seconds": record["seconds"], "cost_in_seeds": cost}
+
+
+def together(rounds: Sequence[Round], context: Context) -> Callable[[], list[tree.Tree]]:
+    """One round of several seeds as one cohort: each seed's new parameters."""
+    lanes = Lanes([Lane(r.worker, r.data, r.data) for r in rounds], context.device, Vmap())
+    states = [
+        replace(s, server=r.cast(s.server), mine=r.cast(s.mine)) for r, s in zip(rounds, lanes.start(), strict=True)
+    ]
+    schedule = fit.Schedule(2, lanes.clients, lanes.clients, eval_every=2)  # the first of two rounds is not evaluated
+    return lambda: [s.server["vars"]["params"] for s in next(lanes.rounds(schedule, states))]
+
+
+def _agreement(seeds: Sequence[Round], context: Context) -> Record:
+    """Whether every seed ends where it ends alone, in double precision."""
+    small = [r.exact() for r in seeds]
+    distances = {}
+    for r, result in zip(small, together(small, context)(), strict=True):
+        with closing(Vmap().open(r.worker, r.data, context.device)) as engine:
+            alone = r.ours(engine)()
+        distances[f"seed {r.worker.seed}"] = apart(alone, result, r.server()["vars"]["params"])
+    return insist(distances, ALLOWED)

@@ -1,0 +1,165 @@
+"""The benchmark harness: it refuses to time what does not agree, counts work as one would by hand, and runs whole."""
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules of benchmarks/ by name."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield importlib.import_module
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """What the whole GPU set writes when it runs tiny on a CPU."""
+    out = tmp_path_factory.mktemp("bench") / "figures.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--smoke", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text())
+
+
+def test_the_gpu_set_runs_whole_and_agrees(smoke, bench):
+    found = smoke["workloads"]
+    assert list(found) == list(bench("workloads").WORKLOADS)
+    assert {n: r.get("reason") for n, r in found.items() if r["status"] not in ("ok", "skipped")} == {}
+    assert [n for n, r in found.items() if r["status"] == "skipped"] == []
+    compared = {n: r for n, r in found.items() if "times_faster" in r}
+    assert {"pfl-cifar10", "fedavg-20", "perfedavg-20", "flute-femnist", "resnet20-gn", "zipf"} <= set(compared)
+    for record in compared.values():
+        assert record["agreement"]["agree"]
+        assert all(math.isfinite(t["median"]) and t["median"] > 0 for t in record["seconds"].values())
+    assert all(r["loss_difference"] < 1e-4 for r in found["adapters-per-sample"]["adapters"])
+    assert {"device", "torch", "numpy", "commit", "command", "ceilings"} <= set(smoke)
+    assert str(ROOT) not in json.dumps(smoke)  # nobody else has this machine's folders
+
+
+def test_the_tables_name_every_figure(smoke, bench):
+    text = bench("tables").page(smoke)
+    assert smoke["command"] in text
+    for name, record in smoke["workloads"].items():
+        if "adapters" not in record and name != "profile":
+            assert f"| {name} |" in text
+    ratio = smoke["workloads"]["fedavg-20"]["times_faster"]["ours"]
+    assert f"| {ratio:.1f} |" in next(line for line in text.splitlines() if line.startswith("| fedavg-20 | ours |"))
+    assert all(line.count("|") == text_line.count("|") for line, text_line in _neighbours(text))
+
+
+def _neighbours(text):
+    """Every two rows of one table."""
+    lines = text.splitlines()
+    return [(a, b) for a, b in zip(lines, lines[1:], strict=False) if a.startswith("|") and b.startswith("|")]
+
+
+def test_ways_that_disagree_are_not_timed(bench):
+    harness, federated = bench("harness"), bench("federated")
+    with pytest.raises(harness.Disagreement, match="ours is 2.0e-03 away; allowed is 1e-09"):
+        harness.insist({"plain": 0.0, "ours": 2e-3}, 1e-9)
+    with pytest.raises(harness.Disagreement, match="nan"):
+        harness.insist({"ours": math.nan}, 1e-9)
+    round = _small_round(bench)
+    assert federated.agreement(round)["agree"]
+    wrong = federated.Round.plain
+    try:  # a plain loop that does something else
+        federated.Round.plain = lambda self, keyed=False: lambda: {k: 1.01 * v for k, v in wrong(self, keyed)().items()}
+        with pytest.raises(harness.Disagreement, match="serial is"):
+            federated.agreement(round)
+    finally:
+        federated.Round.plain = wrong
+
+
+def _small_round(bench):
+    fedthe, harness = bench("workloads").fedthe, bench("harness")
+    return fedthe.setting(harness.Context(CPU), fedthe.FedAvg(opt=fedthe.SGD_01))[0]
+
+
+def test_repeats_are_interleaved_and_a_share_is_scaled_up(bench):
+    harness, order = bench("harness"), []
+    ways = {
+        "slow": harness.Way(lambda: order.append("slow"), share=0.5, repeats=2, warm=lambda: order.append("warm")),
+        "fast": harness.Way(lambda: order.append("fast")),
+    }
+    record = harness.compare(ways, harness.Context(CPU, repeats=3))
+    assert order == ["warm", "fast", "slow", "fast", "slow", "fast", "fast"]
+    assert [t["repeats"] for t in record["seconds"].values()] == [2, 3]
+    assert record["scaled_from_share"] == {"slow": 0.5}
+    assert harness.summary([1.0, 4.0, 2.0]) == {"median": 2.0, "spread": 3.0, "repeats": 3}
+    assert harness.ratios({"plain": 6.0, "ours": 2.0}) == {"ours": 3.0}
+
+
+def test_work_is_counted_by_hand(bench):
+    limits = bench("limits")
+    a, b = torch.randn(3, 5), torch.randn(5, 7)
+    assert limits.work_of(lambda: a @ b) == {"flops": 2 * 3 * 5 * 7, "bytes": 4 * (15 + 35 + 21)}
+    assert limits.work_of(lambda: a.view(5, 3))["bytes"] == 0
+    took = {"ours": {"median": 0.5}}
+    rates = limits.rates({"flops": 10, "bytes": 3}, 4, took, {"flop_per_second": {"fp32": 160.0}})["rates"]["ours"]
+    assert rates == {"flop_per_second": 80.0, "bytes_per_second": 24.0, "share_of_ceiling": {"fp32": 0.5}}
+
+
+def test_the_work_of_a_step_is_that_of_the_layers(bench):
+    federated, round = bench("federated"), _small_round(bench)
+    net = round.worker.task.model.build((3, 32, 32), 10)
+    sizes = {n: p.numel() for n, p in net.named_parameters()}
+    first, second, hidden, head = sizes.values()
+    forward = first * 28**2 + second * 10**2 + hidden + head  # multiplications per image: outputs of 28 and 10 squared
+    backward = 2 * forward - first * 28**2  # no gradient of the images
+    assert federated._work_of_a_step(round.part(1))["flops"] == 2 * 8 * (forward + backward)
+
+
+def test_one_failure_loses_nothing_else(bench, tmp_path, monkeypatch, capsys):
+    suite, harness = bench("suite"), bench("harness")
+
+    def broken(context, ceilings):
+        raise RuntimeError("no such thing\nsecond line")
+
+    def absent(context, ceilings):
+        raise harness.Skipped("not here")
+
+    monkeypatch.setattr(suite, "WORKLOADS", {"bad": broken, "absent": absent, "good": lambda c, top: {"x": 1}})
+    report = suite.run(["bad", "absent", "good"], harness.Context(CPU), 60.0, tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == report
+    assert [r["status"] for r in report["workloads"].values()] == ["failed", "skipped", "ok"]
+    assert report["workloads"]["bad"]["reason"].startswith("RuntimeError: no such thing (test_benchmarks.py:")
+    late = suite.run(["good"], harness.Context(CPU), 0.0, None)
+    assert late["workloads"]["good"]["reason"] == "out of time"
+    assert "bad" in capsys.readouterr().out
+
+
+def test_the_record_says_how_it_was_made(bench, monkeypatch):
+    harness = bench("harness")
+    spoken = harness.command(["/somewhere/gpu.py", "--only", "zipf", "--out", "/somewhere/else.json", "--repeats", "2"])
+    assert spoken == "python benchmarks/gpu.py --only zipf --repeats 2"
+    assert harness.command(["gpu.py", "--out=/x"]) == "python benchmarks/gpu.py"
+    monkeypatch.setattr(harness.Path, "exists", lambda self: False)  # a copy without its history
+    monkeypatch.setenv("ACCLIMATE_COMMIT", "abc1234")
+    assert harness.commit() == "abc1234"
+
+
+def test_sizes_fall_back_to_the_next_smaller_scale(bench):
+    context = bench("harness").Context(CPU, "full")
+    assert context.sized(quick={"n": 2}, smoke={"n": 1}) == {"n": 2}
+
+
+def test_padding_stays_below_a_fifth(bench):
+    uneven, federated, harness = bench("workloads").uneven, bench("federated"), bench("harness")
+    sizes = uneven.zipf_sizes(40, 600, 20)
+    assert (sizes[0], sizes[1], sizes[-1]) == (600, 300, 20)
+    method = uneven.FedAvg(work=uneven.Work(epochs=1, batch=20))
+    round = federated.Round.of(federated.task_of(uneven.CNN(widths=(2,), hidden=2)), method, federated.dealt(sizes))
+    found = uneven.padding(round, harness.Context(CPU), [round.cohort])
+    assert found["real_steps"] == sum(-(-n // 20) for n in sizes)
+    assert 0 <= found["waste"] < 0.2
