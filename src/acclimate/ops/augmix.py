@@ -77,8 +77,9 @@ def _apply(image: Tensor, op: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     def table(name: str, value: Tensor, other: Tensor) -> Tensor:
         return torch.where((op == _AT[name])[:, None, None], value, other)
 
+    levels = image.flatten(2).to(torch.int64)
     lut = table("autocontrast", autocontrast_table(image), _values(image).expand(*image.shape[:2], 256))
-    lut = table("equalize", equalize_table(image), lut)
+    lut = table("equalize", equalize_table(levels), lut)
     lut = table("posterize", posterize_table(4 - (level * 0.4).floor(), image)[:, None], lut)
     lut = table("solarize", solarize_table(256 - (level * 25.6).floor(), image)[:, None], lut)
     matrix = affine(
@@ -87,16 +88,11 @@ def _apply(image: Tensor, op: Tensor, level: Tensor, sign: Tensor) -> Tensor:
         shift=(at("translate_x", sign * (level * w / 30).floor()), at("translate_y", sign * (level * h / 30).floor())),
         shape=(h, w),
     )
-    return warp(look_up(image, lut), matrix)
+    return warp(lut.gather(-1, levels).view_as(image), matrix)
 
 
 def _values(like: Tensor) -> Tensor:
     return torch.arange(256, device=like.device, dtype=torch.float32)
-
-
-def look_up(image: Tensor, table: Tensor) -> Tensor:
-    """Levels [N, C, H, W] replaced by those of each channel's table [N, C, 256]."""
-    return table.gather(-1, image.flatten(2).to(torch.int64)).view_as(image)
 
 
 def autocontrast_table(image: Tensor) -> Tensor:
@@ -107,12 +103,16 @@ def autocontrast_table(image: Tensor) -> Tensor:
     return torch.where(high > low, stretched, v)
 
 
-def equalize_table(image: Tensor) -> Tensor:
-    """Per channel, histogram equalisation in PIL's whole-number arithmetic (it leaves images below 256 px alone)."""
-    flat, v = image.flatten(2).to(torch.int64), _values(image)
-    counts = image.new_zeros(*flat.shape[:2], 256).scatter_add(-1, flat, torch.ones_like(image).flatten(2))
-    top = counts.gather(-1, flat.amax(-1, keepdim=True))
-    step = ((flat.shape[-1] - top) / 255.0).floor()
+def equalize_table(levels: Tensor) -> Tensor:
+    """Per channel, histogram equalisation in PIL's whole-number arithmetic (it leaves images below 256 px alone).
+
+    Levels are integers [N, C, pixels].
+    """
+    v = _values(levels)
+    one = torch.ones((), device=levels.device).expand(levels.shape)
+    counts = torch.zeros(*levels.shape[:2], 256, device=levels.device).scatter_add(-1, levels, one)
+    top = counts.gather(-1, levels.amax(-1, keepdim=True))
+    step = ((levels.shape[-1] - top) / 255.0).floor()
     below = counts.cumsum(-1) - counts
     spread = (((step / 2.0).floor() + below) / step.clamp_min(1.0)).floor().clamp_max(255.0)
     return torch.where(step > 0, spread, v)
@@ -147,8 +147,8 @@ def warp(image: Tensor, matrix: Tensor) -> Tensor:
     h, w = image.shape[-2:]
     x, y = (torch.arange(side, device=image.device) + 0.5 for side in (w, h))
     m = matrix[:, :, :, None, None]
-    px, py = (m[:, i, 0] * x + m[:, i, 1] * y[:, None] + m[:, i, 2] for i in range(2))
-    grid = torch.stack((2.0 * px / w - 1.0, 2.0 * py / h - 1.0), -1)
+    px, py = (torch.addcmul(m[:, i, 1] * y[:, None] + m[:, i, 2], m[:, i, 0], x) for i in range(2))
+    grid = torch.stack((px * (2.0 / w) - 1.0, py * (2.0 / h) - 1.0), -1)
     seen = F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False).round()
     outside = (px < 0) | (px >= w) | (py < 0) | (py >= h)
     return torch.where(outside[:, None], _GREY, seen)
