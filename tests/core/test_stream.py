@@ -23,8 +23,8 @@ class Counter(Adapter):
     def init(self, task, model):
         return {"count": torch.zeros(()), "total": torch.zeros(())}
 
-    def prepare(self, task, predict, model, state, x, key):
-        return {**state, "total": torch.tensor(float(len(x)))}
+    def prepare(self, task, predict, model, state, x, real, key):
+        return {**state, "total": real.sum().float()}
 
     def step(self, task, predict, model, state, x, key):
         count = state["count"] + 1

@@ -2,6 +2,7 @@
 
 from .bn import BNStats
 from .knn import KNNPer
+from .mbsl import MBSL
 from .memo import MEMO
 from .none import NoAdapt
 from .t3a import T3A
@@ -11,4 +12,4 @@ from .theplus import THEPlus
 from .tsa import TSA
 from .ttt import TTT
 
-__all__ = ["MEMO", "T3A", "THE", "TSA", "TTT", "BNStats", "KNNPer", "NoAdapt", "THEPlus", "Tent"]
+__all__ = ["MBSL", "MEMO", "T3A", "THE", "TSA", "TTT", "BNStats", "KNNPer", "NoAdapt", "THEPlus", "Tent"]

@@ -53,8 +53,14 @@ class Adapter:
         """The adapter's state at the start of a stream, and after every reset."""
         return {}
 
-    def prepare(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tree:
-        """For transductive adapters: sees the whole unlabelled stream, once, before the first `step`."""
+    def prepare(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
+    ) -> Tree:
+        """For transductive adapters: sees the whole unlabelled stream, once, before the first `step`.
+
+        x is [size, ...]; `real` (bool [size]) says which rows are this client's own. They come first; where clients of
+        several sizes run together the others repeat them, and must not count.
+        """
         return state
 
     def step(

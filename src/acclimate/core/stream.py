@@ -76,8 +76,9 @@ def run(
     x_rows = data["rows"][at % n]
     fresh, out, seen = adapter.init(task, model), [], []
     if adapter.transductive:
-        everything = data["x"][data["rows"][torch.arange(size, device=n.device) % n]]
-        fresh = adapter.prepare(task, predict, model, fresh, everything, rng.fold(key, "prepare"))
+        place = torch.arange(size, device=n.device)
+        everything, real = data["x"][data["rows"][place % n]], place < n
+        fresh = adapter.prepare(task, predict, model, fresh, everything, real, rng.fold(key, "prepare"))
     state = fresh
     for t in range(steps):
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples

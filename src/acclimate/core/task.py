@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -29,6 +30,10 @@ class Blend:
 
 Mode: TypeAlias = Literal["train", "eval", "adapt"] | Blend
 """`train`: batch statistics, dropout. `eval`: running statistics. `adapt`: eval, but with batch statistics."""
+
+
+Changes: TypeAlias = Mapping[str, Callable[[Tensor], Tensor | None]]
+"""Functions of the outputs of named modules."""
 
 
 class Out(NamedTuple):
@@ -82,14 +87,16 @@ class Task:
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
         augment: Augment | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        self.dtype = dtype
         self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
         self.mean, self.std = tuple(mean), tuple(std)
         self.augment = augment
         with torch.random.fork_rng(devices=[]):
             base = self._build()
         self.dim = _head_width(base, model, num_classes)
-        _check_outputs(base, model, self.shape, self.dim, num_classes)
+        self.stages = _check_outputs(base, model, self.shape, self.dim, num_classes)
         head = getattr(base, "head_name", "head")
         self.dropout_keys = purify(base)
         self.params = tuple(n for n, _ in base.named_parameters())
@@ -109,7 +116,11 @@ class Task:
         self._skeletons = _skeletons(base.to("meta"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Task, (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
+        return Task, (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment, self.dtype)
+
+    def computing(self, dtype: torch.dtype | None) -> Task:
+        """The same task whose forward and backward passes run in this precision; variables and outputs keep theirs."""
+        return Task(self.model, self.shape, self.num_classes, self.mean, self.std, self.augment, dtype)
 
     def _build(self) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -141,18 +152,38 @@ class Task:
                 self._constants[device] = tree.to(self._constants[torch.device("cpu")], device)
         return self._constants[device]
 
-    def apply(self, vars: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
-        """The forward pass. In train mode `key` feeds dropout and augmentation; without a key nothing is augmented."""
+    def apply(
+        self, vars: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None, change: Changes | None = None
+    ) -> Out:
+        """The forward pass. In train mode `key` feeds dropout and augmentation; without a key nothing is augmented.
+
+        `change` names modules whose output is replaced by what a function makes of it (see `places`).
+        """
         if self.augment is not None and mode == "train" and key is not None:
             x = self.augment.views(x, rng.fold(key, "augment"))
-        tensors = {**self._fixed(x.device), **vars["params"], **vars["buffers"]}
+        input = self.normalise(x)
+        used = self._in_dtype({"input": input, **vars}, mode)
+        tensors = {**self._fixed(x.device), **used["params"], **used["buffers"]}
         if self.dropout_keys and mode == "train":
             if key is None:
                 raise ValueError("this model has dropout: pass a key to Task.apply in mode 'train'")
             tensors |= {name: rng.fold(key, "dropout", i) for i, name in enumerate(self.dropout_keys)}
         # functional_call leaves what the layers assigned (new batch statistics) in `tensors`.
-        features, logits = functional_call(self._skeleton(mode), tensors, (self.normalise(x),))
-        return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
+        skeleton = self._skeleton(mode)
+        with _changing(skeleton, change or {}):
+            features, logits = functional_call(skeleton, tensors, (used["input"],))
+        if self.dtype is None:
+            return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
+        buffers = {k: b if mode == "eval" else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
+        return Out(logits.to(input.dtype), features.to(input.dtype), buffers)
+
+    def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
+        """Input and variables in the precision of the passes. Running statistics stay as they are in training: what a
+        batch adds to them would be rounded away."""
+        if self.dtype is None:
+            return given
+        used: Tree = tree.map(lambda t: t.to(self.dtype), given)
+        return {**used, "buffers": given["buffers"]} if mode == "train" else used
 
     def _skeleton(self, mode: Mode) -> nn.Module:
         if mode not in self._skeletons:
@@ -176,6 +207,14 @@ class Task:
         if self.mean:
             x = (x - _constant(self.mean, x.dim(), x.device)) / _constant(self.std, x.dim(), x.device)
         return x
+
+    def places(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """Modules by name or pattern, for `apply(change=...)`; `stages` names some that every image model has."""
+        names = [n for n, _ in self._skeletons["eval"].named_modules() if n]
+        for p in patterns:
+            if not any(fnmatchcase(n, p) for n in names):
+                raise ValueError(f"no module matches '{p}'; this model's feature maps are made by {self.stages}")
+        return tuple(n for n in names if any(fnmatchcase(n, p) for p in patterns))
 
     def select(self, roles: str | Iterable[str]) -> frozenset[str]:
         """Names of parameters and buffers by role (`head`, `norm`, `body`, `all`) or by pattern (`conv1.*`)."""
@@ -214,10 +253,22 @@ def _head_width(module: nn.Module, model: Any, num_classes: int) -> int:
     return head.in_features
 
 
-def _check_outputs(module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int) -> None:
-    """One forward pass in eval mode: the module must return (features, logits) of the promised widths."""
+def _check_outputs(
+    module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int
+) -> tuple[str, ...]:
+    """One forward pass in eval mode: the module must return (features, logits) of the promised widths.
+
+    Returns the names of the modules that make the feature maps: for each size of map, the last and outermost one.
+    """
     label, training = type(model).__name__, module.training
-    with torch.no_grad():
+    stages: dict[tuple[int, ...], str] = {}
+
+    def note(name: str, out: Any) -> None:
+        if isinstance(out, Tensor) and out.dim() == 4:
+            stages[tuple(out.shape[2:])] = name
+
+    watch: Changes = {name: functools.partial(note, name) for name, _ in module.named_modules() if name}
+    with torch.no_grad(), _changing(module, watch):
         out = module.eval()(torch.zeros(2, *shape))
     module.train(training)
     if not (isinstance(out, tuple | list) and len(out) == 2):
@@ -228,6 +279,21 @@ def _check_outputs(module: nn.Module, model: Any, shape: tuple[int, ...], dim: i
             f"model {label} must return features [batch, {dim}] and logits [batch, {num_classes}], "
             f"for a batch of 2 it returns {shapes[0]} and {shapes[1]}"
         )
+    return tuple(stages.values())
+
+
+@contextlib.contextmanager
+def _changing(module: nn.Module, change: Changes) -> Iterator[None]:
+    """Submodules whose outputs go through a function; one that returns None only looks."""
+    hooks = [
+        module.get_submodule(name).register_forward_hook(lambda _m, _args, out, f=f: f(out))
+        for name, f in change.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _skeletons(base: nn.Module) -> dict[Mode, nn.Module]:

@@ -6,6 +6,7 @@ from .fedavg import FedAvg
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedrod import FedRoD
+from .fedspl import FedSPL
 from .fedthe import FedTHE
 from .fedttt import FedTTT
 from .gma import GMA
@@ -22,6 +23,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedSPL",
     "FedTHE",
     "FedTTT",
     "Local",

@@ -1,0 +1,225 @@
+"""MBSL, FedSPL's test half. Zhang et al., AAAI 2025, Eq. 5-14 and Algorithm 1: a teacher labels, a student learns.
+
+Sees the client's whole unlabelled set first. In every epoch:
+- the teacher's prediction is its mean over E augmented views (Eq. 6); its margin between the best and the second class
+  (Eq. 7) is strong where it reaches the client's mean margin (Eq. 8), else weak;
+- the student learns, batch by batch: cross-entropy to the pseudo-labels of strong samples (Eq. 9, read as the student's
+  prediction: as printed it has the teacher's, which has no gradient), squared distance to the teacher's prediction on
+  weak ones (Eq. 10), and a contrastive loss between two views (Eq. 11) on principal components of their features, each
+  centred by its own mean;
+- the teacher moves to the student by an exponential average (Eq. 5). The teacher answers.
+
+Weights, Eq. 12-14: (1 - a - b) strong + a weak + b contrast, b = b0 exp(-gamma j). As printed, a starts at 1, which
+makes the strong weight negative, against the text (strong samples first, and an upper bound of 0.001 for a). Read
+here: what Eq. 13 shrinks from 1 is the distance of a to its bound, a = bound (1 - prod(1 - delta)). The two PCAs of
+Eq. 11 are one, over both views, since two bases could not be compared. rho and the rates are the released code's.
+
+`variant="released"`: the margin's mean is the mini-batch's, weak distances are between logits, the strong weight starts
+at 1 and shrinks by (1 - 0.001 exp(-margin)) per step with the rest going to the weak loss, the contrast has weight 0.5
+exp(-1e-4 j), weak samples only and no PCA, and the teacher moves before every step. Left out there: promoting weak
+samples, topping up missing classes, and a larger rate for the head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from ..core import check, rng, tree
+from ..core.adapter import Adapter, Predict
+from ..core.local import Work
+from ..core.optim import SGD, Optimizer
+from ..core.task import Augment, Task
+from ..core.tree import Tree
+from ..ops.augment import FlipCrop
+
+TAUGHT = 64
+"""Samples that the teacher sees at once: with batch norm, whose statistics they share."""
+
+
+@dataclass(frozen=True)
+class MBSL(Adapter):
+    """Teacher and student on strong and weak pseudo-labels, over the whole test set (Zhang et al., AAAI 2025)."""
+
+    transductive: ClassVar[bool] = True
+
+    epochs: int = 3
+    batch: int = 16
+    opt: Optimizer = SGD(lr=2e-4, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    views: int = 10
+    """E, the augmented views whose mean is the teacher's prediction."""
+    augment: Augment = FlipCrop()
+    rho: float = 0.999
+    """How much of itself the teacher keeps."""
+    weak: float = 0.001
+    """The bound that the weak loss's weight grows to."""
+    contrast: float = 0.4
+    decay: float = 1e-3
+    """The contrastive loss's first weight, and its rate of decay per step."""
+    temperature: float = 0.07
+    components: int = 8
+    """Principal components that the contrastive loss compares."""
+    losses: tuple[str, ...] = ("strong", "weak", "contrast")
+    """Which losses take part: the combinations of Table 2."""
+    variant: Literal["paper", "released"] = "paper"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "views", "components"):
+            check.at_least(self, name, 1)
+        for name in ("rho", "weak", "contrast"):
+            check.within(self, name, 0.0, 1.0)
+        check.positive(self, "temperature")
+        check.one_of(self, "variant", ("paper", "released"))
+        if not set(self.losses) <= {"strong", "weak", "contrast"}:
+            raise ValueError(f"MBSL: losses={self.losses!r} must be among strong, weak and contrast")
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        if len(task.shape) != 3:
+            return f"MBSL needs images to augment, and these inputs have shape {task.shape}"
+        return super().refusal(task, model)
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        return {"teacher": model["vars"]["params"]}
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return _answer(predict, model, state["teacher"], x)[0], state
+
+    def prepare(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
+    ) -> Tree:
+        own = {"rows": torch.arange(len(x), device=x.device), "n": real.sum()}
+        now = {"teacher": state["teacher"], "student": state["teacher"], "opt": self.opt.init(state["teacher"])}
+        # prod(1 - delta) of Eq. 13, or the released code's strong weight; and the number of steps so far
+        now |= {"grown": torch.ones((), device=x.device), "j": torch.zeros((), device=x.device)}
+        for epoch in range(self.epochs):
+            this = rng.fold(key, "epoch", epoch)
+            said = self._teach(predict, model, now["teacher"], x, own["n"], this)
+            plan, live = Work(epochs=1, batch=self.batch).plan(own, rng.fold(this, "order"))
+            margin = margins(said)
+            delta = _mean(margin, real.to(margin.dtype))
+            for t in range(len(plan)):
+                seen = {"x": x[plan[t]], "said": said[plan[t]], "margin": margin[plan[t]], "delta": delta}
+                new = self._learn(predict, model, now, seen, rng.fold(this, "step", t))
+                now = tree.where(live[t], new, now)
+            if self.variant == "paper":
+                now["teacher"] = average(now["teacher"], now["student"], self.rho)
+        return {"teacher": now["teacher"]}
+
+    def _learn(self, predict: Predict, model: Tree, now: Tree, seen: Tree, key: rng.Key) -> Tree:
+        """One step of the student, and in the released variant of the teacher before it."""
+        teacher, student = now["teacher"], now["student"]
+        if self.variant == "released":
+            teacher = average(teacher, student, self.rho)
+            seen = {**seen, "delta": seen["margin"].mean()}
+        seen = {**seen, "strong": (seen["margin"] >= seen["delta"]).to(seen["margin"].dtype)}
+        weights, grown = self._weights(now["grown"], seen["delta"], seen["margin"].mean(), now["j"])
+        grads = grad(self._loss)(student, predict, model, seen, weights, key)
+        student, opt = self.opt.update(grads, now["opt"], student)
+        return {"teacher": teacher, "student": student, "opt": opt, "grown": grown, "j": now["j"] + 1}
+
+    def _teach(self, predict: Predict, model: Tree, teacher: Tree, x: Tensor, n: Tensor, key: rng.Key) -> Tensor:
+        """The teacher's mean over augmented views of every sample: probabilities, or logits as released."""
+        steps = -(-len(x) // TAUGHT)
+        rows = (
+            torch.arange(steps * TAUGHT, device=x.device).view(steps, TAUGHT) % n
+        )  # full batches, whatever the padding
+        said = []
+        for t in range(steps):
+            views = [self.augment.views(x[rows[t]], rng.fold(key, "teach", t, e)) for e in range(self.views)]
+            logits = torch.stack([_answer(predict, model, teacher, v)[0] for v in views])
+            said.append((logits if self.variant == "released" else logits.softmax(-1)).mean(0))
+        return torch.cat(said)[: len(x)]
+
+    def _weights(self, grown: Tensor, delta: Tensor, sure: Tensor, j: Tensor) -> tuple[Tree, Tensor]:
+        """The three losses' weights at step j (Eq. 12-14), and the product that they carry along."""
+        if self.variant == "released":
+            weights = {"strong": grown, "weak": 1 - grown, "contrast": 0.5 * torch.exp(-1e-4 * j)}
+            return weights, grown * (1 - 0.001 * torch.exp(-sure))
+        grown = grown * (1 - delta)
+        weak, contrast = self.weak * (1 - grown), self.contrast * torch.exp(-self.decay * j)
+        return {"strong": 1 - weak - contrast, "weak": weak, "contrast": contrast}, grown
+
+    def _loss(self, student: Tree, predict: Predict, model: Tree, seen: Tree, weights: Tree, key: rng.Key) -> Tensor:
+        logits, _ = _answer(predict, model, student, seen["x"])
+        strong, said = seen["strong"], seen["said"]
+        kept = logits if self.variant == "released" else logits.softmax(-1)
+        each = {
+            "strong": lambda: _mean(F.cross_entropy(logits, said.argmax(-1), reduction="none"), strong),
+            "weak": lambda: _mean((said - kept).square().sum(-1), 1 - strong),
+            "contrast": lambda: self._contrast(student, predict, model, seen["x"], strong, key),
+        }
+        return torch.stack([weights[name] * each[name]() for name in self.losses]).sum()
+
+    def _contrast(
+        self, student: Tree, predict: Predict, model: Tree, x: Tensor, strong: Tensor, key: rng.Key
+    ) -> Tensor:
+        first, second = (
+            _answer(predict, model, student, self.augment.views(x, rng.fold(key, "contrast", v)))[1] for v in range(2)
+        )
+        if self.variant == "released":
+            return _mean(contrastive(first, second, self.temperature), 1 - strong)
+        basis = principal(torch.cat((first, second)).detach(), self.components)
+        return contrastive(first @ basis, second @ basis, self.temperature).mean()
+
+
+def _answer(predict: Predict, model: Tree, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features with these parameters, and batch statistics where the model has batch norm."""
+    out = predict({**model, "vars": {**model["vars"], "params": params}}, x, "adapt")
+    return out.logits, out.features
+
+
+def _mean(values: Tensor, weight: Tensor) -> Tensor:
+    """The mean over the rows that count; zero where none does."""
+    return (values * weight).sum() / weight.sum().clamp_min(1.0)
+
+
+def margins(said: Tensor) -> Tensor:
+    """The confidence separation score (Eq. 7): the best class's value less the second's, per row."""
+    best = said.topk(2, dim=-1).values
+    return best[..., 0] - best[..., 1]
+
+
+def average(teacher: Tree, student: Tree, rho: float) -> Tree:
+    """Eq. 5."""
+    moved: Tree = tree.map(lambda t, s: rho * t + (1 - rho) * s, teacher, student)
+    return moved
+
+
+def principal(x: Tensor, components: int, rounds: int = 6) -> Tensor:
+    """Orthonormal directions [D, k] of most variance of x [N, D], by subspace iteration (no call that waits)."""
+    x = x - x.mean(0)
+    size = min(components, *x.shape)
+    start = rng.normal(rng.key(0, x.device), x.shape[1], size).to(x.dtype)
+    basis = _orthonormal(start)
+    for _ in range(rounds):
+        basis = _orthonormal(x.mT @ (x @ basis))
+    return basis
+
+
+def _orthonormal(y: Tensor) -> Tensor:
+    """The columns made orthonormal through the Cholesky factor of their products, twice for accuracy."""
+    for _ in range(2):
+        scale = y.square().sum().sqrt().clamp_min(1e-20)
+        y = y / scale
+        eye = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
+        factor, _ = torch.linalg.cholesky_ex(y.mT @ y + 1e-6 * eye)
+        y = torch.linalg.solve_triangular(factor, y.mT, upper=False).mT
+    return y
+
+
+def contrastive(first: Tensor, second: Tensor, temperature: float) -> Tensor:
+    """Eq. 11 per row: every row centred by its own mean, compared by cosine."""
+    p, q = (F.normalize(v - v.mean(-1, keepdim=True), dim=-1) for v in (first, second))
+    pairs = (p * q).sum(-1) / temperature
+    among = (p @ p.mT) / temperature
+    apart = among.masked_fill(torch.eye(len(p), dtype=torch.bool, device=p.device), -math.inf)
+    total = torch.logaddexp(torch.logsumexp(pairs, 0), torch.logsumexp(apart, 1))
+    return total - pairs

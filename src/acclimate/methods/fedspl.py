@@ -1,0 +1,56 @@
+"""FedSPL's training half. Zhang et al., AAAI 2025, Eq. 1-4: FedAvg on features whose values are exchanged.
+
+After chosen modules each sample's feature map keeps its own order (the contours) and takes over the values of another
+sample of the batch (the colours), drawn anew in every step. The adapter `MBSL` is the other half. The paper does not
+say where: the first two sizes of feature maps are the default, as in the released code (a ResNet's first two layers).
+As printed (Eq. 3), every map is replaced and gradients reach the sample whose values are used. `variant="released"`:
+half of the batches, mixed with a Beta(0.1, 0.1) weight, and gradients reach the sample itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import check, rng, tree
+from ..core.local import Work, train
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops.reorder import mixed, reorder
+
+
+@dataclass(frozen=True)
+class FedSPL(Method):
+    """FedAvg whose features take over each other's values; deploy with `MBSL` (Zhang et al., AAAI 2025)."""
+
+    opt: Optimizer = SGD(lr=0.05)
+    work: Work = Work()
+    after: tuple[str, ...] = ()
+    """Modules, by name or pattern, whose outputs are changed; none: the model's first two sizes of feature maps."""
+    variant: Literal["paper", "released"] = "paper"
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "variant", ("paper", "released"))
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        places = task.places(self.after) if self.after else task.stages[:2]
+
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            change = {name: self._change(rng.fold(key, "place", i)) for i, name in enumerate(places)}
+            out = task.apply(vars, batch["x"], "train", key, change)
+            return F.cross_entropy(out.logits, batch["y"]), out.buffers
+
+        received = down["vars"]
+        w = train(loss, received, data, self.opt, self.work, key)
+        return {"delta": tree.sub(w, received), "n": data["n"]}, mine
+
+    def _change(self, key: rng.Key) -> Callable[[Tensor], Tensor]:
+        if self.variant == "released":
+            return lambda x: mixed(x, key, chance=0.5, beta=0.1)
+        return lambda x: reorder(x, key)

@@ -1,0 +1,37 @@
+"""Feature maps painted with another sample's values: exact matching of sorted features.
+
+Zhang et al., CVPR 2022 (exact feature distribution matching); FedSPL (Zhang et al., AAAI 2025), Eq. 1-4.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core import rng
+
+
+def matched(content: Tensor, style: Tensor) -> Tensor:
+    """Along the last axis: the values of `style` in the order of `content`. Equal values keep their places' order."""
+    values = style.sort(dim=-1, stable=True).values
+    rank = content.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return values.gather(-1, rank)
+
+
+def reorder(x: Tensor, key: rng.Key) -> Tensor:
+    """Maps [B, C, H, W] with, channel by channel, each sample's order and the values of another drawn at random."""
+    flat = x.flatten(2)
+    partner = flat[rng.permutation(rng.fold(key, "shuffle"), x.shape[0])]
+    return matched(flat, partner).view_as(x)
+
+
+def mixed(x: Tensor, key: rng.Key, chance: float, beta: float) -> Tensor:
+    """`reorder` in part: with this chance for the batch, and a Beta(beta, beta) weight of its own for each sample.
+
+    The gradient is that of x itself, whatever the weight.
+    """
+    own = rng.dirichlet(rng.fold(key, "weight"), beta, x.shape[0], 2)[:, :1].to(x.dtype)
+    keep = own.view(-1, *[1] * (x.dim() - 1))
+    change = (1.0 - keep) * (reorder(x, key) - x)
+    used = rng.uniform(rng.fold(key, "chance")) < chance
+    return x + torch.where(used, change, torch.zeros_like(change)).detach()

@@ -1,0 +1,132 @@
+"""FedSPL: exchanged features, strong and weak pseudo-labels, and the schedules, by hand-computed equalities."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from acclimate.adapters import NoAdapt
+from acclimate.adapters.mbsl import MBSL, average, contrastive, margins, principal
+from acclimate.core import rng
+from acclimate.core.optim import SGD
+from acclimate.core.stream import Protocol
+from acclimate.methods import FedAvg
+from acclimate.methods.fedspl import FedSPL
+from acclimate.ops.augment import FlipCrop
+from acclimate.ops.reorder import matched, mixed, reorder
+from acclimate.personal import NoPersonal
+from support import BACKENDS, SMALL, fitted, gap, shards, small, task
+
+
+def test_matching_keeps_one_samples_values_and_the_others_order():
+    content, style = torch.tensor([5.0, 1.0, 3.0, 2.0]), torch.tensor([10.0, 40.0, 20.0, 30.0])
+    assert matched(content, style).tolist() == [40.0, 10.0, 30.0, 20.0]
+    x = rng.normal(rng.key(0), 4, 3, 5, 5)
+    out, key = reorder(x, rng.key(1)), rng.key(1)
+    partner = rng.permutation(rng.fold(key, "shuffle"), 4)
+    for b in range(4):
+        for c in range(3):
+            assert torch.equal(out[b, c].flatten().sort().values, x[partner[b], c].flatten().sort().values)
+            assert torch.equal(out[b, c].flatten().argsort(), x[b, c].flatten().argsort())
+
+
+def test_the_gradient_goes_to_whose_values_are_used_or_as_released_to_the_sample_itself():
+    x = rng.normal(rng.key(0), 3, 2, 4, 4)
+    weight = rng.normal(rng.key(5), *x.shape)
+    to_values = grad(lambda x: (reorder(x, rng.key(2)) * weight).sum())(x)
+    assert torch.allclose(to_values.sum((2, 3)).sum(), weight.sum(), atol=1e-4) and not torch.equal(to_values, weight)
+    to_itself = grad(lambda x: (mixed(x, rng.key(2), 1.0, 0.1) * weight).sum())(x)
+    assert torch.equal(to_itself, weight)
+    assert torch.equal(mixed(x, rng.key(2), 0.0, 0.1), x)
+
+
+def test_features_are_exchanged_where_asked_and_only_there():
+    t = task("cnn-plain")
+    vars = t.init(rng.key(0))
+    x = torch.rand(6, 3, 10, 10)
+    assert t.stages[0] == "body.0"
+    plain = t.apply(vars, x, "train").logits
+    seen = {}
+    t.apply(vars, x, "train", change={t.stages[0]: lambda out: seen.update(shape=out.shape)})
+    changed = t.apply(vars, x, "train", change={t.stages[0]: lambda out: reorder(out, rng.key(1))}).logits
+    assert seen["shape"] == (6, 3, 8, 8) and not torch.allclose(plain, changed)
+    assert torch.equal(t.apply(vars, x, "train").logits, plain)  # nothing is left behind
+    with pytest.raises(ValueError, match="no module matches 'layer9'"):
+        t.places(("layer9",))
+
+
+def test_a_batch_of_one_exchanges_with_itself_and_is_fedavg():
+    work = replace(SMALL, batch=1)
+    spl, avg = (fitted(small(m, work), rounds=1, model="cnn-plain")[2].server for m in (FedSPL(), FedAvg()))
+    assert gap(spl["vars"], avg["vars"]) < 1e-5
+    spl, avg = (fitted(small(m), rounds=1, model="cnn-plain")[2].server for m in (FedSPL(), FedAvg()))
+    assert gap(spl["vars"], avg["vars"]) > 1e-4
+
+
+def test_margins_threshold_and_the_average():
+    said = torch.tensor([[0.7, 0.2, 0.1], [0.4, 0.35, 0.25], [0.5, 0.1, 0.4]])
+    torch.testing.assert_close(margins(said), torch.tensor([0.5, 0.05, 0.1]))
+    strong = margins(said) >= margins(said).mean()
+    assert strong.tolist() == [True, False, False]
+    one, two = {"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}
+    assert average(one, two, 1.0)["w"].item() == 1.0
+    assert average(one, two, 0.75)["w"].item() == 1.5
+
+
+def test_the_strong_loss_dominates_and_the_weak_weight_grows_to_its_bound():
+    adapter, grown, seen = MBSL(), torch.ones(()), []
+    for j in range(50):
+        weights, grown = adapter._weights(grown, torch.tensor(0.2), torch.tensor(0.0), torch.tensor(float(j)))
+        seen.append({k: float(v) for k, v in weights.items()})
+    assert seen[0]["weak"] == pytest.approx(0.001 * 0.2) and seen[-1]["weak"] == pytest.approx(0.001, rel=1e-3)
+    assert all(w["strong"] > 0.59 for w in seen) and all(sum(w.values()) == pytest.approx(1.0) for w in seen)
+    assert seen[10]["contrast"] == pytest.approx(0.4 * math.exp(-0.01))
+
+
+def test_the_contrastive_loss_is_the_sum_over_rows_as_printed():
+    p, q, temperature = rng.normal(rng.key(0), 5, 6), rng.normal(rng.key(1), 5, 6), 0.3
+    a, b = p - p.mean(1, keepdim=True), q - q.mean(1, keepdim=True)
+    want = []
+    for m in range(5):
+        total = 0.0
+        for n in range(5):
+            total += torch.exp(F.cosine_similarity(a[n], b[n], dim=0) / temperature)
+            if n != m:
+                total += torch.exp(F.cosine_similarity(a[m], a[n], dim=0) / temperature)
+        want.append(-torch.log(torch.exp(F.cosine_similarity(a[m], b[m], dim=0) / temperature) / total))
+    torch.testing.assert_close(contrastive(p, q, temperature), torch.stack(want), rtol=1e-4, atol=1e-5)
+
+
+def test_principal_directions_are_those_of_the_singular_value_decomposition():
+    x = rng.normal(rng.key(0), 30, 12) * torch.tensor([9.0, 6.0, 4.0] + [0.3] * 9)
+    ours = principal(x, 3, rounds=12)
+    _, _, v = torch.linalg.svd(x - x.mean(0))
+    torch.testing.assert_close(ours @ ours.T, v[:3].T @ v[:3], atol=1e-3, rtol=1e-3)
+    both = vmap(lambda x: principal(x, 3))(torch.stack((x, 2 * x)))
+    torch.testing.assert_close(both[0] @ both[0].T, both[1] @ both[1].T, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_the_teacher_learns_on_every_backend_alike(variant):
+    adapter = MBSL(epochs=2, batch=4, views=2, opt=SGD(lr=0.05), rho=0.5, augment=FlipCrop(1), variant=variant)
+    served = {}
+    for name in BACKENDS:
+        _, engine, state = fitted(small(FedSPL()), name, rounds=1)
+        models = engine.deploy(state.server, state.mine, NoPersonal())
+        served[name] = engine.serve(models, shards((9, 12, 5, 8, 5, 8), seed=2), adapter, Protocol(4))
+        still = engine.serve(models, shards((9, 12, 5, 8, 5, 8), seed=2), MBSL(epochs=1, rho=1.0), Protocol(4))
+    assert gap(*served.values()) < 1e-4
+    assert gap(served["vmap"]["loss"], still["loss"]) > 1e-4  # it did learn; rho=1 keeps the teacher
+
+
+def test_a_teacher_that_keeps_itself_answers_like_the_model_with_batch_statistics():
+    _, engine, state = fitted(small(FedSPL()), rounds=1, model="cnn-plain")
+    models = engine.deploy(state.server, state.mine, NoPersonal())
+    kept = engine.serve(models, shards(seed=2), MBSL(epochs=1, rho=1.0), Protocol(4))
+    assert gap(kept, engine.serve(models, shards(seed=2), NoAdapt(), Protocol(4))) < 1e-5
+    assert MBSL().refusal(task("mlp-dropout"), {"vars": {}}) is None  # these are images still
+    with pytest.raises(ValueError, match="losses"):
+        MBSL(losses=("strange",))
