@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import adapters, backends, data, eval, methods, models, ops, personal, shifts
+    from . import adapters, backends, data, eval, filters, methods, models, ops, personal, shifts
     from .api import Fit, Interrupted, evaluate, load, report, resume, run, run_all, traces, train, train_together
     from .config import Experiment
     from .core import local, optim, rng, tree
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .eval.table import Table
     from .watch import Watch
 
-_MODULES = ("adapters", "backends", "data", "eval", "methods", "models", "ops", "personal", "shifts")
+_MODULES = ("adapters", "backends", "data", "eval", "filters", "methods", "models", "ops", "personal", "shifts")
 _NAMES = {
     "api": (
         "Fit",
@@ -80,6 +80,7 @@ __all__ = [
     "data",
     "eval",
     "evaluate",
+    "filters",
     "load",
     "local",
     "methods",

@@ -16,9 +16,10 @@ from .backends import Auto, Vmap
 from .backends.lanes import Lane, Lanes
 from .config import Experiment
 from .core import fit as loop
-from .core import rng, tree
+from .core import holding, rng, tree
 from .core.adapter import Adapter
 from .core.backend import Engine
+from .core.filter import before_each
 from .core.fit import State
 from .core.local import Work
 from .core.personal import Personalizer
@@ -65,7 +66,7 @@ class Fit:
         if selection == "validation" and self.state.best is not None:
             server, mine = self.state.best.server, self.state.best.mine
         method, task = self.worker.method, self.worker.task
-        return method.deploy(task, method.download(task, server), tree.take(mine, client))
+        return method.deploy(task, method.download(task, server), holding.take(mine, client))
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a run folder that `load` reads back."""
@@ -94,9 +95,8 @@ def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
     check_sizes(experiment, world)
     task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
     worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
-    for f in experiment.filters:
-        if reason := f.refusal(experiment.method.uplink):
-            raise ValueError(f"{type(experiment.method).__name__} with {type(f).__name__}: {reason}")
+    if reason := worker.refusal():
+        raise ValueError(f"{type(experiment.method).__name__} with {reason}")
     engine = experiment.backend.open(worker, world.shards(world.train), device_of(experiment.device))
     return world, worker, engine
 
@@ -139,7 +139,9 @@ def _can_join(experiments: Sequence[Experiment]) -> bool:
     first = experiments[0]
     alike = all(replace(e, seed=first.seed) == first for e in experiments)
     vectorised = isinstance(first.backend, Auto | Vmap) and device_of(first.device).type == "cuda"
-    return len(experiments) > 1 and alike and vectorised and not first.analysis
+    backend = first.backend
+    far = isinstance(backend, Vmap) and (backend.private == "mapped" or backend.examples == "host")
+    return len(experiments) > 1 and alike and vectorised and not far and not first.analysis
 
 
 def _joint(
@@ -380,7 +382,18 @@ def cost_card(fit: Fit) -> dict[str, Any]:
         "up_bytes_total": up_total,
         "down_bytes_total": fit.state.cost["down"],
         "message": fit.state.cost["message"],
+        "filters": filter_cards(fit),
     }
+
+
+def filter_cards(fit: Fit) -> list[dict[str, Any]]:
+    """What each filter says about the run: its epsilon, for example."""
+    filters, cohort, clients = fit.worker.filters, fit.experiment.cohort_size, fit.world.clients
+    met = before_each(filters, fit.worker.method.uplink)
+    return [
+        {"filter": catalogue.label(f), **f.card(rules, fit.state.round, cohort, clients)}
+        for f, rules in zip(filters, met, strict=False)
+    ]
 
 
 def run_all(

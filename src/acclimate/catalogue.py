@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import adapters, backends, data, methods, models, personal, shifts
+from . import adapters, backends, data, filters, methods, models, personal, shifts
 from .core import optim
 from .core.adapter import Adapter
 from .core.backend import Backend
@@ -113,6 +113,7 @@ DATASETS: dict[str, data.Dataset] = {
     "arrays": data.Arrays(),
     "image-folder": data.ImageFolder(),
     "huggingface": data.HuggingFace(),
+    "noisy": data.Noisy(),
 }
 
 PARTITIONS: dict[str, data.Partition] = {
@@ -143,7 +144,13 @@ STREAMS: dict[str, shifts.Shift] = {
     "label-drift": shifts.LabelDrift(),
 }
 
-BACKENDS: dict[str, Backend] = {"auto": backends.Auto(), "serial": backends.Serial(), "vmap": backends.Vmap()}
+BACKENDS: dict[str, Backend] = {
+    "auto": backends.Auto(),
+    "serial": backends.Serial(),
+    "vmap": backends.Vmap(),
+    "processes": backends.Processes(),
+    "ray": backends.Ray(),
+}
 
 AUGMENTS: dict[str, Augment] = {"flip-crop": FlipCrop()}
 
@@ -153,6 +160,21 @@ SCHEDULES: dict[str, optim.Schedule] = {
     "constant": optim.Constant(),
     "step": optim.StepDecay(),
     "cosine": optim.Cosine(),
+}
+
+FILTERS: dict[str, Filter] = {
+    "median": filters.Median(),
+    "trimmed-mean": filters.TrimmedMean(),
+    "krum": filters.Krum(),
+    "multi-krum": filters.Krum(select=2),
+    "fp16": filters.FP16(),
+    "int8": filters.Int8(),
+    "top-k": filters.TopK(),
+    "clip": filters.Clip(),
+    "noise": filters.Noise(),
+    "central-dp": filters.CentralDP(),
+    "local-dp": filters.LocalDP(),
+    "masked": filters.Masked(),
 }
 
 KINDS: tuple[Kind, ...] = (
@@ -167,7 +189,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("backend", "backends", Backend, BACKENDS),
     Kind("optimizer", "optimizers", optim.Optimizer, OPTIMIZERS),
     Kind("schedule", "schedules", optim.Schedule, SCHEDULES),
-    Kind("filter", "filters", Filter, {}),
+    Kind("filter", "filters", Filter, FILTERS),
 )
 
 

@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .config import Experiment, dumps, loads
-from .core import tree
+from .core import holding, tree
 from .core.fit import Best, State
 from .eval.analysis import Traces
 from .version import __version__
@@ -189,9 +189,9 @@ def refuse_overwrite(path: Path, overwrite: bool) -> None:
 
 def pack(state: State, training: str) -> bytes:
     """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes."""
-    trees: dict[str, Any] = {"server": state.server, "mine": state.mine}
+    trees: dict[str, Any] = {"server": state.server, "mine": holding.saved(state.mine)}
     if state.best is not None:
-        trees |= {"best_server": state.best.server, "best_mine": state.best.mine}
+        trees |= {"best_server": state.best.server, "best_mine": holding.saved(state.best.mine)}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()}
     meta = {
         "schema": STATE_SCHEMA,
@@ -220,11 +220,12 @@ def unpack(path: Path, like: State, training: str) -> State:
         )
     try:
         server = tree.unflatten(tensors, like.server, "server/")
-        mine = tree.unflatten(tensors, like.mine, "mine/")
+        mine: Any = holding.restored(tensors, like.mine, "mine/")
         best = None
         if meta["best"] is not None:
-            kept = [tree.unflatten(tensors, t, f"best_{n}/") for n, t in (("server", server), ("mine", mine))]
-            best = Best(meta["best"]["round"], meta["best"]["score"], *kept)
+            best_server = tree.unflatten(tensors, server, "best_server/")
+            best_mine: Any = holding.restored(tensors, like.mine, "best_mine/")
+            best = Best(meta["best"]["round"], meta["best"]["score"], best_server, best_mine)
     except ValueError as e:
         raise RunError(f"{path} does not fit this experiment: {e}") from e
     return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], tuple(meta.get("faults", ())))

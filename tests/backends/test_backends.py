@@ -141,9 +141,9 @@ def test_a_message_that_breaks_its_uplink_is_refused_by_every_backend():
 
 def test_auto_follows_its_rule():
     conv, flat = Worker(task("cnn-plain"), FedAvg()), Worker(task("mlp-dropout"), FedAvg())
-    assert Auto().choose(conv, torch.device("cpu")) == Serial()
-    assert Auto().choose(flat, torch.device("cpu")) == Vmap()
-    assert Auto().choose(conv, torch.device("cuda")) == Vmap()
+    assert Auto().choose(conv, shards(), torch.device("cpu")) == Serial()
+    assert Auto().choose(flat, shards(), torch.device("cpu")) == Vmap()
+    assert Auto().choose(conv, shards(), torch.device("cuda")) == Vmap()
 
 
 def test_cohorts_are_keyed_distinct_and_cover_everyone_in_time():

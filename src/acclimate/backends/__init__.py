@@ -6,26 +6,42 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core import tree
 from ..core.backend import Backend, Engine
 from ..core.shards import Shards
 from ..core.worker import Worker
+from .processes import Processes, sendable, supported, usable_cores
+from .ray import Ray
 from .serial import Serial
 from .vmap import Vmap
 
-__all__ = ["Auto", "Serial", "Vmap"]
+__all__ = ["Auto", "Processes", "Ray", "Serial", "Vmap"]
+
+WORTH_PROCESSES = 10**7
+"""Training examples times parameters from which starting worker processes pays off within a few rounds."""
 
 
 @dataclass(frozen=True)
 class Auto(Backend):
-    """Vmap on a GPU. On a CPU, Vmap for models without convolutions and Serial for the rest.
+    """Vmap on a GPU. On a CPU, Vmap for models without convolutions, else Processes or Serial.
 
-    The rule is what `benchmarks/round.py` measured: on few cores, vmapped convolutions become grouped ones, which are
-    slower than the plain kernels. It is a rule and not a stopwatch, so that the same run takes the same path twice.
+    The rule is what `benchmarks/round.py` and `benchmarks/processes.py` measured. On few cores, vmapped convolutions
+    gain little or nothing over plain kernels. Clients side by side use several cores better than kernels, but worker
+    processes take seconds to start: Processes needs two usable cores, two clients, enough work, and a model and a
+    method that can be sent. It is a rule and not a stopwatch, so that the same run takes the same path twice.
     """
 
-    def choose(self, worker: Worker, device: torch.device) -> Backend:
+    def choose(self, worker: Worker, train: Shards, device: torch.device) -> Backend:
         """The backend that `open` will use."""
-        return Serial() if device.type == "cpu" and worker.task.has_convolution else Vmap()
+        if device.type != "cpu" or not worker.task.has_convolution:
+            return Vmap()
+        several = supported() and min(usable_cores(), train.clients) >= 2
+        return Processes() if several and work(worker, train) >= WORTH_PROCESSES and sendable(worker) else Serial()
 
     def open(self, worker: Worker, train: Shards, device: torch.device) -> Engine:
-        return self.choose(worker, device).open(worker, train, device)
+        return self.choose(worker, train, device).open(worker, train, device)
+
+
+def work(worker: Worker, train: Shards) -> int:
+    """How much one pass over all clients' data is, roughly: examples times parameters."""
+    return int(train.n.sum()) * tree.numel(worker.task.init(worker.key("init"))["params"])

@@ -16,8 +16,9 @@ from torch.func import vmap
 
 from ..core import fit, message, tree
 from ..core.adapter import Adapter
-from ..core.backend import NonFinite, Reply
+from ..core.backend import Reply
 from ..core.fit import Schedule, State
+from ..core.holding import Private
 from ..core.personal import Personalizer
 from ..core.shards import Shards
 from ..core.stream import Protocol
@@ -70,7 +71,8 @@ class Lanes:
         self.engine.mine = tree.map(lambda *xs: torch.cat(xs), *(s.mine for s in states))
         for r in range(states[0].round, schedule.rounds):
             cohorts = [fit.sample(lane.worker, schedule, r) for lane in self.lanes]
-            downs = self._downs(states)
+            workers = [lane.worker for lane in self.lanes]
+            downs = [w.outgoing(d, c) for w, d, c in zip(workers, self._downs(states), cohorts, strict=True)]
             replies = self.engine.train_together(tree.stack(downs), cohorts, r)
             mine = self._apart(self.engine.mine)
             states = [
@@ -105,20 +107,25 @@ class Lanes:
 
 
 class _Engine(VmapEngine):
-    """A `VmapEngine` over the clients of all lanes; what a client downloads and draws depends on its lane."""
+    """A `VmapEngine` over the clients of all lanes; what a client downloads and draws depends on its lane.
+
+    Lanes are for federations that do not fill a GPU, so everything lies on the device.
+    """
 
     def __init__(self, lanes: Sequence[Lane], device: torch.device, options: Vmap) -> None:
         self.lanes = lanes
         self.seeds = torch.tensor([int(lane.worker.seed) for lane in lanes], dtype=torch.int64, device=device)
+        options = replace(options, private="device", examples="device")
         super().__init__(lanes[0].worker, union([lane.train for lane in lanes]), device, options)
 
     @property
     def _each(self) -> int:
         return self.shards.clients // len(self.lanes)
 
-    def _start(self) -> Tree:
+    def _start(self) -> Private:
         starts = [stacked_start(lane.worker, lane.train) for lane in self.lanes]
-        return tree.to(tree.map(lambda *xs: torch.cat(xs), *starts), self.device)
+        together: Tree = tree.to(tree.map(lambda *xs: torch.cat(xs), *starts), self.device)
+        return together
 
     def _own(self, g: Group) -> Tree:
         """What is a client's own: with its lane, and its number within the lane."""
@@ -139,20 +146,17 @@ class _Engine(VmapEngine):
             inputs = (downs, tree.take(self.mine, g.ids), self._own(g), {"round": now}, present)
             out = self._run(("together", g.ragged), self._together(g.ragged), inputs, often=True)
             mine, ok = (tree.map(lambda x, r=g.real: x[:r], out[k]) for k in ("mine", "ok"))
-            done.append((g.ids[: g.real], mine, ok))
+            done.append((g, mine, ok))
             for i in range(len(self.lanes)):
                 one = self._of_lane(out, g, i)
                 before = parts[i]
                 parts[i] = one if before is None else message.combine(before, one)
-        if bad := [c % self._each for ids, _, ok in done for c in ids[~ok].tolist()]:
-            raise NonFinite(sorted(set(bad)), round)
-        for ids, mine, _ in done:
-            self.mine = tree.put(self.mine, ids, mine)
+        self._settle(done, round, self._each)
         up = tree.map(lambda x: torch.empty_like(x, device="meta"), out["up"])
         return [Reply(part, up) for part in parts if part is not None]
 
     def _of_lane(self, out: Tree, g: Group, lane: int) -> message.Partial:
-        members = (torch.div(g.ids[: g.real], self._each, rounding_mode="floor") == lane).nonzero()[:, 0]
+        members = self._there((g.who[: g.real] // self._each == lane).nonzero()[:, 0])
         part = out[f"lane{lane}"]
         return message.Partial(
             g.ids[members] % self._each, part["sums"], part["weights"], tree.take(out["each"], members)
@@ -160,7 +164,7 @@ class _Engine(VmapEngine):
 
     def _together(self, ragged: bool) -> Callable[..., Tree]:
         """The clients of all lanes, and the reduction of each lane's messages, as one pure function."""
-        rules, name = self.worker.method.uplink, type(self.worker.method).__name__
+        rules, name = self.worker.uplink, type(self.worker.method).__name__
 
         def client(downs: Tree, mine: Tree, own: Tree, clock: Tree) -> tuple[Tree, Tree, Tensor]:
             data = self.shards.tree(own["rows"], own["n"], own["id"], clock["round"], ragged)
@@ -171,8 +175,9 @@ class _Engine(VmapEngine):
         def whole(downs: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor) -> Tree:
             ups, new, ok = vmap(client, in_dims=(None, 0, 0, None))(downs, mine, own, clock)
             out: Tree = {"mine": new, "ok": ok, "up": tree.take(ups, 0)}
+            read = self.worker.read(ups)
             for i in range(len(self.lanes)):
-                part = message.partial(rules, own["id"], ups, present & (own["lane"] == i))
+                part = message.partial(rules, own["id"], read, present & (own["lane"] == i))
                 out[f"lane{i}"] = {"sums": part.sums, "weights": part.weights}
                 out["each"] = part.each
             return out
@@ -182,14 +187,9 @@ class _Engine(VmapEngine):
     def _worker(self, own: Tree) -> Worker:
         return replace(self.worker, seed=own["seed"])
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Tree:
-        def group(g: Group) -> Tree:
-            def client(downs: Tree, mine: Tree, own: Tree) -> Tree:
-                now = torch.zeros((), dtype=torch.int64, device=self.device)
-                data = self.shards.tree(own["rows"], own["n"], own["id"], now, g.ragged)
-                return self._worker(own).personalise(tree.take(downs, own["lane"]), mine, data, personal)
-
-            inputs = (down, tree.take(mine, g.ids), self._own(g))
-            return self._run(("deploy", g.ragged, personal), vmap(client, in_dims=(None, 0, 0)), inputs)
-
-        return self._gather(self.shards, group)
+    def _personalise(
+        self, down: Tree, mine: Tree, own: Tree, examples: Tree, ragged: bool, personal: Personalizer
+    ) -> Tree:
+        now = torch.zeros((), dtype=torch.int64, device=self.device)
+        data = self.shards.tree(own["rows"], own["n"], own["id"], now, ragged)
+        return self._worker(own).personalise(tree.take(down, own["lane"]), mine, data | examples, personal)

@@ -46,14 +46,15 @@ class SerialEngine(Engine):
         return shards.tree(rows, n, who, when, ragged=False)
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        rules = self.worker.method.uplink
+        rules = self.worker.uplink
         part, news, bad, up = None, [], [], None
         for c in cohort.tolist():
             up, new, ok = self.worker.train(down, tree.take(self._mine, c), self._data(self.shards, c, round))
             message.check_message(rules, up, type(self.worker.method).__name__)
             if not bool(ok):
                 bad.append(c)
-            one = message.partial(rules, torch.tensor([c], device=self.device), tree.map(lambda x: x[None], up))
+            read = self.worker.read(tree.map(lambda x: x[None], up))
+            one = message.partial(rules, torch.tensor([c], device=self.device), read)
             part = one if part is None else message.combine(part, one)
             news.append(new)
         if bad:

@@ -2,25 +2,30 @@
 
 Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory. On CUDA
 each (bucket, chunk) shape is recorded once and replayed every round; where recording fails, one log line says why and
-the same function runs eagerly.
+the same function runs eagerly. Private state and examples lie on the device, or where there are too many of them in
+files and host memory: then the next group's travel while one computes. The host waits for the device once per round,
+at its end, to learn whether all values are finite.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import check, message, tree
+from ..core import check, holding, message, tree
 from ..core.adapter import Adapter
 from ..core.backend import Backend, Engine, NonFinite, Reply
+from ..core.holding import Private, Rows
 from ..core.personal import Personalizer
-from ..core.shards import Shards
+from ..core.shards import HostShards, Shards
 from ..core.stream import Protocol
 from ..core.tree import Tree
 from ..core.worker import Worker
@@ -29,6 +34,13 @@ from .serial import stacked_start
 
 log = logging.getLogger("acclimate")
 T = TypeVar("T")
+
+MANY_CLIENTS, MUCH_STATE = 10_000, 4 * 2**30
+"""Above so many clients, or bytes of private state, it lies in a file unless told otherwise."""
+MUCH_DATA = 4 * 2**30
+"""Above so many bytes, examples stay in host memory unless told otherwise."""
+MOST_RECORDINGS = 64
+"""Recorded shapes that are kept; the one that was not used for longest goes first."""
 
 
 @dataclass(frozen=True)
@@ -41,49 +53,121 @@ class Vmap(Backend):
     """A bucket takes clients down to (1 - waste) of its largest, so at most this share of its steps is padding."""
     capture: bool = True
     """Record rounds as CUDA graphs (on CUDA devices)."""
+    private: Literal["device", "mapped"] | None = None
+    """Where private state lies: stacked on the device, or in a memory-mapped file; None decides by its size."""
+    folder: str | None = None
+    """Where that file is made; None: the system's folder for temporary files (on some systems that is memory)."""
+    examples: Literal["device", "host"] | None = None
+    """Where training and test data lie: on the device, or in host memory; None decides by their size."""
+    precision: Literal["tf32", "fp32", "bf16"] = "tf32"
+    """Of products and convolutions: `tf32` is what torch is set to (TF32 for convolutions on a GPU), `fp32` forbids
+    TF32, `bf16` runs models in bfloat16 while parameters, optimisers and messages stay in float32."""
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
             check.at_least(self, "chunk", 1)
         check.within(self, "waste", 0.0, 1.0)
+        check.one_of(self, "private", ("device", "mapped", None))
+        check.one_of(self, "examples", ("device", "host", None))
+        check.one_of(self, "precision", ("tf32", "fp32", "bf16"))
 
     def open(self, worker: Worker, train: Shards, device: torch.device) -> VmapEngine:
         return VmapEngine(worker, train, device, self)
 
+    def placed(self, shards: Shards, device: torch.device) -> Shards:
+        """Shards where these options want them."""
+        much = device.type == "cuda" and shards.x.numel() * shards.x.element_size() > MUCH_DATA
+        if self.examples == "host" or (self.examples is None and much):
+            return HostShards.among(shards)
+        return shards.to(device)
+
+    def in_a_file(self, row: Tree, clients: int) -> bool:
+        """Whether private state like this row goes into a file."""
+        if self.private is not None:
+            return self.private == "mapped"
+        return clients > MANY_CLIENTS or clients * tree.nbytes(row) > MUCH_STATE
+
 
 class Group(NamedTuple):
-    """Clients that run together: padded to `size` examples each, `real` of them count."""
+    """Clients that run together: padded to the same number of examples each, the first `real` of them count."""
 
     ids: Tensor
     rows: Tensor
     n: Tensor
     ragged: bool
     real: int
+    who: Tensor
+    """The ids on the host."""
+
+    @property
+    def size(self) -> int:
+        """Examples of each client, padding included."""
+        return self.rows.shape[-1]
+
+    def same(self, other: Group | None) -> bool:
+        """Whether these are the same clients with the same padding."""
+        return other is not None and self.size == other.size and torch.equal(self.who, other.who)
+
+
+class Load(NamedTuple):
+    """What a group needs on the device: sent ahead, so that it travels while another group computes."""
+
+    group: Group
+    examples: Tree
+    """`x`, `y` of these clients; empty where all examples lie on the device."""
+    block: Tensor | None
+    """Their private state as bytes (see `Rows`), where it does not lie on the device."""
+    slots: Tensor
+    """Where it was read."""
+
+
+class Undeployed(NamedTuple):
+    """Live models of more clients than fit in memory: made when they are asked for."""
+
+    down: Tree
+    mine: Rows
+    personal: Personalizer
 
 
 class VmapEngine(Engine):
-    """Holds the clients' private state as one stacked tree on the device."""
+    """Holds the clients' private state as one stacked tree on the device, or as rows in a file."""
 
     def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Vmap) -> None:
-        super().__init__(worker, train, device)
+        if options.precision == "bf16":
+            worker = replace(worker, task=worker.task.computing(torch.bfloat16))
+        super().__init__(worker, options.placed(train, device), device)
         self.options = options
         self._chunk = options.chunk or (128 if device.type == "cuda" else 32)
         self._capture = options.capture and device.type == "cuda"
         self._recorded: dict[Any, Captured] = {}
         self._met: set[Any] = set()
         self._pool = torch.cuda.graph_pool_handle() if self._capture else None
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._next: Tensor | None = None
+        self._ahead: Load | None = None
         self._mine = self._start()
 
-    def _start(self) -> Tree:
-        return stacked_start(self.worker, self.shards)
+    def _start(self) -> Private:
+        row = self.worker.start(0)
+        tree.check(row, f"{type(self.worker.method).__name__}.init_client")
+        if not tree.leaves(row):
+            return row
+        if not self.options.in_a_file(row, self.shards.clients):
+            stacked: Tree = tree.to(stacked_start(self.worker, self.shards), self.device)
+            return stacked
+        return Rows.fresh(self.worker.start, self.shards.clients, self.device, self.options.folder)
 
     @property
-    def mine(self) -> Tree:
+    def mine(self) -> Any:
         return self._mine
 
     @mine.setter
-    def mine(self, value: Tree) -> None:
-        self._mine = value
+    def mine(self, value: Any) -> None:
+        self._mine, self._ahead = value, None
+
+    def expect(self, cohort: Tensor) -> None:
+        """Say who takes part in the next round: what they need travels at the end of this one."""
+        self._next = cohort
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         return self._with_fewer(lambda: self._train(down, cohort, round))
@@ -104,37 +188,84 @@ class VmapEngine(Engine):
     def _train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         now = torch.full((), round, dtype=torch.int64, device=self.device)
         part, done = None, []
-        for g in self._groups(self.shards, cohort):
+        for g, mine, examples in self._feed(cohort):
             present = torch.arange(len(g.ids), device=self.device) < g.real
-            own = {"rows": g.rows, "n": g.n, "id": g.ids}
-            inputs = (down, tree.take(self._mine, g.ids), own, {"round": now}, present)
+            inputs = (down, mine, self._own(g), {"round": now}, present, examples)
             out = self._run(("train", g.ragged), self._round(g.ragged), inputs, often=True)
-            ids, mine, ok, each = (
-                tree.map(lambda x, r=g.real: x[:r], t) for t in (g.ids, out["mine"], out["ok"], out["each"])
-            )
-            one, up = message.Partial(ids, out["sums"], out["weights"], each), out["up"]
+            new, ok, each = (tree.map(lambda x, r=g.real: x[:r], out[k]) for k in ("mine", "ok", "each"))
+            one, up = message.Partial(g.ids[: g.real], out["sums"], out["weights"], each), out["up"]
             part = one if part is None else message.combine(part, one)
-            done.append((ids, mine, ok))
+            done.append((g, new, ok))
         assert part is not None
-        if bad := [c for ids, _, ok in done for c in ids[~ok].tolist()]:
-            raise NonFinite(sorted(bad), round)
-        for ids, mine, _ in done:
-            self._mine = tree.put(self._mine, ids, mine)
+        self._settle(done, round)
         return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), up))
+
+    def _settle(self, done: list[tuple[Group, Tree, Tensor]], round: int, each: int | None = None) -> None:
+        """Keep the new private states, or refuse all of them. Here the host waits for the device.
+
+        Clients are named by their number, modulo `each` where it is given.
+        """
+        fine = torch.cat([ok for _, _, ok in done]).cpu()
+        who = torch.cat([g.who[: g.real] for g, _, _ in done])
+        if bad := sorted({int(c) if each is None else int(c) % each for c in who[~fine]}):
+            raise NonFinite(bad, round)
+        for g, new, _ in done:
+            ids = g.who if isinstance(self._mine, Rows) else g.ids
+            self._mine = holding.put(self._mine, ids[: g.real], new)
+
+    def _feed(self, cohort: Tensor) -> Iterator[tuple[Group, Tree, Tree]]:
+        """The groups of a cohort, with private state and examples; while one computes, the next one's are sent."""
+        groups = list(self._groups(self.shards, cohort))
+        load = self._ahead if self._ahead and groups[0].same(self._ahead.group) else self._send(groups[0], self._mine)
+        self._ahead = None
+        for following in groups[1:]:
+            yield self._arrived(load)
+            load = self._send(following, self._mine)
+        yield self._arrived(load)
+        if self._next is not None and (isinstance(self.shards, HostShards) or isinstance(self._mine, Rows)):
+            self._ahead = self._send(next(self._groups(self.shards, self._next)), self._mine)
+        self._next = None
+
+    def _send(self, g: Group, mine: Private) -> Load:
+        """Start the way of what a group needs and what does not lie on the device."""
+        pinned = self._side is not None
+        examples = self.shards.fetch(g.who, g.size, pinned) if isinstance(self.shards, HostShards) else {}
+        own = {"block": mine.block(g.who, pinned)} if isinstance(mine, Rows) else {}
+        with self._sideways():
+            sent = tree.map(lambda x: x.to(self.device, non_blocking=True), {"examples": examples, **own})
+        return Load(g, sent["examples"], sent.get("block"), mine.slots[g.who] if isinstance(mine, Rows) else g.who)
+
+    def _sideways(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._side is None else torch.cuda.stream(self._side)
+
+    def _arrived(self, load: Load) -> tuple[Group, Tree, Tree]:
+        """A group with its private state and its examples, once they are on the device (the host does not wait)."""
+        g, mine = load.group, self._mine
+        if self._side is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
+            for x in (*tree.leaves(load.examples), *([] if load.block is None else [load.block])):
+                x.record_stream(torch.cuda.current_stream(self.device))
+        if not isinstance(mine, Rows) or load.block is None:
+            return g, tree.take(mine, g.ids), load.examples
+        block, changed = load.block, torch.ne(load.slots, mine.slots[g.who]).nonzero()[:, 0]
+        if len(changed):  # these clients took part in the round after which their rows were sent
+            newer = self._there(mine.block(g.who[changed]))
+            block = block.index_copy(0, self._there(changed), newer)
+        return g, mine.unpack(block), load.examples
 
     def _round(self, ragged: bool) -> Callable[..., Any]:
         """The vmapped client function and the reduction of its messages, as one pure function."""
-        rules, name = self.worker.method.uplink, type(self.worker.method).__name__
+        rules, name = self.worker.uplink, type(self.worker.method).__name__
 
-        def client(down: Tree, mine: Tree, own: Tree, clock: Tree) -> tuple[Tree, Tree, Tensor]:
+        def client(down: Tree, mine: Tree, own: Tree, clock: Tree, examples: Tree) -> tuple[Tree, Tree, Tensor]:
             data = self.shards.tree(own["rows"], own["n"], own["id"], clock["round"], ragged)
-            up, new, ok = self.worker.train(down, mine, data)
+            up, new, ok = self.worker.train(down, mine, data | examples)
             message.check_message(rules, up, name)
             return up, new, ok
 
-        def whole(down: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor) -> Tree:
-            ups, new, ok = vmap(client, in_dims=(None, 0, 0, None))(down, mine, own, clock)
-            part = message.partial(rules, own["id"], ups, present)
+        def whole(down: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor, examples: Tree) -> Tree:
+            ups, new, ok = vmap(client, in_dims=(None, 0, 0, None, None))(down, mine, own, clock, examples)
+            part = message.partial(rules, own["id"], self.worker.read(ups), present)
             sums = {"sums": part.sums, "weights": part.weights, "each": part.each}
             return {"mine": new, "ok": ok, "up": tree.take(ups, 0), **sums}
 
@@ -145,86 +276,166 @@ class VmapEngine(Engine):
 
         What does not come `often` is recorded when it comes a second time: recording costs as much as running.
         """
-        if not self._capture:
-            return f(*inputs)
-        key = (what, tuple((tuple(x.shape), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
-        if not often and key not in self._met:
-            self._met.add(key)
-            return f(*inputs)
-        if key not in self._recorded:
+        with without_tf32() if self.options.precision == "fp32" else nullcontext():
+            if not self._capture:
+                return f(*inputs)
+            key = (what, tuple((tuple(x.shape), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
+            if not often and key not in self._met:
+                self._met.add(key)
+                return f(*inputs)
+            recorded = self._recording(key, f, inputs)
+            out: Tree = f(*inputs) if recorded is None else recorded(*inputs)
+            return out
+
+    def _recording(self, key: Any, f: Callable[..., Tree], inputs: tuple[Any, ...]) -> Captured | None:
+        """The recording of this work, made where it is not there; None where it cannot be made."""
+        recorded = self._recorded.pop(key, None)
+        if recorded is None:
             try:
-                self._recorded[key] = Captured(f, inputs, self._pool)
+                recorded = Captured(f, inputs, self._pool)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as reason:
                 self._capture = False
                 torch.cuda.synchronize()
                 log.warning("rounds are not captured as CUDA graphs: %s", str(reason).strip().splitlines()[0])
-                return f(*inputs)
-        replayed: Tree = self._recorded[key](*inputs)
-        return replayed
+                return None
+        self._recorded[key] = recorded  # at the end: the first is the one that was not used for longest
+        while len(self._recorded) > MOST_RECORDINGS:
+            del self._recorded[next(iter(self._recorded))]
+        return recorded
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Tree:
+    def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> Any:
+        if isinstance(mine, Rows):
+            return Undeployed(down, mine, personal)
+        return self._deployed(down, mine, personal, torch.arange(self.shards.clients))
+
+    def _deployed(self, down: Tree, mine: Private, personal: Personalizer, clients: Tensor) -> Tree:
+        """The live models of some clients, stacked."""
+
         def group(g: Group) -> Tree:
-            def client(down: Tree, mine: Tree, own: Tree) -> Tree:
-                now = torch.zeros((), dtype=torch.int64, device=self.device)
-                data = self.shards.tree(own["rows"], own["n"], own["id"], now, g.ragged)
-                return self.worker.personalise(down, mine, data, personal)
+            def client(down: Tree, mine: Tree, own: Tree, examples: Tree) -> Tree:
+                return self._personalise(down, mine, own, examples, g.ragged, personal)
 
-            inputs = (down, tree.take(mine, g.ids), {"rows": g.rows, "n": g.n, "id": g.ids})
-            return self._run(("deploy", g.ragged, personal), vmap(client, in_dims=(None, 0, 0)), inputs)
+            own, examples = self._own(g), self._examples(self.shards, g)
+            inputs = (down, holding.take(mine, g.who if isinstance(mine, Rows) else g.ids), own, examples)
+            return self._run(("deploy", g.ragged, personal), vmap(client, in_dims=(None, 0, 0, None)), inputs)
 
-        return self._gather(self.shards, group)
+        return self._gather(self.shards, clients, group)
 
-    def live(self, models: Tree, client: int) -> Tree:
-        one: Tree = tree.take(models, client)
+    def _personalise(
+        self, down: Tree, mine: Tree, own: Tree, examples: Tree, ragged: bool, personal: Personalizer
+    ) -> Tree:
+        now = torch.zeros((), dtype=torch.int64, device=self.device)
+        data = self.shards.tree(own["rows"], own["n"], own["id"], now, ragged)
+        return self.worker.personalise(down, mine, data | examples, personal)
+
+    def _own(self, g: Group) -> Tree:
+        """What is each client's own among the inputs of a vmapped function."""
+        return {"rows": g.rows, "n": g.n, "id": g.ids}
+
+    def _examples(self, shards: Shards, g: Group) -> Tree:
+        """The examples of a group where they do not lie on the device."""
+        if not isinstance(shards, HostShards):
+            return {}
+        fetched: Tree = tree.to(shards.fetch(g.who, g.size), self.device)
+        return fetched
+
+    def live(self, models: Any, client: int) -> Tree:
+        one: Tree = tree.take(self._live(models, torch.tensor([client])), 0)
         return one
+
+    def _live(self, models: Any, who: Tensor) -> Tree:
+        """The live models of some clients, out of the handle that `deploy` gave."""
+        if not isinstance(models, Undeployed):
+            taken: Tree = tree.take(models, self._there(who))
+            return taken
+        distinct, places = who.unique(return_inverse=True)
+        made: Tree = tree.take(self._deployed(*models, distinct), self._there(places))
+        return made
 
     def join(self, down: Tree, newcomers: int) -> Tree:
         first, method = self.shards.clients, self.worker.method
-        fresh = [self.worker.start(first + i, like=self.shards.n) for i in range(newcomers)]
+        fresh = [self.worker.start(first + i, like=torch.empty(0, device=self.device)) for i in range(newcomers)]
         models: Tree = tree.stack([method.deploy(self.worker.task, down, tree.to(m, self.device)) for m in fresh])
         return models
 
-    def serve(self, models: Tree, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
-        test = test.to(self.device)
-        rows = test.rows.shape[-1] if trace else None
+    def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
+        test = self.options.placed(test, self.device)
+        rows = test.longest if trace else None
 
         def group(g: Group) -> Tree:
-            def client(model: Tree, own: Tree, x: Tensor, y: Tensor) -> Tree:
+            def client(model: Tree, own: Tree, examples: Tree) -> Tree:
                 now = torch.zeros((), dtype=torch.int64, device=self.device)
-                data = Shards(x, y, test.rows, test.n).tree(own["rows"], own["n"], own["id"], now, g.ragged)
-                return self.worker.adapt(model, data, adapter, protocol, rows)
+                data = test.tree(own["rows"], own["n"], own["id"], now, g.ragged)
+                return self.worker.adapt(model, data | examples, adapter, protocol, rows)
 
-            inputs = (tree.take(models, g.ids), {"rows": g.rows, "n": g.n, "id": g.ids}, test.x, test.y)
+            own = {"rows": g.rows, "n": g.n, "id": g.ids}
+            # inputs and not closed over: a recording is replayed on other test data of the same shape
+            examples = self._examples(test, g) or {"x": test.x, "y": test.y}
             what = ("serve", g.ragged, adapter, protocol, rows)
-            return self._run(what, vmap(client, in_dims=(0, 0, None, None)), inputs)
+            return self._run(what, vmap(client, in_dims=(0, 0, None)), (self._live(models, g.who), own, examples))
 
-        served: Tree = tree.to(self._gather(test, group), "cpu")
+        served: Tree = tree.to(self._gather(test, torch.arange(test.clients), group), "cpu")
         return served
 
-    def _gather(self, shards: Shards, run: Callable[[Group], Tree]) -> Tree:
-        """Results of every client, bucket by bucket, back in client order."""
+    def _gather(self, shards: Shards, clients: Tensor, run: Callable[[Group], Tree]) -> Tree:
+        """Results of these clients, bucket by bucket, in ascending order of clients."""
         parts = []
-        for g in self._groups(shards, torch.arange(shards.clients)):
-            parts.append((g.ids[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))))
-        order = torch.argsort(torch.cat([ids for ids, _ in parts]))
+        for g in self._groups(shards, clients):
+            parts.append((g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))))
+        order = self._there(torch.argsort(torch.cat([who for who, _ in parts])))
         return tree.map(lambda *xs: torch.cat(xs)[order], *(t for _, t in parts))
 
     def _groups(self, shards: Shards, clients: Tensor) -> Iterator[Group]:
-        for members, size in buckets(shards.n.cpu()[clients], self.options.waste):
-            for ids in clients[members].split(self._chunk):
-                yield self._group(shards, ids, size, whole=len(ids) == len(clients))
+        # recordings are made for shapes, so what a drawn cohort looks like must not matter much
+        drawn = self.device.type == "cuda" and len(clients) < shards.clients
+        largest = shards.largest if drawn else None
+        for members, size, count in plan(shards.sizes[clients], self.options.waste, self._chunk, largest):
+            who = clients[members]
+            ragged = not shards.even if drawn else bool((shards.sizes[who] != size).any())
+            yield self._group(shards, who, size, count, ragged)
 
-    def _group(self, shards: Shards, ids: Tensor, size: int, whole: bool) -> Group:
-        real = len(ids)
-        if self.device.type == "cuda" and not whole:
-            # few distinct shapes, so few recordings: round up to an eighth of a power of two with uncounted copies
-            grain = max((1 << (real - 1).bit_length()) // 8, 1)
-            ids = torch.cat([ids, ids[:1].expand(-real % grain)])
-        ids = ids.to(self.device)
-        n = shards.n[ids]
-        return Group(ids, shards.rows[ids, : max(size, 1)], n, bool((n != size).any()), real)
+    def _group(self, shards: Shards, who: Tensor, size: int, count: int, ragged: bool) -> Group:
+        real = len(who)
+        who = torch.cat([who, who[:1].expand(count - real)])
+        ids, n = self._there(who), self._there(shards.sizes[who])
+        if isinstance(shards, HostShards):  # fetched examples lie client after client
+            rows = torch.arange(count * max(size, 1), device=self.device).view(count, -1)
+        else:
+            rows = shards.table(ids, size)
+        return Group(ids, rows, n, ragged, real, who)
+
+    def _there(self, x: Tensor) -> Tensor:
+        """Numbers of the host on the device; the host does not wait for them to arrive."""
+        return x.to(self.device) if self._side is None else x.pin_memory().to(self.device, non_blocking=True)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Products and convolutions in full float32 precision."""
+    flags: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [f.allow_tf32 for f in flags]
+    for f in flags:
+        f.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for f, old in zip(flags, before, strict=True):
+            f.allow_tf32 = old
+
+
+def plan(sizes: Tensor, waste: float, chunk: int, largest: int | None = None) -> Iterator[tuple[Tensor, int, int]]:
+    """Who runs together: positions, the examples that each is padded to, and how many clients with uncounted copies.
+
+    With `largest`, the size of the federation's largest client, few distinct shapes come of however many cohorts:
+    sizes are steps of a fixed ladder, and counts that change with the cohort are rounded up.
+    """
+    found = buckets(sizes, waste) if largest is None else rungs(sizes, waste, largest)
+    for members, size in found:
+        for some in members.split(chunk):
+            varies = largest is not None and len(members) < len(sizes)
+            yield some, size, min(rounded(len(some)), chunk) if varies else len(some)
 
 
 def buckets(sizes: Tensor, waste: float) -> list[tuple[Tensor, int]]:
@@ -238,3 +449,19 @@ def buckets(sizes: Tensor, waste: float) -> list[tuple[Tensor, int]]:
         out.append((order[start:end].sort().values, top))
         start = end
     return out
+
+
+def rungs(sizes: Tensor, waste: float, largest: int) -> list[tuple[Tensor, int]]:
+    """As `buckets`, with tops that depend on the largest size of all clients and not on who is there."""
+    ladder = [largest]
+    while ladder[-1] > 0:
+        ladder.append(max(math.ceil((1 - waste) * ladder[-1]) - 1, 0))
+    tops = torch.tensor(ladder[::-1])
+    rung = torch.searchsorted(tops, sizes)
+    return [((rung == r).nonzero()[:, 0], int(tops[r])) for r in rung.unique().flip(0).tolist()]
+
+
+def rounded(count: int) -> int:
+    """Up to 1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, ... (an eighth of a power of two): at most a fourth more."""
+    grain = max((1 << (count - 1).bit_length()) // 8, 2 if count > 4 else 1)
+    return -(-count // grain) * grain

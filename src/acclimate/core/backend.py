@@ -69,6 +69,9 @@ class Engine(ABC):
     @abstractmethod
     def mine(self, value: Tree) -> None: ...
 
+    def expect(self, cohort: Tensor) -> None:  # noqa: B027 (most engines have nothing to prepare)
+        """Who takes part in the next round: an engine may send ahead what they need."""
+
     @abstractmethod
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         """One round of the cohort's clients. Raises `NonFinite` before any private state is changed."""

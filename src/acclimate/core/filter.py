@@ -1,29 +1,102 @@
-"""The base record of message filters: privacy and compression, generic over methods."""
+"""The base record of message filters: privacy, robustness and compression, generic over methods.
+
+A message passes every filter's `client` half in order. At the server each single message passes the `arrive` halves
+back in reverse order, messages are combined by the rules that are then in force, and the result passes the `server`
+halves, again in reverse order. So a filter may change the form of a message (`arrive` undoes it), the rule by which it
+is combined (`uplink` says so, `server` makes of the result what the method expects), or its values.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
 
 from . import rng
-from .message import Rules
+from .message import Gather, Rules
 from .tree import Tree
+
+
+class Sender(NamedTuple):
+    """What a filter's client half may know besides the message."""
+
+    rules: Rules
+    """Of the message as this filter gets it."""
+    client: Tensor
+    round: Tensor
+    cohort: Tensor | None = None
+    """Who takes part in the round; only where some filter `hides`, because telling it costs bytes."""
+
+
+class Arrived(NamedTuple):
+    """What a filter's server half may know besides the combined messages."""
+
+    rules: Rules
+    """Of the message as this filter got it at the client: the form that `server` gives back."""
+    answered: int
+    """How many messages are in the total."""
+    asked: int
+    """How many clients the round was for."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Changes messages on their way: `client` before sending, `server` after the sum (in reverse order).
+    """Changes messages on their way. The base record changes nothing; all halves are pure tensor code under `vmap`."""
 
-    The base record changes nothing.
-    """
+    encodes: ClassVar[bool] = False
+    """Whether what is sent has another form, which `arrive` undoes. Such filters come after all others."""
+    hides: ClassVar[bool] = False
+    """Whether a single message tells nothing and only the sum can be read. Such a filter comes last."""
+    needs_sums: ClassVar[bool] = False
+    """Whether the server half relies on sums and means that really are such: no later filter may gather instead."""
 
     def refusal(self, rules: Rules) -> str | None:
         """Why this filter cannot serve messages of these rules, in one sentence, or None where it can."""
         return None
 
-    def client(self, up: Tree, key: rng.Key) -> Tree:
+    def uplink(self, rules: Rules) -> Rules:
+        """The rules by which the messages that this filter gives are combined."""
+        return rules
+
+    def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
         """What is sent instead of `up`."""
         return up
 
-    def server(self, total: Tree, key: rng.Key) -> Tree:
+    def arrive(self, up: Tree) -> Tree:
+        """One message on its arrival, before it is combined with others."""
+        return up
+
+    def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
         """What the method's server half receives instead of `total`."""
         return total
+
+    def card(self, rules: Rules, rounds: int, cohort: int, clients: int) -> dict[str, Any]:
+        """What results.json says about this filter in a run: plain JSON, empty where there is nothing to say."""
+        return {}
+
+
+def before_each(filters: Sequence[Filter], rules: Rules) -> list[Rules]:
+    """The rules that each filter meets and, as the last entry, those that are in force on the wire."""
+    out = [rules]
+    for f in filters:
+        out.append(f.uplink(out[-1]))
+    return out
+
+
+def refusal(filters: Sequence[Filter], rules: Rules) -> str | None:
+    """Why these filters cannot serve messages of these rules in this order, naming the filter, or None."""
+    met = before_each(filters, rules)
+    for i, f in enumerate(filters):
+        name, later = type(f).__name__, filters[i + 1 :]
+        if reason := f.refusal(met[i]):
+            return f"{name}: {reason}"
+        if f.hides and later:
+            return f"{name}: it must be the last filter, because nothing can be read from what it sends"
+        if f.encodes and (plain := [type(g).__name__ for g in later if not g.encodes]):
+            return f"{name}: it changes the form of messages, so {plain[0]} must come before it"
+        gathered = [g for g, rule in met[-1].items() if isinstance(rule, Gather)]
+        if f.needs_sums and gathered:
+            return f"{name}: it relies on sums, but a later filter gathers {sorted(gathered)} from each client"
+    return None

@@ -80,8 +80,8 @@ def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
     """The clients of a round: distinct, keyed by seed and round, ascending."""
     if schedule.cohort == schedule.clients:
         return torch.arange(schedule.clients)
-    order = rng.permutation(worker.key("cohort", round), schedule.clients)
-    return order[: schedule.cohort].sort().values
+    draws = rng.bits(worker.key("cohort", round), schedule.clients)
+    return draws.topk(schedule.cohort, largest=False).indices.sort().values
 
 
 def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, state: State) -> Iterator[State]:
@@ -89,6 +89,8 @@ def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, stat
     engine.mine = state.mine
     for r in range(state.round, schedule.rounds):
         cohort = sample(worker, schedule, r)
+        if r + 1 < schedule.rounds:
+            engine.expect(sample(worker, schedule, r + 1))
         server, reply, down = one_round(worker, engine, state.server, cohort, r)
         cost = add_cost(state.cost, reply, down, len(cohort))
         faults = (*state.faults, *(f._asdict() for f in reply.faults))
@@ -100,20 +102,19 @@ def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, stat
 
 def one_round(worker: Worker, engine: Engine, server: Tree, cohort: Tensor, round: int) -> tuple[Tree, Reply, Tree]:
     """Download, train, combine, filter, update."""
-    down = worker.method.download(worker.task, server)
+    down = worker.outgoing(worker.method.download(worker.task, server), cohort)
     reply = engine.train(down, cohort, round)
     return update(worker, server, reply, cohort, round, engine.device), reply, down
 
 
 def update(worker: Worker, server: Tree, reply: Reply, cohort: Tensor, round: int, device: torch.device) -> Tree:
     """The server's half of a round: combine what came back, filter it, and let the method make of it what it will."""
-    task, method = worker.task, worker.method
+    task, method, asked = worker.task, worker.method, len(cohort)
     if len(reply.part.clients) < len(cohort):  # some were lost; the order of the rest is kept
         cohort = cohort[torch.isin(cohort, reply.part.clients.to(cohort.device))]
-    total = message.finish(method.uplink, reply.part, cohort.to(reply.part.clients.device))
+    total = message.finish(worker.uplink, reply.part, cohort.to(reply.part.clients.device))
     like = torch.empty(0, device=device)
-    for i, f in reversed(list(enumerate(worker.filters))):
-        total = f.server(total, worker.key("filter", round, i, like=like))
+    total = worker.receive(total, round, len(cohort), asked, like)
     server = method.server(task, server, total, worker.key("server", round, like=like))
     if not bool(tree.finite(server)):
         raise ArithmeticError(f"round {round}: the server's state is not finite after {type(method).__name__}.server")

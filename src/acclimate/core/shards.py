@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,7 +35,27 @@ class Shards:
     @property
     def clients(self) -> int:
         """How many clients there are."""
-        return self.rows.shape[0]
+        return self.n.shape[0]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """How many examples each client holds, on the host: to plan with, without asking the device."""
+        return self.n.cpu()
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all clients hold equally many examples."""
+        return bool((self.sizes == self.sizes[0]).all())
+
+    @cached_property
+    def largest(self) -> int:
+        """How many examples the largest client holds, and at least one."""
+        return max(int(self.sizes.max()), 1)
+
+    @property
+    def longest(self) -> int:
+        """The room that a client takes when all take the same: no less than `largest`."""
+        return self.rows.shape[-1]
 
     def to(self, device: torch.device | str) -> Shards:
         """The same shards on a device."""
@@ -44,7 +65,66 @@ class Shards:
         """The rows of client k, without padding."""
         return self.rows[k, : int(self.n[k])]
 
+    def table(self, ids: Tensor, size: int) -> Tensor:
+        """The rows of some clients, each cut or padded to `size`."""
+        return self.rows[ids, : max(size, 1)]
+
     def tree(self, rows: Tensor, n: Tensor, ids: Tensor, round: Tensor, ragged: bool) -> Tree:
         """Client data as `client`, `run` and `step` receive it (see `core.local`)."""
         data = {"x": self.x, "y": self.y, "rows": rows, "n": n, "id": ids, "round": round}
         return {**data, "ragged": torch.ones_like(round, dtype=torch.bool)} if ragged else data
+
+
+@dataclass(frozen=True)
+class HostShards(Shards):
+    """Shards that stay in host memory, `x` and `y` as tensors or memory-mapped files: only what a few clients hold
+    travels to the device (`fetch`). `rows` is one flat array, client after client: very uneven clients need no padding.
+    """
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, rows: Sequence[Tensor]) -> HostShards:
+        """From one index tensor per client. A client may hold nothing."""
+        n = torch.tensor([len(r) for r in rows], dtype=torch.int64)
+        return cls(x, y, torch.cat([*rows]) if len(rows) else torch.zeros(0, dtype=torch.int64), n)
+
+    @classmethod
+    def among(cls, shards: Shards) -> HostShards:
+        """The same examples and clients as those of ordinary shards."""
+        if isinstance(shards, HostShards):
+            return shards
+        x, y, rows, n = (t.cpu() for t in (shards.x, shards.y, shards.rows, shards.n))
+        return cls(x, y, rows[torch.arange(rows.shape[1]) < n[:, None]], n)
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where each client's rows begin."""
+        return self.n.cumsum(0) - self.n
+
+    @property
+    def longest(self) -> int:
+        """The same as `largest`."""
+        return self.largest
+
+    def to(self, device: torch.device | str) -> HostShards:
+        """These shards: their examples travel when they are fetched."""
+        return self
+
+    def own(self, k: int) -> Tensor:
+        """The rows of client k."""
+        return self.rows[int(self.starts[k]) :][: int(self.n[k])]
+
+    def table(self, ids: Tensor, size: int) -> Tensor:
+        """The rows of some clients, each cut or padded to `size`."""
+        position = torch.arange(max(size, 1))
+        held = torch.where(position < self.n[ids, None], position, 0) + self.starts[ids, None]
+        return self.rows[held.clamp_max(len(self.rows) - 1)] if len(self.rows) else torch.zeros_like(held)
+
+    def fetch(self, ids: Tensor, size: int, pinned: bool = False) -> Tree:
+        """What some clients hold: `x`, `y`, `size` examples for each, one client after the other."""
+        rows = self.table(ids, size).reshape(-1)
+        return {"x": _select(self.x, rows, pinned), "y": _select(self.y, rows, pinned)}
+
+
+def _select(x: Tensor, rows: Tensor, pinned: bool) -> Tensor:
+    out = torch.empty(len(rows), *x.shape[1:], dtype=x.dtype, pin_memory=pinned)
+    return torch.index_select(x, 0, rows, out=out)

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.func import vmap
 
 from . import rng, stream, tree
 from .adapter import Adapter, Predict
-from .filter import Filter
+from .filter import Arrived, Filter, Sender, before_each, refusal
+from .message import Rules
 from .method import Method
 from .personal import Personalizer
 from .task import Mode, Out, Task
 from .tree import Tree
+
+COHORT = "filter.cohort"
+"""The entry of `down` that tells clients who takes part in the round, where a filter must know."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,21 @@ class Worker:
         """A key for one purpose (`train`, `server`, ...) and place (round, client), on the device of `like`."""
         return rng.fold(rng.key(self.seed, None if like is None else like.device), purpose, *data)
 
+    @property
+    def uplink(self) -> Rules:
+        """How the messages that cross the network are combined: the method's rules, as the filters change them."""
+        return before_each(self.filters, self.method.uplink)[-1]
+
+    def refusal(self) -> str | None:
+        """Why the filters cannot serve this method, in one sentence, or None where they can."""
+        return refusal(self.filters, self.method.uplink)
+
+    def outgoing(self, down: Tree, cohort: Tensor) -> Tree:
+        """What is sent to the cohort's clients: the method's download, and the cohort where a filter must know it."""
+        if not any(f.hides for f in self.filters):
+            return down
+        return {**down, COHORT: cohort.to(tree.leaves(down)[0].device)}
+
     def start(self, client: int, like: Tensor | None = None) -> Tree:
         """A client's private state before its first round."""
         return self.method.init_client(self.task, client, self.key("init", like=like))
@@ -37,10 +57,29 @@ class Worker:
     def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
         """One local round: the filtered message, the new private state, and whether all of it is finite."""
         key = self.key("train", data["round"], data["id"], like=data["id"])
+        cohort, down = down.get(COHORT), tree.drop(down, (COHORT,))
         up, new = self.method.client(self.task, down, mine, data, key)
+        met = before_each(self.filters, self.method.uplink)
         for i, f in enumerate(self.filters):
-            up = f.client(up, rng.fold(key, "filter", i))
+            sender = Sender(met[i], data["id"], data["round"], cohort)
+            up = f.client(up, rng.fold(key, "filter", i), sender)
         return up, new, tree.finite({"up": up, "mine": new})
+
+    def read(self, ups: Tree) -> Tree:
+        """Messages with a leading client axis, as they arrived, in the form in which `uplink` combines them."""
+        if any(f.hides for f in self.filters) or not tree.leaves(ups):
+            return ups
+        for f in reversed(self.filters):
+            if type(f).arrive is not Filter.arrive:
+                ups = vmap(f.arrive)(ups)
+        return ups
+
+    def receive(self, total: Tree, round: int, answered: int, asked: int, like: Tensor) -> Tree:
+        """The server halves of the filters: from the messages, combined by `uplink`, to what the method expects."""
+        met = before_each(self.filters, self.method.uplink)
+        for i, f in reversed(list(enumerate(self.filters))):
+            total = f.server(total, self.key("filter", round, i, like=like), Arrived(met[i], answered, asked))
+        return total
 
     def predict(self) -> Predict:
         """The method's `predict` with the task given."""

@@ -5,11 +5,13 @@ from .cifar import CIFAR10, CIFAR10_1, CIFAR10C, CIFAR100
 from .digit5 import Digit5
 from .digits import Digits
 from .domains import PACS, DomainNet, OfficeCaltech10, OfficeHome
+from .features import Features
 from .fileset import FileDataset
 from .groups import ByDomain, BySuperclass, NaturalUsers
 from .imagenet import ImageNet32, ImageNetVariant
 from .leaf import FEMNIST
 from .mnist import EMNIST, MNIST, FashionMNIST
+from .noisy import Noisy
 from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
 from .tinyimagenet import TinyImageNet
@@ -39,12 +41,14 @@ __all__ = [
     "DomainNet",
     "Examples",
     "FashionMNIST",
+    "Features",
     "FileDataset",
     "HuggingFace",
     "ImageFolder",
     "ImageNet32",
     "ImageNetVariant",
     "NaturalUsers",
+    "Noisy",
     "OfficeCaltech10",
     "OfficeHome",
     "Partition",

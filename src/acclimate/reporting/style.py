@@ -132,7 +132,20 @@ def message(name: str, cost: Mapping[str, Any], most: int = 200) -> str:
     head = [("Group", ""), ("Name", ""), ("Shape", ""), ("Type", ""), ("Bytes", "num")]
     body = table(f"What left the client: {name}", head, rows) if rows else "<p>Nothing left the client.</p>"
     body += f"<p>{len(sent) - most} more are not shown.</p>" * (len(sent) > most)
+    body += "".join(f"<p>{promise(card)}</p>" for card in cost.get("filters") or ())
     return details(name, f"{up} up, {down} down per client and round, {plural(len(sent), 'tensor')} sent", body)
+
+
+def promise(card: Mapping[str, Any]) -> str:
+    """What a message filter says of the run, in one paragraph: its epsilon, against whom, and what that assumes."""
+    said = f"<b>{esc(card.get('filter'))}</b>"
+    if "mechanism" in card:
+        said += f": {esc(card['mechanism'])}."
+    if "epsilon" in card:
+        said += f" Epsilon {fixed(num(card['epsilon']), 2)} at delta {esc(card.get('delta'))}."
+    if "protects" in card:
+        said += f" Protects {esc(card['protects'])}."
+    return f"{said} {esc(card.get('assumes', ''))}".rstrip()
 
 
 def setup(name: str, run: Mapping[str, Any]) -> str:

@@ -1,0 +1,157 @@
+"""Many clients: seconds per round and memory of 1,000 to 100,000 clients with private heads, cohorts of 100.
+
+With private state and examples in memory-mapped files (`mapped`), and for comparison with all of it on the device
+(`plain`: the smallest, or those of --plain); both must agree on the smallest. Federations take turns, round by round,
+and the memory of the largest is measured in a process of its own. Peak host memory counts the pages of mapped files
+that were touched. Run `python benchmarks/scale.py --out results/benchmarks/scale-cpu.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import Record, environment, insist, peak_memory, summary, wait
+
+from acclimate.backends import Vmap
+from acclimate.core import fit, holding, tree
+from acclimate.core.local import Work
+from acclimate.core.optim import SGD
+from acclimate.core.shards import HostShards, Shards
+from acclimate.core.task import Task
+from acclimate.core.worker import Worker
+from acclimate.methods import FedAvg
+from acclimate.models import CNN, MLP
+
+SHAPE, CLASSES, EACH, COHORT = (1, 28, 28), 62, 20, 100
+MODELS = {"mlp": MLP(hidden=(64,)), "cnn": CNN(widths=(32, 64), hidden=256)}
+WAYS = {"mapped": Vmap(private="mapped", examples="host"), "plain": Vmap(private="device", examples="device")}
+WARM = 3
+"""Rounds that are not timed."""
+
+
+def images(folder: str, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Synthetic images in a memory-mapped file, written piece by piece; the label is where two bright lines meet."""
+    count, rng = clients * EACH, np.random.default_rng(0)
+    y = rng.integers(0, CLASSES, count)
+    path = Path(folder) / str(clients)
+    with path.open("wb") as f:
+        for labels in np.array_split(y, max(count // 20_000, 1)):
+            x, each = rng.integers(0, 100, (len(labels), *SHAPE), dtype=np.uint8), np.arange(len(labels))
+            x[each, :, labels % SHAPE[1]] += 100
+            x[each, :, :, labels // SHAPE[1]] += 50
+            f.write(x.tobytes())
+    x = torch.from_file(str(path), shared=False, size=count * SHAPE[1] * SHAPE[2], dtype=torch.uint8)
+    return x.view(count, *SHAPE), torch.from_numpy(y)
+
+
+def examples(folder: str, clients: int, way: str) -> Shards:
+    """Every client holds so many images at places of its own."""
+    x, y = images(folder, clients)
+    rows = np.random.default_rng(1).permutation(clients * EACH)
+    if way == "mapped":
+        return HostShards(x, y, torch.from_numpy(rows), torch.full((clients,), EACH))
+    return Shards(x, y, torch.from_numpy(rows).view(clients, EACH), torch.full((clients,), EACH))
+
+
+class Federation:
+    """So many clients with private heads, trained round by round."""
+
+    def __init__(self, clients: int, way: str, model: str, device: torch.device, folder: str) -> None:
+        task = Task(MODELS[model], SHAPE, CLASSES, (0.5,), (0.5,))
+        method = FedAvg(opt=SGD(lr=0.05), work=Work(epochs=1, batch=10), private=("head",))
+        self.clients, self.device, self.round = clients, device, 0
+        self.worker, self.schedule = Worker(task, method), fit.Schedule(1, clients, COHORT)
+        data, began = examples(folder, clients, way), time.perf_counter()
+        self.engine = WAYS[way].open(self.worker, data, device)
+        self.server = fit.start(self.worker, self.engine, clients).server
+        self.opened = time.perf_counter() - began
+        self._cohort = fit.sample(self.worker, self.schedule, 0)
+
+    def step(self) -> float:
+        """One round, and its seconds."""
+        wait(self.device)
+        began = time.perf_counter()
+        following = fit.sample(self.worker, self.schedule, self.round + 1)
+        self.engine.expect(following)
+        self.server = fit.one_round(self.worker, self.engine, self.server, self._cohort, self.round)[0]
+        self._cohort, self.round = following, self.round + 1
+        wait(self.device)
+        return time.perf_counter() - began
+
+    def norm(self) -> float:
+        """A number that tells two trainings apart."""
+        return float(tree.norm(self.server["vars"]["params"]))
+
+
+def in_turn(counts: list[int], way: str, model: str, rounds: int, device: torch.device) -> Record:
+    """Seconds per round of several federations that take turns: a machine that slows down slows all of them."""
+    with tempfile.TemporaryDirectory() as folder, peak_memory(device) as gpu:
+        all = [Federation(c, way, model, device, folder) for c in counts]
+        times = [[f.step() for f in all] for _ in range(WARM + rounds)][WARM:]
+        found = {
+            str(f.clients): {"seconds_to_open": f.opened, "seconds_per_round": summary(own)}
+            for f, own in zip(all, zip(*times, strict=True), strict=True)
+        }
+        private = tree.nbytes(holding.take(all[0].engine.mine, 0))
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    norms = [f.norm() for f in all]
+    memory = {"peak_host_memory_gib": host, **gpu}
+    return {"clients": found, "memory": memory, "private_bytes_per_client": private, "norms": norms}
+
+
+def apart(options: argparse.Namespace, counts: list[int], way: str) -> Record:
+    """The same in a process of its own, which has a peak of memory of its own."""
+    words = ["--one", way, "--model", options.model, "--rounds", str(options.rounds), "--device", options.device]
+    line = [sys.executable, str(Path(__file__)), *words, "--clients", *map(str, counts)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{way} with {counts} clients failed:\n{done.stderr[-2000:]}")
+    record: Record = json.loads(done.stdout)
+    return record
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--model", choices=MODELS, default="mlp")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--plain", type=int, nargs="+", help="federations to hold on the device; the smallest if none")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if options.one is not None:
+        print(json.dumps(in_turn(options.clients, options.one, options.model, options.rounds, device)))
+        return
+    record: Record = {
+        "environment": environment(device),
+        "settings": {"model": options.model, "cohort": COHORT, "examples_each": EACH, "shape": SHAPE},
+    }
+    for way, counts in {"mapped": options.clients, "plain": options.plain or options.clients[:1]}.items():
+        record[way] = apart(options, counts, way)
+        medians = [f["seconds_per_round"]["median"] for f in record[way]["clients"].values()]
+        record[way]["largest_over_smallest"] = medians[-1] / medians[0]
+        print(way, *(f"{m * 1000:.1f} ms" for m in medians), flush=True)
+    mapped, plain = (record[way].pop("norms")[0] for way in WAYS)
+    record["agreement"] = insist({"mapped": abs(mapped - plain) / plain}, 1e-6)
+    # alone: together with the others, memory would be everybody's
+    record["mapped"]["memory"] = apart(options, options.clients[-1:], "mapped")["memory"]
+    print(record["mapped"]["memory"], flush=True)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A data set of images as one of features: encoded once by frozen encoders, kept on disk, trained on in seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..core import check
+from ..ops import memo
+from .base import Dataset
+from .digits import Digits
+from .world import Examples
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """What turns images into features, such as `models.Frozen` (data sets and models do not import each other)."""
+
+    def parts(self) -> tuple[tuple[str, Callable[[Tensor], Tensor]], ...]:
+        """Its encoders: a name that tells each from all others, and its features [B, d] of images [B, C, H, W]."""
+        ...
+
+    def fuse(self, parts: Sequence[Tensor]) -> Tensor:
+        """The parts' features as one vector per image."""
+        ...
+
+
+@dataclass(frozen=True)
+class Features(Dataset):
+    """The features of another data set, cached on disk for every part of `encoder` and set of images.
+
+    Of `data` only the examples are taken; partition, clients, splits and seed are this record's own.
+    """
+
+    data: Dataset = Digits()
+    """Where the images come from."""
+    encoder: Encoder | None = None
+    """What encodes them, e.g. `models.Frozen(backbones=("efficientnet-lite0",))`."""
+    batch: int = 128
+    """Images that are encoded at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, "batch", 1)
+        for name in ("angles", "new_angles", "augment"):
+            if getattr(self, name) or getattr(self.data, name):
+                raise ValueError(f"Features: {name} changes images, but training sees features; leave it empty")
+
+    def load(self) -> Examples:
+        if self.encoder is None:
+            raise ValueError("Features: encoder=None must be an encoder, such as models.Frozen(backbones=(...))")
+        images = self.data.load()
+        parts = [self._encoded(images.x, name, encode) for name, encode in self.encoder.parts()]
+        return replace(images, x=self.encoder.fuse(parts))
+
+    def official_test(self) -> Tensor | None:
+        return self.data.official_test()
+
+    def _encoded(self, x: Tensor, name: str, encode: Callable[[Tensor], Tensor]) -> Tensor:
+        def make() -> Tensor:
+            done, start = list[Tensor](), time.monotonic()
+            for chunk in x.split(self.batch):
+                done.append(encode(chunk))
+                _show(len(done) * self.batch, len(x), start)
+            return torch.cat(done)
+
+        return memo.remembered("features", memo.fingerprint("features/1", name, x), make, least=1)
+
+
+def _show(done: int, total: int, start: float) -> None:
+    """One line on a terminal that tells how far a long encoding is."""
+    seconds = time.monotonic() - start
+    if seconds < 2 or not sys.stderr.isatty():
+        return
+    end = "\n" if done >= total else ""
+    left = seconds * max(total - done, 0) / done
+    print(f"\rencoding images: {min(done, total)} of {total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)

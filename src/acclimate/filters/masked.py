@@ -1,0 +1,121 @@
+"""Pairwise masks that cancel in the sum: the server reads the sum of the messages and none of them.
+
+The masking step of secure aggregation (Bonawitz et al., CCS 2017, Section 4), without its key agreement and without
+its recovery from dropouts. Values become fixed-point numbers of 32 bits. Each pair of clients of the cohort derives one
+mask from the secret, the round and their two numbers; the one with the lower number adds it, the other subtracts it,
+all modulo 2^32.
+
+Who cannot read a message: a server that follows the protocol and does not have the secret. Who can: any client, if the
+server passes a message on to it, because all clients share one secret. If a client drops out, the masks of the others
+stay in the sum; the round is then refused instead of read wrongly. Sums that would overflow are refused too. Every run
+needs a secret of its own: two messages under one mask give away their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..core import check, rng, tree
+from ..core.filter import Arrived, Filter, Sender
+from ..core.message import Rules, Sum
+from ..core.tree import Tree
+from . import chacha, sums
+from .secret import secret_key
+
+REAL, WHOLE, CUT = "masked.real", "masked.whole", "masked.cut"
+_MODULUS, _HALF = 1 << 32, 1 << 31
+
+
+@dataclass(frozen=True)
+class Masked(Filter):
+    """Hides single messages from the server behind pairwise masks. Needs every client of the cohort to answer."""
+
+    hides: ClassVar[bool] = True
+    needs_sums: ClassVar[bool] = True
+
+    secret: str = ""
+    """The environment variable that holds the clients' common secret; empty in simulations, where nothing is hidden."""
+    bits: int = 16
+    """Binary digits after the point. A sum over the cohort must stay below 2^(31 - bits); integers are exact."""
+
+    def __post_init__(self) -> None:
+        check.within(self, "bits", 0, 30)
+
+    def refusal(self, rules: Rules) -> str | None:
+        return sums.refusal(rules)
+
+    def uplink(self, rules: Rules) -> Rules:
+        return {**dict.fromkeys(rules, Sum()), CUT: Sum()}
+
+    def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
+        if sender.cohort is None:
+            raise ValueError("Masked: the cohort is not known to the client; send it Worker.outgoing(down, cohort)")
+        most = (_HALF - 1) // len(sender.cohort)  # of one client, so that the sum cannot overflow
+        fixed = tree.map(lambda x: self._fixed(x), sums.to_sums(up, sender.rules))
+        beyond = [(x.abs() > most).sum() for x in tree.leaves(fixed)]
+        fixed = {**fixed, CUT: {WHOLE: torch.stack(beyond).sum()}}
+        mask = iter(self._mask(sender, tree.numel(fixed)).split([x.numel() for x in tree.leaves(fixed)]))
+
+        def hidden(x: Tensor) -> Tensor:
+            return _wrapped(x.clamp(-most, most) + next(mask).reshape(x.shape)).to(torch.int32)
+
+        out: Tree = tree.map(hidden, fixed)
+        return out
+
+    def _fixed(self, x: Tensor) -> Tree:
+        if not x.is_floating_point():
+            return {WHOLE: x.to(torch.int64)}
+        # Towards zero, so that a clipped message does not grow. Not finite is beyond every bound, and so is counted.
+        scaled = torch.nan_to_num(x.double() * 2.0**self.bits, nan=2.0**40, posinf=2.0**40, neginf=-(2.0**40))
+        return {REAL: scaled.clamp(-(2.0**40), 2.0**40).trunc().to(torch.int64)}
+
+    def _mask(self, sender: Sender, words: int) -> Tensor:
+        """The sum of this client's masks with all others; its own would be added to nobody's and is left out."""
+        assert sender.cohort is not None
+        key, me = secret_key(self.secret, "masks"), sender.client
+        total = torch.zeros(words, dtype=torch.int64, device=me.device)
+        for other in sender.cohort.unbind():
+            nonce = (sender.round, torch.minimum(me, other), torch.maximum(me, other))
+            total = total + torch.sign(other - me) * chacha.stream(key, nonce, words)
+        return total
+
+    def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
+        if arrived.answered != arrived.asked:
+            raise ArithmeticError(
+                f"Masked: {arrived.answered} of {arrived.asked} clients answered, so the masks do not cancel; "
+                "the round cannot be read without the others: raise the deadline, or train without Masked"
+            )
+        plain = self._plain(total)
+        if cut := int(plain.pop(CUT)):
+            raise ArithmeticError(
+                f"Masked: {cut} values were beyond 2^{31 - self.bits} / {arrived.asked} clients; lower "
+                f"bits={self.bits}, clip messages, or look for a client whose values are not finite"
+            )
+        return sums.from_sums(plain, arrived)
+
+    def _plain(self, part: Any) -> Any:
+        if not isinstance(part, Mapping):
+            return part
+        if REAL in part:
+            return (_wrapped(part[REAL]).double() * 2.0**-self.bits).to(torch.float32)
+        if WHOLE in part:
+            return _wrapped(part[WHOLE])
+        return {k: self._plain(v) for k, v in part.items()}
+
+    def card(self, rules: Rules, rounds: int, cohort: int, clients: int) -> dict[str, Any]:
+        if not self.secret:
+            return {"mechanism": "pairwise masks, simulated", "protects": "nothing: the masks' key is public"}
+        return {
+            "mechanism": "pairwise masks from a common secret (ChaCha20)",
+            "protects": "single messages, against a server that follows the protocol and has no client on its side",
+        }
+
+
+def _wrapped(x: Tensor) -> Tensor:
+    """Modulo 2^32, in [-2^31, 2^31)."""
+    return torch.remainder(x + _HALF, _MODULUS) - _HALF

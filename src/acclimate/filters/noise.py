@@ -1,0 +1,47 @@
+"""Random noise on what is sent, as FedPCL's Table 15 has it (Tan et al., NeurIPS 2022, Appendix A.2.4).
+
+A value x is sent as (1 - p) x + p e, with noise e of scale s; p = 0 is the identity. This is perturbation without a
+promise: nothing bounds what x may be, so no epsilon follows from it. `LocalDP` gives one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..core import check, rng
+from ..core.filter import Filter, Sender
+from ..core.message import Rules
+from ..core.tree import Tree
+from ..ops.noise import Kind, perturbed
+from .groups import chosen, map_keyed, unknown
+
+
+@dataclass(frozen=True)
+class Noise(Filter):
+    """Mixes Gaussian or Laplace noise into chosen groups at the client (FedPCL, Table 15). Gives no epsilon."""
+
+    kind: Kind = "laplace"
+    s: float = 0.05
+    """The noise's scale: the standard deviation of a Gaussian, the scale b of a Laplace distribution."""
+    p: float = 0.1
+    """The share of noise in what is sent; 0 sends the message as it is."""
+    groups: tuple[str, ...] = ()
+    """The groups that get noise; none named: all. Integers (counts) are sent as they are."""
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "kind", ("gaussian", "laplace"))
+        check.at_least(self, "s", 0.0)
+        check.within(self, "p", 0.0, 1.0)
+
+    def refusal(self, rules: Rules) -> str | None:
+        return unknown(self.groups, rules)
+
+    def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
+        part = chosen(up, self.groups)
+
+        def noisy(x: Tensor, key: rng.Key) -> Tensor:
+            return perturbed(x, key, self.kind, self.s, self.p)
+
+        return up | {g: map_keyed(noisy, t, rng.fold(key, g)) for g, t in part.items()}

@@ -1,0 +1,439 @@
+"""Worker processes: the numbers of Serial, nothing half done after a failure, and no process left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acclimate import backends, catalogue
+from acclimate.adapters import THE, Tent
+from acclimate.backends import Auto, Processes, Serial, Vmap, pool, processes, spread
+from acclimate.backends.pool import Failure, Pool, WorkerDied
+from acclimate.backends.sealed import Unsendable, seal
+from acclimate.backends.spread import shares
+from acclimate.core import fit, tree
+from acclimate.core.backend import NonFinite
+from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core.shards import Shards
+from acclimate.core.stream import Protocol
+from acclimate.core.task import Task
+from acclimate.core.worker import Worker
+from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
+from acclimate.models import CNN
+from acclimate.personal import FineTune
+from support import BACKENDS, MODELS, SIZES, SMALL, equal, fitted, gap, shards, small, task
+
+CPU = torch.device("cpu")
+METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
+
+
+class Kept:
+    """Hands the same two worker processes to every engine: starting them for each test would take seconds."""
+
+    def __init__(self):
+        self.pool = None
+
+    def __call__(self, count, function):
+        if self.pool is None or not self.pool.open:
+            self.pool = Pool(2, function)
+        else:
+            self.pool.teach(function)
+        return self.pool
+
+
+@pytest.fixture(scope="module")
+def kept():
+    workers = Kept()
+    yield workers
+    if workers.pool is not None:
+        workers.pool.close()
+
+
+@pytest.fixture
+def two(kept, monkeypatch):
+    """`fitted(..., "two")` and `"two-vmap"` run on two worker processes."""
+    monkeypatch.setattr(processes, "Pool", kept)
+    monkeypatch.setitem(BACKENDS, "two", Processes(workers=2))
+    monkeypatch.setitem(BACKENDS, "two-vmap", Processes(workers=2, inside="vmap"))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within a few seconds."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+# --- the same numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_the_bits_of_serial(name, two):
+    _, _, a = fitted(METHODS[name], "serial", rounds=2)
+    _, _, b = fitted(METHODS[name], "two", rounds=2)
+    assert equal(a.server, b.server)
+    assert equal(a.mine, b.mine)
+    assert (a.cost, a.history) == (b.cost, b.history)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedthe", "fedrod", "apfl"])
+def test_vectorised_workers_agree_with_serial(name, two):
+    _, _, a = fitted(METHODS[name], "serial", rounds=2)
+    _, _, b = fitted(METHODS[name], "two-vmap", rounds=2)
+    assert gap(a.server, b.server) < 1e-5
+    assert gap(a.mine, b.mine) < 1e-5
+    assert a.cost == b.cost
+
+
+@pytest.mark.parametrize("name", ["two", "two-vmap"])
+def test_live_models_newcomers_and_streams_are_those_of_serial(name, two):
+    worker, serial, state = fitted(small(FedTHE()), "serial", rounds=1)
+    other = BACKENDS[name].open(worker, shards(), CPU)
+    down, personal = worker.method.download(worker.task, state.server), FineTune(work=SMALL)
+    test, late = shards((5, 9, 6, 0, 8, 7), seed=1), shards((4, 6, 5), seed=2)
+    a, b = (e.deploy(down, state.mine, personal) for e in (serial, other))
+    assert all(gap(serial.live(a, c), other.live(b, c)) < 1e-5 for c in range(len(SIZES)))
+    for adapter in (Tent(), THE()):
+        x, y = (e.serve(m, test, adapter, Protocol(batch=4), trace=True) for e, m in ((serial, a), (other, b)))
+        assert gap(tree.drop(x, ("trace",)), tree.drop(y, ("trace",))) < 1e-4
+        for c, n in enumerate(test.n.tolist()):  # what lies beyond a client's own rows means nothing
+            first, second = (tree.map(lambda t, c=c, n=n: t[c, :n], z["trace"]) for z in (x, y))
+            assert gap(first, second) < 1e-4
+    new_a, new_b = serial.join(down, 3), other.join(down, 3)
+    assert all(gap(serial.live(new_a, c), other.live(new_b, c)) < 1e-6 for c in range(3))
+    x, y = (e.serve(m, late, Tent(), Protocol(batch=4)) for e, m in ((serial, new_a), (other, new_b)))
+    assert gap(x, y) < 1e-4
+
+
+class Inline:
+    """Stands for worker processes: runs the jobs here, the last first."""
+
+    open = True
+
+    def __init__(self, count, function):
+        self.function = function.open()
+
+    def run(self, jobs):
+        jobs = list(jobs)
+        done = [seal(self.function(*(p.open(self.function.known) for p in job))) for job in reversed(jobs)]
+        return done[::-1]
+
+
+def test_bits_depend_neither_on_the_number_of_workers_nor_on_who_is_quicker(two, monkeypatch):
+    monkeypatch.setattr(spread, "GROUPS", 2)  # so that a group has several clients
+    a = fitted(small(SCAFFOLD()), "two", rounds=2, cohort=6)[2]
+    monkeypatch.setattr(processes, "Pool", Inline)
+    for workers in (1, 3):
+        monkeypatch.setitem(BACKENDS, "two", Processes(workers=workers))
+        b = fitted(small(SCAFFOLD()), "two", rounds=2, cohort=6)[2]
+        assert equal(a.server, b.server)
+        assert equal(a.mine, b.mine)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.integers(1, 9))
+def test_shares_cover_everyone_once_and_are_balanced(sizes, workers):
+    out = shares(torch.tensor(sizes), workers)
+    assert sorted(torch.cat(out).tolist()) == list(range(len(sizes)))
+    assert len(out) == min(workers, len(sizes))
+    loads = [sum(max(sizes[i], 1) for i in s.tolist()) for s in out]
+    assert max(loads) - min(loads) <= max(*sizes, 1) if len(out) > 1 else len(out) == 1
+
+
+@dataclass(frozen=True)
+class Roll(FedAvg):
+    """Gathers every client's id and first weights."""
+
+    @property
+    def uplink(self):
+        return {"delta": Mean("n"), "n": Sum(), "id": Gather(), "own": Gather()}
+
+    def client(self, task, down, mine, data, key):
+        up, mine = super().client(task, down, mine, data, key)
+        return {**up, "id": data["id"], "own": {"w": up["delta"]["params"]["head.bias"]}}, mine
+
+    def init_server(self, task, clients, key):
+        seen = {"roll": torch.zeros(4, dtype=torch.int64), "own": torch.zeros(4, 5)}
+        return {**super().init_server(task, clients, key), **seen}
+
+    def server(self, task, server, total, key):
+        return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
+
+
+@pytest.mark.parametrize("name", ["two", "two-vmap"])
+def test_gathered_replies_are_in_cohort_order(name, two):
+    a, b = (fitted(Roll(work=SMALL), n, rounds=2)[2].server for n in ("serial", name))
+    assert a["roll"].tolist() == b["roll"].tolist() == sorted(b["roll"].tolist())
+    assert gap(a["own"], b["own"]) < 1e-5
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Poison(FedAvg):
+    """Sends NaN from clients 1 and 3 in round 1."""
+
+    def client(self, task, down, mine, data, key):
+        up, mine = super().client(task, down, mine, data, key)
+        bad = ((data["id"] == 3) | (data["id"] == 1)) & (data["round"] == 1)
+        return {**up, "delta": tree.map(lambda x: torch.where(bad, torch.nan, x), up["delta"])}, mine
+
+
+@pytest.mark.parametrize("name", ["two", "two-vmap"])
+def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, two):
+    worker = Worker(task(), Poison(work=SMALL, private=("head",)))
+    engine = BACKENDS[name].open(worker, shards(), CPU)
+    loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6), shards((4,) * 6, 1), fit.start(worker, engine, 6))
+    state = next(loop)
+    with pytest.raises(NonFinite, match=r"round 1: client\(s\) 1, 3 produced") as error:
+        next(loop)
+    assert error.value.clients == [1, 3]
+    assert equal(engine.mine, state.mine)
+    assert len(engine.pids) == 2, "the workers are still there: nothing is wrong with them"
+
+
+@dataclass(frozen=True)
+class Trouble(FedAvg):
+    """Client 3 does something that a client should not do."""
+
+    kind: str = ""
+
+    def client(self, task, down, mine, data, key):
+        up, mine = super().client(task, down, mine, data, key)
+        if int(data["id"]) == 3:
+            if self.kind == "gossip":
+                up = {**up, "gossip": torch.ones(())}
+            elif self.kind == "exit":
+                os._exit(7)
+        return up, mine
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "says"),
+    [
+        ("gossip", ValueError, r"Trouble: the message has \['gossip'\]"),
+        ("exit", WorkerDied, r"worker process \d \(pid \d+\) ended with exit code 7 before its clients were done"),
+    ],
+)
+def test_what_goes_wrong_in_a_worker_is_told_and_ends_the_workers(kind, error, says, two, kept):
+    worker = Worker(task(), Trouble(work=SMALL, private=("head",), kind=kind))
+    engine = BACKENDS["two"].open(worker, shards(), CPU)
+    before = tree.map(torch.clone, engine.mine)
+    with pytest.raises(error, match=says) as raised:
+        fit.one_round(worker, engine, fit.start(worker, engine, 6).server, torch.arange(6), 0)
+    if error is ValueError:
+        assert "check_message" in str(raised.value.__cause__), "the worker's own traceback is the cause"
+    assert equal(engine.mine, before)
+    assert engine.pids == []
+    assert all(gone(pid) for pid in kept.pool.pids)
+
+
+class Odd(Exception):
+    """An exception that pickle cannot bring back."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def test_exceptions_that_cannot_travel_are_told_in_words():
+    failure = seal(Failure.of(Odd(1, 2))).open()
+    assert failure.error is None
+    assert failure.text == "Odd: 1 and 2"
+    assert isinstance(seal(Failure.of(KeyError("x"))).open().error, KeyError)
+
+
+def test_a_killed_worker_is_explained():
+    said = str(WorkerDied(2, 99, -signal.SIGKILL))
+    assert said.startswith("worker process 2 (pid 99) ended by signal SIGKILL (exit code -9), perhaps because memory")
+
+
+def test_closing_leaves_no_process_and_a_later_call_starts_new_ones(two, kept):
+    worker = Worker(task(), FedAvg(work=SMALL))
+    engine = BACKENDS["two"].open(worker, shards(), CPU)
+    server = fit.start(worker, engine, 6).server
+    fit.one_round(worker, engine, server, torch.arange(6), 0)
+    old = engine.pids
+    assert len(old) == 2
+    engine.close()
+    engine.close()
+    assert engine.pids == []
+    assert all(gone(pid) for pid in old)
+    fit.one_round(worker, engine, server, torch.arange(6), 0)
+    assert len(engine.pids) == 2
+    assert not set(engine.pids) & set(old)
+
+
+class Sleeper:
+    """A function that takes for ever."""
+
+    known = ()
+
+    def __call__(self, *parts):
+        time.sleep(600)
+
+
+def test_an_interrupt_ends_busy_workers_at_once():
+    workers = Pool(1, seal(Sleeper()))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        workers.run([(seal(0), seal(0))])
+    assert time.monotonic() - began < 30
+    assert not workers.open
+    assert all(gone(pid) for pid in workers.pids)
+
+
+SCRIPT = """
+    import os, signal, sys, torch
+    torch.set_num_threads(1)
+    from acclimate.backends import Processes
+    from acclimate.core import fit
+    from acclimate.core.worker import Worker
+    from acclimate.methods import FedAvg
+    from support import SMALL, shards, task
+
+    print("started", flush=True)
+    worker = Worker(task(), FedAvg(work=SMALL))
+    engine = Processes(workers=1).open(worker, shards(), torch.device("cpu"))
+    assert engine.pids == [], "workers start at the first call"
+    fit.one_round(worker, engine, fit.start(worker, engine, 6).server, torch.arange(6), 0)
+    print(*engine.pids, flush=True)
+    if sys.argv[1] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "kill"])
+def test_a_script_needs_no_guard_and_leaves_no_process_however_it_ends(end, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, script, end], capture_output=True, text=True, env=env, timeout=200)
+    assert done.returncode == (0 if end == "return" else -signal.SIGKILL), done.stderr
+    started, pids = done.stdout.splitlines()
+    assert started == "started", "the script ran once, not once more per worker"
+    assert all(gone(int(pid)) for pid in pids.split())
+
+
+# --- values on their way -------------------------------------------------------------------------------------------
+
+
+def test_sealed_values_come_back_as_they_were():
+    x = torch.arange(24.0).view(4, 6)
+    value = {
+        "plain": x,
+        "strided": x.t()[1:3],
+        "again": x,
+        "number": torch.tensor(3, dtype=torch.int8),
+        "flags": torch.tensor([True, False]),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "nothing": torch.zeros(0, 5),
+        "rest": ("text", 1, None, SMALL),
+    }
+    back = seal(value).open()
+    assert back["rest"] == value["rest"]
+    assert equal({k: v for k, v in value.items() if k != "rest"}, {k: v for k, v in back.items() if k != "rest"})
+    assert all(v.dtype == value[k].dtype for k, v in back.items() if k != "rest")
+    shape = seal(torch.empty(2, 3, dtype=torch.int8, device="meta")).open()
+    assert (shape.device.type, shape.dtype, tuple(shape.shape)) == ("meta", torch.int8, (2, 3))
+
+
+def test_sealed_tensors_are_one_readers_own_and_known_ones_are_not_sent():
+    x, y = torch.ones(1000), torch.ones(10)
+    sealed = seal({"x": x, "y": y}, known=(x,))
+    assert sealed.size < 1000
+    a, b = sealed.open(known=(x,)), sealed.open(known=(x,))
+    assert a["x"] is x
+    a["y"] += 1
+    assert float(b["y"].sum()) == 10
+
+
+def test_descriptors_are_given_back():
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [seal(torch.ones(5)) for _ in range(20)]
+    assert len(os.listdir("/proc/self/fd")) == before + 20
+    del kept
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def lambda_worker() -> Worker:
+    return Worker(Task(lambda shape, n: MODELS["cnn-plain"].build(shape, n), (3, 10, 10), 5), FedAvg(work=SMALL))
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_starts(monkeypatch):
+    with pytest.raises(
+        Unsendable, match="cannot be sent to worker processes: .*lambda.*use the backend Serial or Vmap"
+    ):
+        Processes(workers=2).open(lambda_worker(), shards(), CPU)
+    own = type("Mine", (FedAvg,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", own, raising=False)
+    with pytest.raises(Unsendable, match="Mine is defined in the script or notebook itself"):
+        Processes(workers=2).open(Worker(task(), own()), shards(), CPU)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"), [({"workers": 0}, "workers=0"), ({"inside": "ray"}, "inside='ray' must be one of 'serial'")]
+)
+def test_bad_settings_are_named(fields, says):
+    with pytest.raises(ValueError, match=says):
+        Processes(**fields)
+
+
+def test_gpus_and_nesting_are_refused(monkeypatch):
+    worker = Worker(task(), FedAvg())
+    with pytest.raises(ValueError, match="device='cuda'; use Vmap"):
+        Processes().open(worker, shards(), torch.device("cuda"))
+    monkeypatch.setenv(pool.NESTED, "1")
+    with pytest.raises(ValueError, match="use Serial or Vmap"):
+        Processes().open(worker, shards(), CPU)
+
+
+# --- who chooses it ------------------------------------------------------------------------------------------------
+
+
+def federation(examples: int, clients: int = 2) -> Shards:
+    return Shards.of(torch.zeros(1, 3, 32, 32), torch.zeros(1), [torch.zeros(examples, dtype=torch.int64)] * clients)
+
+
+def test_auto_takes_processes_where_there_is_work_for_them(monkeypatch):
+    worker = Worker(Task(CNN(), (3, 32, 32), 10), FedAvg())
+    enough = backends.WORTH_PROCESSES // backends.work(worker, federation(1))
+    few, many = federation(enough // 2), federation(enough + 1)
+    monkeypatch.setattr(backends, "usable_cores", lambda: 2)
+    assert Auto().choose(worker, many, CPU) == Processes()
+    assert Auto().choose(worker, few, CPU) == Serial()
+    assert Auto().choose(worker, federation(2 * enough + 2, clients=1), CPU) == Serial()
+    assert backends.work(lambda_worker(), federation(10**5)) > backends.WORTH_PROCESSES
+    assert Auto().choose(lambda_worker(), federation(10**5), CPU) == Serial()
+    assert Auto().choose(replace(worker, task=task("mlp-dropout")), many, CPU) == Vmap()
+    assert Auto().choose(worker, many, torch.device("cuda")) == Vmap()
+    monkeypatch.setenv(pool.NESTED, "1")
+    assert Auto().choose(worker, many, CPU) == Serial()
+    monkeypatch.delenv(pool.NESTED)
+    monkeypatch.setattr(backends, "usable_cores", lambda: 1)
+    assert Auto().choose(worker, many, CPU) == Serial()
+
+
+def test_usable_cores_follow_torch_and_the_container(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(processes, "_quota", lambda: 4)
+    assert processes.usable_cores() == 4
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert processes.usable_cores() == 1

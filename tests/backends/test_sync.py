@@ -1,0 +1,78 @@
+"""Nobody asks the device for a number in mid-round: clients never, the engine once, at the round's end."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from acclimate.backends import Vmap
+from acclimate.core import fit
+from acclimate.core.worker import Worker
+from acclimate.methods import SCAFFOLD, FedTHE
+from support import client_data, shards, small, task
+from test_contract import METHODS
+
+ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
+"""Operations whose result the host must know before it can go on."""
+CUDA = torch.device("cuda")
+
+
+class Detector(TorchDispatchMode):
+    """Notes every operation that makes the host wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in ASKING:
+            self.seen.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def one_hot(y, classes):
+    """As torch's, which looks at the range of `y` on a CPU, but not on a GPU."""
+    return (y[..., None] == torch.arange(classes)).long()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_asks_for_a_number_while_a_client_trains(name, monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "one_hot", one_hot)
+    worker, data = Worker(task(), METHODS[name]), shards()
+    down = worker.method.download(worker.task, worker.method.init_server(worker.task, 6, worker.key("init")))
+    own, mine = client_data(data, 1), worker.start(1)
+    with Detector() as detector:
+        worker.train(down, mine, own)
+    assert detector.seen == []
+
+
+def test_the_detector_detects():
+    with Detector() as detector:
+        torch.ones(()).item()
+        bool(torch.ones(2).any())
+        torch.ones(2).nonzero()
+    assert len(detector.seen) == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", [Vmap(), Vmap(private="mapped", examples="host")], ids=["near", "far"])
+@pytest.mark.parametrize("method", [SCAFFOLD(), FedTHE()], ids=lambda m: type(m).__name__)
+def test_a_replayed_round_waits_for_the_device_once(method, options, monkeypatch):
+    worker = Worker(task(), small(method))
+    engine = options.open(worker, shards(), CUDA)
+    down = worker.method.download(worker.task, fit.start(worker, engine, 6).server)
+    for r in range(2):  # recorded, and page-locked memory set aside
+        engine.expect(torch.arange(4))
+        engine.train(down, torch.arange(4), r)
+    settle = engine._settle
+
+    def allowed(*args):
+        torch.cuda.set_sync_debug_mode("default")
+        settle(*args)
+
+    monkeypatch.setattr(engine, "_settle", allowed)
+    engine.expect(torch.arange(4))
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        engine.train(down, torch.arange(4), 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,109 @@
+"""What holds for every filter: both backends agree, order is checked, nothing is written in place, records pickle."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from filtered import trained
+
+from acclimate import filters as f
+from acclimate.core import rng, tree
+from acclimate.core.filter import Filter, Sender, refusal
+from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core.worker import COHORT, Worker
+from acclimate.methods import SCAFFOLD, FedAvg, FedTHE, Local
+from support import equal, gap, shards, small, task
+
+STACKS: dict[str, tuple[Filter, ...]] = {
+    "median": (f.Median(),),
+    "trimmed": (f.TrimmedMean(),),
+    "krum": (f.Krum(),),
+    "multi-krum": (f.Krum(select=2),),
+    "fp16": (f.FP16(),),
+    "int8": (f.Int8(),),
+    "top-k": (f.TopK(),),
+    "clip": (f.Clip(0.5),),
+    "noise": (f.Noise(),),
+    "central-dp": (f.CentralDP(noise=0.1),),
+    "local-dp": (f.LocalDP(noise=0.1),),
+    "masked": (f.Masked(),),
+    "clip, median, top-k, int8": (f.Clip(), f.Median(), f.TopK(), f.Int8()),
+    "central-dp, masked": (f.CentralDP(noise=0.1), f.Masked()),
+}
+METHODS = (FedAvg(), FedTHE(weights="uniform"), SCAFFOLD())  # DP takes the last two: clients count the same in them
+DP = {name for name, stack in STACKS.items() if any(isinstance(x, f.CentralDP | f.LocalDP) for x in stack)}
+RULES = {"delta": Mean("n"), "n": Sum()}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_both_backends_agree(name):
+    method = METHODS[list(STACKS).index(name) % 2 + (name in DP)]
+    serial, many = trained(method, STACKS[name]), trained(method, STACKS[name], "vmap")
+    assert gap(serial.server, many.server) < 1e-5 and gap(serial.mine, many.mine) < 1e-5
+    assert serial.cost == many.cost
+
+
+def test_no_filter_and_the_base_record_change_nothing():
+    assert equal(trained(FedAvg(), ()).server, trained(FedAvg(), (Filter(),)).server)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_records_pickle_and_leave_their_arguments_alone(name):
+    for one in STACKS[name]:
+        assert pickle.loads(pickle.dumps(one)) == one
+        up = {"delta": {"w": torch.randn(6, 4), "b": torch.randn(3)}, "n": torch.tensor(12)}
+        before = copy.deepcopy(up)
+        sender = Sender(RULES, torch.tensor(1), torch.tensor(0), torch.arange(3))
+        sent = one.client(up, rng.key(0), sender)
+        assert equal(up, before)
+        again = one.client(up, rng.key(0), sender)
+        assert equal(sent, again)
+
+
+def test_orders_that_cannot_be_are_refused_by_name():
+    uniform, ok = {"delta": Mean()}, {"delta": Mean("n"), "n": Sum()}
+    assert refusal((f.Clip(), f.Median(), f.Int8()), ok) is None
+    assert refusal((f.CentralDP(), f.FP16()), uniform) is None
+    assert "Int8: it changes the form of messages, so Clip must come before it" in refusal((f.Int8(), f.Clip()), ok)
+    assert "Masked: it must be the last filter" in refusal((f.Masked(), f.FP16()), ok)
+    assert "FP16: it changes the form of messages, so Masked must come" in refusal((f.FP16(), f.Masked()), ok)
+    assert "Masked: ['delta', 'n'] are gathered" in refusal((f.Median(), f.Masked()), ok)
+    assert "CentralDP: it relies on sums, but a later filter gathers" in refusal((f.CentralDP(), f.Median()), uniform)
+    assert "Clip: groups=['delat'] are not in the message" in refusal((f.Clip(groups=("delat",)),), ok)
+    assert "Median: the message has no Sum or Mean" in refusal((f.Median(),), {"each": Gather()})
+    assert "Masked: the method sends nothing" in refusal((f.Masked(),), Local().uplink)
+
+
+def test_only_a_filter_that_hides_makes_the_server_send_the_cohort():
+    down, cohort = {"vars": {"w": torch.ones(2)}}, torch.tensor([1, 4])
+    assert Worker(task(), FedAvg(), (f.Median(),)).outgoing(down, cohort) is down
+    assert torch.equal(Worker(task(), FedAvg(), (f.Masked(),)).outgoing(down, cohort)[COHORT], cohort)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: f.TrimmedMean(0.5), "share=0.5 must be below 0.5"),
+        (lambda: f.TopK(share=0.0), "share=0.0 must be above 0"),
+        (lambda: f.Int8(rounding="up"), "rounding='up' must be one of"),
+        (lambda: f.Clip(0.0), "norm=0.0 must be a finite number above 0"),
+        (lambda: f.Noise(p=1.5), "p=1.5 must be between 0.0 and 1.0"),
+        (lambda: f.Noise(kind="pink"), "kind='pink' must be one of"),
+        (lambda: f.CentralDP(delta=0.0), "CentralDP: delta=0.0 must be above 0"),
+        (lambda: f.Krum(select=0), "select=0 must be"),
+        (lambda: f.Masked(bits=31), "bits=31 must be between 0 and 30"),
+    ],
+)
+def test_bad_settings_are_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("name", ["median", "int8", "top-k", "fp16"])
+def test_bytes_are_those_of_what_is_sent(name):
+    worker = Worker(task("mlp-dropout"), small(FedAvg()), STACKS[name])
+    data, down = shards(), worker.method.download(worker.task, worker.method.init_server(worker.task, 6, rng.key(0)))
+    own = data.tree(data.own(0), data.n[0], torch.tensor(0), torch.tensor(0), ragged=False)
+    up, _, _ = worker.train(down, {}, own)
+    assert trained(FedAvg(), STACKS[name], rounds=1).cost["up"] == 5 * tree.nbytes(up)

@@ -1,0 +1,136 @@
+"""Clipping, noise, and differential privacy: exact where it can be, and in its moments where it is random."""
+
+import pytest
+import torch
+from filtered import trained
+from torch.func import vmap
+
+from acclimate.core import rng, tree
+from acclimate.core.filter import Arrived, Sender
+from acclimate.core.message import Gather, Mean, Sum
+from acclimate.filters import CentralDP, Clip, LocalDP, Noise, accounting
+from acclimate.ops.noise import draw
+from acclimate.methods import SCAFFOLD, FedAvg
+from support import equal
+
+RULES = {"delta": Mean(), "control": Sum(), "n": Sum()}
+SENDER = Sender(RULES, torch.tensor(0), torch.tensor(0))
+UP = {"delta": {"w": torch.tensor([3.0, 0.0])}, "control": torch.tensor([4.0]), "n": torch.tensor(12)}
+
+
+def test_clip_bounds_all_groups_together_or_each_for_itself():
+    both = Clip(1.0).client(UP, rng.key(0), SENDER)
+    assert both["delta"]["w"].tolist() == pytest.approx([0.6, 0.0]) and both["control"].tolist() == pytest.approx([0.8])
+    assert both["n"] is UP["n"]
+    each = Clip(2.0, each=True).client(UP, rng.key(0), SENDER)
+    assert each["delta"]["w"].tolist() == pytest.approx([2.0, 0.0]) and each["control"].tolist() == pytest.approx([2.0])
+    chosen = Clip(1.0, groups=("delta",)).client(UP, rng.key(0), SENDER)
+    assert chosen["delta"]["w"].tolist() == [1.0, 0.0] and chosen["control"] is UP["control"]
+    assert equal(Clip(5.0).client(UP, rng.key(0), SENDER), UP)
+
+
+def test_noise_with_p_zero_is_the_identity_and_grows_with_p():
+    up = {"proto": torch.randn(10, 40), "n": torch.tensor(3)}
+    assert equal(Noise(p=0.0).client(up, rng.key(0), SENDER), up)
+    assert equal(trained(SCAFFOLD(), (Noise(p=0.0),)).server, trained(SCAFFOLD(), ()).server)
+    expected = draw("gaussian", rng.fold(rng.key(0), "proto", 0), up["proto"])
+    noisy = Noise("gaussian", s=0.5, p=0.2).client(up, rng.key(0), SENDER)
+    torch.testing.assert_close(noisy["proto"], 0.8 * up["proto"] + 0.1 * expected)
+    other = Noise(groups=("n",)).client(up, rng.key(0), SENDER)
+    assert other["proto"] is up["proto"]
+
+
+@pytest.mark.parametrize(("kind", "std", "kurtosis"), [("gaussian", 1.0, 3.0), ("laplace", 2**0.5, 6.0)])
+def test_noise_has_the_moments_of_its_distribution(kind, std, kurtosis):
+    x = draw(kind, rng.key(5), torch.empty(400_000)).double()
+    assert torch.isfinite(x).all() and abs(float(x.mean())) < 0.01
+    assert float(x.std()) == pytest.approx(std, rel=0.01)
+    assert float((x**4).mean() / x.var() ** 2) == pytest.approx(kurtosis, rel=0.05)
+
+
+def test_central_dp_clips_withholds_and_adds_noise_to_the_sum():
+    dp = CentralDP(clip=1.0, noise=0.5)
+    sent = dp.client(UP, rng.key(0), SENDER)
+    assert sent["n"].item() == 0 and sent["delta"]["w"].tolist() == pytest.approx([0.6, 0.0])
+    evil = tree.scale(UP, 1e6)
+    assert equal(dp.arrive({**evil, "n": UP["n"]}), dp.client({**evil, "n": UP["n"]}, rng.key(0), SENDER))
+    total = {"delta": torch.zeros(100_000), "control": torch.zeros(100_000), "n": torch.tensor(0)}
+    noisy = dp.server(total, rng.key(1), Arrived(RULES, 8, 8))
+    assert float(noisy["control"].std()) == pytest.approx(0.5, rel=0.02)
+    assert float(noisy["delta"].std()) == pytest.approx(0.5 / 8, rel=0.02)
+    assert noisy["n"].item() == 0 and not torch.equal(noisy["delta"] * 8, noisy["control"])
+
+
+def test_local_dp_adds_noise_at_the_client_and_integers_are_not_spared():
+    dp = LocalDP(clip=2.0, noise=0.5, withhold=())
+    up = {"delta": torch.zeros(100_000), "n": torch.tensor(0)}
+    sent = vmap(lambda k: dp.client({"n": up["n"]}, k, SENDER)["n"])(rng.bits(rng.key(0), 2000))
+    assert float(sent.std()) == pytest.approx(1.0, rel=0.06)
+    assert float(dp.client(up, rng.key(0), SENDER)["delta"].std()) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("record", [CentralDP, LocalDP])
+def test_noise_under_a_secret_does_not_follow_from_the_seed(record, monkeypatch):
+    dp, up = record(secret="NOISE_SECRET_OF_THIS_TEST"), {"delta": torch.zeros(50_000)}
+
+    def noise():
+        if record is LocalDP:
+            return dp.client(up, rng.key(0), SENDER)["delta"]
+        return dp.server(up, rng.key(0), Arrived({"delta": Sum()}, 1, 1))["delta"]
+
+    with pytest.raises(ValueError, match="'NOISE_SECRET_OF_THIS_TEST' must hold the secret of noise"):
+        noise()
+    monkeypatch.setenv("NOISE_SECRET_OF_THIS_TEST", "one")
+    first = noise()
+    assert torch.equal(first, noise()) and float(first.std()) == pytest.approx(1.0, rel=0.02)
+    monkeypatch.setenv("NOISE_SECRET_OF_THIS_TEST", "two")
+    assert abs(float(torch.corrcoef(torch.stack([first, noise()]))[0, 1])) < 0.02
+    pytest.importorskip("dp_accounting")
+    told = [record(secret=s).card(RULES, 1, 2, 2)["assumes"] for s in ("", "X")]
+    assert "simulation" in told[0] and "simulation" not in told[1]
+
+
+def test_noise_far_below_the_clip_leaves_training_as_it_was():
+    plain, private = trained(SCAFFOLD(), ()), trained(SCAFFOLD(), (CentralDP(clip=1e4, noise=1e-9),))
+    pairs = zip(tree.leaves(plain.server), tree.leaves(private.server), strict=True)
+    assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-4
+
+
+def test_unbounded_sensitivity_is_refused_with_what_to_change():
+    reason = CentralDP().refusal(FedAvg().uplink)
+    assert "unbounded" in reason and "'delta' is a mean weighted by 'n'" in reason and "weights=uniform" in reason
+    assert LocalDP().refusal(FedAvg().uplink) == reason
+    assert CentralDP().refusal(FedAvg(weights="uniform").uplink) is None
+    assert "['each'] are gathered" in CentralDP().refusal({"each": Gather()})
+    assert LocalDP().refusal({"each": Gather()}) is None
+
+
+def test_without_the_package_the_promise_is_refused_before_training(monkeypatch):
+    pytest.importorskip("dp_accounting")  # otherwise conftest.py has taken the check away
+    monkeypatch.setattr(accounting.importlib.util, "find_spec", lambda name: None)
+    assert "acclimate[privacy]" in CentralDP().refusal({"delta": Mean()})
+    with pytest.raises(ModuleNotFoundError, match="privacy"):
+        accounting.gaussian_event(1.0, 1.0, 1)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_epsilon_is_that_of_dp_accounting_for_the_same_events(accountant):
+    dp_accounting = pytest.importorskip("dp_accounting")
+    from dp_accounting import pld, rdp
+
+    def own(event):
+        ledger = rdp.RdpAccountant() if accountant == "rdp" else pld.PLDAccountant()
+        return ledger.compose(event).get_epsilon(1e-6)
+
+    gaussian = dp_accounting.GaussianDpEvent
+    central = CentralDP(noise=1.1, delta=1e-6, accountant=accountant)
+    sampled = dp_accounting.PoissonSampledDpEvent(0.2, gaussian(1.1))
+    card = central.card(RULES, rounds=10, cohort=4, clients=20)
+    assert card["epsilon"] == own(dp_accounting.SelfComposedDpEvent(sampled, 10))
+    assert "Poisson" in card["assumes"] and card["sampling_rate"] == 0.2
+    if accountant == "pld":
+        return  # slow, and the events below are made in the same way
+    everyone = central.card(RULES, rounds=10, cohort=20, clients=20)
+    assert everyone["epsilon"] == own(dp_accounting.SelfComposedDpEvent(gaussian(1.1), 10)) > card["epsilon"]
+    local = LocalDP(noise=8.0, delta=1e-6, accountant=accountant).card(RULES, rounds=10, cohort=4, clients=20)
+    assert local["epsilon"] == own(dp_accounting.SelfComposedDpEvent(gaussian(4.0), 10))

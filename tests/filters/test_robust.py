@@ -1,0 +1,101 @@
+"""Robust reducers against hand-worked numbers, and against a client that lies."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from filtered import trained
+
+from acclimate.core import rng, tree
+from acclimate.core.filter import Arrived
+from acclimate.core.message import Gather, Mean, Sum
+from acclimate.filters import Krum, Median, TrimmedMean
+from acclimate.filters.krum import scores
+from acclimate.filters.median import median
+from acclimate.filters.trimmed import trimmed_mean
+from acclimate.methods import SCAFFOLD, FedAvg
+from support import gap
+
+VALUES = torch.tensor([[1.0, 10.0], [2.0, -5.0], [3.0, 0.0], [4.0, 7.0], [1e9, -1e9]])
+ALL = torch.ones(5, dtype=torch.bool)
+
+
+def reduced(record, total, rules, count=5):
+    assert all(isinstance(r, Gather) for r in record.uplink(rules).values())
+    return record.server(total, rng.key(0), Arrived(rules, count, count))
+
+
+def test_median_of_odd_and_even_numbers():
+    assert median(VALUES, ALL).tolist() == [3.0, 0.0]
+    assert median(VALUES[:4], ALL[:4]).tolist() == [2.5, 3.5]
+    torch.testing.assert_close(median(VALUES, ALL), VALUES.median(0).values)
+
+
+def test_trimmed_mean_cuts_both_ends():
+    assert trimmed_mean(VALUES, ALL, 0.2).tolist() == pytest.approx([3.0, 2 / 3])
+    assert trimmed_mean(VALUES, ALL, 0.4).tolist() == [3.0, 0.0]
+    torch.testing.assert_close(trimmed_mean(VALUES[:4], ALL[:4], 0.0), VALUES[:4].mean(0))
+
+
+def test_krum_takes_the_lowest_sum_of_its_nearest_distances():
+    points = {"d": torch.tensor([[0.0], [1.0], [3.0], [3.5], [4.5], [100.0]])}
+    # six clients, one liar: the three nearest others count
+    by_hand = [1 + 9 + 12.25, 1 + 4 + 6.25, 0.25 + 2.25 + 4, 0.25 + 1 + 6.25, 1 + 2.25 + 12.25]
+    assert scores(points, 1)[:5].tolist() == pytest.approx(by_hand)
+    rules = {"d": Mean()}
+    assert reduced(Krum(), points, rules, 6)["d"].tolist() == [3.0]
+    assert reduced(Krum(select=2), points, rules, 6)["d"].tolist() == [3.25]
+    with pytest.raises(ValueError, match="a round of 4 clients with liars=1 .* more than 2 \\* liars \\+ 2 = 4"):
+        reduced(Krum(), tree.take(points, slice(4)), rules, 4)
+    with pytest.raises(ValueError, match="select=4: .* = 3;"):
+        reduced(Krum(select=4), points, rules, 6)
+
+
+@pytest.mark.parametrize("record", [Median(), TrimmedMean(), Krum()])
+def test_a_sum_is_the_value_times_the_clients_and_counts_stay_integers(record):
+    total = {"delta": {"w": torch.full((5, 3), 2.0)}, "n": torch.full((5,), 7)}
+    got = reduced(record, total, {"delta": Mean("n"), "n": Sum()})
+    assert got["delta"]["w"].tolist() == [2.0] * 3 and got["n"].tolist() == 35 and got["n"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("record", [Median(), TrimmedMean(0.3)])
+def test_rows_that_a_client_has_not_do_not_vote(record):
+    prototypes = torch.tensor([[[1.0], [5.0]], [[3.0], [0.0]], [[2.0], [0.0]], [[0.0], [0.0]]])
+    counts = torch.tensor([[4, 2], [1, 0], [9, 0], [0, 0]])
+    got = reduced(record, {"p": prototypes, "k": counts}, {"p": Mean("k"), "k": Sum()}, 4)
+    assert got["p"].flatten().tolist() == [2.0, 5.0]
+    nobody = reduced(record, {"p": prototypes, "k": 0 * counts}, {"p": Mean("k"), "k": Sum()}, 4)
+    assert nobody["p"].flatten().tolist() == [0.0, 0.0]
+
+
+def test_gathered_groups_of_the_method_pass_unchanged():
+    total = {"delta": torch.ones(5, 2), "each": torch.arange(5)}
+    got = Median().server(total, rng.key(0), Arrived({"delta": Mean(), "each": Gather()}, 5, 5))
+    assert got["each"] is total["each"]
+
+
+@dataclass(frozen=True)
+class Poisoned(FedAvg):
+    """FedAvg with one client that sends a huge update and says that it has a million examples."""
+
+    def client(self, task, down, mine, data, key):
+        up, mine = super().client(task, down, mine, data, key)
+        bad = data["id"] == 2
+        delta = tree.map(lambda x: torch.where(bad, torch.full_like(x, 1e6), x), up["delta"])
+        return {"delta": delta, "n": torch.where(bad, torch.full_like(up["n"], 10**6), up["n"])}, mine
+
+
+@pytest.mark.parametrize("record", [Median(), TrimmedMean(0.2), Krum(), Krum(select=3)], ids=repr)
+def test_a_lying_client_breaks_fedavg_but_not_the_reducers(record):
+    honest = trained(FedAvg(), (), rounds=3, cohort=6)
+    broken = trained(Poisoned(), (), rounds=1, cohort=6)
+    saved = trained(Poisoned(), (record,), rounds=3, cohort=6)
+    assert gap(honest.server["vars"], broken.server["vars"]) > 1e5
+    assert gap(honest.server["vars"], saved.server["vars"]) < 2.0
+    assert saved.history[-1]["val_accuracy"] > honest.history[-1]["val_accuracy"] - 0.2
+
+
+def test_a_trimmed_mean_that_cuts_nothing_is_the_uniform_mean():
+    plain = trained(FedAvg(weights="uniform"), ())
+    assert gap(plain.server, trained(FedAvg(weights="uniform"), (TrimmedMean(0.0),)).server) < 1e-6
+    assert gap(trained(SCAFFOLD(), ()).server, trained(SCAFFOLD(), (TrimmedMean(0.0),)).server) < 1e-6
