@@ -19,14 +19,27 @@ LAYERS = [
     {"config"},
     {"store", "reporting", "watch"},
     {"api"},
-    {"pictures"},
+    {"fleet", "joining", "pictures"},
     {"describe", "progress"},
-    {"cli_data"},
+    {"cli_data", "cli_fleet", "cli_join"},
     {"bench", "serve", "cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
-LIGHT = ["core", "ops", "methods", "adapters", "personal", "filters", "wrappers", "models", "data", "shifts", "eval", "backends"]
+LIGHT = [
+    "core",
+    "ops",
+    "methods",
+    "adapters",
+    "personal",
+    "filters",
+    "wrappers",
+    "models",
+    "data",
+    "shifts",
+    "eval",
+    "backends",
+]
 
 
 def part_of(path: Path) -> str:
@@ -64,7 +77,8 @@ import sys, importlib, torch, numpy
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         top = name.split(".")[0]
-        if top in ("safetensors", "typer", "rich", "sklearn", "scipy", "PIL", "click", "pandas", "h5py", "dp_accounting"):
+        heavy = "safetensors typer rich sklearn scipy PIL click pandas h5py dp_accounting flwr ray"
+        if top in heavy.split():
             raise ImportError(f"{{name}} is not a light dependency")
 sys.meta_path.insert(0, Refuse())
 for part in {LIGHT!r}:

@@ -2,7 +2,12 @@
 
 import acclimate as ac
 from acclimate.adapters import THE, NoAdapt
-from acclimate.core.optim import SGD
+from acclimate.core.local import Work
+from acclimate.core.optim import SGD, Adam
+from acclimate.data.features import Features
+from acclimate.eval.fairness import parameters_sent
+from acclimate.methods.fedpcl import FedPCL
+from acclimate.models.frozen import Frozen, Projection, encoder_of
 from acclimate.personal import FineTune
 from acclimate.shifts import Original, OutOfClient
 
@@ -27,3 +32,29 @@ def test_the_keeps_what_fine_tuning_loses():
     original, out_of_client = (sum(g) / 3 for g in zip(*gains, strict=True))
     assert out_of_client >= 0.10
     assert original >= -0.03
+
+
+def encoder(model, seed):
+    """A frozen backbone that has only ever seen drawn digits."""
+    data = ac.data.Digits(domains=("font",), clients=1, fraction=0.5)
+    method = ac.methods.FedAvg(opt=SGD(lr=0.1), work=Work(epochs=1))
+    fit = ac.train(ac.Experiment(data, model, method, rounds=4, eval_every=4, seed=seed))
+    return encoder_of(fit.worker.task, fit.model(0)["vars"])
+
+
+def test_fedpcl_beats_fedavg_on_the_same_frozen_features_and_sends_a_fiftieth(tmp_path, monkeypatch):
+    """Feature and label shift over four kinds of handwritten digits, two frozen backbones of different architecture."""
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path))
+    small = (ac.models.CNN(widths=(8, 16), hidden=256, norm="batch"), ac.models.MLP(hidden=(256,)))
+    backbones = Frozen(tuple(encoder(model, seed) for seed, model in enumerate(small)))
+    images = ac.data.Digits(domains=("plain", "inverted", "textured", "clutter"))
+    data = Features(ac.data.ByDomain(alpha=0.5), 4, (0.4, 0.1, 0.5), data=images, encoder=backbones)
+    opt, work = Adam(lr=1e-3, weight_decay=1e-4), Work(epochs=1, batch=16)
+    accuracy, sent = {}, {}
+    for name, method in (("fedavg", ac.methods.FedAvg(opt=opt, work=work)), ("fedpcl", FedPCL(opt=opt, work=work))):
+        fits = [ac.train(ac.Experiment(data, Projection(), method, rounds=10, eval_every=10, seed=s)) for s in range(3)]
+        accuracy[name] = [ac.evaluate(f, adapters=[NoAdapt()], streams=[Original()]).accuracy() for f in fits]
+        sent[name] = parameters_sent(fits[0].state.cost["message"])
+    assert sent["fedpcl"] <= sent["fedavg"] / 50
+    assert sum(accuracy["fedpcl"]) / 3 >= sum(accuracy["fedavg"]) / 3 + 0.05
+    assert all(p > a for p, a in zip(accuracy["fedpcl"], accuracy["fedavg"], strict=True))

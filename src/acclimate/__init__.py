@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .core.personal import Personalizer
     from .core.task import Out, Task
     from .eval.table import Table
+    from .joining import Joined, join, load_joined
     from .watch import Watch
 
 _MODULES = ("adapters", "backends", "data", "eval", "filters", "methods", "models", "ops", "personal", "shifts")
@@ -54,6 +55,7 @@ _NAMES = {
     "core.personal": ("Personalizer",),
     "core.task": ("Out", "Task"),
     "eval.table": ("Table",),
+    "joining": ("Joined", "join", "load_joined"),
     "watch": ("Watch",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -65,6 +67,7 @@ __all__ = [
     "Fit",
     "Gather",
     "Interrupted",
+    "Joined",
     "Mean",
     "Method",
     "Out",
@@ -81,7 +84,9 @@ __all__ = [
     "eval",
     "evaluate",
     "filters",
+    "join",
     "load",
+    "load_joined",
     "local",
     "methods",
     "models",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -323,12 +324,16 @@ def run(
     """
     folder = store.RunFolder.create(Path(out), experiment, device_of(experiment.device), overwrite)
     if reuse is not None:
-        store.write(folder.state, (reuse / folder.state.name).read_bytes())
+        for name in (folder.state.name, "fleet.json"):  # the latter: the name by which nodes know the training
+            if (reuse / name).exists():
+                store.write(folder.path / name, (reuse / name).read_bytes())
     return _finish(folder, experiment, watch or Watch())
 
 
 def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Table:
     """From whatever the folder holds to a finished run."""
+    if (conductor := experiment.backend.conducted()) is not None:
+        return _hand_over(folder, conductor, watch)
     began = time.perf_counter()
     world, worker, engine = build(experiment)
     state = loop.start(worker, engine, world.clients)
@@ -366,6 +371,13 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
     store.write(folder.results, json.dumps(results, indent=1) + "\n")
     store.write(folder.report, render([folder.load()]))
     return table
+
+
+def _hand_over(folder: store.RunFolder, conductor: str, watch: Watch) -> Table:
+    """Let another process finish the run, and follow it."""
+    module, _, name = conductor.partition(":")
+    getattr(importlib.import_module(module), name)(folder.path, watch)
+    return stored_table(folder)
 
 
 def cost_card(fit: Fit) -> dict[str, Any]:

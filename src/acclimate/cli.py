@@ -10,6 +10,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .cli_data import data_app
+from .cli_fleet import fleet_app
+from .cli_join import join
 from .version import __version__
 
 app = typer.Typer(
@@ -22,6 +24,8 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app, name="data")
+app.command()(join)
+app.add_typer(fleet_app, name="fleet")
 
 Settings = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01")]
 DEFAULT_METHODS = "fedavg,fedavg+finetune,fedbn,scaffold"

@@ -9,8 +9,8 @@ from acclimate.core import rng, tree
 from acclimate.core.filter import Arrived, Sender
 from acclimate.core.message import Gather, Mean, Sum
 from acclimate.filters import CentralDP, Clip, LocalDP, Noise, accounting
-from acclimate.ops.noise import draw
 from acclimate.methods import SCAFFOLD, FedAvg
+from acclimate.ops.noise import draw
 from support import equal
 
 RULES = {"delta": Mean(), "control": Sum(), "n": Sum()}

@@ -1,10 +1,18 @@
 """Test-time adapters: one file per paper."""
 
+from .atp import ATP
 from .bn import BNStats
+from .eata import EATA
+from .fedtta import FedTTA
+from .icon import ICON
 from .knn import KNNPer
+from .labelshift import BBSE, EM
 from .mbsl import MBSL
 from .memo import MEMO
 from .none import NoAdapt
+from .odpfl import ODPFL
+from .shot import SHOT
+from .surgical import Surgical
 from .t3a import T3A
 from .tent import Tent
 from .the import THE
@@ -12,4 +20,25 @@ from .theplus import THEPlus
 from .tsa import TSA
 from .ttt import TTT
 
-__all__ = ["MBSL", "MEMO", "T3A", "THE", "TSA", "TTT", "BNStats", "KNNPer", "NoAdapt", "THEPlus", "Tent"]
+__all__ = [
+    "ATP",
+    "BBSE",
+    "EATA",
+    "EM",
+    "ICON",
+    "MBSL",
+    "MEMO",
+    "ODPFL",
+    "SHOT",
+    "T3A",
+    "THE",
+    "TSA",
+    "TTT",
+    "BNStats",
+    "FedTTA",
+    "KNNPer",
+    "NoAdapt",
+    "Surgical",
+    "THEPlus",
+    "Tent",
+]

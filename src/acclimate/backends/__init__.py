@@ -10,12 +10,13 @@ from ..core import tree
 from ..core.backend import Backend, Engine
 from ..core.shards import Shards
 from ..core.worker import Worker
+from .flower import Flower
 from .processes import Processes, sendable, supported, usable_cores
 from .ray import Ray
 from .serial import Serial
 from .vmap import Vmap
 
-__all__ = ["Auto", "Processes", "Ray", "Serial", "Vmap"]
+__all__ = ["Auto", "Flower", "Processes", "Ray", "Serial", "Vmap"]
 
 WORTH_PROCESSES = 10**7
 """Training examples times parameters from which starting worker processes pays off within a few rounds."""

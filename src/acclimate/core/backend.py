@@ -69,7 +69,7 @@ class Engine(ABC):
     @abstractmethod
     def mine(self, value: Tree) -> None: ...
 
-    def expect(self, cohort: Tensor) -> None:  # noqa: B027 (most engines have nothing to prepare)
+    def expect(self, cohort: Tensor) -> None:
         """Who takes part in the next round: an engine may send ahead what they need."""
 
     @abstractmethod
@@ -103,6 +103,13 @@ class Engine(ABC):
 @dataclass(frozen=True)
 class Backend(ABC):
     """Where clients run, as a record: `open` makes the engine."""
+
+    def conducted(self) -> str | None:
+        """Where another process finishes the runs of this backend: `module:function` of a run folder and a watch.
+
+        None: they are finished in this process.
+        """
+        return None
 
     @abstractmethod
     def open(self, worker: Worker, train: Shards, device: torch.device) -> Engine:

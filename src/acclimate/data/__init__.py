@@ -5,7 +5,7 @@ from .cifar import CIFAR10, CIFAR10_1, CIFAR10C, CIFAR100
 from .digit5 import Digit5
 from .digits import Digits
 from .domains import PACS, DomainNet, OfficeCaltech10, OfficeHome
-from .features import Features
+from .features import Encoder, Features
 from .fileset import FileDataset
 from .groups import ByDomain, BySuperclass, NaturalUsers
 from .imagenet import ImageNet32, ImageNetVariant
@@ -39,6 +39,7 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "DomainNet",
+    "Encoder",
     "Examples",
     "FashionMNIST",
     "Features",

@@ -2,7 +2,15 @@
 
 from .cct import CCT
 from .cnn import CNN
+from .frozen import Frozen, Projection
 from .mlp import MLP
 from .resnet import ResNet20
 
-__all__ = ["CCT", "CNN", "MLP", "ResNet20"]
+__all__ = [
+    "CCT",
+    "CNN",
+    "MLP",
+    "Frozen",
+    "Projection",
+    "ResNet20",
+]

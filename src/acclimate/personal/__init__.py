@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from ..core.personal import Personalizer
+from .confusion import Confusion
 from .finetune import FineTune
+from .fisher import Fisher
 from .memory import Memory
 
-__all__ = ["FineTune", "Memory", "NoPersonal"]
+__all__ = ["Confusion", "FineTune", "Fisher", "Memory", "NoPersonal"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,329 @@
+"""FedICON's Tables 1, 2, 5, 7, 8 and 9: Digit-5 and Office-10 under covariate and domain shift, 100 rounds of 5 epochs.
+
+    export ACCLIMATE_DATA=...
+    python benchmarks/fedicon.py --seeds 0 1 2 --out fedicon.json
+    python benchmarks/fedicon.py --sets digit5 --shifts covariate --table ablation --out ablation.json
+    python benchmarks/fedicon.py --show --out fedicon.json
+
+Covariate: a client per domain, tested on its own examples, corrupted at severity 5. Domain: every domain is left out in
+turn, and all clients are tested on it. Domains that are not under ACCLIMATE_DATA are left out altogether. A row is one
+training and one way to test it; what --out already holds is not run again, and it is written after every row. --show
+prints the tables beside the published numbers; --fraction and --rounds make it small enough to try out. Where there is
+no git, ACCLIMATE_COMMIT names the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import acclimate as ac
+from acclimate import api, methods, personal, store
+from acclimate.adapters import T3A, THE, NoAdapt, Tent
+from acclimate.adapters.eata import EATA
+from acclimate.adapters.icon import ICON
+from acclimate.core.adapter import Adapter
+from acclimate.core.local import Work
+from acclimate.core.method import Method
+from acclimate.core.optim import SGD
+from acclimate.core.personal import Personalizer
+from acclimate.methods.fedicon import FedICON
+from acclimate.ops.views import Views
+from acclimate.personal.fisher import Fisher
+
+SCHEMA = "acclimate.fedicon/1"
+PUBLISHED = Path(__file__).parent / "published"
+RATE = SGD(lr=0.01, weight_decay=5e-4)
+MIRRORED = {"digit5": False, "office10": True}
+"""Whether views may be mirrored: a mirrored digit is no digit."""
+SETS: dict[str, Any] = {"digit5": ac.data.Digit5, "office10": ac.data.OfficeCaltech10}
+SHIFTS = ("covariate", "domain")
+
+
+class Training(NamedTuple):
+    """What is trained; `norm` is the model's, which the paper adds where a row needs it."""
+
+    method: Method
+    norm: Any = "none"
+
+
+TRAININGS = {
+    "local": Training(methods.Local(opt=RATE)),
+    "fedavg": Training(methods.FedAvg(opt=RATE)),
+    "fedavg-bn": Training(methods.FedAvg(opt=RATE), "batch"),
+    "fedprox": Training(methods.FedProx(opt=RATE, mu=0.01)),
+    "fedrep": Training(methods.FedRep(opt=RATE, work=Work())),
+    "fedbn": Training(methods.FedAvg(opt=RATE, private=("norm",)), "batch"),
+    "fedthe": Training(methods.FedTHE()),
+    "fedicon": Training(FedICON()),
+    "fedicon-us": Training(FedICON(labels=False)),
+    "fedicon-alone": Training(FedICON(share=False)),
+}
+
+
+class Row(NamedTuple):
+    """One line of a table: what is trained, and how the trained model is personalised and adapted."""
+
+    training: str
+    personal: Personalizer
+    adapter: Adapter
+
+
+AS_IS, NONE, TUNED = personal.NoPersonal(), NoAdapt(), ICON()
+TABLES: dict[str, dict[str, Row]] = {
+    "tables": {
+        "local": Row("local", AS_IS, NONE),
+        "fedavg": Row("fedavg", AS_IS, NONE),
+        "fedavg+ft": Row("fedavg", personal.FineTune(opt=RATE, work=Work()), NONE),
+        "fedprox": Row("fedprox", AS_IS, NONE),
+        "fedrep": Row("fedrep", AS_IS, NONE),
+        "fedbn": Row("fedbn", AS_IS, NONE),
+        "fedthe": Row("fedthe", AS_IS, THE()),
+        "tent": Row("fedavg-bn", AS_IS, Tent()),
+        "eata": Row("fedavg-bn", Fisher(), EATA(margin=1.2)),
+        "t3a": Row("fedavg", AS_IS, T3A()),
+        "fedicon": Row("fedicon", AS_IS, TUNED),
+        "fedicon-us": Row("fedicon-us", AS_IS, TUNED),
+    },
+    "ablation": {
+        "nothing": Row("local", AS_IS, NONE),
+        "extract": Row("fedicon-alone", AS_IS, NONE),
+        "share": Row("fedavg", AS_IS, NONE),
+        "adapt": Row("local", AS_IS, TUNED),
+        "extract+share": Row("fedicon", AS_IS, NONE),
+        "share+adapt": Row("fedavg", AS_IS, TUNED),
+        "extract+adapt": Row("fedicon-alone", AS_IS, TUNED),
+        "extract+share+adapt": Row("fedicon", AS_IS, TUNED),
+    },
+}
+LAYOUTS = {"tables": "fedicon_tables.json", "ablation": "fedicon_table8.json"}
+ROWS = {name: row for table in TABLES.values() for name, row in table.items()}
+
+
+class Place(NamedTuple):
+    """A data set, a shift, and for the domain shift the domain that is left out."""
+
+    set: str
+    shift: str
+    held: str | None
+
+    def __str__(self) -> str:
+        return f"{self.set} {self.shift}" + (f" without {self.held}" if self.held else "")
+
+
+def domains_of(set: str) -> tuple[str, ...]:
+    """The domains whose files are there."""
+    there = []
+    for domain in SETS[set].every:
+        try:
+            SETS[set](domains=(domain,)).sources()
+        except FileNotFoundError:
+            continue
+        there.append(domain)
+    if not there:
+        raise SystemExit(f"{set}: no domain is under ACCLIMATE_DATA; `acclimate data` says what is needed")
+    return tuple(there)
+
+
+def places(sets: list[str], shifts: list[str]) -> list[Place]:
+    """Everything to train on."""
+    out = []
+    for set, shift in itertools.product(sets, shifts):
+        out += [Place(set, shift, d) for d in domains_of(set)] if shift == "domain" else [Place(set, shift, None)]
+    return out
+
+
+def with_views(record: Any, set: str) -> Any:
+    """A method or adapter whose views fit the data set."""
+    if isinstance(record, FedICON | ICON):
+        return replace(record, views=Views(flip=MIRRORED[set]))
+    return record
+
+
+def experiment(training: str, place: Place, seed: int, rounds: int, fraction: float = 1.0) -> ac.Experiment:
+    """The training that rows share."""
+    domains, held = domains_of(place.set), (place.held,) if place.held else ()
+    clients = len(domains) - len(held)
+    data = SETS[place.set](
+        domains=domains, size=32, partition=ac.data.ByDomain(), clients=clients, held_out=held, fraction=fraction
+    )
+    method, norm = TRAININGS[training]
+    stream = ac.shifts.UnseenDomain() if held else ac.shifts.Corrupted()
+    return ac.Experiment(
+        data,
+        ac.models.CNN(norm=norm),
+        with_views(method, place.set),
+        streams=(stream,),
+        rounds=rounds,
+        seed=seed,
+        eval_every=rounds,
+    )
+
+
+def record_of(training: str, place: Place, fit: api.Fit, seconds: float, together: int) -> dict[str, Any]:
+    """The record of a training without results: settings, hashes, times and where it ran."""
+    e = fit.experiment
+    env, card = store.environment(fit.engine.device), fit.world.card()
+    env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
+    return {
+        "training": training,
+        **place._asdict(),
+        "seed": e.seed,
+        "rounds": e.rounds,
+        "fraction": e.data.fraction,
+        "model": repr(e.model),
+        "method": repr(e.method),
+        "training_hash": e.training_hash(),
+        "data_hashes": {"examples": card["hash"]} | {k: v["hash"] for k, v in card["splits"].items()},
+        "stream_hashes": {n: api.stream_hash(s) for n, (_, s) in api.streams_of(fit.world, e.streams).items()},
+        "environment": env,
+        "train_seconds": round(seconds, 1),
+        "seeds_trained_together": together,
+        "round_seconds_median": round(sorted(fit.seconds)[len(fit.seconds) // 2], 4),
+        "rows": [],
+    }
+
+
+def tested(fit: api.Fit, name: str, place: Place) -> dict[str, Any]:
+    """One row of a trained experiment: accuracy by domain, at the last round."""
+    row, began = defined(name, place), time.perf_counter()
+    table = ac.evaluate(fit, adapters=[row.adapter], personal=row.personal)
+    if table.refused:
+        raise SystemExit(f"{name}: {table.refused[0]['reason']}")
+    (last,) = (r for r in table.rows if r["selection"] == "last")
+    names = [d for d in fit.world.examples.domains if d != place.held]  # client c holds the c-th of these
+    by_domain = {place.held: last["accuracy"]} if place.held else dict(zip(names, last["per_client"], strict=True))
+    return {
+        "row": name,
+        "personal": repr(row.personal),
+        "adapter": repr(row.adapter),
+        "test_seconds": round(time.perf_counter() - began, 2),
+        "accuracy": by_domain,
+        "loss": last["loss"],
+        "ece": last["ece"],
+    }
+
+
+def defined(name: str, place: Place) -> Row:
+    """A row as this data set takes it."""
+    row = ROWS[name]
+    return row._replace(adapter=with_views(row.adapter, place.set))
+
+
+def missing(records: list[dict[str, Any]], names: list[str], e: ac.Experiment, place: Place) -> list[str]:
+    """The rows that no record holds as they are defined now."""
+    same = [r for r in records if r["training_hash"] == e.training_hash() and r["held"] == place.held]
+    held = {(r["row"], r["personal"], r["adapter"]) for record in same for r in record["rows"]}
+    rows = {n: defined(n, place) for n in names}
+    return [n for n, row in rows.items() if (n, repr(row.personal), repr(row.adapter)) not in held]
+
+
+def add(
+    body: dict[str, Any], out: Path, training: str, place: Place, names: list[str], seeds: list[ac.Experiment]
+) -> None:
+    """Train the seeds that lack a row, test them, and write to `out` after every row."""
+    todo = {e: rows for e in seeds if (rows := missing(body["records"], names, e, place))}
+    if not todo:
+        print(f"{training}, {place}: there already", flush=True)
+        return
+    began = time.perf_counter()
+    fits = ac.train_together(list(todo))
+    seconds = time.perf_counter() - began
+    print(f"{training}, {place}, {len(fits)} seed(s): trained in {seconds:.1f} s", flush=True)
+    for fit in fits:
+        record = record_of(training, place, fit, seconds, len(fits))
+        body["records"].append(record)
+        for name in todo[fit.experiment]:
+            row = tested(fit, name, place)
+            record["rows"].append(row)
+            store.write(out, json.dumps(body, indent=1) + "\n")
+            cells = "  ".join(f"{domain} {a:.1%}" for domain, a in row["accuracy"].items())
+            print(f"  {name:20s} {cells}  ({row['test_seconds']} s)", flush=True)
+        fit.engine.close()
+
+
+Seeds = dict[int, dict[str, float]]
+"""Seed -> domain -> accuracy in %."""
+
+
+def collected(records: list[dict[str, Any]]) -> dict[tuple[str, int, float], dict[str, Seeds]]:
+    """By data set and shift, rounds and fraction; then by row. Later results replace earlier ones."""
+    found: dict[tuple[str, int, float], dict[str, Seeds]] = {}
+    for record in records:
+        rows = found.setdefault((f"{record['set']} {record['shift']}", record["rounds"], record["fraction"]), {})
+        for row in record["rows"]:
+            cells = rows.setdefault(row["row"], {}).setdefault(record["seed"], {})
+            cells |= {domain: 100 * a for domain, a in row["accuracy"].items()}
+    return found
+
+
+def cell(ours: list[float], theirs: list[float] | None) -> str:
+    """Our mean and standard error over seeds, and the published mean in brackets."""
+    error = f" ± {statistics.stdev(ours) / len(ours) ** 0.5:.1f}" if len(ours) > 1 else ""
+    return f"{statistics.fmean(ours):.1f}{error} ({f'{theirs[0]:.1f}' if theirs else '-'})"
+
+
+def rendered(layout: dict[str, Any], place: str, rows: dict[str, Seeds]) -> str:
+    """One Markdown table: the rows of the layout that were run.
+
+    A published mean is over the columns, or over all of the paper's domains where it has no others (Tables 8 and 9).
+    """
+    domains = sorted({d for seeds in rows.values() for cells in seeds.values() for d in cells})
+    lines = [f"| row | seeds | {' | '.join(domains)} | mean |", f"|---|---|{'---|' * len(domains)}---|"]
+    for line in layout["rows"]:
+        if not (seeds := rows.get(line["row"])):
+            continue
+        theirs = line["published"].get(place, {})
+        cells = []
+        for d in domains:
+            ours = [s[d] for s in seeds.values() if d in s]
+            cells.append(cell(ours, theirs.get(d)) if ours else "-")
+        shared = [theirs[d][0] for d in domains if d in theirs]
+        mean = theirs.get("mean") or ([statistics.fmean(shared)] if len(shared) == len(domains) else None)
+        whole = [statistics.fmean(s.values()) for s in seeds.values() if len(s) == len(domains)]
+        cells.append(cell(whole, mean) if whole else "-")
+        lines.append(f"| {line['name']} | {len(seeds)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def show(body: dict[str, Any], table: str) -> None:
+    """Print a table for every data set, shift and size that was run."""
+    layout = json.loads((PUBLISHED / LAYOUTS[table]).read_text())
+    for (place, rounds, fraction), rows in sorted(collected(body["records"]).items()):
+        part = "" if fraction == 1 else f", {fraction:g} of the data"
+        print(f"{place}, {rounds} rounds{part}; in brackets: {layout['source']}\n\n{rendered(layout, place, rows)}\n")
+
+
+def main() -> None:
+    """Run what is asked for and not there yet, or show what is there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", choices=list(TABLES), default="tables")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), metavar="ROW", help=f"instead: {', '.join(ROWS)}")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--shifts", nargs="+", choices=SHIFTS, default=list(SHIFTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--show", action="store_true", help="print what --out holds")
+    args = parser.parse_args()
+    body: dict[str, Any] = store.read_json(args.out) if args.out.exists() else {"schema": SCHEMA, "records": []}
+    if args.show:
+        show(body, args.table)
+        return
+    asked = args.rows or list(TABLES[args.table])
+    for place, training in itertools.product(places(args.sets, args.shifts), TRAININGS):
+        if names := [n for n in asked if ROWS[n].training == training]:
+            seeds = [experiment(training, place, seed, args.rounds, args.fraction) for seed in args.seeds]
+            add(body, args.out, training, place, names, seeds)
+
+
+if __name__ == "__main__":
+    main()

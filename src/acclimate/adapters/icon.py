@@ -1,0 +1,70 @@
+"""FedICON, test half. Tan et al., KDD FL4Data-Mining 2023, Sec. 3.2 and Algorithm 1, LocalTest.
+
+Before the first answer the encoder is tuned on the client's whole unlabelled test set with the unsupervised contrastive
+loss (Eq. 5) on two random views: the other view of a sample is its only positive. The classifier stays as it is. The
+paper names neither the learning rate of this phase nor its epochs, but calls them as those of training: as many here.
+Batch-norm statistics belong to the encoder and move along. It serves any model, so that Table 8's rows without
+contrastive training can be adapted, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..core import check, rng
+from ..core.adapter import Adapter, Predict
+from ..core.local import Work
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops.contrast import contrastive
+from ..ops.views import Views
+from ..ops.whole import tune
+
+
+@dataclass(frozen=True)
+class ICON(Adapter):
+    """Tunes the encoder on two views of every test sample, then answers (FedICON's test-time adaptation)."""
+
+    transductive: ClassVar[bool] = True
+
+    opt: Optimizer = SGD(lr=1e-3)
+    work: Work = Work()
+    """Over the whole test set, as long as training's; `batch` is also how many samples are told apart at once."""
+    temperature: float = 0.1
+    views: Views = Views()
+
+    def __post_init__(self) -> None:
+        check.positive(self, "temperature")
+
+    @property
+    def batch_free(self) -> bool:
+        return True
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        if len(task.shape) != 3:
+            return f"ICON needs images to take views of, and these inputs have shape {task.shape}"
+        return super().refusal(task, model)
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        return {"vars": model["vars"]}
+
+    def prepare(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
+    ) -> Tree:
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            out = predict({**model, "vars": vars}, self.views.several(batch["x"], key), "adapt")
+            return contrastive(out.features.unflatten(0, (2, -1)), batch["y"], self.temperature), out.buffers
+
+        samples = torch.arange(x.shape[0], device=x.device)
+        encoder = frozenset(task.params) - task.head
+        return {"vars": tune(loss, state["vars"], x, real, samples, self.opt, self.work, key, encoder)}
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return predict({**model, **state}, x).logits, state

@@ -1,0 +1,93 @@
+"""SHOT. Liang, Hu & Feng, ICML 2020: source hypothesis transfer, Eq. 3 to 7.
+
+Before the first answer the feature extractor is tuned on the client's whole unlabelled test set, under the frozen head:
+low entropy of every prediction, high entropy of their mean (Eq. 3), and cross-entropy with pseudo-labels, weighted by
+`beta` (Eq. 7). Pseudo-labels are the nearest centroid by cosine; the centroids are means of features, first weighted by
+predictions (Eq. 4), then by the labels so found (Eq. 6); they are made anew before every epoch.
+
+The optimiser starts afresh with every epoch's labels, and one learning rate serves the whole extractor (the released
+code decays it and takes a tenth for pre-trained layers). Batch-norm statistics move along with the extractor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import check, rng
+from ..core.adapter import Adapter, Predict
+from ..core.local import Work
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops.losses import entropy
+from ..ops.whole import answers, tune
+
+
+@dataclass(frozen=True)
+class SHOT(Adapter):
+    """Tunes the features under the frozen head: sure, diverse, and true to centroids (Liang et al., ICML 2020)."""
+
+    transductive: ClassVar[bool] = True
+
+    opt: Optimizer = SGD(lr=1e-3, momentum=0.9, weight_decay=1e-3)
+    epochs: int = 15
+    batch: int = 64
+    beta: float = 0.3
+    """Weight of the pseudo-labels; the paper has 0.1 for digits and 0.3 elsewhere."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "epochs", 0)
+        check.at_least(self, "batch", 1)
+        check.at_least(self, "beta", 0.0)
+
+    @property
+    def batch_free(self) -> bool:
+        return True
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        return {"vars": model["vars"]}
+
+    def prepare(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
+    ) -> Tree:
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            out = predict({**model, "vars": vars}, batch["x"], "adapt")
+            told = F.cross_entropy(out.logits, batch["y"])
+            return information(out.logits) + self.beta * told, out.buffers
+
+        vars, body, once = state["vars"], frozenset(task.params) - task.head, Work(epochs=1, batch=self.batch)
+        for epoch in range(self.epochs):
+            labels = pseudo_labels(*answers(predict, {**model, "vars": vars}, x), real)
+            vars = tune(loss, vars, x, real, labels, self.opt, once, rng.fold(key, epoch), body)
+        return {"vars": vars}
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return predict({**model, **state}, x).logits, state
+
+
+def information(logits: Tensor) -> Tensor:
+    """Information maximisation (Eq. 3): mean entropy of the predictions less the entropy of their mean."""
+    mean = logits.softmax(-1).mean(0)
+    return entropy(logits).mean() + (mean * mean.clamp_min(1e-12).log()).sum()
+
+
+def pseudo_labels(features: Tensor, logits: Tensor, real: Tensor) -> Tensor:
+    """The class of the nearest centroid by cosine (Eq. 4 to 6) for every row; only `real` rows make centroids."""
+    unit = F.normalize(features, dim=-1)
+
+    def nearest(member: Tensor) -> Tensor:
+        member = member * real.to(member.dtype)[:, None]
+        # the direction of a weighted sum is that of the weighted mean
+        centroids = F.normalize(member.mT @ features, dim=-1)
+        alike = unit @ centroids.mT
+        return torch.where(member.sum(0) > 0, alike, -torch.inf).argmax(-1)
+
+    first = nearest(logits.softmax(-1))
+    return nearest(F.one_hot(first, logits.shape[-1]).to(features.dtype))

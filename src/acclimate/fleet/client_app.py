@@ -1,0 +1,81 @@
+"""The Flower ClientApp: takes a request apart, lets the site answer, and puts the answer together.
+
+Private states are in `Context.state`, where Flower hands them from message to message, and in files beside the node's
+data, which outlive the node's process. Files are the truth; the context saves reading them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from ..config import loads
+from ..core import tree
+from .records import dressed, flat_of, pack, skeleton, unpack
+from .site import Place, Site
+from .vault import Memory, Vault
+
+app = ClientApp()
+HELD = "held"
+
+
+def place_of(context: Context) -> Place:
+    """What the node was told of itself when it was started."""
+    config = context.node_config
+    missing = [name for name in ("node", "nodes", "site") if name not in config]
+    if missing:
+        raise ValueError(
+            f'the node\'s --node-config lacks {", ".join(missing)}; it must hold node=K nodes=N site="FOLDER"'
+        )
+    data = Path(str(config["data"])) if "data" in config else None
+    return Place(int(config["node"]), int(config["nodes"]), Path(str(config["site"])), data)
+
+
+def respond(message: Message, context: Context) -> Message:
+    """Answer one request of the server."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    trees, words = unpack(message.content)
+    place, run = place_of(context), str(words["run"])
+    vault = Vault(place.folder / "runs" / safe(run), remembered(context.state, run))
+    site = Site(place, loads(json.dumps(words["experiment"])), run, vault)
+    made, told = site.answer(message.metadata.message_type.partition(".")[0], trees, words)
+    remember(context.state, run, vault.memory)
+    return Message(pack(made, told), reply_to=message)
+
+
+app.query()(respond)
+app.train()(respond)
+app.evaluate()(respond)
+
+
+def safe(name: str) -> str:
+    """A run's name as a folder name; the server does not choose where a node writes."""
+    if not name.isalnum() or len(name) > 64:
+        raise ValueError(f"run='{name}' must be up to 64 letters and digits")
+    return name
+
+
+def remembered(state: RecordDict, run: str) -> Memory:
+    """The private states that the context holds, where they are of this run."""
+    held = state.config_records.get(HELD)
+    if held is None or held["run"] != run:
+        return {}
+    index = json.loads(str(held["index"]))
+    return {int(c): (v, dressed(bones, flat_of(state.array_records[f"mine.{c}"]))) for c, (v, bones) in index.items()}
+
+
+def remember(state: RecordDict, run: str, memory: Memory) -> None:
+    """Put private states into the context; those of another run go."""
+    for name in [n for n in state if n.startswith("mine.")]:
+        del state[name]
+    for client, (_, mine) in memory.items():
+        flat = {k: v.contiguous() for k, v in tree.flatten(mine).items()}
+        state[f"mine.{client}"] = ArrayRecord(OrderedDict(flat))
+    index = {str(c): (version, skeleton(mine)) for c, (version, mine) in memory.items()}
+    state[HELD] = ConfigRecord({"run": run, "index": json.dumps(index)})

@@ -1,0 +1,44 @@
+"""Leave each node with its live model, and test it there with the chosen adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import api, catalogue, store
+from ..backends.flower import FleetError, FlowerEngine
+from .link import GridLink
+
+
+def deploy(
+    folder: store.RunFolder, link: GridLink, selection: str, adapter: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Send the trained model to all nodes, which personalise it and keep the result; then test. Metrics come back."""
+    if selection not in ("last", "validation"):
+        raise ValueError(f"selection='{selection}' must be last or validation")
+    fit = api.load(folder.path, **given)
+    named = dict(zip(catalogue.distinct(fit.experiment.adapters), fit.experiment.adapters, strict=True))
+    name = adapter or next(iter(named))
+    if name not in named:
+        raise ValueError(f"adapter='{name}' must be one of the run's: {', '.join(named)}")
+    engine, state = fit.engine, fit.state
+    assert isinstance(engine, FlowerEngine)
+    chosen = state.best if selection == "validation" and state.best is not None else state
+    down = fit.worker.method.download(fit.worker.task, chosen.server)
+    models = engine.deploy(down, chosen.mine, fit.experiment.personal)
+    if reason := named[name].refusal(fit.worker.task, engine.live(models, 0)):
+        raise ValueError(f"adapter '{name}' cannot serve this model: {reason}")
+    card = {"round": chosen.round, "selection": selection, "adapter": name, "label": fit.experiment.label}
+    clients = list(range(fit.world.clients))
+    left = [c for a in engine.ask_all(models, clients, {"leave": card}, all=True) for c in a.words["left"]]
+    if missing := sorted(set(clients) - set(left)):
+        raise FleetError(
+            f"client(s) {missing} did not get their model; the log says why. Deploy again when they are up"
+        )
+    accuracy = {}
+    for stream, (shift, built) in api.streams_of(fit.world, fit.experiment.streams).items():
+        if built.new:
+            continue  # newcomers are not sites of this fleet
+        metrics = engine.serve(models, built.shards, named[name], shift.protocol)
+        accuracy[stream] = [round(a, 6) for a in metrics["accuracy"].tolist()]
+    return {**card, "clients": sorted(left), "accuracy": accuracy}

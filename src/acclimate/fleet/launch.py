@@ -1,0 +1,162 @@
+"""Hand a run folder to a fleet on this machine, and follow what the ServerApp does with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import api, store
+from ..core.fit import State
+from ..watch import Watch
+from .folder import quoted
+from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, Process, flwr, tail
+from .server_app import PROGRESS, STOP
+
+PLACE = "ACCLIMATE_FLEET"
+"""The environment variable that names the fleet's folder; `fleet` in the current folder without it."""
+POLL_SECONDS = 0.1
+ENDS = ("finished", "failed", "interrupted")
+"""Events after which nothing comes."""
+STOP_SECONDS = 60.0
+"""How long a run that is told to stop may take to end its round, before its process is ended."""
+
+
+def place() -> Path:
+    """The folder of the fleet that commands are about."""
+    return Path(os.environ.get(PLACE, DEFAULT_FOLDER))
+
+
+def current() -> Fleet:
+    """The fleet that runs are handed to; an error where it is not up."""
+    fleet = Fleet.load(place())
+    if not fleet.process("link").alive:
+        raise store.RunError(f"the fleet in {fleet.folder} is not up; see `acclimate fleet status`")
+    return fleet
+
+
+def finish(folder: Path, watch: Watch, fleet: Fleet | None = None) -> None:
+    """From whatever the run folder holds to a finished run, on the fleet; progress goes to `watch`."""
+    watched(submit(folder, "train", fleet or current()), watch, folder)
+
+
+def watched(events: Iterator[dict[str, Any]], watch: Watch, folder: Path) -> None:
+    """Pass events on; Ctrl-C, whenever it comes, ends the run at its next round, with a checkpoint."""
+    server: Process | None = None
+    try:
+        for event in events:
+            server = _server(event) or server
+            _pass_on(event, watch, folder)
+    except KeyboardInterrupt:
+        for event in _stop(folder / PROGRESS, server):
+            _pass_on(event, watch, folder)
+
+
+def _server(event: dict[str, Any]) -> Process | None:
+    return Process("server", event["pid"], event["started"]) if event["event"] == "started" else None
+
+
+def deploy(folder: Path, selection: str, adapter: str, fleet: Fleet | None = None) -> dict[str, Any]:
+    """Leave each node with its live model; what was deployed, and every stream's accuracy by client."""
+    told: dict[str, Any] = {}
+    for event in submit(folder, "deploy", fleet or current(), selection=selection, adapter=adapter):
+        _pass_on(event, Watch(), folder)
+        if event["event"] == "deployed":
+            told = {k: v for k, v in event.items() if k != "event"}
+    return told
+
+
+def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[str, Any]]:
+    """Start the ServerApp on a run folder and yield what it tells, until it has ended."""
+    folder = folder.absolute()
+    progress = folder / PROGRESS
+    progress.unlink(missing_ok=True)
+    (folder / STOP).unlink(missing_ok=True)
+    config = {"task": task, "run-folder": str(folder), **more}
+    settings = " ".join(f"{k}={quoted(v)}" for k, v in config.items())
+    flwr(fleet, "run", str(fleet.app), CONNECTION, "--run-config", settings)
+    return follow(progress, fleet)
+
+
+def follow(progress: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
+    """Events as they are written. Ends with the run; an error where its process ends without a word."""
+    server: Process | None = None
+    ended, deadline = False, time.monotonic() + START_SECONDS
+    for event in _lines(progress):
+        if event is None:
+            _check(server, ended, deadline, progress, fleet)
+            ended = server is not None and not server.alive  # its last words may have come since: look once more
+            continue
+        server = _server(event) or server
+        yield event
+        if event["event"] in ENDS:
+            return
+
+
+def _check(server: Process | None, ended: bool, deadline: float, progress: Path, fleet: Fleet) -> None:
+    """An error where nothing more will come."""
+    if server is None and time.monotonic() > deadline:
+        raise store.RunError(
+            f"the fleet did not start the run within {START_SECONDS:.0f} s; the link's log ends with:\n"
+            f"{tail(fleet.log('link'))}"
+        )
+    if ended:
+        raise store.RunError(f"the run's server process was ended; go on with `acclimate resume {progress.parent}`")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Whole lines of a growing file; None where there is none at the moment, twice before it is given up."""
+    at, rest = 0, ""
+    while True:
+        text = ""
+        if path.exists():
+            with path.open() as f:
+                f.seek(at)
+                text = f.read()
+                at = f.tell()
+        *whole, rest = (rest + text).split("\n")
+        yield from map(json.loads, whole)
+        if not whole:
+            yield None
+            time.sleep(POLL_SECONDS)
+
+
+def _stop(progress: Path, server: Process | None) -> Iterator[dict[str, Any]]:
+    """Let the run end its round and write a checkpoint; where that takes too long, end it."""
+    (progress.parent / STOP).touch()
+    end = time.monotonic() + STOP_SECONDS
+    for event in _lines(progress):
+        if event is not None and event["event"] in ENDS:
+            yield event
+            return
+        if time.monotonic() > end or (server is not None and not server.alive):
+            if server is not None and server.alive:
+                os.kill(server.pid, signal.SIGTERM)
+            yield {"event": "interrupted", "round": None}
+            return
+
+
+def _pass_on(event: dict[str, Any], watch: Watch, folder: Path) -> None:
+    """One event of the ServerApp, to the watch of whoever started it."""
+    act: dict[str, Callable[[], None]] = {
+        "training": lambda: watch.training(event["label"], event["seed"], event["done"], event["rounds"]),
+        "round": lambda: watch.round(_seen(event)),
+        "testing": lambda: watch.testing(event["label"], event["seed"], event["steps"]),
+        "tested": watch.tested,
+        "failed": lambda: _raise(store.RunError(event["error"])),
+        "interrupted": lambda: _raise(api.Interrupted(folder, event["round"])),
+    }
+    act.get(event["event"], lambda: None)()
+
+
+def _seen(event: dict[str, Any]) -> State:
+    """As much of the loop's state as a watch looks at: the server keeps the rest."""
+    return State(event["round"], {}, {}, history=() if event["row"] is None else (event["row"],))
+
+
+def _raise(error: Exception) -> None:
+    raise error

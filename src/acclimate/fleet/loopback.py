@@ -1,0 +1,408 @@
+"""A fleet on one machine: a SuperLink and its SuperNodes as processes, over TLS, with keys that nodes must prove.
+
+`up` writes fleet.json before the first process starts and after each one, so that `down` always knows what to stop: a
+process is stopped only if its number and its start time are those that were recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..store import RunError, read_json, write
+from . import keys
+from .folder import write_app
+
+SCHEMA = "acclimate.fleet/1"
+RECORD = "fleet.json"
+DEFAULT_FOLDER = Path("fleet")
+START_SECONDS = 90.0
+"""How long the SuperLink, and then all nodes together, may take to start."""
+STOP_SECONDS = 10.0
+"""How long a process may take to end before it is killed."""
+JOINED = "SuperNode ID:"
+"""What a node prints when the link has accepted it."""
+CONNECTION = "fleet"
+"""How the fleet's own Flower configuration calls the SuperLink."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that the fleet started: its number, and its start time, without which the number says nothing."""
+
+    name: str
+    pid: int
+    started: int
+    """In clock ticks since the machine started; 0 where the system does not tell."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return started(self.pid) == self.started and self.started >= 0
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Send it a signal, if it still is the process that was recorded."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, how)
+
+    def family(self) -> list[Process]:
+        """The living of it and of all that it started, directly or not; also where it has ended itself."""
+        if started(self.pid) not in (-1, self.started):
+            return []  # the number is another process's by now
+        table = _table()
+        found = [pid for pid, (_, session) in table.items() if self.pid in (pid, session)]
+        for member in found:
+            found += [pid for pid, (parent, _) in table.items() if parent == member and pid not in found]
+        return [p for p in (Process(self.name, pid, started(pid)) for pid in found) if p.alive]
+
+
+def _table() -> dict[int, tuple[int, int]]:
+    """Parent and session of every process; empty where the system does not tell. `start` gives each its own session."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            found[int(path.parent.name)] = (int(fields[1]), int(fields[3]))
+    return found
+
+
+def started(pid: int) -> int:
+    """When a process started, in clock ticks; 0 where the system does not tell, -1 where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return -1
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return -1
+        return 0
+    if fields[0] != "Z":
+        return int(fields[19])
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # a child of this very process stays as a zombie until it is asked for
+    return -1
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What `up` started: where, and which processes. The record is fleet.json in its folder."""
+
+    folder: Path
+    port: int
+    nodes: int
+    processes: tuple[Process, ...] = ()
+    ports: tuple[int, ...] = ()
+    """The port of each node's own process interface; on this machine only."""
+    via: int | None = None
+    """The port at which nodes reach the link, where something lies between them; None: the link's own."""
+
+    def save(self) -> None:
+        """Write fleet.json."""
+        body = {"schema": SCHEMA, **asdict(self), "folder": str(self.folder)}
+        write(self.folder / RECORD, json.dumps(body, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Fleet:
+        """The fleet whose record is in this folder."""
+        path = folder / RECORD
+        if not path.exists():
+            raise RunError(f"{path} does not exist: no fleet was started there; try `acclimate fleet up --clients 2`")
+        body = read_json(path)
+        if body.get("schema") != SCHEMA:
+            raise RunError(f"{path}: schema={body.get('schema')!r} must be '{SCHEMA}'")
+        processes = tuple(Process(**p) for p in body["processes"])
+        return cls(folder.absolute(), body["port"], body["nodes"], processes, tuple(body["ports"]), body["via"])
+
+    @property
+    def secrets(self) -> Path:
+        """Certificates and keys."""
+        return self.folder / "keys"
+
+    @property
+    def app(self) -> Path:
+        """The Flower app that runs are submitted with."""
+        return self.folder / "app"
+
+    def site(self, node: int) -> Path:
+        """Where a node keeps what never leaves it."""
+        return self.folder / "sites" / f"{node:03d}"
+
+    def log(self, name: str) -> Path:
+        """What a process of the fleet printed."""
+        return self.folder / "logs" / f"{name}.log"
+
+    def process(self, name: str) -> Process:
+        """The newest process of this name: `link`, or `node-000`."""
+        found = [p for p in self.processes if p.name == name]
+        if not found:
+            raise RunError(f"the fleet in {self.folder} has no process '{name}'")
+        return found[-1]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the fleet's processes: Flower's home is the fleet's, and nothing is reported to anyone."""
+        tools = str(Path(sys.executable).parent)
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([tools, os.environ.get("PATH", "")]),
+            "FLWR_HOME": str(self.folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # nodes share this machine's cores
+        }
+
+    def status(self) -> list[tuple[str, int, bool]]:
+        """Name, process number and whether it runs, of every process."""
+        return [(p.name, p.pid, p.alive) for p in self.processes]
+
+    @property
+    def running(self) -> bool:
+        """Whether the link and all nodes run."""
+        names = ["link", *(node_name(k) for k in range(self.nodes))]
+        return bool(self.processes) and all(self.process(n).alive for n in names)
+
+
+def node_name(node: int) -> str:
+    """What a node's process is called."""
+    return f"node-{node:03d}"
+
+
+def up(folder: Path, nodes: int, port: int | None = None, via: int | None = None) -> Fleet:
+    """Start a SuperLink and `nodes` SuperNodes on this machine; returns when all nodes have joined."""
+    if nodes < 1:
+        raise ValueError(f"clients={nodes} must be at least 1")
+    require_flower()
+    folder = folder.absolute()
+    if (folder / RECORD).exists():
+        old = Fleet.load(folder)
+        if any(p.alive for p in old.processes):
+            raise RunError(f"a fleet is already up in {folder}; stop it with `acclimate fleet down {folder}`")
+    free = free_ports(nodes + (port is None))
+    fleet = Fleet(folder, port if port is not None else free.pop(), nodes, (), tuple(free), via)
+    fleet.save()
+    try:
+        return _start(fleet)
+    except BaseException:
+        down(folder)
+        raise
+
+
+def _start(fleet: Fleet) -> Fleet:
+    prepare(fleet)
+    fleet = start(fleet, "link", link_command(fleet))
+    wait(lambda: listening(fleet.port), fleet, "link", f"the SuperLink did not open port {fleet.port}")
+    for k in range(fleet.nodes):
+        flwr(fleet, "supernode", "register", str(node_key(fleet, k).public), CONNECTION, "--name", node_name(k))
+        fleet = start_node(fleet, k)
+    for k in range(fleet.nodes):
+        wait(functools.partial(joined, fleet, k), fleet, node_name(k), f"{node_name(k)} did not join")
+    return fleet
+
+
+def prepare(fleet: Fleet) -> None:
+    """Keys, certificates, the app and Flower's own configuration, all below the fleet's folder."""
+    for old in (fleet.secrets, fleet.folder / "logs"):
+        shutil.rmtree(old, ignore_errors=True)
+    fleet.secrets.mkdir(parents=True)
+    os.chmod(fleet.secrets, 0o700)
+    ca = keys.make_ca(fleet.secrets)
+    keys.make_certificate(fleet.secrets, "link", ca)
+    keys.make_certificate(fleet.secrets, "node", ca)
+    for k in range(fleet.nodes):
+        keys.make_node_key(fleet.secrets, node_name(k))
+        fleet.site(k).mkdir(parents=True, exist_ok=True)
+    write_app(fleet.app)
+    connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+    connection += f'address = "127.0.0.1:{fleet.port}"\nroot-certificates = "{ca.public}"\n'
+    write(fleet.folder / "flower" / "config.toml", connection)
+
+
+def node_key(fleet: Fleet, node: int) -> keys.Pair:
+    """The key pair of a node."""
+    return keys.Pair(*(fleet.secrets / f"{node_name(node)}.{end}" for end in ("pub", "key")))
+
+
+def link_command(fleet: Fleet) -> list[str]:
+    """How the SuperLink is started: TLS, and nodes must prove a registered key."""
+    secrets = fleet.secrets
+    return [
+        "flower-superlink",
+        *("--ssl-ca-certfile", str(secrets / "ca.crt")),
+        *("--ssl-certfile", str(secrets / "link.crt")),
+        *("--ssl-keyfile", str(secrets / "link.key")),
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+        *("--host", "127.0.0.1"),
+        *("--port", str(fleet.port)),
+    ]
+
+
+def node_command(fleet: Fleet, node: int) -> list[str]:
+    """How a node is started. What it is told of itself: its number, of how many, and the folder of its site."""
+    secrets = fleet.secrets
+    config = f'node={node} nodes={fleet.nodes} site="{fleet.site(node)}"'
+    return [
+        "flower-supernode",
+        *("--superlink", f"127.0.0.1:{fleet.via or fleet.port}"),
+        *("--root-certificates", str(secrets / "ca.crt")),
+        *("--auth-supernode-private-key", str(node_key(fleet, node).private)),
+        *("--ssl-ca-certfile", str(secrets / "ca.crt")),
+        *("--ssl-certfile", str(secrets / "node.crt")),
+        *("--ssl-keyfile", str(secrets / "node.key")),
+        *("--port", str(fleet.ports[node])),
+        *("--node-config", config),
+    ]
+
+
+def start_node(fleet: Fleet, node: int) -> Fleet:
+    """Start one node, or start it again after its end."""
+    return start(fleet, node_name(node), node_command(fleet, node))
+
+
+def rejoin(fleet: Fleet, node: int, seconds: float = 2 * START_SECONDS) -> Fleet:
+    """Start a node again after its end, until it is accepted.
+
+    A link takes a node for connected until it has missed heartbeats for up to a minute, and turns its second self away.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        before = fleet.log(node_name(node)).read_text(errors="replace").count(JOINED)
+        fleet = start_node(fleet, node)
+        while fleet.process(node_name(node)).alive:
+            if fleet.log(node_name(node)).read_text(errors="replace").count(JOINED) > before:
+                return fleet
+            time.sleep(0.2)
+            if time.monotonic() > deadline:
+                break
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{node_name(node)} did not rejoin within {seconds:.0f} s:\n{tail(fleet.log(node_name(node)))}"
+            )
+        stop([fleet.process(node_name(node))])
+        time.sleep(5)
+
+
+def start(fleet: Fleet, name: str, command: Sequence[str]) -> Fleet:
+    """Start a process in a session of its own, so that it can be stopped with those it starts; record it."""
+    log = fleet.log(name)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    program = str(Path(sys.executable).parent / command[0])
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(  # not subprocess, whose objects want to outlive their processes
+        program,
+        [program, *command[1:]],
+        fleet.environment(),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    kept = tuple(p for p in fleet.processes if p.name != name)
+    new = replace(fleet, processes=(*kept, Process(name, pid, started(pid))))
+    new.save()
+    return new
+
+
+def down(folder: Path) -> list[str]:
+    """Stop what the record names and what still runs of it: nodes first, then the link. Returns whom it stopped."""
+    fleet = Fleet.load(folder)
+    order = [p for p in fleet.processes if p.family()]
+    for group in ([p for p in order if p.name != "link"], [p for p in order if p.name == "link"]):
+        stop(group)
+    (fleet.folder / RECORD).unlink(missing_ok=True)
+    return [p.name for p in order]
+
+
+def stop(processes: Sequence[Process]) -> None:
+    """End processes and all that they started: asked first, killed after STOP_SECONDS."""
+    families = [p.family() for p in processes]
+    for family in families:
+        for member in family[:1]:  # the first tells the others; where it has ended, whoever is left is asked
+            member.end()
+    deadline = time.monotonic() + STOP_SECONDS
+    everyone = [member for family in families for member in family]
+    while any(p.alive for p in everyone) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in everyone:
+        process.end(signal.SIGKILL)
+
+
+def flwr(fleet: Fleet, *arguments: str, seconds: float = 60.0) -> str:
+    """Run Flower's own command line against the fleet; its output."""
+    command = [str(Path(sys.executable).parent / "flwr"), *arguments]
+    try:
+        done = subprocess.run(
+            command, env=fleet.environment(), cwd=fleet.folder, capture_output=True, text=True, timeout=seconds
+        )
+    except subprocess.TimeoutExpired as e:
+        raise RunError(f"`flwr {arguments[0]}` did not end within {seconds:.0f} s") from e
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip()[-500:]
+        raise RunError(f"`flwr {' '.join(arguments[:2])}` failed: {said}")
+    return done.stdout
+
+
+def wait(ready: Callable[[], bool], fleet: Fleet, name: str, otherwise: str) -> None:
+    """Until something is so, as long as the process lives, and at most START_SECONDS."""
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        ended = not fleet.process(name).alive
+        if ended or time.monotonic() > deadline:
+            why = "it ended" if ended else f"within {START_SECONDS:.0f} s"
+            raise RunError(f"{otherwise} ({why}); its log ends with:\n{tail(fleet.log(name))}")
+        time.sleep(0.1)
+
+
+def listening(port: int) -> bool:
+    """Whether something on this machine accepts connections at a port."""
+    with socket.socket() as s:
+        s.settimeout(1)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def joined(fleet: Fleet, node: int) -> bool:
+    """Whether the link has accepted a node, by what the node says in its log."""
+    return JOINED in fleet.log(node_name(node)).read_text(errors="replace")
+
+
+def tail(path: Path, lines: int = 8) -> str:
+    """The end of a log."""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "(nothing)"
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on now."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for s in held:
+            s.bind(("127.0.0.1", 0))
+        return [int(s.getsockname()[1]) for s in held]
+    finally:
+        for s in held:
+            s.close()
+
+
+def require_flower() -> Any:
+    """Flower, or an error that says how to get it."""
+    try:
+        import flwr
+    except ImportError as e:
+        raise ImportError("the fleet needs Flower; install it with `pip install 'acclimate[flower]'`") from e
+    return flwr

@@ -1,0 +1,156 @@
+"""The Flower ServerApp: acclimate's own round loop, in the process that holds the Grid.
+
+It works on a run folder, exactly as `acclimate run` does, and tells in progress.jsonl what it does, so that whoever
+started it can follow. A file `stop` in the folder ends it after the round at hand, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from safetensors import safe_open
+
+from .. import api, store
+from ..backends.flower import LINK, Flower
+from ..config import Experiment, dumps, expand
+from ..core.fit import State
+from ..core.tree import Tree
+from ..watch import Watch
+from .deploy import deploy
+from .link import GridLink
+from .loopback import started
+from .remote import gather, stream_names
+
+PROGRESS, STOP, IDENTITY = "progress.jsonl", "stop", "fleet.json"
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Do what the run configuration says, and tell how it ended."""
+    conduct(grid, context.run_config)
+
+
+def conduct(grid: Grid, config: Mapping[str, Any]) -> None:
+    """The same without Flower's context."""
+    folder = Path(str(config["run-folder"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    tell = teller(folder / PROGRESS)
+    tell("started", pid=os.getpid(), started=started(os.getpid()))
+    try:
+        run_folder = prepared(folder, str(config["settings"]))
+        experiment = run_folder.experiment()
+        link = GridLink(grid, dumps(experiment), identity(folder))
+        with linked(link):
+            given = known(link, experiment) if config["data"] == "sites" else {}
+            if config["task"] == "deploy":
+                tell("deployed", **deploy(run_folder, link, str(config["selection"]), str(config["adapter"]), given))
+            else:
+                api.resume(folder, Told(folder, link, tell), **given)
+        tell("finished", sent=link.sent, received=link.received, exchanges=link.exchanges)
+    except api.Interrupted as e:
+        tell("interrupted", round=e.round)
+    except Exception as e:
+        tell("failed", error=f"{e}" or type(e).__name__)
+        raise
+
+
+@contextlib.contextmanager
+def linked(link: GridLink) -> Iterator[None]:
+    """While this lasts, `Flower.open` finds the link."""
+    token = LINK.set(link)
+    try:
+        yield
+    finally:
+        LINK.reset(token)
+
+
+def known(link: GridLink, experiment: Experiment) -> dict[str, Any]:
+    """What replaces the experiment's data where the server has none: what sites tell of theirs."""
+    backend = experiment.backend
+    assert isinstance(backend, Flower)
+    data = gather(link, experiment.data, backend.patience)
+    world = data.world(experiment.seed)
+    streams = {name: stream.shards for name, (_, stream) in api.streams_of(world, experiment.streams).items()}
+    link.names = stream_names(world, streams)
+    return {"data": data}
+
+
+def prepared(folder: Path, settings: str) -> store.RunFolder:
+    """The run folder; where it is new, of the experiment that the settings describe."""
+    run = store.RunFolder(folder)
+    if run.config.exists():
+        return run
+    experiments = expand(shlex.split(settings))
+    if len(experiments) != 1:
+        raise ValueError(f"settings describe {len(experiments)} experiments; a fleet trains one at a time")
+    e = experiments[0]
+    if not isinstance(e.backend, Flower):
+        raise ValueError(f"backend={type(e.backend).__name__} must be flower; add backend=flower to the settings")
+    return store.RunFolder.create(folder, e, api.device_of(e.device))
+
+
+def identity(folder: Path) -> str:
+    """The name by which nodes know this run, also when it is resumed: made once, kept in the run folder."""
+    path = folder / IDENTITY
+    if not path.exists() or not store.RunFolder(folder).state.exists():
+        store.write(path, json.dumps({"run": secrets.token_hex(8)}) + "\n")
+    return str(store.read_json(path)["run"])
+
+
+Tell = Callable[..., None]
+
+
+def teller(path: Path) -> Tell:
+    """Appends events, one JSON object per line."""
+
+    def tell(event: str, **more: Any) -> None:
+        with path.open("a") as f:
+            f.write(json.dumps({"event": event, **more}) + "\n")
+
+    return tell
+
+
+def saved(folder: Path) -> list[Tree]:
+    """The versions of private states that the last checkpoint names: of its own round, and of the best."""
+    path = store.RunFolder(folder).state
+    if not path.exists():
+        return []
+    with safe_open(path, framework="pt") as f:
+        names = {"mine/version", "best_mine/version"} & set(f.keys())
+        return [{"version": f.get_tensor(name)} for name in names]
+
+
+class Told(Watch):
+    """Passes progress on, watches for `stop`, and says which private states the run may still come back to."""
+
+    def __init__(self, folder: Path, link: GridLink, tell: Tell) -> None:
+        self.folder, self.link, self.tell = folder, link, tell
+        link.keep = saved(folder)
+
+    def training(self, label: str, seed: int, done: int, rounds: int) -> None:
+        self.tell("training", label=label, seed=seed, done=done, rounds=rounds)
+
+    def round(self, state: State) -> None:
+        now = [state.mine, *([state.best.mine] if state.best is not None else [])]
+        self.link.keep = [*saved(self.folder), *now]  # this round's checkpoint is written after this call, if at all
+        row = state.history[-1] if state.history else None
+        self.tell("round", round=state.round, row=row, faults=len(state.faults))
+        if (self.folder / STOP).exists():
+            (self.folder / STOP).unlink()
+            raise KeyboardInterrupt
+
+    def testing(self, label: str, seed: int, steps: int) -> None:
+        self.tell("testing", label=label, seed=seed, steps=steps)
+
+    def tested(self) -> None:
+        self.tell("tested")

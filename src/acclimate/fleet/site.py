@@ -1,0 +1,187 @@
+"""A node's half: which clients it hosts, and how it answers. No Flower here; `client_app` is the shell around it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import api
+from ..backends.flower import stream_name
+from ..config import Experiment, decode
+from ..core import tree
+from ..core.shards import Shards
+from ..core.task import Task
+from ..core.tree import Tree
+from ..core.worker import Worker
+from ..data import FileDataset, World
+from ..version import __version__
+from .remote import VALIDATION, card_of
+from .vault import LostState, Vault, deploy
+
+Answer = tuple[dict[str, Tree], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which part of the federation a node is: number `node` of `nodes`, and the folder it keeps things in.
+
+    With `data`, the node is a real site: it is one client, whose data lie in that folder. Without, it is a share of a
+    federation whose data all nodes hold, and it plays the clients `node`, `node + nodes`, ...
+    """
+
+    node: int
+    nodes: int
+    folder: Path
+    data: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < self.nodes:
+            raise ValueError(f"node={self.node} must be between 0 and nodes-1={self.nodes - 1}")
+
+    def hosts(self, clients: int) -> list[int]:
+        """The clients that live here."""
+        return [self.node] if self.data is not None else list(range(self.node, clients, self.nodes))
+
+    def row(self, client: int) -> int:
+        """Which row of this node's own data is a client's."""
+        return 0 if self.data is not None else client
+
+
+class Site:
+    """Answers the server's questions for the clients that live here."""
+
+    def __init__(self, place: Place, experiment: Experiment, run: str, vault: Vault) -> None:
+        self.place, self.experiment, self.run, self.vault = place, experiment, run, vault
+
+    @functools.cached_property
+    def world(self) -> World:
+        """The experiment's world, or a site's own part of it; only the rows of this node's clients are ever read."""
+        data = self.experiment.data
+        if self.place.data is not None:
+            data = replace(data, clients=1)
+            data = replace(data, root=str(self.place.data)) if isinstance(data, FileDataset) else data
+        return data.world(self.experiment.seed)
+
+    @functools.cached_property
+    def worker(self) -> Worker:
+        """The client half."""
+        e, w = self.experiment, self.world
+        task = Task(e.model, w.shape, w.num_classes, w.mean, w.std, e.data.augment)
+        return Worker(task, e.method, e.filters, e.seed)
+
+    def answer(self, kind: str, trees: Mapping[str, Tree], words: Mapping[str, Any]) -> Answer:
+        """One request."""
+        if kind == "query":
+            return {}, self.card()
+        if kind == "train":
+            return self.train(trees["down"], words)
+        if kind == "evaluate":
+            return self.evaluate(trees.get("down"), words)
+        raise ValueError(f"kind='{kind}' must be query, train or evaluate")
+
+    def card(self) -> dict[str, Any]:
+        """Who lives here. Told to the server before the first round."""
+        told: dict[str, Any] = {"clients": self.place.hosts(self.experiment.data.clients), "acclimate": __version__}
+        return told if self.place.data is None else {**told, "data": card_of(self.world)}
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def train(self, down: Tree, words: Mapping[str, Any]) -> Answer:
+        """A local round of the clients that were asked for. A client that fails does not take others with it."""
+        round, ups, failed = int(words["round"]), {}, {}
+        train = self.world.shards(self.world.train)
+        for name, version in words["versions"].items():
+            client = self._own(int(name))
+            try:
+                mine = self.vault.mine(client, int(version), self.worker.start)
+            except LostState as e:
+                failed[name] = ("error", str(e))
+                continue
+            up, new, ok = self.worker.train(down, mine, self._data(train, client, round))
+            if not bool(ok):
+                failed[name] = ("nonfinite", "training gave values that are not finite; nothing was sent or kept")
+                continue
+            self.vault.keep(client, round + 1, new, [int(v) for v in words["keep"][name]])
+            ups[f"up.{client}"] = up
+        return ups, {"round": round, "failed": failed}
+
+    def _own(self, client: int) -> int:
+        if client not in self.place.hosts(self.experiment.data.clients):
+            raise ValueError(f"client {client} does not live at node {self.place.node}")
+        return client
+
+    # --- live models ----------------------------------------------------------------------------------------------
+
+    def evaluate(self, down: Tree | None, words: Mapping[str, Any]) -> Answer:
+        """Make live models, and if asked serve a test stream with them, or leave them for the site's own programs."""
+        live, failed = {}, {}
+        for name, version in words["versions"].items():
+            try:
+                model = self._model(words, int(name), int(version), down)
+            except LostState as e:
+                failed[name] = ("error", str(e))
+                continue
+            if model is None:
+                return {}, {"lacks": True}
+            live[int(name)] = model
+        told: dict[str, Any] = {"failed": failed, "model": shapes(next(iter(live.values()), {}))}
+        if "leave" in words:
+            deploy(self.place.folder, list(live.items()), {"run": self.run, **words["leave"], "clients": sorted(live)})
+            return {}, {**told, "left": sorted(live)}
+        if "test" not in words:
+            return {}, told
+        adapter, protocol = decode(words["adapter"]), decode(words["protocol"])
+        test = self._stream(str(words["test"]))
+        scores = {}
+        for c, model in live.items():
+            data = self._data(test, c, 0)
+            scores[f"metrics.{c}"] = self.worker.adapt(model, data, adapter, protocol)
+        return tree.to(scores, "cpu"), told
+
+    def _model(self, words: Mapping[str, Any], client: int, version: int, down: Tree | None) -> Tree | None:
+        """A client's live model: made before, made now, or None where that needs what was not sent."""
+        name = str(words["models"])
+        if (found := self.vault.model(name, client)) is not None:
+            return found
+        if down is None:
+            return None
+        if words["personal"] is None:
+            if self.place.data is not None:
+                raise ValueError("clients that join later cannot be played by a site, which has its own data only")
+            mine = self.worker.start(self.world.clients + client)
+            made = self.worker.method.deploy(self.worker.task, down, mine)
+        else:
+            mine = self.vault.mine(self._own(client), version, self.worker.start)
+            data = self._data(self.world.shards(self.world.train), client, 0)
+            made = self.worker.personalise(down, mine, data, decode(words["personal"]))
+        self.vault.keep_model(name, client, made)
+        return made
+
+    def _data(self, shards: Shards, client: int, round: int) -> Tree:
+        """One client's examples, as `Method.client` and adapters receive them."""
+        row = self.place.row(client)
+        rows = shards.own(row) if int(shards.n[row]) else shards.rows[row, :1]  # an empty stream: not counted
+        who, when = (torch.full((), v, dtype=torch.int64) for v in (client, round))
+        return shards.tree(rows, shards.n[row], who, when, ragged=False)
+
+    def _stream(self, name: str) -> Shards:
+        """The test that the server means: this node's own copy of it."""
+        val = self.world.shards(self.world.val)
+        if name == VALIDATION or stream_name(val) == name:
+            return val
+        for own, (_, stream) in api.streams_of(self.world, self.experiment.streams).items():
+            if name == own or stream_name(stream.shards) == name:
+                return stream.shards
+        raise ValueError(
+            f"test '{name}' is none of the experiment's streams here; do server and node hold the same data?"
+        )
+
+
+def shapes(model: Tree) -> list[tuple[str, list[int], str]]:
+    """Names, shapes and types of a model, and none of its values."""
+    return [(n, list(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tree.flatten(model).items()]

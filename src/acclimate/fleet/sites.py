@@ -1,0 +1,181 @@
+"""`acclimate fleet init`: what a server and its sites need, in one folder, and a page that says what to do with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..config import expand
+from ..store import RunError, write
+from ..version import __version__
+from . import keys
+from .folder import FLOWER, write_app
+
+HOWTO = """\
+# Running this fleet
+
+{count} sites train `{settings}` together. The server is `{host}`, port {port}. Data and private states stay at the
+sites. Everything below was written by `acclimate fleet init`; acclimate {version}, Flower {flower}.
+
+## What is here
+
+| folder | for whom | holds |
+|---|---|---|
+| `app/` | the server | the Flower app: two small files and pyproject.toml, where the experiment is set |
+| `server/` | the server | its certificate and key, the public keys of all sites, `start.sh`, `register.sh` |
+| `sites/NAME/` | that site alone | the authority's certificate, the site's own key, `start.sh` |
+| `authority/` | nobody | `ca.key` signs new certificates: keep it offline |
+
+Move `sites/NAME/` to its site over a channel that you trust, then delete it here. No two sites share a key.
+
+## Once, on every machine
+
+```bash
+python -m venv venv && . venv/bin/activate && pip install 'acclimate[flower]=={version}'
+```
+
+Every machine needs the same version of acclimate. Only the server's port {port} must be reachable from the sites; sites
+open no port to the outside. Flower's control interface is on the same port: let a firewall admit the sites' addresses
+and the operator's, and nobody else (see "What a stranger can do" in acclimate's fleet page).
+
+## Data at a site
+
+`start.sh DATA STATE` names two folders: `DATA` is the root in which the experiment's data set lies (for
+`data=arrays data.file=site.npz`, the file `DATA/site.npz`; see "Your own data" in the guides), `STATE` is where the
+node keeps private states and its live model. Give both to the user that runs the node, and to nobody else. All sites
+need the same shape of examples and the same class names; the server refuses the run where they differ, and says where.
+
+## Start
+
+1. Server: `server/start.sh`. It stays in the foreground; put it under a service manager.
+2. Server, once, while it runs: `server/register.sh`. It tells the server the public keys of the sites.
+3. Every site: `start.sh DATA STATE`, under a service manager that starts it again when it ends.
+4. Server: `server/train.sh RUN_FOLDER`. Progress is in RUN_FOLDER/progress.jsonl, results are where `acclimate run`
+   leaves them. Started again with the same folder it resumes.
+5. Server: `server/train.sh RUN_FOLDER deploy`. Every site then has its live model in STATE/deployed.
+
+## Stop
+
+Sites first, then the server: SIGTERM (Ctrl-C). A run goes on without a site that stops, as long as the share of clients
+that `backend.quorum` says is there; the site rejoins by starting again. To stop a run after its round, with a
+checkpoint: `touch RUN_FOLDER/stop`.
+
+## Upgrade
+
+Stop the run, the sites and the server; install the new version everywhere; start again. A run folder and the sites'
+states outlive upgrades as long as their schema does; acclimate says so where it does not.
+
+## Keys
+
+The certificates are valid for {years} years. To remove a site: `flwr supernode unregister ID fleet` on the server. To
+add one or to replace keys: `acclimate fleet init` into a new folder, and hand out all of it again.
+"""
+
+SERVER = """\
+#!/bin/sh
+# The SuperLink: TLS, and only nodes with a registered key.
+here=$(cd "$(dirname "$0")" && pwd)
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
+exec flower-superlink --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/link.crt" --ssl-keyfile "$here/link.key" \\
+  --enable-supernode-auth --disable-runtime-dependency-installation --host 0.0.0.0 --port {port} \\
+  --database "$here/link.db"
+"""
+
+REGISTER = """\
+#!/bin/sh
+# Tell the running SuperLink the public keys of the sites.
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
+mkdir -p "$FLWR_HOME"
+cat > "$FLWR_HOME/config.toml" <<END
+[superlink]
+default = "fleet"
+
+[superlink.fleet]
+address = "{host}:{port}"
+root-certificates = "$here/ca.crt"
+END
+for key in "$here"/nodes/*.pub; do
+  flwr supernode register "$key" fleet --name "$(basename "$key" .pub)"
+done
+"""
+
+TRAIN = """\
+#!/bin/sh
+# train.sh RUN_FOLDER [train|deploy]
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "${{1:?give the run folder}}"
+folder=$(cd "$1" && pwd)
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
+exec flwr run "$here/../app" fleet --stream --run-config "run-folder=\\"$folder\\" task=\\"${{2:-train}}\\""
+"""
+
+NODE = """\
+#!/bin/sh
+# start.sh DATA STATE: this site's node. DATA is the root of its data, STATE the folder for what never leaves it.
+here=$(cd "$(dirname "$0")" && pwd)
+data=$(cd "${{1:?give the data folder}}" && pwd) || exit 2
+mkdir -p "${{2:?give the state folder}}" && state=$(cd "$2" && pwd) || exit 2
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$state/flower"
+exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.crt" \\
+  --auth-supernode-private-key "$here/{name}.key" \\
+  --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/node.crt" --ssl-keyfile "$here/node.key" \\
+  --node-config "node={number} nodes={count} site=\\"$state\\" data=\\"$data\\""
+"""
+
+
+def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000) -> None:
+    """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites."""
+    check(folder, host, sites, port)
+    settings = " ".join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
+    expand([s for s in shlex.split(settings) if s != "backend=flower"])
+    authority = keys.make_ca(folder / "authority", f"acclimate fleet at {host}")
+    server = folder / "server"
+    keys.make_certificate(server, "link", authority, list(dict.fromkeys([host, *keys.LOCAL])))
+    write(server / "ca.crt", authority.public.read_bytes())
+    for number, name in enumerate(sites):
+        own = folder / "sites" / name
+        node = keys.make_node_key(own, name)
+        keys.make_certificate(own, "node", authority)
+        write(own / "ca.crt", authority.public.read_bytes())
+        write(server / "nodes" / node.public.name, node.public.read_bytes())
+        program(own / "start.sh", NODE.format(host=host, port=port, name=name, number=number, count=len(sites)))
+    program(server / "start.sh", SERVER.format(port=port))
+    program(server / "register.sh", REGISTER.format(host=host, port=port))
+    program(server / "train.sh", TRAIN.format())
+    write_app(folder / "app", settings=settings, data="sites")
+    text = HOWTO.format(
+        count=len(sites),
+        settings=settings,
+        host=host,
+        port=port,
+        version=__version__,
+        flower=FLOWER,
+        years=keys.YEARS_CERTIFICATE,
+    )
+    write(folder / "HOWTO.md", text)
+
+
+def check(folder: Path, host: str, sites: Sequence[str], port: int) -> None:
+    """Refuse what cannot become a fleet."""
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty; choose a new folder")
+    if not host or any(c.isspace() or c in "\"'`$\\/" for c in host):
+        raise ValueError(f"host='{host}' must be a host name or an address")
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port={port} must be between 1 and 65535")
+    if not sites or len(set(sites)) < len(sites):
+        raise ValueError(f"sites={list(sites)} must be at least one name, and all different")
+    for name in sites:
+        if not name.replace("-", "").isalnum() or not name.isascii():
+            raise ValueError(f"site='{name}' must be letters, digits and hyphens")
+
+
+def program(path: Path, text: str) -> None:
+    """A file that can be run."""
+    write(path, text)
+    os.chmod(path, 0o755)

@@ -1,0 +1,117 @@
+"""What a node keeps and never sends: the private states of its clients, by version, and their live models.
+
+Files are safetensors, written atomically. A version is the number of the round after which a state was made; 0 is the
+state before the first round, which needs no file. Older versions are kept as long as the server may come back to them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from ..core import tree
+from ..core.tree import Tree
+from ..store import write
+from .records import dressed, skeleton
+
+Memory = dict[int, tuple[int, Tree]]
+"""The newest private state of each client and its version: what a node has at hand without reading files."""
+MODELS_KEPT = 3
+"""Sets of live models that a node keeps per run: validation makes a new one every time."""
+
+
+class LostState(RuntimeError):
+    """A private state that should be here is not."""
+
+
+def write_tree(path: Path, value: Tree) -> None:
+    """A tree as a file."""
+    flat = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(value).items()}
+    write(path, save(flat, {"acclimate": json.dumps(skeleton(value))}))
+
+
+def read_tree(path: Path) -> Tree:
+    """The inverse of `write_tree`."""
+    try:
+        with safe_open(path, framework="pt") as f:
+            bones: Any = json.loads((f.metadata() or {})["acclimate"])
+            flat = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+        found: Tree = dressed(bones, flat)
+        return found
+    except (SafetensorError, KeyError, ValueError, OSError) as e:
+        raise LostState(f"{path.name} cannot be read: {e}") from e
+
+
+class Vault:
+    """The folder of one run at one node."""
+
+    def __init__(self, folder: Path, memory: Memory | None = None) -> None:
+        self.folder = folder
+        self.memory: Memory = {} if memory is None else memory
+
+    def _file(self, client: int, version: int) -> Path:
+        return self.folder / "mine" / str(client) / f"{version:06d}.safetensors"
+
+    def mine(self, client: int, version: int, fresh: Callable[[int], Tree]) -> Tree:
+        """A client's private state of a version; `fresh` makes the one before the first round."""
+        if version == 0:
+            return fresh(client)
+        held = self.memory.get(client)
+        if held is not None and held[0] == version:
+            return held[1]
+        path = self._file(client, version)
+        if not path.exists():
+            raise LostState(f"the private state of client {client} after round {version - 1} is not at this node")
+        return read_tree(path)
+
+    def keep(self, client: int, version: int, mine: Tree, also: Collection[int]) -> None:
+        """Store a new version; of the older ones only those in `also` stay."""
+        write_tree(self._file(client, version), mine)
+        self.memory[client] = (version, mine)
+        wanted = {self._file(client, v).name for v in (version, *also)}
+        for path in self._file(client, 0).parent.glob("*.safetensors"):
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+
+    def versions(self, client: int) -> list[int]:
+        """The versions that are stored."""
+        return sorted(int(p.stem) for p in self._file(client, 0).parent.glob("*.safetensors"))
+
+    def _model(self, name: str, client: int) -> Path:
+        return self.folder / "models" / name / f"{client}.safetensors"
+
+    def model(self, name: str, client: int) -> Tree | None:
+        """A client's live model, where it was made before."""
+        path = self._model(name, client)
+        return read_tree(path) if path.exists() else None
+
+    def keep_model(self, name: str, client: int, model: Tree) -> None:
+        """Store a live model; the oldest sets go."""
+        write_tree(self._model(name, client), model)
+        sets = sorted((self.folder / "models").iterdir(), key=lambda p: p.stat().st_mtime_ns)
+        for old in sets[:-MODELS_KEPT]:
+            remove(old)
+
+
+def deployed_file(site: Path, client: int) -> Path:
+    """Where a site finds the model that a client is live with."""
+    return site / "deployed" / f"{client}.safetensors"
+
+
+def deploy(site: Path, models: Sequence[tuple[int, Tree]], card: dict[str, Any]) -> None:
+    """Leave models where the site's own programs find them, with a card that says what they are."""
+    for client, model in models:
+        write_tree(deployed_file(site, client), model)
+    write(site / "deployed" / "card.json", json.dumps(card, indent=2) + "\n")
+
+
+def remove(folder: Path) -> None:
+    """A folder of plain files."""
+    for path in folder.iterdir():
+        path.unlink(missing_ok=True)
+    folder.rmdir()

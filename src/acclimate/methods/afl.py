@@ -1,0 +1,79 @@
+"""AFL, agnostic federated learning. Mohri, Sivek & Suresh, ICML 2019: good for any mixture of the clients.
+
+- min over w, max over lambda in the simplex of sum_k lambda_k L_k(w) (their Eq. 4), by alternating steps.
+- A client sends its difference after local training, and its loss under the received model. The server moves the model
+  by the differences weighted with lambda, and lambda uphill: lambda <- project(lambda + lambda_lr L).
+
+The paper takes one gradient step per round; local training in its place is how AFL is compared in federated learning.
+Where only some clients take part, their weights are normalised, and their losses count for those who stayed away
+(divided by the share of clients that took part, so that the step is right on average).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import check, rng, tree
+from ..core.local import Work, train
+from ..core.message import Gather, Mean, Rules, Sum
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+
+
+@dataclass(frozen=True)
+class AFL(Method):
+    """FedAvg whose client weights move towards the clients with the largest loss (Mohri et al., ICML 2019)."""
+
+    lambda_lr: float = 0.1
+    """The rate of the mixture's steps: the paper's gamma_lambda."""
+    opt: Optimizer = SGD(lr=0.05)
+    work: Work = Work()
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "lambda_lr", 0.0)
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("share"), "share": Sum(), "loss": Gather(), "id": Gather()}
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        return {"vars": task.init(key), "mixture": torch.full((clients,), 1.0 / clients, device=key.device)}
+
+    def download(self, task: Task, server: Tree) -> Tree:
+        return server
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        w = train(task.loss, down["vars"], data, self.opt, self.work, key)
+        share = down["mixture"].index_select(0, data["id"].reshape(1))[0]  # plain indexing would ask the host
+        up = {"delta": tree.sub(w, down["vars"]), "share": share, "id": data["id"]}
+        return {**up, "loss": local_risk(task, down["vars"], data)}, mine
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        mixture, present = server["mixture"], total["id"].shape[0]
+        uphill = torch.zeros_like(mixture).index_put((total["id"],), total["loss"]) * (mixture.shape[0] / present)
+        new = project(mixture + self.lambda_lr * uphill)
+        return {"vars": tree.add(server["vars"], total["delta"]), "mixture": new}
+
+
+def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
+    """The mean cross-entropy over all of a client's examples, in eval mode, a chunk at a time to bound memory."""
+    parts = data["rows"].split(chunk, dim=-1)
+    logits = torch.cat([task.apply(vars, data["x"][rows]).logits for rows in parts])
+    real = (torch.arange(logits.shape[0], device=logits.device) < data["n"]).to(logits.dtype)
+    each = F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
+    return (each * real).sum() / data["n"].clamp_min(1)
+
+
+def project(v: Tensor) -> Tensor:
+    """The nearest point of the probability simplex: v less a common number, floored at zero."""
+    high = v.sort(descending=True).values
+    count = torch.arange(1, v.shape[0] + 1, device=v.device, dtype=v.dtype)
+    excess = (high.cumsum(0) - 1.0) / count  # what to take off if exactly the first `count` entries stay
+    stays = (high > excess).sum() - 1
+    return (v - excess.gather(0, stays[None])).clamp_min(0.0)

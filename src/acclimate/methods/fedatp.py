@@ -1,0 +1,108 @@
+"""FedATP: the training of ATP. Bao et al., NeurIPS 2023, Algorithm 1: which tensors should adapt, and how fast?
+
+- For `pretrain` rounds this is FedAvg, on all but one in `parts` of a client's examples. From then on the model stays
+  as it is, and a rate per parameter tensor and per batch-norm statistic is learned, from zero, on those left out.
+- On a labelled batch: the unsupervised step that the adapter ATP would take with the present rates; the gradient of
+  cross-entropy at the adapted model; each rate rises by `rate_lr` times the inner product of the two gradients, over
+  the square root of the tensor's size: a descent step on the loss after adaptation.
+- The server averages rates, every client counting as one.
+
+Differs from the released code: deeper layers' batch statistics are those under batch normalisation of the layers before
+them (there: under running statistics), and model and rates are learned in one run of rounds (there: in two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import check, rng, tree
+from ..core.adapter import Predict
+from ..core.local import Work, batch_of, train
+from ..core.message import Mean, Rules, Sum
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Mode, Out, Task
+from ..core.tree import Tree
+from ..ops.atp import directions, moved, slopes
+
+
+@dataclass(frozen=True)
+class FedATP(Method):
+    """FedAvg, then adaptation rates per tensor learned across clients, for the adapter ATP (Bao et al., 2023)."""
+
+    opt: Optimizer = SGD(lr=0.05)
+    work: Work = Work()
+    pretrain: int = 5
+    """Rounds that train the model; the later ones learn the rates."""
+    rate_lr: float = 0.1
+    rate_work: Work = Work(epochs=1)
+    parts: int = 5
+    """One in so many of a client's examples is kept for the rates."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "pretrain", 0)
+        check.positive(self, "rate_lr")
+        check.at_least(self, "parts", 2)
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n"), "n": Sum(), "rates": Mean()}
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        vars = task.init(key)
+        return {"vars": vars, "rates": tree.map(lambda v: v.new_zeros(()), vars)}
+
+    def download(self, task: Task, server: Tree) -> Tree:
+        return server
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        early = data["round"] < self.pretrain
+        fitted, judged = self.split(data)
+        w = train(task.loss, down["vars"], fitted, self.opt, self.work, rng.fold(key, "model"))
+        rates = self.learned(task, down["vars"], down["rates"], judged, rng.fold(key, "rates"))
+        delta, step = tree.sub(w, down["vars"]), tree.sub(rates, down["rates"])
+        up = {"delta": tree.where(early, delta, tree.zeros(delta)), "rates": tree.where(early, tree.zeros(step), step)}
+        return {**up, "n": data["n"]}, mine
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        return tree.add(server, {"vars": total["delta"], "rates": total["rates"]})
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        return {"vars": down["vars"], "rates": down["rates"]}
+
+    def split(self, data: Tree) -> tuple[Tree, Tree]:
+        """The client's data for the model, and the rest for the rates; a lone example serves both."""
+        size, n = data["rows"].shape[-1], data["n"].clamp_min(1)
+        held = torch.div(n, self.parts, rounding_mode="floor").clamp_min(1)
+        rest = (n - held).clamp_min(1)
+        places = torch.arange(max(size // self.parts, 1), device=n.device)
+        # fewer rows than the table has room for: the steps beyond them must be undone
+        padded = {**data, "ragged": torch.ones_like(data["round"], dtype=torch.bool)}
+        return {**padded, "n": rest}, {**padded, "n": held, "rows": data["rows"][(n - held + places) % n]}
+
+    def learned(self, task: Task, vars: Tree, rates: Tree, data: Tree, key: rng.Key) -> Tree:
+        """The rates after a pass over labelled batches, each from the same model."""
+
+        def predict(model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
+            return self.predict(task, model, x, mode, key)
+
+        positions, live = self.rate_work.plan(data, key)
+        for t in range(positions.shape[0]):
+            rates = tree.where(live[t], self._risen(predict, vars, rates, batch_of(data, positions[t])), rates)
+        return rates
+
+    def _risen(self, predict: Predict, vars: Tree, rates: Tree, batch: Tree) -> Tree:
+        way = directions(predict, {"vars": vars}, batch["x"])
+
+        def loss(vars: Tree) -> Tensor:
+            return F.cross_entropy(predict({"vars": vars}, batch["x"]).logits, batch["y"])
+
+        slope = slopes(loss, moved(vars, rates, way))
+        risen: Tree = tree.map(
+            lambda r, s, d: r + self.rate_lr * (s * d).sum() / max(d.numel(), 1) ** 0.5, rates, slope, way
+        )
+        return risen

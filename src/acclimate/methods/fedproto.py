@@ -1,0 +1,87 @@
+"""FedProto. Tan et al., AAAI 2022, Algorithm 1: private models that are pulled towards common class prototypes.
+
+- Local loss: cross-entropy plus `weight` times the distance to the global prototype of the sample's class; the mean
+  squared difference per sample, as in the published code (the text compares the client's own prototype with it).
+- A client sends its prototypes, mean features per class, and its class counts; the server averages, weighted by the
+  counts. (As printed, the sum is divided by the number of owners once more.)
+- Inference: the class of the nearest global prototype, classes without one excepted; or the private model's own head.
+
+With `weight=0` and `inference="head"` it is local training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import check, rng
+from ..core.local import Work, train
+from ..core.message import Mean, Rules, Sum
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Mode, Out, Task
+from ..core.tree import Tree
+from ..ops.heads import features_of
+from ..ops.prototypes import class_means
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Private models, common prototypes (Tan et al., AAAI 2022)."""
+
+    opt: Optimizer = SGD(lr=0.05)
+    work: Work = Work()
+    weight: float = 1.0
+    """Of the distance to the global prototypes: the paper's lambda."""
+    inference: Literal["prototypes", "head"] = "prototypes"
+    """Whether the nearest global prototype or the private head answers."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "weight", 0.0)
+        check.one_of(self, "inference", ("prototypes", "head"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"prototypes": Mean("counts"), "counts": Sum()}
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        prototypes = torch.zeros(task.num_classes, task.dim, device=key.device)
+        return {"prototypes": prototypes, "known": torch.zeros(task.num_classes, device=key.device)}
+
+    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+        return {"vars": task.init(key)}
+
+    def download(self, task: Task, server: Tree) -> Tree:
+        return server
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            out = task.apply(vars, batch["x"], "train", key)
+            apart = (out.features - down["prototypes"][batch["y"]]).square().mean(-1) * down["known"][batch["y"]]
+            return F.cross_entropy(out.logits, batch["y"]) + self.weight * apart.mean(), out.buffers
+
+        vars = train(loss, mine["vars"], data, self.opt, self.work, key)
+        y = data["y"][data["rows"]]
+        own, counts = class_means(features_of(task, vars, data), y, data["n"], task.num_classes)
+        return {"prototypes": own, "counts": counts.to(torch.int64)}, {"vars": vars}
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        """Classes that nobody in the cohort holds keep their last prototype."""
+        met = total["counts"] > 0
+        prototypes = torch.where(met[:, None], total["prototypes"], server["prototypes"])
+        return {"prototypes": prototypes, "known": torch.maximum(server["known"], met.to(server["known"].dtype))}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        return {"vars": mine["vars"], "prototypes": down["prototypes"], "known": down["known"]}
+
+    def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
+        out = task.apply(model["vars"], x, mode, key)
+        if self.inference == "head":
+            return out
+        square = model["prototypes"].square().sum(-1)
+        near = 2 * out.features @ model["prototypes"].mT - square  # minus the squared distance, but for |features|^2
+        return out._replace(logits=torch.where(model["known"] > 0, near, torch.full_like(near, -1e4)))

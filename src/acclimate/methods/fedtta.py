@@ -1,0 +1,120 @@
+"""FedTTA, training half. Ye et al., 'UPFL', 2023, Eq. 1-9, 13 and Algorithm 1 (the test half is adapters/fedtta.py).
+
+- A model and an adaptation net are meta-trained together. The net maps a sample's logits to one number; the norm of
+  these over the batch is a loss without labels (Eq. 2-4).
+- Inner step: psi~ = psi - inner_lr grad_psi ||g(f(x; psi); phi)|| (Eq. 5). Outer step: both nets walk down the
+  cross-entropy of psi~ on the same batch, each with a rate of its own (Eq. 6-9).
+- `mu` > 0 is FedTTA-Prox: mu KL(base logits || logits of the received model) holds the base model back (Eq. 13).
+- The server averages both nets, every client counting as one (Algorithm 1).
+
+`order="first"` takes the inner gradient as if it did not depend on psi; the adaptation net still learns through it,
+because that is the only way it acts. `work.clip` bounds the gradient of each net on its own. Differs from the released
+code: clients count as one (there by examples: `weights="samples"`); no momentum for the adaptation net and no weight
+decay, which are settings of `opt` and `net_opt` (there 0.9 and 1e-4, also in the inner step); no clipping (there 10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from ..core import check, rng, tree
+from ..core.local import Loss, Work, train
+from ..core.message import Mean, Rules, Sum
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops import nets
+from ..ops.learned import learned_loss
+from ..ops.rates import PerGroup
+
+
+@dataclass(frozen=True)
+class FedTTA(Method):
+    """A model, and a loss for unlabelled data that was learned to adapt it (Ye et al., 2023)."""
+
+    inner_lr: float = 0.5
+    """The rate of the inner step, in training and by default at test time: the paper's eta_inner."""
+    opt: Optimizer = SGD(lr=0.05)
+    """Of the model's outer step: eta_outer."""
+    net_opt: Optimizer = SGD(lr=0.005)
+    """Of the adaptation net: eta_adapt."""
+    mu: float = 0.0
+    """Weight of the divergence from the received model: FedTTA-Prox."""
+    order: Literal["first", "second"] = "second"
+    """Whether the inner gradient's own dependence on the model counts."""
+    hidden: tuple[int, ...] = (32, 32, 32)
+    """Hidden layers of the adaptation net."""
+    work: Work = Work(iterations=20, batch=64)
+    weights: Literal["samples", "uniform"] = "uniform"
+    """Whether a client counts by its number of examples or as one."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "inner_lr", 0.0)
+        check.at_least(self, "mu", 0.0)
+        check.one_of(self, "order", ("first", "second"))
+        check.one_of(self, "weights", ("samples", "uniform"))
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"FedTTA: hidden={self.hidden!r} must be widths of at least 1")
+
+    @property
+    def uplink(self) -> Rules:
+        by = Mean("n" if self.weights == "samples" else None)
+        return {"delta": by, "net": by} | ({"n": Sum()} if self.weights == "samples" else {})
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        net = nets.init(rng.fold(key, "adaptation net"), (task.num_classes, *self.hidden, 1))
+        return {"vars": task.init(key), "net": net}
+
+    def download(self, task: Task, server: Tree) -> Tree:
+        return server
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        start = {"params": {"base": down["vars"]["params"], "net": down["net"]}, "buffers": down["vars"]["buffers"]}
+        opt = PerGroup(groups=(("base", self.opt), ("net", self.net_opt)), clip=self.work.clip)
+        new = train(self.objective(task, down["vars"]), start, data, opt, replace(self.work, clip=None), key)
+        vars = {"params": new["params"]["base"], "buffers": new["buffers"]}
+        up = {"delta": tree.sub(vars, down["vars"]), "net": tree.sub(new["params"]["net"], down["net"])}
+        return up | ({"n": data["n"]} if self.weights == "samples" else {}), mine
+
+    def objective(self, task: Task, received: Tree) -> Loss:
+        """The outer loss of both nets, `{"base": psi, "net": phi}`: Eq. 7, or with `mu` Eq. 13."""
+
+        def outer(both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+            base, net, buffers = both["params"]["base"], both["params"]["net"], both["buffers"]
+
+            def inner(params: Tree) -> tuple[Tensor, Tensor]:
+                logits = task.apply({"params": params, "buffers": buffers}, batch["x"], "train", key).logits
+                return learned_loss(net, logits), logits
+
+            at = base if self.order == "second" else tree.map(lambda p: p.detach(), base)
+            gradient, logits = grad(inner, has_aux=True)(at)
+            adapted = {"params": tree.add(base, gradient, -self.inner_lr), "buffers": buffers}
+            loss, new_buffers = task.loss(adapted, batch, key)
+            if self.mu:
+                if self.order == "first":  # the divergence is of the model itself, so it must see it
+                    logits = inner(base)[1]
+                frozen = task.apply(received, batch["x"], "train", key).logits.detach()
+                loss = loss + self.mu * _divergence(logits, frozen)
+            return loss, new_buffers
+
+        return outer
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        return {"vars": tree.add(server["vars"], total["delta"]), "net": tree.add(server["net"], total["net"])}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        like = torch.zeros_like(next(iter(down["net"].values()))["bias"][0])
+        inner = {"lr": like + self.inner_lr, "batch": like + self.work.batch}
+        return {"vars": down["vars"], "net": down["net"], "inner": inner}
+
+
+def _divergence(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(softmax(logits) || softmax(reference)), mean over the batch."""
+    return F.kl_div(reference.log_softmax(-1), logits.log_softmax(-1), log_target=True, reduction="batchmean")

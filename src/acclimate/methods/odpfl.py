@@ -1,0 +1,108 @@
+"""ODPFL-HN, training half. Amosy, Eyal & Chechik, 'Late to the party?', 2021 (the test half is adapters/odpfl.py).
+
+- An encoder turns a client's unlabelled samples into a description: the mean over samples of a small network's outputs.
+  A hypernetwork turns the description into the parameters of that client's model.
+- A client trains its model from there; encoder and hypernetwork move so that they would have given the trained one:
+  their gradients are those of <theta, theta - theta_trained> with the difference held fixed, averaged over clients.
+- A client that joins later sends its description alone (`adapters.ODPFL`).
+
+In the paper the hypernetwork stays at the server, and a round has two exchanges: description up and model down, then
+difference up and the description's gradient down. The hypernetwork's gradient is linear in the difference, so the same
+numbers come out when it travels to the client and the gradients travel back: that is what is done here, at a cost in
+bytes that the paper does not have. Pixels are encoded by a perceptron, on samples thinned to `samples` per client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from ..core import check, rng, tree
+from ..core.local import Work, train
+from ..core.message import Mean, Rules
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+from ..ops import hyper, nets
+
+
+@dataclass(frozen=True)
+class ODPFL(Method):
+    """A hypernetwork that makes a model of a description of unlabelled data (Amosy et al., 2021)."""
+
+    size: int = 32
+    """Numbers in a client's description."""
+    hidden: int = 100
+    """Hidden units of encoder and hypernetwork."""
+    opt: Optimizer = SGD(lr=0.05)
+    """Of local training: eta_local."""
+    encoder_opt: Optimizer = SGD(lr=0.1)
+    hyper_opt: Optimizer = SGD(lr=0.5)
+    work: Work = Work()
+    samples: int = 256
+    """How many of its samples a training client describes itself with at most."""
+
+    def __post_init__(self) -> None:
+        check.at_least(self, "size", 1)
+        check.at_least(self, "hidden", 1)
+        check.at_least(self, "samples", 1)
+
+    @property
+    def uplink(self) -> Rules:
+        return {"encoder": Mean(), "hyper": Mean(), "buffers": Mean(), "description": Mean()}
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        vars, widths = task.init(key), (hyper.inputs(task), self.hidden, self.size)
+        server = {
+            "encoder": nets.init(rng.fold(key, "encoder"), widths),
+            "hyper": hyper.init(rng.fold(key, "hyper"), vars["params"], self.size, self.hidden),
+            "buffers": vars["buffers"],
+            "description": torch.zeros(self.size, device=key.device),
+        }
+        return {**server, "opt": {name: opt.init(server[name]) for name, opt in self._opts.items()}}
+
+    @property
+    def _opts(self) -> dict[str, Optimizer]:
+        return {"encoder": self.encoder_opt, "hyper": self.hyper_opt}
+
+    def download(self, task: Task, server: Tree) -> Tree:
+        return tree.drop(server, ("opt",))
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        given = {name: down[name] for name in self._opts}
+        x, real = self._sampled(data)
+        params = hyper.model(given, task, x, real)
+        new = train(task.loss, {"params": params, "buffers": down["buffers"]}, data, self.opt, self.work, key)
+        missed = tree.sub(params, new["params"])
+
+        def gap(makers: Tree) -> Tensor:
+            return tree.dot(hyper.model(makers, task, x, real), missed)
+
+        up = grad(gap)(given)
+        description = hyper.describe(down["encoder"], task, x, real)
+        return {**up, "buffers": tree.sub(new["buffers"], down["buffers"]), "description": description}, mine
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        new: Tree = {"opt": {}}
+        for name, opt in self._opts.items():
+            new[name], new["opt"][name] = opt.update(total[name], server["opt"][name], server[name])
+        buffers = tree.add(server["buffers"], total["buffers"])
+        return {name: {**new, "buffers": buffers, "description": total["description"]}[name] for name in server}
+
+    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+        x, real = self._sampled(data)
+        return {"description": hyper.describe(down["encoder"], task, x, real)}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        # a newcomer that has not described itself is given the mean client's model
+        described = mine["description"] if "description" in mine else down["description"]
+        vars = {"params": hyper.generate(down["hyper"], described), "buffers": down["buffers"]}
+        return {"vars": vars, "encoder": down["encoder"], "hyper": down["hyper"]}
+
+    def _sampled(self, data: Tree) -> tuple[Tensor, Tensor]:
+        rows = data["rows"][: self.samples]
+        return data["x"][rows], torch.arange(rows.shape[0], device=rows.device) < data["n"]

@@ -1,0 +1,97 @@
+"""pFedMe. Dinh et al., NeurIPS 2020, Algorithm 1: personal models tied to a common one by a Moreau envelope.
+
+- Local step, on one batch: the personal model theta approaches the minimum of f(theta) + lam/2 |theta - w|^2 in `steps`
+  steps of `opt`; then the client's copy of the common model follows, w <- w - eta lam (w - theta).
+- theta starts a round at the received w, and each local step where the last one ended, as in the published code.
+- The server takes (1 - beta) of the old model and `beta` of the mean over clients, each counting as one.
+- What is deployed is theta; `settle` makes it for the last model. Batch statistics follow theta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.func import grad
+
+from ..core import check, rng, tree
+from ..core.local import Loss, Work, batch_of
+from ..core.message import Mean, Rules
+from ..core.method import Method
+from ..core.optim import SGD, Optimizer
+from ..core.task import Task
+from ..core.tree import Tree
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Personal models under a Moreau envelope of the common one (Dinh et al., NeurIPS 2020)."""
+
+    opt: Optimizer = SGD(lr=0.05)
+    """Of the personal model."""
+    work: Work = Work()
+    """Of the local steps: batches, and how many of them."""
+    lam: float = 15.0
+    """How strongly the personal model is tied to the common one."""
+    steps: int = 5
+    """Personal steps per batch: the paper's K."""
+    eta: float = 0.005
+    """The rate at which the common model follows."""
+    beta: float = 1.0
+    """The share of the clients' mean in the server's new model."""
+
+    def __post_init__(self) -> None:
+        for name in ("lam", "eta", "beta"):
+            check.positive(self, name)
+        check.at_least(self, "steps", 1)
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean()}
+
+    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+        return {"vars": task.init(key)}
+
+    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        common, personal = self.round(task.loss, down["vars"], data, key)
+        return {"delta": tree.sub(common, down["vars"])}, {"vars": personal}
+
+    def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        return {"vars": tree.add(server["vars"], total["delta"], self.beta)}
+
+    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+        return {"vars": self.round(task.loss, down["vars"], data, key)[1]}
+
+    def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
+        return {"vars": mine["vars"]}
+
+    def round(self, loss: Loss, start: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
+        """One client's round: the common model that it returns, and its personal one."""
+        positions, live = self.work.plan(data, rng.fold(key, "plan"))
+        common, personal, state = start, start, self.opt.init(start["params"])
+        for t in range(positions.shape[0]):
+            batch, step_key = batch_of(data, positions[t]), rng.fold(key, "step", t)
+            near, new_state = self._approach(loss, common, personal, state, batch, data["round"], step_key)
+            follow = tree.sub(near["params"], common["params"])
+            moved = {"params": tree.add(common["params"], follow, self.eta * self.lam), "buffers": near["buffers"]}
+            new = {"w": moved, "theta": near, "state": new_state}
+            if "ragged" in data:
+                new = tree.where(live[t], new, {"w": common, "theta": personal, "state": state})
+            common, personal, state = new["w"], new["theta"], new["state"]
+        return common, personal
+
+    def _approach(
+        self, loss: Loss, common: Tree, personal: Tree, state: Tree, batch: Tree, round: Tensor, key: rng.Key
+    ) -> tuple[Tree, Tree]:
+        """The personal model after `steps` steps towards the minimum of Eq. 3's inner problem on one batch."""
+        for k in range(self.steps):
+            now = rng.fold(key, "personal", k)
+
+            def objective(p: Tree, buffers: Tree = personal["buffers"], now: rng.Key = now) -> tuple[Tensor, Tree]:
+                value, new_buffers = loss({"params": p, "buffers": buffers}, batch, now)
+                return value + self.lam / 2 * tree.dot(away := tree.sub(p, common["params"]), away), new_buffers
+
+            grads, buffers = grad(objective, has_aux=True)(personal["params"])
+            params, state = self.opt.update(grads, state, personal["params"], self.opt.scale(round, round * 0))
+            personal = {"params": params, "buffers": buffers}
+        return personal, state

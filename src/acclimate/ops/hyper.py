@@ -1,0 +1,50 @@
+"""A client's description from its unlabelled samples, and a model's parameters from a description (ODPFL-HN)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ..core import rng
+from ..core.task import Task
+from ..core.tree import Tree
+from . import nets
+from .heads import linear
+
+
+def inputs(task: Task) -> int:
+    """How many numbers a sample has."""
+    return math.prod(task.shape)
+
+
+def describe(encoder: Tree, task: Task, x: Tensor, real: Tensor | None = None) -> Tensor:
+    """The mean of the encoder's outputs over the real samples, whatever their order."""
+    each = nets.apply(encoder, task.normalise(x).flatten(1))
+    if real is None:
+        return each.mean(0)
+    weight = real.to(each.dtype)
+    return (each * weight[:, None]).sum(0) / weight.sum().clamp_min(1.0)
+
+
+def init(key: rng.Key, params: Tree, size: int, hidden: int) -> Tree:
+    """A layer on the description, and for every parameter a linear one whose bias is the model's initial value.
+
+    The weights are drawn small, so that every client's first model is near that one.
+    """
+    heads: Tree = {}
+    for i, (name, p) in enumerate(params.items()):
+        drawn = nets.layer(rng.fold(key, "head", i), hidden, p.numel())["weight"]
+        heads[name] = {"weight": 0.1 * p.std(correction=0) * drawn.reshape(*p.shape, hidden), "bias": p.clone()}
+    return {"trunk": nets.layer(rng.fold(key, "trunk"), size, hidden), "heads": heads}
+
+
+def generate(hyper: Tree, description: Tensor) -> Tree:
+    """The parameters of a model."""
+    wide = linear(hyper["trunk"], description).relu()
+    return {name: head["weight"] @ wide + head["bias"] for name, head in hyper["heads"].items()}
+
+
+def model(makers: Tree, task: Task, x: Tensor, real: Tensor | None = None) -> Tree:
+    """The parameters that encoder and hypernetwork make of these samples."""
+    return generate(makers["hyper"], describe(makers["encoder"], task, x, real))

