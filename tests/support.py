@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 
 from acclimate.backends import Serial, Vmap
@@ -28,6 +30,15 @@ MODELS = {
     "cnn-batch": CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch"),
     "cnn-group": CNN(widths=(4, 4), hidden=8, kernel=3, norm="group"),
 }
+
+
+QUICK = ("fedavg", "fedper", "scaffold", "fedthe", "fedtta", "fedpcl")
+"""Methods that stand for all in the quick set where a test repeats what test_contract.py has for every one."""
+
+
+def quick_or_slow(names: Iterable[str]) -> list[Any]:
+    """Parameters for pytest: those of `QUICK` always, the others in the slow set."""
+    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 def images(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

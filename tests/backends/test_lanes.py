@@ -10,7 +10,7 @@ from acclimate.backends.lanes import Lane, Lanes, union
 from acclimate.core import fit
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
-from support import fitted, gap, shards, small, task
+from support import fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
 SCHEDULE = fit.Schedule(2, 6, 4)
@@ -37,7 +37,7 @@ def test_each_lane_is_its_own_run(method):
             assert ours["val_accuracy"] == pytest.approx(theirs["val_accuracy"], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick_or_slow(METHODS))
 def test_every_method_runs_in_lanes(name):
     data = shards()
     first, second = together(small(METHODS[name]), (1, 1), (data, data))

@@ -31,7 +31,7 @@ from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
 from acclimate.personal import FineTune
-from support import BACKENDS, MODELS, SIZES, SMALL, equal, fitted, gap, shards, small, task
+from support import BACKENDS, MODELS, SIZES, SMALL, equal, fitted, gap, quick_or_slow, shards, small, task
 
 CPU = torch.device("cpu")
 METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
@@ -83,7 +83,7 @@ def gone(pid: int) -> bool:
 # --- the same numbers ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick_or_slow(METHODS))
 def test_every_method_has_the_bits_of_serial(name, two):
     _, _, a = fitted(METHODS[name], "serial", rounds=2)
     _, _, b = fitted(METHODS[name], "two", rounds=2)

@@ -26,7 +26,7 @@ from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, Ditto, FedAvg
 from acclimate.personal import FineTune
-from support import SMALL, equal, gap, shards, small, task
+from support import SMALL, equal, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def trained(method, backend, rounds=3, cohort=4, ahead=False, model="cnn-batch")
 # --- the same numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick_or_slow(METHODS))
 def test_every_method_gives_the_same_bits_from_files_and_host_memory(name):
     _, _, near = trained(METHODS[name], PLAIN, model="mlp-dropout")
     _, engine, far = trained(METHODS[name], FAR, ahead=True, model="mlp-dropout")

@@ -8,7 +8,7 @@ from acclimate.backends import Vmap
 from acclimate.core import fit
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedTHE
-from support import client_data, shards, small, task
+from support import client_data, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
 ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
@@ -34,7 +34,7 @@ def one_hot(y, classes):
     return (y[..., None] == torch.arange(classes)).long()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", quick_or_slow(METHODS))
 def test_no_method_asks_for_a_number_while_a_client_trains(name, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "one_hot", one_hot)
     worker, data = Worker(task(), METHODS[name]), shards()

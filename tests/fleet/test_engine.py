@@ -20,6 +20,7 @@ from acclimate.core import fit, tree
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
 from acclimate.fleet.vault import LostState, Vault
+from support import quick_or_slow
 
 
 def small(method):
@@ -335,7 +336,7 @@ def test_nothing_private_reaches_the_server(tmp_path):
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(catalogue.METHODS))
+@pytest.mark.parametrize("name", quick_or_slow(catalogue.METHODS))
 def test_the_expected_message_is_the_real_one(name):
     e = replace(of(name), backend=Serial())
     world, worker, engine = api.build(e)

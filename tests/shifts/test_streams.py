@@ -227,7 +227,7 @@ class Counting(ac.Adapter):
 )
 def test_reset_policies(protocol, counts):
     own = {k: v for k, v in client_data(shards((24,)), 0).items() if k != "y"}
-    logits = serve(task(), lambda *a: None, Counting(), {}, own, protocol, rng.key(0))
+    logits = serve(task(), lambda *a: None, Counting(), {}, own, protocol, rng.key(0)).logits
     seen = ((logits.min(-1).values * 1000).round().int()[::4]).tolist()
     assert seen == counts
 
