@@ -1,12 +1,15 @@
 """Shared set-up: one torch thread per test process; property tests are random by seed, never by clock."""
 
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: they share two cores
 
 import torch
 from hypothesis import settings
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background of a script: tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # two busy workers on two cores; more threads only fight each other
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("steady")
