@@ -207,6 +207,7 @@ STRANGERS = {
 @pytest.mark.parametrize("who", STRANGERS)
 def test_strangers_are_refused(fleet, tmp_path, who):
     """No node number is given to them, within 30 s; the fleet goes on."""
+    fleet = loopback.Fleet.load(fleet.folder)  # as it is now: another test may have started a node again
     command = STRANGERS[who](loopback.node_command(fleet, 0), tmp_path)
     command = [*swap(command, "--port", loopback.free_ports(1)[0]), "--max-wait-time", "5"]
     made = loopback.start(fleet, "stranger", command)
