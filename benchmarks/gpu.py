@@ -1,4 +1,4 @@
-"""The whole GPU set in one call, under nine minutes on an H200, with torch and numpy alone.
+"""The whole GPU set in one call, within a limit of nine minutes, with torch and numpy alone.
 
     PYTHONPATH=src python benchmarks/gpu.py --out figures.json
     PYTHONPATH=src python benchmarks/gpu.py --only fedavg-20 profile --out figures.json

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from acclimate.backends.vmap import tf32
 from acclimate.version import __version__
 
 Scale: TypeAlias = Literal["full", "quick", "smoke"]
@@ -84,20 +85,6 @@ def seconds(f: Callable[[], Any], device: torch.device) -> float:
     f()
     wait(device)
     return time.perf_counter() - began
-
-
-@contextmanager
-def tf32(on: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in matrix products and convolutions; PyTorch's own default differs between the two."""
-    flags: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [f.allow_tf32 for f in flags]
-    for f in flags:
-        f.allow_tf32 = on
-    try:
-        yield
-    finally:
-        for f, old in zip(flags, before, strict=True):
-            f.allow_tf32 = old
 
 
 def compare(ways: dict[str, Way], context: Context) -> Record:

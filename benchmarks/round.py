@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from federated import ALLOWED, Round, agreement, apart, dealt, task_of
-from harness import Context, Disagreement, Way, compare, environment, tf32
+from harness import Context, Disagreement, Way, compare, environment
 
 from acclimate.backends import Serial, Vmap
+from acclimate.backends.vmap import tf32
 from acclimate.core import tree
 from acclimate.core.backend import Backend
 from acclimate.core.local import Work

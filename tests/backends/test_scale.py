@@ -16,7 +16,7 @@ from acclimate import api, store
 from acclimate.adapters import Tent
 from acclimate.backends import Serial, Vmap
 from acclimate.backends import vmap as vmap_module
-from acclimate.backends.vmap import plan, without_tf32
+from acclimate.backends.vmap import plan, tf32
 from acclimate.config import expand
 from acclimate.core import fit, holding, tree
 from acclimate.core.backend import NonFinite
@@ -340,7 +340,7 @@ def test_recordings_that_were_not_used_for_longest_are_dropped(monkeypatch):
 
 def test_full_precision_is_for_the_engines_work_alone():
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    with without_tf32():
+    with tf32(False):
         assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
     seen = []

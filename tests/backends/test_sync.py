@@ -63,16 +63,18 @@ def test_a_replayed_round_waits_for_the_device_once(method, options, monkeypatch
     for r in range(2):  # recorded, and page-locked memory set aside
         engine.expect(torch.arange(4))
         engine.train(down, torch.arange(4), r)
-    settle = engine._settle
+    settle, waits = engine._settle, []
 
     def allowed(*args):
         torch.cuda.set_sync_debug_mode("default")
+        waits.append(args)
         settle(*args)
 
     monkeypatch.setattr(engine, "_settle", allowed)
     engine.expect(torch.arange(4))
     try:
         torch.cuda.set_sync_debug_mode("error")
-        engine.train(down, torch.arange(4), 2)
+        reply = engine.train(down, torch.arange(4), 2)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 1 and reply.part.clients.tolist() == [0, 1, 2, 3]

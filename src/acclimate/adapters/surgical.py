@@ -19,7 +19,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.losses import entropy
+from ..ops.certain import entropy_of
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,7 @@ class Surgical(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        def loss(tuned: Tree) -> tuple[Tensor, Tensor]:
-            vars = {**model["vars"], "params": {**model["vars"]["params"], **tuned}}
-            logits = predict({**model, "vars": vars}, x, "adapt").logits
-            return entropy(logits).mean(), logits
-
+        loss = entropy_of(predict, model, x)
         tuned, opt = state["params"], state["opt"]
         for _ in range(self.steps):
             grads, logits = grad(loss, has_aux=True)(tuned)

@@ -19,6 +19,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree, pick
+from ..ops.certain import entropy_of
 from ..ops.losses import entropy
 
 
@@ -49,11 +50,7 @@ class Tent(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        def loss(tuned: Tree) -> tuple[Tensor, Tensor]:
-            vars = {**model["vars"], "params": {**model["vars"]["params"], **tuned}}
-            logits = predict({**model, "vars": vars}, x, "adapt").logits
-            return entropy(logits).mean(), logits
-
+        loss = entropy_of(predict, model, x)
         tuned, opt = state["params"], state["opt"]
         for _ in range(self.steps):
             grads, logits = grad(loss, has_aux=True)(tuned)

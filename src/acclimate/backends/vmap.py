@@ -276,7 +276,7 @@ class VmapEngine(Engine):
 
         What does not come `often` is recorded when it comes a second time: recording costs as much as running.
         """
-        with without_tf32() if self.options.precision == "fp32" else nullcontext():
+        with tf32(False) if self.options.precision == "fp32" else nullcontext():
             if not self._capture:
                 return f(*inputs)
             key = (what, tuple((tuple(x.shape), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
@@ -412,12 +412,12 @@ class VmapEngine(Engine):
 
 
 @contextmanager
-def without_tf32() -> Iterator[None]:
-    """Products and convolutions in full float32 precision."""
+def tf32(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 in matrix products and convolutions; PyTorch's own default differs between the two."""
     flags: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [f.allow_tf32 for f in flags]
     for f in flags:
-        f.allow_tf32 = False
+        f.allow_tf32 = allowed
     try:
         yield
     finally:
