@@ -67,11 +67,11 @@ def ways(groups: int, batch: int, layer: str) -> tuple[dict[str, tuple[Callable[
     geometry = conv.Geometry((side, side), (KERNEL, KERNEL), 1, (0, 0))
     table = {
         "forward": (
-            lambda: conv._convolve(x, w, geometry),
+            lambda: conv._convolve(x, w, geometry)[0],
             lambda: apart(F.conv2d(gx, gw, groups=groups)),
         ),
         "to weights": (
-            lambda: conv._correlate(x, dy, geometry),
+            lambda: conv._correlate(x, dy, conv._nothing(x), geometry),
             lambda: backward([False, True, False])[1].view_as(w),
         ),
     }

@@ -21,6 +21,8 @@ from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
 from acclimate.eval import tsne
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
+from acclimate.ops import augmix_kernel
+from acclimate.ops.augmix import augmix
 from acclimate.personal import FineTune, NoPersonal
 from support import SMALL, equal, gap, shards, small, task
 
@@ -97,6 +99,8 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_reason(caplog):
         _, engine, a = train(Syncing(work=SMALL), Vmap(), CUDA)
     assert not engine._recorded
     assert len([r for r in caplog.records if "not captured" in r.message]) == 1
+    torch.rand(2, device=CUDA)  # the generator is usable again, and so is the next recording
+    assert train(FedAvg(work=SMALL), Vmap(), CUDA)[1]._recorded
     _, _, b = train(FedAvg(work=SMALL), Vmap(capture=False), CUDA)
     assert equal(a.server, b.server)
 
@@ -196,3 +200,20 @@ def test_traces_and_maps_work_on_the_gpu():
     told = engine.serve(models, shards(seed=2), THE(), Protocol(4), trace=True)["trace"]
     assert told["personal_weight"].shape[:2] == (6, 40)
     assert tsne.embed(torch.randn(40, 8).to(CUDA)).isfinite().all()
+
+
+@needs_triton
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
+def test_the_kernel_of_augmix_gives_the_views_of_torch_code(shape, monkeypatch):
+    g = torch.Generator(device="cuda").manual_seed(0)
+    x = torch.randint(0, 256, (40, *shape), device=CUDA, dtype=torch.uint8, generator=g)
+    keys = rng.rows(rng.key(3, device=CUDA), 40)
+
+    def views(x, key):
+        return augmix(x, key, views=16, severity=3.0)
+
+    ours = vmap(views)(x, keys)
+    assert torch.equal(ours[0], views(x[0], keys[0]))
+    monkeypatch.setattr(augmix_kernel, "usable", lambda base: False)
+    off = (ours - vmap(views)(x, keys)).abs()
+    assert off.max() * 255 < 2 and (off > 1e-5).float().mean() < 1e-3  # a warp may round to the next level

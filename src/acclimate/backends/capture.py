@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import torch
 
 from ..core import tree
+
+log = logging.getLogger("acclimate")
 
 
 class Captured:
@@ -22,20 +27,19 @@ class Captured:
 
     def __init__(self, f: Callable[..., Any], inputs: tuple[Any, ...], pool: Any = None) -> None:
         self._inputs = tuple(tree.map(torch.clone, i) for i in inputs)
-        self._pool = pool
         try:
             if not Captured.warmed:
                 self._warm(f)
-            self._record(f)
+            self._record(f, pool)
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception:
+        except Exception as reason:
             if not Captured.warmed:
                 raise
             # what was not yet initialised, compiled or memoised cannot be while recording: run once, then try again
-            torch.cuda.synchronize()
+            log.debug("a recording failed and is tried again after a run: %s", reason)
             self._warm(f)
-            self._record(f)
+            self._record(f, None)
         Captured.warmed = True
 
     def _warm(self, f: Callable[..., Any]) -> None:
@@ -46,11 +50,17 @@ class Captured:
             f(*self._inputs)
         torch.cuda.current_stream().wait_stream(warm)
 
-    def _record(self, f: Callable[..., Any]) -> None:
+    def _record(self, f: Callable[..., Any], pool: Any) -> None:
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=self._pool):
-            self._outputs = f(*self._inputs)
+        pool = pool or torch.cuda.graph_pool_handle()
+        try:
+            # relaxed: the driver loads a library's kernel when it is first used, also while recording
+            with _no_garbage(), torch.cuda.graph(self._graph, pool=pool, capture_error_mode="relaxed"):
+                self._outputs = f(*self._inputs)
+        except BaseException:
+            _forget(pool)
+            raise
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the recorded function on new inputs of the same shapes; the results are the caller's own."""
@@ -58,3 +68,28 @@ class Captured:
             tree.map(lambda a, b: a.copy_(b), mine, given)
         self._graph.replay()
         return tree.map(torch.clone, self._outputs)
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Keep Python from freeing what is left of other recordings: their memory cannot be given back during this one."""
+    gc.collect()
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def _forget(pool: Any) -> None:
+    """End a failed recording for torch, which goes on waiting for it: the allocator would keep all memory that is
+    freed from now on, and the default generator would refuse to draw."""
+    torch.cuda.synchronize()
+    device = torch.cuda.current_device()
+    with suppress(RuntimeError):  # it failed before or after it filled the pool
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+    fresh = torch.Generator(f"cuda:{device}").manual_seed(torch.initial_seed())
+    torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())

@@ -10,12 +10,12 @@ derivatives:
 so three functions are closed under differentiation, and under `vmap`: an axis that both arguments have joins the client
 axis, an axis that one has alone joins its batch or its channels. On a GPU patches are written out and the
 convolution is a batched matrix product; on a CPU clients are convolved one after the other, which is quicker there than
-a grouped convolution. Outside `vmap`, and on a GPU
-without Triton, torch's own convolution is used as it is.
+a grouped convolution. Outside `vmap`, and on a GPU without Triton, torch's own convolution is used as it is.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +54,7 @@ class PureConv2d(nn.Conv2d):
         kernel, pad = (weight.shape[-2], weight.shape[-1]), (self.padding[0], self.padding[1])
         geometry = Geometry((input.shape[-2], input.shape[-1]), kernel, self.stride[0], pad)
         # squeeze, not [0]: the gradient of a selection is a copy into zeros
-        y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry).squeeze(0)
+        y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry)[0].squeeze(0)
         y = y if bias is None else y + bias[:, None, None]
         return y if self.loose else y.contiguous()
 
@@ -87,36 +87,42 @@ def is_batched(x: Tensor) -> bool:
 
 
 class _Convolve(torch.autograd.Function):
-    """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw]."""
+    """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw], and the patches that were written out for it.
+
+    The patches are a means to an end: the weights' gradient needs them again, and small ones are kept till then.
+    """
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
+    def forward(x: Tensor, w: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
         return _convolve(x, w, geometry)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, w, ctx.geometry = inputs
-        ctx.save_for_backward(x, w)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, w, output[1])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, w, seen = ctx.saved_tensors
         dx = _Spread.apply(dy, w, ctx.geometry) if ctx.needs_input_grad[0] else None
-        dw = _Correlate.apply(x, dy, ctx.geometry) if ctx.needs_input_grad[1] else None
+        dw = _Correlate.apply(x, dy, seen, ctx.geometry) if ctx.needs_input_grad[1] else None
         return dx, dw, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, geometry: Geometry
-    ) -> tuple[Tensor, int]:
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
         at_x, at_w, _ = in_dims
         if at_x is not None and at_w is not None:
-            y = _Convolve.apply(_join(x, at_x, 0), _join(w, at_w, 0), geometry)
-            return _part(y, info.batch_size, 0), 0
+            y, seen = _Convolve.apply(_join(x, at_x, 0), _join(w, at_w, 0), geometry)
+            return (_part(y, info.batch_size, 0), _part(seen, info.batch_size, 0)), (0, 0)
         if at_x is not None:
-            return _part(_Convolve.apply(_join(x, at_x, 1), w, geometry), info.batch_size, 1), 1
+            y, seen = _Convolve.apply(_join(x, at_x, 1), w, geometry)
+            return (_part(y, info.batch_size, 1), _part(seen, info.batch_size, 1)), (1, 1)
         assert at_w is not None
-        return _part(_Convolve.apply(x, _join(w, at_w, 1), geometry), info.batch_size, 2), 2
+        y, seen = _Convolve.apply(x, _join(w, at_w, 1), geometry)
+        return (_part(y, info.batch_size, 2), seen), (2, None)
 
 
 class _Spread(torch.autograd.Function):
@@ -134,8 +140,8 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
         dy, w = ctx.saved_tensors
-        to_dy = _Convolve.apply(dx, w, ctx.geometry) if ctx.needs_input_grad[0] else None
-        to_w = _Correlate.apply(dx, dy, ctx.geometry) if ctx.needs_input_grad[1] else None
+        to_dy = _Convolve.apply(dx, w, ctx.geometry)[0] if ctx.needs_input_grad[0] else None
+        to_w = _Correlate.apply(dx, dy, _nothing(dx), ctx.geometry) if ctx.needs_input_grad[1] else None
         return to_dy, to_w, None
 
     @staticmethod
@@ -153,36 +159,38 @@ class _Spread(torch.autograd.Function):
 
 
 class _Correlate(torch.autograd.Function):
-    """The weights' gradient dw of x and dy."""
+    """The weights' gradient dw of x and dy. `seen` holds x's patches where they were kept: no argument by itself."""
 
     @staticmethod
-    def forward(x: Tensor, dy: Tensor, geometry: Geometry) -> Tensor:
-        return _correlate(x, dy, geometry)
+    def forward(x: Tensor, dy: Tensor, seen: Tensor, geometry: Geometry) -> Tensor:
+        return _correlate(x, dy, seen, geometry)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, dy, ctx.geometry = inputs
+        x, dy, _, ctx.geometry = inputs
         ctx.save_for_backward(x, dy)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
         x, dy = ctx.saved_tensors
         to_x = _Spread.apply(dy, dw, ctx.geometry) if ctx.needs_input_grad[0] else None
-        to_dy = _Convolve.apply(x, dw, ctx.geometry) if ctx.needs_input_grad[1] else None
-        return to_x, to_dy, None
+        to_dy = _Convolve.apply(x, dw, ctx.geometry)[0] if ctx.needs_input_grad[1] else None
+        return to_x, to_dy, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, geometry: Geometry
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, seen: Tensor, geometry: Geometry
     ) -> tuple[Tensor, int]:
-        at_x, at_y, _ = in_dims
+        at_x, at_y, at_seen, _ = in_dims
         if at_x is not None and at_y is not None:
-            dw = _Correlate.apply(_join(x, at_x, 0), _join(dy, at_y, 0), geometry)
+            seen = _join(seen, at_seen, 0) if at_seen is not None else _nothing(x)
+            dw = _Correlate.apply(_join(x, at_x, 0), _join(dy, at_y, 0), seen, geometry)
             return _part(dw, info.batch_size, 0), 0
         if at_x is not None:
-            return _part(_Correlate.apply(_join(x, at_x, 2), dy, geometry), info.batch_size, 2), 2
+            return _part(_Correlate.apply(_join(x, at_x, 2), dy, _nothing(x), geometry), info.batch_size, 2), 2
         assert at_y is not None
-        return _part(_Correlate.apply(x, _join(dy, at_y, 2), geometry), info.batch_size, 1), 1
+        dw = _Correlate.apply(x, _join(dy, at_y, 2), seen if at_seen is None else _nothing(x), geometry)
+        return _part(dw, info.batch_size, 1), 1
 
 
 def _join(x: Tensor, mapped: int, into: int) -> Tensor:
@@ -195,11 +203,22 @@ def _part(x: Tensor, size: int, axis: int) -> Tensor:
     return x.unflatten(axis, (size, -1))
 
 
-def _convolve(x: Tensor, w: Tensor, g: Geometry) -> Tensor:
+KEPT = 2**17
+"""Numbers in one example's patches up to which they are kept from the convolution for the gradient of its weights."""
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """No patches, with the axes of clients and examples that patches would have."""
+    return like.new_empty(*like.shape[:2], 0, 0)
+
+
+def _convolve(x: Tensor, w: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
     if x.is_cuda and len(w) > 1:
-        y = _product(_seen(x, g), _matrix(w))
-        return y.unflatten(1, (x.shape[1], *g.out)).permute(0, 1, 4, 2, 3)
-    return torch.stack([F.conv2d(a, b, None, g.step, g.pad) for a, b in zip(x, w, strict=True)])
+        seen = _seen(x, g)
+        y = _product(seen.flatten(1, 2), _matrix(w)).unflatten(1, (x.shape[1], *g.out)).permute(0, 1, 4, 2, 3)
+        return y, seen if math.prod(seen.shape[2:]) <= KEPT else _nothing(x)
+    y = torch.stack([F.conv2d(a, b, None, g.step, g.pad) for a, b in zip(x, w, strict=True)])
+    return y, _nothing(x)
 
 
 def _spread(dy: Tensor, w: Tensor, g: Geometry) -> Tensor:
@@ -211,10 +230,10 @@ def _spread(dy: Tensor, w: Tensor, g: Geometry) -> Tensor:
     return torch.stack([conv2d_input(shape, b, a, g.step, g.pad) for a, b in zip(dy, w, strict=True)])
 
 
-def _correlate(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
+def _correlate(x: Tensor, dy: Tensor, seen: Tensor, g: Geometry) -> Tensor:
     if x.is_cuda and len(x) > 1:
         length = g.kernel[0] * g.kernel[1] * x.shape[2]
-        above, seen = _pixels(dy), _seen(x, g)
+        above, seen = _pixels(dy), (seen if seen.shape[-1] else _seen(x, g)).flatten(1, 2)
         parts = _parts(len(x), above.shape[1], above.shape[2] * seen.shape[2])
         above, seen = (t.reshape(len(x) * parts, -1, t.shape[-1]) for t in (above, seen))
         dw = _product(above.transpose(1, 2), seen).unflatten(0, (-1, parts)).sum(1)[..., :length]
@@ -233,9 +252,8 @@ def _parts(clients: int, pixels: int, size: int) -> int:
 
 
 def _seen(x: Tensor, g: Geometry) -> Tensor:
-    """The patches of every client, [G, B * oh * ow, K]."""
-    cols = kernels.patches(x.flatten(0, 1), g.out, g.kernel, g.step, g.pad)
-    return cols.view(x.shape[0], -1, cols.shape[-1])
+    """The patches of every client, [G, B, oh * ow, K]."""
+    return kernels.patches(x.flatten(0, 1), g.out, g.kernel, g.step, g.pad).unflatten(0, x.shape[:2])
 
 
 def _pixels(y: Tensor) -> Tensor:

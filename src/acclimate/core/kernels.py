@@ -31,7 +31,8 @@ BLOCK = 1024
 """Numbers that one program writes."""
 
 
-def _kernel(f: Any) -> Any:
+def jit(f: Any) -> Any:
+    """A Triton kernel of this function, or the function itself where there is no Triton."""
     return triton.jit(f) if AVAILABLE else f
 
 
@@ -40,7 +41,7 @@ def usable(x: Tensor) -> bool:
     return AVAILABLE and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
-@_kernel
+@jit
 def _patches(
     x,
     cols,
@@ -83,7 +84,7 @@ def _patches(
         tl.store(cols + (pixel * PADDED)[:, None] + tail[None, :], value, mask=real[:, None] & (tail < PADDED)[None, :])
 
 
-@_kernel
+@jit
 def _patches_of_few(
     x,
     cols,
@@ -115,7 +116,7 @@ def _patches_of_few(
     tl.store(cols + at, value, mask=at < total)
 
 
-@_kernel
+@jit
 def _unpatch(
     cols,
     x,
@@ -153,7 +154,7 @@ def _unpatch(
     tl.store(x + at, sum.to(x.dtype.element_ty), mask=at < total)
 
 
-@_kernel
+@jit
 def _pool(x, y, which, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """The largest of each 2 x 2 block of [.., A, B, C] over A and B, and which of the four (of equals, the first)."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -176,7 +177,7 @@ def _pool(x, y, which, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     tl.store(which + at, choice.to(tl.uint8), mask=real)
 
 
-@_kernel
+@jit
 def _unpool(dy, which, dx, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """dx of `_pool`: each dy at the place its maximum came from, zero elsewhere."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -194,7 +195,7 @@ def _unpool(dy, which, dx, total, A: tl.constexpr, B: tl.constexpr, C: tl.conste
     tl.store(dx + at, tl.where(mine, value, 0.0), mask=at < total)
 
 
-@_kernel
+@jit
 def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """y[..] = the x that `which` names, of each 2 x 2 block."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -210,7 +211,7 @@ def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     tl.store(y + at, value, mask=real)
 
 
-@_kernel
+@jit
 def _mix(x, y, total, M1: tl.constexpr, M2: tl.constexpr, BLOCK: tl.constexpr):
     """splitmix64's finaliser; the shifts are logical."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -100,8 +100,10 @@ LARGE = 256
 
 def _batch(adapter: Adapter, protocol: Protocol, size: int) -> int:
     """The stream's own batch size, or a larger one where that changes no answer."""
-    free = adapter.batch_free and protocol.reset == "stream"
-    return max(protocol.batch, min(LARGE, size)) if free else protocol.batch
+    if not adapter.batch_free or protocol.reset != "stream":
+        return protocol.batch
+    even = -(-size // -(-size // LARGE))  # as few batches as possible, all of one size: padding is computed too
+    return max(protocol.batch, even)
 
 
 def lengthened(trace: Tree, rows: int) -> Tree:

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import rng
+from . import augmix_kernel
 from .augment import FlipCrop
 
 OPS = (
@@ -44,20 +46,54 @@ def augmix(
 ) -> Tensor:
     """`views` random views [views, C, H, W] of one image (uint8, or floats in 0..1): floats in 0..1."""
     base = FlipCrop(pad).views(to_levels(x).expand(views, *x.shape), rng.fold(key, "crop"))
-    image = base.repeat_interleave(chains, 0)
     draw = functools.partial(rng.uniform, rng.fold(key, "chain"))
     kind, strength, sign, length = draw(3 * depth + 1, views * chains).split([depth, depth, depth, 1])
     op = (kind * len(OPS)).to(torch.int64)
     last = (length * depth).to(torch.int64)  # a chain of one to `depth` operations
     op = torch.where(torch.arange(depth, device=x.device)[:, None] <= last, op, len(OPS))
     level = 0.1 + strength * (severity - 0.1)
-    for t in range(depth):
-        image = _apply(image, op[t], level[t], torch.where(sign[t] > 0.5, -1.0, 1.0))
+    drawn = _drawn(op, level, torch.where(sign > 0.5, -1.0, 1.0), (base.shape[-2], base.shape[-1]))
     weight = -torch.log1p(-rng.uniform(rng.fold(key, "mix"), views, chains)) + 1e-12  # exponentials: Dirichlet(1)
-    weight = (weight / weight.sum(-1, keepdim=True)).view(views, chains, 1, 1, 1)
-    keep = rng.uniform(rng.fold(key, "keep"), views, 1, 1, 1)
-    mixed = (weight * image.unflatten(0, (views, chains))).sum(1)
+    weight = weight / weight.sum(-1, keepdim=True)
+    keep = rng.uniform(rng.fold(key, "keep"), views)
+    if augmix_kernel.usable(base):
+        each = [t.movedim(0, 1).unflatten(0, (views, chains)) for t in drawn]
+        mixed: Tensor = augmix_kernel.Mixture.apply(base, *each, weight, keep, _GREY)
+        return mixed
+    image = base.repeat_interleave(chains, 0)
+    for t in range(depth):
+        image = _apply(image, Drawn(*(d[t] for d in drawn)))
+    mixed = (weight.view(views, chains, 1, 1, 1) * image.unflatten(0, (views, chains))).sum(1)
+    keep = keep.view(views, 1, 1, 1)
     return (keep * base + (1.0 - keep) * mixed) / 255.0
+
+
+class Drawn(NamedTuple):
+    """What was drawn for each step of each chain: [depth, N], and the maps [depth, N, 2, 3]."""
+
+    op: Tensor
+    """Which of `OPS`; beyond the last one: none."""
+    amount: Tensor
+    """The width of posterize's steps, or solarize's threshold."""
+    matrix: Tensor
+    """From places of the output to places of the input; the identity where the operation is one on values."""
+
+
+def _drawn(op: Tensor, level: Tensor, sign: Tensor, shape: tuple[int, int]) -> Drawn:
+    """Strengths 0.1..10 as what the operations take."""
+    h, w = shape
+
+    def at(name: str, value: Tensor) -> Tensor:
+        return torch.where(op == _AT[name], value, 0.0)
+
+    matrix = affine(
+        turn=at("rotate", sign * (level * 3.0).floor()),
+        shear=(at("shear_x", sign * level * 0.03), at("shear_y", sign * level * 0.03)),
+        shift=(at("translate_x", sign * (level * w / 30).floor()), at("translate_y", sign * (level * h / 30).floor())),
+        shape=shape,
+    )
+    width = torch.exp2(4.0 + (level * 0.4).floor())  # 4 bits are left, or fewer
+    return Drawn(op, torch.where(op == _AT["posterize"], width, 256 - (level * 25.6).floor()), matrix)
 
 
 def to_levels(x: Tensor) -> Tensor:
@@ -67,12 +103,9 @@ def to_levels(x: Tensor) -> Tensor:
     return (x.to(torch.float32) * 255.0).round().clamp(0.0, 255.0)
 
 
-def _apply(image: Tensor, op: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    """One operation per image [N, C, H, W]; an `op` beyond the last one is the identity."""
-    h, w = image.shape[-2:]
-
-    def at(name: str, value: Tensor) -> Tensor:
-        return torch.where(op == _AT[name], value, 0.0)
+def _apply(image: Tensor, drawn: Drawn) -> Tensor:
+    """One operation per image [N, C, H, W]."""
+    op = drawn.op
 
     def table(name: str, value: Tensor, other: Tensor) -> Tensor:
         return torch.where((op == _AT[name])[:, None, None], value, other)
@@ -80,15 +113,9 @@ def _apply(image: Tensor, op: Tensor, level: Tensor, sign: Tensor) -> Tensor:
     levels = image.flatten(2).to(torch.int64)
     lut = table("autocontrast", autocontrast_table(image), _values(image).expand(*image.shape[:2], 256))
     lut = table("equalize", equalize_table(levels), lut)
-    lut = table("posterize", posterize_table(4 - (level * 0.4).floor(), image)[:, None], lut)
-    lut = table("solarize", solarize_table(256 - (level * 25.6).floor(), image)[:, None], lut)
-    matrix = affine(
-        turn=at("rotate", sign * (level * 3.0).floor()),
-        shear=(at("shear_x", sign * level * 0.03), at("shear_y", sign * level * 0.03)),
-        shift=(at("translate_x", sign * (level * w / 30).floor()), at("translate_y", sign * (level * h / 30).floor())),
-        shape=(h, w),
-    )
-    return warp(lut.gather(-1, levels).view_as(image), matrix)
+    lut = table("posterize", posterize_table(drawn.amount, image)[:, None], lut)
+    lut = table("solarize", solarize_table(drawn.amount, image)[:, None], lut)
+    return warp(lut.gather(-1, levels).view_as(image), drawn.matrix)
 
 
 def _values(like: Tensor) -> Tensor:
@@ -118,9 +145,9 @@ def equalize_table(levels: Tensor) -> Tensor:
     return torch.where(step > 0, spread, v)
 
 
-def posterize_table(bits: Tensor, like: Tensor) -> Tensor:
-    """The levels [..., 256] with only their `bits` highest bits kept."""
-    width = torch.exp2(8.0 - bits)[..., None]
+def posterize_table(width: Tensor, like: Tensor) -> Tensor:
+    """The levels [..., 256], each at the lower end of its step of this width."""
+    width = width[..., None]
     return (_values(like) / width).floor() * width
 
 
