@@ -53,10 +53,10 @@ def images(folder: str, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x.view(count, *SHAPE), torch.from_numpy(y)
 
 
-def examples(folder: str, clients: int, way: str) -> Shards:
-    """Every client holds so many images at places of its own."""
+def examples(folder: str, clients: int, way: str, scattered: bool) -> Shards:
+    """Every client holds so many images: side by side, as in data that was collected by user, or all over the file."""
     x, y = images(folder, clients)
-    rows = np.random.default_rng(1).permutation(clients * EACH)
+    rows = np.random.default_rng(1).permutation(clients * EACH) if scattered else np.arange(clients * EACH)
     if way == "mapped":
         return HostShards(x, y, torch.from_numpy(rows), torch.full((clients,), EACH))
     return Shards(x, y, torch.from_numpy(rows).view(clients, EACH), torch.full((clients,), EACH))
@@ -65,13 +65,13 @@ def examples(folder: str, clients: int, way: str) -> Shards:
 class Federation:
     """So many clients with private heads, trained round by round."""
 
-    def __init__(self, clients: int, way: str, model: str, device: torch.device, folder: str) -> None:
-        task = Task(MODELS[model], SHAPE, CLASSES, (0.5,), (0.5,))
+    def __init__(self, clients: int, way: str, options: argparse.Namespace, folder: str) -> None:
+        task = Task(MODELS[options.model], SHAPE, CLASSES, (0.5,), (0.5,))
         method = FedAvg(opt=SGD(lr=0.05), work=Work(epochs=1, batch=10), private=("head",))
-        self.clients, self.device, self.round = clients, device, 0
+        self.clients, self.device, self.round = clients, torch.device(options.device), 0
         self.worker, self.schedule = Worker(task, method), fit.Schedule(1, clients, COHORT)
-        data, began = examples(folder, clients, way), time.perf_counter()
-        self.engine = WAYS[way].open(self.worker, data, device)
+        data, began = examples(folder, clients, way, options.scattered), time.perf_counter()
+        self.engine = WAYS[way].open(self.worker, data, self.device)
         self.server = fit.start(self.worker, self.engine, clients).server
         self.opened = time.perf_counter() - began
         self._cohort = fit.sample(self.worker, self.schedule, 0)
@@ -92,11 +92,11 @@ class Federation:
         return float(tree.norm(self.server["vars"]["params"]))
 
 
-def in_turn(counts: list[int], way: str, model: str, rounds: int, device: torch.device) -> Record:
+def in_turn(way: str, options: argparse.Namespace) -> Record:
     """Seconds per round of several federations that take turns: a machine that slows down slows all of them."""
-    with tempfile.TemporaryDirectory() as folder, peak_memory(device) as gpu:
-        all = [Federation(c, way, model, device, folder) for c in counts]
-        times = [[f.step() for f in all] for _ in range(WARM + rounds)][WARM:]
+    with tempfile.TemporaryDirectory() as folder, peak_memory(torch.device(options.device)) as gpu:
+        all = [Federation(c, way, options, folder) for c in options.clients]
+        times = [[f.step() for f in all] for _ in range(WARM + options.rounds)][WARM:]
         found = {
             str(f.clients): {"seconds_to_open": f.opened, "seconds_per_round": summary(own)}
             for f, own in zip(all, zip(*times, strict=True), strict=True)
@@ -111,6 +111,7 @@ def in_turn(counts: list[int], way: str, model: str, rounds: int, device: torch.
 def apart(options: argparse.Namespace, counts: list[int], way: str) -> Record:
     """The same in a process of its own, which has a peak of memory of its own."""
     words = ["--one", way, "--model", options.model, "--rounds", str(options.rounds), "--device", options.device]
+    words += ["--scattered"] if options.scattered else []
     line = [sys.executable, str(Path(__file__)), *words, "--clients", *map(str, counts)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -126,17 +127,25 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--scattered", action="store_true", help="a client's examples lie all over the file")
     parser.add_argument("--plain", type=int, nargs="+", help="federations to hold on the device; the smallest if none")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device(options.device)
     if options.one is not None:
-        print(json.dumps(in_turn(options.clients, options.one, options.model, options.rounds, device)))
+        print(json.dumps(in_turn(options.one, options)))
         return
     record: Record = {
         "environment": environment(device),
-        "settings": {"model": options.model, "cohort": COHORT, "examples_each": EACH, "shape": SHAPE},
+        "settings": {
+            "model": options.model,
+            "rounds": options.rounds,
+            "cohort": COHORT,
+            "examples_each": EACH,
+            "scattered": options.scattered,
+            "shape": SHAPE,
+        },
     }
     for way, counts in {"mapped": options.clients, "plain": options.plain or options.clients[:1]}.items():
         record[way] = apart(options, counts, way)

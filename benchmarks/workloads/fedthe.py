@@ -113,7 +113,7 @@ def _precisions(round: Round, context: Context) -> Record:
 
     exact = result(Auto(), False)
     found = {"tf32": apart(exact, result(Auto(), True), start)} if context.device.type == "cuda" else {}
-    for name in offered():
+    for name in set(offered()) - {"tf32"}:
         reduced: Any = {PRECISION: name}
         found[name] = apart(exact, result(Vmap(**reduced), False), start)
     return {"relative_distance_from_float32": found, "switches_of_the_engine": offered()}

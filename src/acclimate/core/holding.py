@@ -181,7 +181,12 @@ class Rows:
         return self._layout.unpack(block)
 
     def _initial(self, ids: Tensor) -> Tensor:
-        return self._layout.pack(tree.stack([self._start(c) for c in ids.tolist()]))
+        """Initial rows as bytes; clients that begin with the very same tensors are packed once."""
+        rows = [self._start(c) for c in ids.tolist()]
+        kinds: dict[tuple[int, ...], int] = {}
+        which = [kinds.setdefault(tuple(map(id, tree.leaves(r))), len(kinds)) for r in rows]
+        distinct = [rows[which.index(k)] for k in range(len(kinds))]
+        return self._layout.pack(tree.stack(distinct))[torch.tensor(which)]
 
 
 Private: TypeAlias = Tree | Rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 from torch.func import vmap
@@ -52,7 +53,11 @@ class Worker:
 
     def start(self, client: int, like: Tensor | None = None) -> Tree:
         """A client's private state before its first round."""
-        return self.method.init_client(self.task, client, self.key("init", like=like))
+        return self.method.init_client(self.task, client, self._init if like is None else self.key("init", like=like))
+
+    @cached_property
+    def _init(self) -> rng.Key:
+        return self.key("init")
 
     def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
         """One local round: the filtered message, the new private state, and whether all of it is finite."""
