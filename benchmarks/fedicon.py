@@ -20,30 +20,28 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import acclimate as ac
-from acclimate import api, methods, personal, store
-from acclimate.adapters import T3A, THE, NoAdapt, Tent
-from acclimate.adapters.eata import EATA
+from acclimate import api, store
 from acclimate.adapters.icon import ICON
 from acclimate.core.adapter import Adapter
-from acclimate.core.local import Work
 from acclimate.core.method import Method
-from acclimate.core.optim import SGD
 from acclimate.core.personal import Personalizer
 from acclimate.methods.fedicon import FedICON
 from acclimate.ops.views import Views
-from acclimate.personal.fisher import Fisher
+from acclimate.recipes import fedicon as recipes
+from acclimate.recipes import published
+from acclimate.recipes.federations import DIGIT5, OFFICE10
 
 SCHEMA = "acclimate.fedicon/1"
-PUBLISHED = Path(__file__).parent / "published"
-RATE = SGD(lr=0.01, weight_decay=5e-4)
 MIRRORED = {"digit5": False, "office10": True}
 """Whether views may be mirrored: a mirrored digit is no digit."""
 SETS: dict[str, Any] = {"digit5": ac.data.Digit5, "office10": ac.data.OfficeCaltech10}
+KITS = {"digit5": DIGIT5, "office10": OFFICE10}
 SHIFTS = ("covariate", "domain")
 
 
@@ -55,16 +53,8 @@ class Training(NamedTuple):
 
 
 TRAININGS = {
-    "local": Training(methods.Local(opt=RATE)),
-    "fedavg": Training(methods.FedAvg(opt=RATE)),
-    "fedavg-bn": Training(methods.FedAvg(opt=RATE), "batch"),
-    "fedprox": Training(methods.FedProx(opt=RATE, mu=0.01)),
-    "fedrep": Training(methods.FedRep(opt=RATE, work=Work())),
-    "fedbn": Training(methods.FedAvg(opt=RATE, private=("norm",)), "batch"),
-    "fedthe": Training(methods.FedTHE()),
-    "fedicon": Training(FedICON()),
-    "fedicon-us": Training(FedICON(labels=False)),
-    "fedicon-alone": Training(FedICON(share=False)),
+    name: Training(named.record, "batch" if name in recipes.BATCH_NORM else "none")
+    for name, named in recipes.TRAININGS.items()
 }
 
 
@@ -76,35 +66,46 @@ class Row(NamedTuple):
     adapter: Adapter
 
 
-AS_IS, NONE, TUNED = personal.NoPersonal(), NoAdapt(), ICON()
-TABLES: dict[str, dict[str, Row]] = {
-    "tables": {
-        "local": Row("local", AS_IS, NONE),
-        "fedavg": Row("fedavg", AS_IS, NONE),
-        "fedavg+ft": Row("fedavg", personal.FineTune(opt=RATE, work=Work()), NONE),
-        "fedprox": Row("fedprox", AS_IS, NONE),
-        "fedrep": Row("fedrep", AS_IS, NONE),
-        "fedbn": Row("fedbn", AS_IS, NONE),
-        "fedthe": Row("fedthe", AS_IS, THE()),
-        "tent": Row("fedavg-bn", AS_IS, Tent()),
-        "eata": Row("fedavg-bn", Fisher(), EATA(margin=1.2)),
-        "t3a": Row("fedavg", AS_IS, T3A()),
-        "fedicon": Row("fedicon", AS_IS, TUNED),
-        "fedicon-us": Row("fedicon-us", AS_IS, TUNED),
-    },
-    "ablation": {
-        "nothing": Row("local", AS_IS, NONE),
-        "extract": Row("fedicon-alone", AS_IS, NONE),
-        "share": Row("fedavg", AS_IS, NONE),
-        "adapt": Row("local", AS_IS, TUNED),
-        "extract+share": Row("fedicon", AS_IS, NONE),
-        "share+adapt": Row("fedavg", AS_IS, TUNED),
-        "extract+adapt": Row("fedicon-alone", AS_IS, TUNED),
-        "extract+share+adapt": Row("fedicon", AS_IS, TUNED),
-    },
-}
-LAYOUTS = {"tables": "fedicon_tables.json", "ablation": "fedicon_table8.json"}
+def _rows(defined: Mapping[str, tuple[str, recipes.Named, recipes.Named]]) -> dict[str, Row]:
+    """Rows as `acclimate reproduce` has them."""
+    return {name: Row(trained, p.record, a.record) for name, (trained, p, a) in defined.items()}
+
+
+TABLES = {"tables": _rows(recipes.ROWS), "ablation": _rows(recipes.ABLATION)}
 ROWS = {name: row for table in TABLES.values() for name, row in table.items()}
+PLACES = {
+    "digit5 covariate": "fedicon/table1",
+    "office10 domain": "fedicon/table2",
+    "office10 covariate": "fedicon/table5",
+    "digit5 domain": "fedicon/table7",
+}
+"""Where the numbers of the main tables are published."""
+
+
+def layout(table: str) -> dict[str, Any]:
+    """The rows of a table with their published numbers, by data set and shift and by domain."""
+    lines = {row: {"row": row, "name": row, "published": {}} for row in TABLES[table]}
+    if table == "ablation":
+        for number in published.table("fedicon/table8")["rows"]:
+            row = "+".join(part for field, part in recipes.PARTS.items() if number[field]) or "nothing"
+            lines[row]["published"]["digit5 covariate"] = {"mean": [number["mean"], number["std"]]}
+        return {"source": _source("8"), "rows": list(lines.values())}
+    for place, name in PLACES.items():
+        domains = KITS[place.split()[0]].domains
+        for number in published.table(name)["rows"]:
+            line = lines[recipes.PRINTED[number["method"]]]
+            line["name"] = number["method"]
+            cells = line["published"].setdefault(place, {})
+            cells[domains[number["domain"]]] = [number["mean"], number["std"]]
+    for number in published.table("fedicon/table9")["rows"]:
+        if number["method"] == "FedICON-us":
+            place = f"{number['dataset'].lower().replace('-', '')} covariate"
+            lines["fedicon-us"]["published"][place] = {"mean": [number["mean"], number["std"]]}
+    return {"source": _source("1, 2, 5, 7 and 9"), "rows": list(lines.values())}
+
+
+def _source(tables: str) -> str:
+    return f"{published.table('fedicon/table1')['paper']}, Tables {tables}"
 
 
 class Place(NamedTuple):
@@ -295,10 +296,10 @@ def rendered(layout: dict[str, Any], place: str, rows: dict[str, Seeds]) -> str:
 
 def show(body: dict[str, Any], table: str) -> None:
     """Print a table for every data set, shift and size that was run."""
-    layout = json.loads((PUBLISHED / LAYOUTS[table]).read_text())
+    lines = layout(table)
     for (place, rounds, fraction), rows in sorted(collected(body["records"]).items()):
         part = "" if fraction == 1 else f", {fraction:g} of the data"
-        print(f"{place}, {rounds} rounds{part}; in brackets: {layout['source']}\n\n{rendered(layout, place, rows)}\n")
+        print(f"{place}, {rounds} rounds{part}; in brackets: {lines['source']}\n\n{rendered(lines, place, rows)}\n")
 
 
 def main() -> None:

@@ -5,10 +5,11 @@
     python benchmarks/fedthe_cifar10.py --seeds 1 2 --rows fedavg fedavg+ft memo-p fedthe fedthe+ --out table1.json
     python benchmarks/fedthe_cifar10.py --table ablations --out ablations.json
 
-A row is one training and one way to test it; rows of the same training share it. What --out already holds is not run
-again, and it is written after every row, so that several short calls add up. The natural stream joins where CIFAR-10.1
-is. `benchmarks/fedthe_table.py` prints the result beside the published numbers. --fraction and --rounds make it small
-enough to try out. Where there is no git, ACCLIMATE_COMMIT names the commit.
+A row is one training and one way to test it; rows of the same training share it, and are those of `acclimate reproduce`
+(acclimate/recipes/fedthe.py). What --out already holds is not run again, and it is written after every row, so that
+several short calls add up. The natural stream joins where CIFAR-10.1 is. `benchmarks/fedthe_table.py` prints the result
+beside the published numbers. --fraction and --rounds make it small enough to try out. Where there is no git,
+ACCLIMATE_COMMIT names the commit.
 """
 
 from __future__ import annotations
@@ -22,30 +23,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import acclimate as ac
-from acclimate import adapters, api, methods, personal, store
+from acclimate import api, store
 from acclimate.core.adapter import Adapter
-from acclimate.core.local import Work
 from acclimate.core.method import Method
-from acclimate.core.optim import SGD
 from acclimate.core.personal import Personalizer
 from acclimate.ops.augment import FlipCrop
+from acclimate.recipes import fedthe as recipes
 
 SCHEMA = "acclimate.fedthe/1"
-RATE, ONE, CHUNK = SGD(lr=0.01, weight_decay=5e-4), Work(epochs=1), 32
-
-TRAININGS: dict[str, Method] = {
-    "local": methods.Local(opt=RATE),
-    "fedavg": methods.FedAvg(opt=RATE),
-    "fedavg-balanced": methods.FedAvg(opt=RATE, balanced=True),
-    "gma": methods.GMA(opt=RATE),
-    "apfl": methods.APFL(opt=RATE),
-    "fedrep": methods.FedRep(opt=RATE, work=Work(), head_work=Work()),
-    "ditto": methods.Ditto(opt=SGD(lr=0.01), personal_work=ONE),
-    "fedrod": methods.FedRoD(opt=RATE),
-    "fedttt": methods.FedTTT(opt=RATE),
-    "fedthe": methods.FedTHE(),
-    "fedthe-unbalanced": methods.FedTHE(balanced=False),
-}
+TRAININGS: dict[str, Method] = {name: named.record for name, named in recipes.TRAININGS.items()}
 
 
 class Row(NamedTuple):
@@ -56,53 +42,18 @@ class Row(NamedTuple):
     adapter: Adapter
 
 
-AS_IS, NONE = personal.NoPersonal(), adapters.NoAdapt()
-TUNE = personal.FineTune(opt=RATE, work=ONE)
-LP, LP_FT = (personal.FineTune(parts=p, opt=RATE, work=ONE) for p in ("head", "head-then-all"))
-BALANCED = personal.FineTune(opt=RATE, work=ONE, balanced=True)
-MEMO, PLUS = adapters.MEMO(chunk=CHUNK), adapters.THEPlus(chunk=CHUNK)
+def row(name: str) -> Row:
+    """A row as `acclimate reproduce` has it."""
+    line = recipes.LINES[name]
+    training = next(t for t, named in recipes.TRAININGS.items() if named == line.method)
+    return Row(training, line.personal.record, line.adapter.record)
+
 
 TABLES: dict[str, dict[str, Row]] = {
-    "1": {
-        "local": Row("local", AS_IS, NONE),
-        "fedavg": Row("fedavg", AS_IS, NONE),
-        "gma": Row("gma", AS_IS, NONE),
-        "memo-g": Row("fedavg", AS_IS, MEMO),
-        "fedavg+ft": Row("fedavg", TUNE, NONE),
-        "fedavg+lp": Row("fedavg", LP, NONE),
-        "fedavg+lp-ft": Row("fedavg", LP_FT, NONE),
-        "apfl": Row("apfl", AS_IS, NONE),
-        "fedrep": Row("fedrep", AS_IS, NONE),
-        "ditto": Row("ditto", AS_IS, NONE),
-        "fedrod": Row("fedrod", AS_IS, NONE),
-        "knn-per": Row("fedavg", personal.Memory(), adapters.KNNPer()),
-        "ttt": Row("fedttt", AS_IS, adapters.TTT()),
-        "ttt-episodic": Row("fedttt", AS_IS, adapters.TTT(online=False, chunk=CHUNK)),
-        "memo-p": Row("fedavg", TUNE, MEMO),
-        "t3a": Row("fedavg", TUNE, adapters.T3A()),
-        "tsa": Row("fedthe", AS_IS, adapters.TSA()),
-        "fedthe": Row("fedthe", AS_IS, adapters.THE()),
-        "fedthe+": Row("fedthe", AS_IS, PLUS),
-    },
-    "ablations": {
-        "memo-p": Row("fedavg", TUNE, MEMO),
-        "tsa-2-heads": Row("fedthe-unbalanced", AS_IS, adapters.TSA()),
-        "fedavg-balanced+ft": Row("fedavg-balanced", TUNE, NONE),
-        "fedavg-balanced+balanced-ft": Row("fedavg-balanced", BALANCED, NONE),
-        "2-heads": Row("fedthe-unbalanced", AS_IS, adapters.THE(steps=0)),
-        "2-heads-balanced": Row("fedthe", AS_IS, adapters.THE(steps=0)),
-        "fa": Row("fedthe", AS_IS, adapters.THE(loss="fa")),
-        "em": Row("fedthe", AS_IS, adapters.THE(loss="em")),
-        "fa+em": Row("fedthe", AS_IS, adapters.THE(loss="sum")),
-        "fedthe": Row("fedthe", AS_IS, adapters.THE()),
-        "fedthe-batch-wise": Row("fedthe", AS_IS, adapters.THE(per="batch")),
-        "fedthe-no-history": Row("fedthe", AS_IS, adapters.THE(history=False)),
-        "fedthe-unbalanced": Row("fedthe-unbalanced", AS_IS, adapters.THE()),
-        "fedthe+": Row("fedthe", AS_IS, PLUS),
-        "fedthe+-unbalanced": Row("fedthe-unbalanced", AS_IS, PLUS),
-    },
+    "1": {name: row(name) for name in recipes.TABLE1},
+    "ablations": {name: row(name) for name in recipes.ABLATIONS.values()},
 }
-ROWS = {name: row for table in TABLES.values() for name, row in table.items()}
+ROWS = {name: found for table in TABLES.values() for name, found in table.items()}
 
 
 def streams() -> tuple[Any, ...]:
@@ -122,14 +73,20 @@ def experiment(training: str, alpha: float, seed: int, rounds: int, fraction: fl
     return ac.Experiment(data, model, method, streams=streams(), rounds=rounds, seed=seed, eval_every=rounds)
 
 
-def record_of(training: str, alpha: float, fit: api.Fit, seconds: float, together: int) -> dict[str, Any]:
+def alpha_of(e: ac.Experiment) -> float:
+    """Of the Dirichlet distribution that dealt the labels."""
+    assert isinstance(e.data.partition, ac.data.Dirichlet)
+    return e.data.partition.alpha
+
+
+def record_of(training: str, fit: api.Fit, seconds: float, together: int) -> dict[str, Any]:
     """The record of a training without results: settings, hashes, times and where it ran."""
     e = fit.experiment
     env, card = store.environment(fit.engine.device), fit.world.card()
     env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
     return {
         "training": training,
-        "alpha": alpha,
+        "alpha": alpha_of(e),
         "seed": e.seed,
         "rounds": e.rounds,
         "fraction": e.data.fraction,
@@ -168,20 +125,19 @@ def missing(records: list[dict[str, Any]], names: list[str], e: ac.Experiment) -
     return [n for n in names if (n, repr(ROWS[n].personal), repr(ROWS[n].adapter)) not in held]
 
 
-def add(
-    body: dict[str, Any], out: Path, training: str, alpha: float, names: list[str], seeds: list[ac.Experiment]
-) -> None:
-    """Train the seeds that lack a row, test them, and write to `out` after every row."""
-    todo = {e: rows for e in seeds if (rows := missing(body["records"], names, e))}
+def add(body: dict[str, Any], out: Path, training: str, names: list[str], asked: list[ac.Experiment]) -> None:
+    """Train those that lack a row (all together), test them, and write to `out` after every row."""
+    todo = {e: rows for e in asked if (rows := missing(body["records"], names, e))}
     if not todo:
-        print(f"{training}, Dir({alpha}): there already", flush=True)
+        print(f"{training}: there already", flush=True)
         return
     began = time.perf_counter()
     fits = ac.train_together(list(todo))
     seconds = time.perf_counter() - began
-    print(f"{training}, Dir({alpha}), {len(fits)} seed(s): trained in {seconds:.1f} s", flush=True)
+    told = ", ".join(f"Dir({alpha_of(e)}) seed {e.seed}" for e in todo)
+    print(f"{training}: {told}: trained in {seconds:.1f} s", flush=True)
     for fit in fits:
-        record = record_of(training, alpha, fit, seconds, len(fits))
+        record = record_of(training, fit, seconds, len(fits))
         body["records"].append(record)
         _test(body, out, fit, record, todo[fit.experiment])
 
@@ -209,10 +165,11 @@ def main() -> None:
     args = parser.parse_args()
     asked = args.rows or list(TABLES[args.table])
     body: dict[str, Any] = store.read_json(args.out) if args.out.exists() else {"schema": SCHEMA, "records": []}
-    for alpha, training in itertools.product(args.alphas, TRAININGS):
+    for training in TRAININGS:
         if names := [n for n in asked if ROWS[n].training == training]:
-            seeds = [experiment(training, alpha, seed, args.rounds, args.fraction) for seed in args.seeds]
-            add(body, args.out, training, alpha, names, seeds)
+            each = itertools.product(args.alphas, args.seeds)
+            wanted = [experiment(training, alpha, seed, args.rounds, args.fraction) for alpha, seed in each]
+            add(body, args.out, training, names, wanted)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,31 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PUBLISHED = Path(__file__).parent / "published"
-TABLES = {"1": "fedthe_table1.json", "ablations": "fedthe_table13.json"}
+from acclimate.recipes import fedthe as recipes
+from acclimate.recipes import published
+
+TABLES = {"1": "fedthe/table1", "ablations": "fedthe/table13"}
+OWN = {"local": "Local training", "fedavg+lp": "FedAvg + LP", "fedavg+lp-ft": "FedAvg + LP-FT"}
+OWN |= {"ttt-episodic": "TTT, reset per sample", "tsa": "TSA on FedTHE's two heads"}
+"""Rows that are not in the paper's Table 1."""
 STREAMS = ("original", "corrupted", "natural", "out-of-client", "mixture")
+
+
+def layout(table: str) -> dict[str, Any]:
+    """The rows of a table with their published numbers by alpha and stream."""
+    body = published.table(TABLES[table])
+    names = recipes.PRINTED if table == "1" else recipes.ABLATIONS
+    lines = {row: {"row": row, "name": OWN.get(row, row), "published": {}} for row in recipes.TABLE1 if table == "1"}
+    for row in names.values():
+        lines.setdefault(row, {"row": row, "name": row, "published": {}})
+    for number in body["rows"]:
+        row = names.get(number["method"] if table == "1" else number["design_choice"])
+        if row is not None and number["stream"] in STREAMS:
+            lines[row]["name"] = number["method"]
+            alpha = number["partition"].removeprefix("dir(").removesuffix(")")
+            cells = lines[row]["published"].setdefault(alpha, {})
+            cells[number["stream"]] = [number["mean"], number["std"]]
+    return {"source": f"{body['paper']}, {body['place']}", "rows": list(lines.values())}
 
 
 class Setting(NamedTuple):
@@ -90,9 +112,9 @@ def main() -> None:
     parser.add_argument("--table", choices=list(TABLES), default="1")
     parser.add_argument("--apart", type=float, default=3.0)
     args = parser.parse_args()
-    layout = json.loads((PUBLISHED / TABLES[args.table]).read_text())
+    lines = layout(args.table)
     for setting, rows in sorted(collected(args.files).items()):
-        print(f"{setting}; in brackets: {layout['source']}\n\n{rendered(layout, setting, rows, args.apart)}\n")
+        print(f"{setting}; in brackets: {lines['source']}\n\n{rendered(lines, setting, rows, args.apart)}\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What a network costs: seconds per round of Flower against Serial for the same work, and bytes on the wire.
 
 Starts a fleet of two nodes on this machine, with a counter between the nodes and the link, trains the same experiment
-on both backends, and writes results/fleet/overhead.json. Flower starts a process for every message, so seconds per
-round are mostly the start of Python and torch at every node; on two busy cores they are several times those of an idle
-machine, which is why the load is written beside them.
+on both backends, and writes results/fleet/overhead.json. Nodes ask for messages every three seconds, which is most of
+a round's overhead on an idle machine; on two busy cores it is several times that, which is why the load is written
+beside it.
 
     python benchmarks/fleet.py [--rounds 4] [--out results/fleet/overhead.json]
 """

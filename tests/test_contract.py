@@ -14,7 +14,7 @@ every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def usable(name: str, model: str) -> bool:
-    return not (name == "fedbn" and not task(model).norm)
+    return not (name in ("fedbn", "dsbn") and not task(model).norm)
 
 
 @every_method
@@ -23,7 +23,8 @@ def test_serial_and_vmap_agree_on_uneven_clients(name, model):
     _, serial, a = fitted(METHODS[name], "serial", model)
     _, vmap, b = fitted(METHODS[name], "vmap", model)
     assert gap(a.server, b.server) < 1e-5
-    assert gap(a.mine, b.mine) < 1e-5
+    size = max([1.0, *(float(x.abs().max()) for x in tree.leaves(a.mine) if x.numel())])
+    assert gap(a.mine, b.mine) < 1e-5 * size  # private running variances can be well above one
     assert a.cost == b.cost
     assert [h["val_accuracy"] for h in a.history] == pytest.approx([h["val_accuracy"] for h in b.history], abs=1e-6)
 

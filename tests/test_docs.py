@@ -134,6 +134,14 @@ def check_acclimate(sub, args):
             assert describe.listing(params["kind"])
         case "show":
             assert describe.details(params["name"])
+        case "tune":
+            from acclimate import tuning
+            from acclimate.config import merged
+
+            grid = tuning.grid(params["grid"]).settings if params["grid"] else ()
+            said = {s.partition("=")[0] for s in params["settings"] or ()}
+            own = merged(params["config"], list(params["settings"] or []))
+            assert tuning.parse([*(p for p in grid if p[0] not in said), *own])
 
 
 def test_the_check_of_commands_can_fail():

@@ -18,10 +18,11 @@ LAYERS = [
     {"catalogue"},
     {"config"},
     {"store", "reporting", "watch"},
+    {"pictures"},
     {"api"},
-    {"fleet", "joining", "pictures"},
+    {"comparing", "fleet", "joining", "recipes", "tracking", "tuning"},
     {"describe", "progress"},
-    {"cli_data", "cli_fleet", "cli_join"},
+    {"cli_compare", "cli_data", "cli_fleet", "cli_join", "cli_reproduce", "cli_tune"},
     {"bench", "serve", "cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}

@@ -17,6 +17,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import adapters, backends, data, eval, filters, methods, models, ops, personal, shifts
     from .api import Fit, Interrupted, evaluate, load, report, resume, run, run_all, traces, train, train_together
+    from .comparing import Comparison, compare
     from .config import Experiment
     from .core import local, optim, rng, tree
     from .core.adapter import Adapter
@@ -45,6 +46,7 @@ _NAMES = {
         "train",
         "train_together",
     ),
+    "comparing": ("Comparison", "compare"),
     "config": ("Experiment",),
     "core": ("local", "optim", "rng", "tree"),
     "core.adapter": ("Adapter",),
@@ -62,6 +64,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Adapter",
+    "Comparison",
     "Experiment",
     "Filter",
     "Fit",
@@ -80,6 +83,7 @@ __all__ = [
     "__version__",
     "adapters",
     "backends",
+    "compare",
     "data",
     "eval",
     "evaluate",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from . import catalogue, store
 from .backends import Auto, Vmap
 from .backends.lanes import Lane, Lanes
+from .backends.mixed import MixedEngine
 from .config import Experiment
 from .core import fit as loop
 from .core import holding, rng, tree
@@ -22,15 +23,18 @@ from .core.adapter import Adapter
 from .core.backend import Engine
 from .core.filter import before_each
 from .core.fit import State
+from .core.hetero import Hetero, PublicTask
 from .core.local import Work
 from .core.personal import Personalizer
 from .core.shards import Shards
 from .core.task import Task
 from .core.worker import Worker
-from .data import World
+from .data import PublicWorld, World
 from .eval import Names, Table, Test, Traces, rounds_to_test, stream_accuracy, summary
 from .eval import evaluate as evaluate_grid
+from .models import Mixed
 from .ops import memo
+from .pictures.samples import samples
 from .reporting.html import render
 from .shifts import Shift, Stream
 from .watch import Watch
@@ -66,8 +70,15 @@ class Fit:
         server, mine = self.state.server, self.state.mine
         if selection == "validation" and self.state.best is not None:
             server, mine = self.state.best.server, self.state.best.mine
-        method, task = self.worker.method, self.worker.task
-        return method.deploy(task, method.download(task, server), holding.take(mine, client))
+        worker, own = self._half(mine, client)
+        method, task = worker.method, worker.task
+        return method.deploy(task, method.download(task, server), own)
+
+    def _half(self, mine: Any, client: int) -> tuple[Worker, tree.Tree]:
+        """A client's half of the method, with its own architecture where they differ, and its private state."""
+        if isinstance(self.engine, MixedEngine):
+            return self.engine.member(mine, client)
+        return self.worker, holding.take(mine, client)
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a run folder that `load` reads back."""
@@ -94,12 +105,55 @@ def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
     """The world, the client half and the engine of an experiment: everything checked, nothing trained."""
     world = experiment.data.world(experiment.seed)
     check_sizes(experiment, world)
+    if check_mixed(experiment, world):
+        return world, *_mixed(experiment, world)
     task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
     worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
     if reason := worker.refusal():
         raise ValueError(f"{type(experiment.method).__name__} with {reason}")
     engine = experiment.backend.open(worker, world.shards(world.train), device_of(experiment.device))
     return world, worker, engine
+
+
+def check_mixed(experiment: Experiment, world: World | None = None) -> bool:
+    """Whether clients may have different architectures; refuses what such a federation lacks, by name."""
+    name = type(experiment.method).__name__
+    if not isinstance(experiment.method, Hetero):
+        if isinstance(experiment.model, Mixed):
+            raise ValueError(
+                f"model=Mixed(...) has {len(experiment.model.models)} architectures, but method={name} shares weights; "
+                "use method=heterofedtta or fedmd, or one model"
+            )
+        return False
+    if experiment.backend.conducted() is not None:
+        raise ValueError(
+            f"backend={catalogue.name(experiment.backend)} cannot run method={name}, whose clients share a public set; "
+            "use auto, serial, vmap, processes or ray"
+        )
+    if world is not None and not isinstance(world, PublicWorld):
+        raise ValueError(
+            f"data={type(experiment.data).__name__} has no public set, which method={name} needs; "
+            "use data=public data.data=NAME, or data.Public(data=...)"
+        )
+    return True
+
+
+def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
+    """The client half of the first client and the engine of a federation of one or more architectures."""
+    e, method = experiment, experiment.method
+    assert isinstance(method, Hetero) and isinstance(world, PublicWorld)
+    mixed = e.model if isinstance(e.model, Mixed) else Mixed((e.model,))
+    about = (world.shape, world.num_classes, world.mean, world.std, e.data.augment)
+    tasks = [PublicTask(model, *about, public=world.examples.x[world.public]) for model in mixed.models]
+    workers = [Worker(task, method.for_model(i), e.filters, e.seed) for i, task in enumerate(tasks)]
+    if reason := workers[0].refusal():
+        raise ValueError(f"{type(method).__name__} with {reason}")
+
+    def deal(clients: int) -> list[int]:
+        return mixed.deal(clients, workers[0].key("architecture"))
+
+    engine = MixedEngine(workers, deal, world.shards(world.train), device_of(e.device), e.backend)
+    return engine.worker, engine
 
 
 def check_sizes(experiment: Experiment, world: World) -> None:
@@ -126,7 +180,8 @@ def train(experiment: Experiment, watch: Watch | None = None) -> Fit:
 
 
 def train_together(experiments: Sequence[Experiment], watch: Watch | None = None) -> list[Fit]:
-    """Train experiments that differ in their seed alone. On a GPU they are vectorised; the numbers are `train`'s."""
+    """Train experiments that differ in seed or in how data is dealt. On a GPU they are vectorised; the numbers are
+    those of `train`."""
     watch = watch or Watch()
     if not _can_join(experiments):
         return [train(e, watch) for e in experiments]
@@ -136,13 +191,20 @@ def train_together(experiments: Sequence[Experiment], watch: Watch | None = None
 
 
 def _can_join(experiments: Sequence[Experiment]) -> bool:
-    """Whether these differ in their seed alone and a GPU would run them vectorised."""
+    """Whether these differ in no more than their seed and partition, and a GPU would run them vectorised."""
     first = experiments[0]
-    alike = all(replace(e, seed=first.seed) == first for e in experiments)
+    alike = all(replace(e, seed=first.seed, data=_dealt_as(e.data, first.data)) == first for e in experiments)
     vectorised = isinstance(first.backend, Auto | Vmap) and device_of(first.device).type == "cuda"
     backend = first.backend
     far = isinstance(backend, Vmap) and (backend.private == "mapped" or backend.examples == "host")
-    return len(experiments) > 1 and alike and vectorised and not far and not first.analysis
+    one_model = not isinstance(first.method, Hetero)
+    return len(experiments) > 1 and alike and vectorised and not far and one_model and not first.analysis
+
+
+def _dealt_as(data: Any, other: Any) -> Any:
+    """`data` with the partition of `other`, where both are of one kind: they then have as many clients."""
+    own, theirs = getattr(data, "partition", None), getattr(other, "partition", None)
+    return replace(data, partition=theirs) if own is not None and type(own) is type(theirs) else data
 
 
 def _joint(
@@ -332,6 +394,7 @@ def run(
 
 def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Table:
     """From whatever the folder holds to a finished run."""
+    check_mixed(experiment)
     if (conductor := experiment.backend.conducted()) is not None:
         return _hand_over(folder, conductor, watch)
     began = time.perf_counter()
@@ -366,6 +429,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
         "faults": list(fit.state.faults),
         "data": {**world.card(), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
+        "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
     engine.close()
     store.write(folder.results, json.dumps(results, indent=1) + "\n")
@@ -487,14 +551,14 @@ def load(path: str | Path, **given: Any) -> Fit:
     return Fit(experiment, world, worker, engine, state)
 
 
-def report(*runs: str | Path, out: str | Path) -> Path:
-    """One HTML page over run folders, or folders of them."""
+def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = None) -> Path:
+    """One HTML page over run folders, or folders of them; `more` are further sections of it, by their heading."""
     folders = [f for r in runs for f in store.find_runs(Path(r))]
     finished = [f for f in folders if f.finished]
     if not finished:
         raise store.RunError(f"no finished run in {', '.join(map(str, runs))}; try `acclimate resume`")
     target = Path(out)
-    store.write(target, render([f.load() for f in finished]))
+    store.write(target, render([f.load() for f in finished], more=more))
     return target
 
 

@@ -55,6 +55,18 @@ METHODS: dict[str, Method] = {
     "gma": methods.GMA(),
     "fedtta": methods.FedTTA(),
     "fedtta-prox": methods.FedTTA(mu=0.01),
+    "heterofedtta": methods.HeteroFedTTA(),
+    "fedmd": methods.HeteroFedTTA(lam=0.0, inner_lr=0.0),
+    "fednova": methods.FedNova(),
+    "fedcsa": methods.FedCSA(),
+    "am": methods.AM(),
+    "am-shared": methods.AM(partner="clients"),
+    "rsc": methods.RSC(),
+    "fedsam": methods.FedSAM(),
+    "harmofl": methods.HarmoFL(),
+    "elcfs": methods.ELCFS(),
+    "ga": methods.GA(),
+    "dsbn": methods.DSBN(),
     "afl": methods.AFL(),
     "fedadg": methods.FedADG(),
     "fedsr": methods.FedSR(),
@@ -115,6 +127,11 @@ MODELS: dict[str, Model] = {
     "cct": models.CCT(),
     "resnet20": models.ResNet20(),
     "resnet20-bn": models.ResNet20(norm="batch"),
+    "mixed": models.Mixed(),
+    "resnet18": models.ResNet(depth=18),
+    "resnet50": models.ResNet(depth=50),
+    "alexnet": models.AlexNet(),
+    "vgg11": models.VGG11(),
 }
 
 DATASETS: dict[str, data.Dataset] = {
@@ -142,6 +159,7 @@ DATASETS: dict[str, data.Dataset] = {
     "image-folder": data.ImageFolder(),
     "huggingface": data.HuggingFace(),
     "noisy": data.Noisy(),
+    "public": data.Public(),
 }
 
 PARTITIONS: dict[str, data.Partition] = {

@@ -9,9 +9,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from .cli_compare import compare
 from .cli_data import data_app
 from .cli_fleet import fleet_app
 from .cli_join import join
+from .cli_reproduce import reproduce_app
+from .cli_tune import tune
 from .version import __version__
 
 app = typer.Typer(
@@ -25,9 +28,13 @@ app = typer.Typer(
 
 app.add_typer(data_app, name="data")
 app.command()(join)
+app.command()(compare)
+app.command()(tune)
 app.add_typer(fleet_app, name="fleet")
+app.add_typer(reproduce_app, name="reproduce")
 
 Settings = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01")]
+Track = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, or both with a comma.")]
 DEFAULT_METHODS = "fedavg,fedavg+finetune,fedbn,scaffold"
 
 
@@ -53,6 +60,7 @@ def run(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder (default: runs/NNN-name).")] = None,
     seeds: Annotated[int, typer.Option(help="Repeat with this many consecutive seeds.")] = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
+    track: Track = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Train, adapt and test; write a run folder and a report.
@@ -60,26 +68,27 @@ def run(
     Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `seed=0,1,2`.
     """
     experiments = _experiments(settings or [], config, seeds)
-    from . import api, store
+    from . import api, store, tracking
 
     _steady_threads()
     root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
-    with _watch(quiet) as watch:
-        table = api.run_all(experiments, root, overwrite, watch)
+    with _watch(quiet) as watch, tracking.tracked(root, track, watch) as told:
+        table = api.run_all(experiments, root, overwrite, told)
     _show(table, root)
 
 
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
+    track: Track = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
-    from . import api
+    from . import api, tracking
 
     _steady_threads()
-    with _watch(quiet) as watch:
-        table = api.resume(path, watch)
+    with _watch(quiet) as watch, tracking.tracked(path, track, watch) as told:
+        table = api.resume(path, told)
     _show(table, path)
 
 
@@ -89,9 +98,10 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page over finished runs."""
-    from . import api
+    from . import api, tuning
 
-    typer.echo(f"wrote {api.report(*runs, out=out)}")
+    tested = [r for r in runs if not (r / "tune.json").exists()]
+    typer.echo(f"wrote {api.report(*tested, out=out, more=tuning.sections(runs))}")
 
 
 @app.command("list")

@@ -23,10 +23,12 @@ from torch import Tensor
 from . import catalogue, store
 from .adapters import NoAdapt
 from .api import Fit
+from .backends.mixed import MixedEngine
 from .config import Experiment, dumps, loads
 from .core import rng, tree
 from .core.adapter import Adapter
-from .core.task import Task
+from .core.hetero import Hetero, PublicTask
+from .core.task import Model, Task
 from .core.tree import Tree
 from .core.worker import Worker
 from .ops.losses import entropy
@@ -104,29 +106,33 @@ def join(
     client: int = 0,
     selection: str = "last",
     batch: int = 32,
+    model: Model | None = None,
 ) -> Joined:
     """A personalised model for a client that was not there for training, from its unlabelled samples `x`.
 
     `adapter` defaults to the first of the experiment's that can serve a newcomer, preferring those that adapt at all.
     `client` numbers newcomers from 0: it draws what an adapter or method draws. `selection` is the round: `last` or
     `validation`. An adapter that is not transductive sees the samples once, `batch` at a time.
+
+    Where clients share no weights (HeteroFedTTA), `model` is the newcomer's own architecture: one of the federation's,
+    or any other; None: as the federation would deal it.
     """
-    task, device = fit.worker.task, fit.engine.device
-    x = _checked(task, x).to(device)
-    model = _deployed(fit, client, selection)
-    chosen = _choose(fit, model, x, adapter, client, selection)
-    key = fit.worker.key("adapt", client, like=torch.empty(0, device=device))
-    state = _adapted(fit.worker, chosen, model, x, key, batch)
+    worker, device = _worker(fit, client, model), fit.engine.device
+    x = _checked(worker.task, x).to(device)
+    live = _deployed(fit, worker, client, selection)
+    chosen = _choose(fit, worker, live, x, adapter, client, selection)
+    key = worker.key("adapt", client, like=torch.empty(0, device=device))
+    state = _adapted(worker, chosen, live, x, key, batch)
     joined = Joined(
-        experiment=replace(fit.experiment, adapters=(chosen,)),
-        worker=fit.worker,
+        experiment=replace(fit.experiment, model=worker.task.model, adapters=(chosen,)),
+        worker=worker,
         classes=fit.world.examples.classes,
         client=client,
-        model=tree.to(model, "cpu"),
+        model=tree.to(live, "cpu"),
         state=tree.to(state, "cpu"),
         record={},
     )
-    before = fit.worker.predict()(model, x).logits
+    before = worker.predict()(live, x).logits
     record = {
         "samples": len(x),
         "round": _server(fit, selection)[0],
@@ -194,20 +200,47 @@ def _server(fit: Fit, selection: str) -> tuple[int, Tree]:
     return fit.state.round, fit.state.server
 
 
-def _deployed(fit: Fit, client: int, selection: str, shake: float = 0.0) -> Tree:
+def _worker(fit: Fit, client: int, model: Model | None) -> Worker:
+    """The client half of a newcomer: that of all clients, or with an architecture of its own."""
+    engine, method = fit.engine, fit.worker.method
+    if not isinstance(engine, MixedEngine):
+        if model is not None:
+            raise ValueError(
+                f"join: model={model!r} can be chosen only where clients share no weights (heterofedtta, fedmd); "
+                f"{catalogue.name(method)} gives every newcomer the shared model"
+            )
+        return fit.worker
+    if model is None:
+        return engine.workers[engine.deal(fit.world.clients + client + 1)[-1]]
+    for worker in engine.workers:
+        if worker.task.model == model:
+            return worker
+    task = engine.worker.task
+    assert isinstance(task, PublicTask)
+    return replace(engine.workers[0], task=task.having(model))
+
+
+def _deployed(fit: Fit, worker: Worker, client: int, selection: str, shake: float = 0.0) -> Tree:
     """What a newcomer gets. `shake` is added to the private state it would start from (see `untrained`)."""
-    method, task = fit.worker.method, fit.worker.task
+    method, task, number = worker.method, worker.task, fit.world.clients + client
     like = torch.empty(0, device=fit.engine.device)
-    fresh = fit.worker.start(fit.world.clients + client, like=like)
-    fresh = tree.map(lambda v: v + shake if v.is_floating_point() else v, tree.to(fresh, fit.engine.device))
-    return method.deploy(task, method.download(task, _server(fit, selection)[1]), fresh)
+    fresh = tree.to(worker.start(number, like=like), fit.engine.device)
+    down = method.download(task, _server(fit, selection)[1])
+    if isinstance(method, Hetero):
+        fresh = method.welcome(task, down, fresh, worker.key("join", number, like=like))
+    fresh = tree.map(lambda v: v + shake if v.is_floating_point() else v, fresh)
+    return method.deploy(task, down, fresh)
 
 
-def _choose(fit: Fit, model: Tree, x: Tensor, adapter: Adapter | None, client: int, selection: str) -> Adapter:
+def _choose(
+    fit: Fit, worker: Worker, model: Tree, x: Tensor, adapter: Adapter | None, client: int, selection: str
+) -> Adapter:
     """The adapter to join with; an error that says why none can."""
     asked = list(fit.experiment.adapters) if adapter is None else [adapter]
-    shaken = _deployed(fit, client, selection, shake=1.0)
-    reasons = {a: refusal(fit.worker, a, model, shaken, x[:1]) for a in asked}
+    # what a newcomer has learned without labels is its own: nothing in it waits for training
+    own = isinstance(worker.method, Hetero)
+    shaken = model if own else _deployed(fit, worker, client, selection, shake=1.0)
+    reasons = {a: refusal(worker, a, model, shaken, x[:1]) for a in asked}
     able = [a for a, reason in reasons.items() if reason is None]
     if not able:
         raise CannotJoin("; ".join(dict.fromkeys(r for r in reasons.values() if r)))

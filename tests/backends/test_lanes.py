@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+import acclimate as ac
+from acclimate import api
 from acclimate.backends import Vmap
 from acclimate.backends.lanes import Lane, Lanes, union
 from acclimate.core import fit
@@ -56,3 +60,14 @@ def test_lanes_of_different_sizes_are_refused():
     lanes = [Lane(Worker(task(), FedAvg()), shards(s), shards(s)) for s in ((8, 8), (8, 8, 8))]
     with pytest.raises(ValueError, match="same number of clients"):
         Lanes(lanes, torch.device("cpu"), Vmap())
+
+
+def test_experiments_join_where_they_differ_in_seed_or_partition_alone(monkeypatch):
+    monkeypatch.setattr(api, "device_of", lambda _: torch.device("cuda"))
+    data = ac.data.Digits(clients=4, partition=ac.data.Dirichlet(0.1))
+    first = ac.Experiment(data, rounds=2)
+    other = replace(data, partition=ac.data.Dirichlet(1.0))
+    assert api._can_join([first, replace(first, seed=1), replace(first, data=other, seed=2)])
+    assert not api._can_join([first, replace(first, rounds=3)])
+    assert not api._can_join([first, replace(first, data=replace(data, clients=5))])
+    assert not api._can_join([first, replace(first, data=replace(data, partition=ac.data.IID()))])

@@ -8,12 +8,14 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("ray", reason="the extra `ray` is not installed")
+if find_spec("ray") is None:  # not imported here: the backend must tell Ray where to listen before that
+    pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 
 from acclimate.adapters import THE, Tent
 from acclimate.backends import ray as module
@@ -327,9 +329,11 @@ def opened(address):
 
 
 def alone(code: str) -> None:
-    """Run a script in an interpreter of its own, where no cluster has been found yet."""
+    """Run a script in an interpreter of its own, where no cluster has been found yet and Ray was not told anything."""
     here = Path(__file__).parent
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    path = [str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]
+    env = {k: v for k, v in os.environ.items() if k not in module.LOCAL}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     code = ALONE + textwrap.dedent(code)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -338,9 +342,9 @@ def alone(code: str) -> None:
 @pytest.mark.slow
 def test_a_cluster_of_its_own_listens_on_loopback_and_ends_with_the_last_engine():
     alone("""
+        first, second = opened(None), opened(None)
         import ray
 
-        first, second = opened(None), opened(None)
         assert ray.get_runtime_context().gcs_address.startswith("127.")
         started = below(os.getpid())
         assert set(first.pids) | set(second.pids) <= set(started)
@@ -355,7 +359,9 @@ def test_a_cluster_of_its_own_listens_on_loopback_and_ends_with_the_last_engine(
 @pytest.mark.slow
 def test_a_cluster_given_by_address_stays():
     alone("""
-        import ray
+        from acclimate.backends.ray import imported
+
+        ray = imported(local=True)
         from ray.cluster_utils import Cluster
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})

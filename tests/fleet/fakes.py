@@ -15,29 +15,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from acclimate import api, store
 from acclimate.backends.flower import LINK, Flower
 from acclimate.config import Experiment, dumps, expand
-from acclimate.core import tree
-from acclimate.core.message import Gather, Rules
 from acclimate.fleet import server_app
 from acclimate.fleet.client_app import app
 from acclimate.fleet.link import GridLink
-from acclimate.methods import FedAvg
 
 Tamper = Callable[[int, Message, Message], Iterable[Message]]
 """From a node, a request and its honest answer to what the node really sends."""
-
-
-@dataclass(frozen=True)
-class Gathering(FedAvg):
-    """FedAvg whose server sees every client's own message."""
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Gather(), "n": Gather()}
-
-    def server(self, task: Any, server: tree.Tree, total: tree.Tree, key: Any) -> tree.Tree:
-        share = total["n"] / total["n"].sum()
-        mean = tree.map(lambda x: (x * share.reshape(-1, *[1] * (x.dim() - 1))).sum(0), total["delta"])
-        return super().server(task, server, {"delta": mean}, key)
 
 
 @dataclass
@@ -57,6 +40,7 @@ class FakeGrid(Grid):
     def __post_init__(self) -> None:
         self._replies: list[Message] = []
         self._count = 0
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a ServerApp process is told
 
     def restart(self, node: int) -> None:
         """What a node's process held is gone; its files are not."""
@@ -145,6 +129,3 @@ def changed(reply: Message, change: Callable[[str, Any], Any]) -> Message:
     other = Message(content, dst_node_id=1, message_type=reply.metadata.message_type)
     other.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
     return other
-
-
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a ServerApp process is told

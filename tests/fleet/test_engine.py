@@ -10,8 +10,9 @@ import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
-from fakes import FakeGrid, Gathering, changed, experiment, linked, run, state_of
+from fakes import FakeGrid, changed, experiment, linked, run, state_of
 from flwr.app import Array, ArrayRecord
+from gathering import Gathering
 
 from acclimate import api, catalogue
 from acclimate.backends import Serial
@@ -33,7 +34,7 @@ def of(name, **backend):
     extra = [
         f"method={name}",
         *(f"method.{s}" for s in small(method)),
-        *(["model.norm=batch"] if name == "fedbn" else []),
+        *(["model.norm=batch"] if name in ("fedbn", "dsbn") else []),
     ]
     return experiment(*extra, **backend)
 
@@ -53,7 +54,7 @@ def private_states(folder, fit_state, clients=4, nodes=2):
     return tree.stack(out)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedthe", "fakes:Gathering"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedthe", "gathering:Gathering"])
 def test_a_fleet_ends_where_serial_ends_private_state_included(tmp_path, name):
     e = of(name)
     results = run(FakeGrid(tmp_path), e, tmp_path / "run")

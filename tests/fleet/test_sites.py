@@ -101,8 +101,10 @@ def test_init_writes_all_that_sites_need(tmp_path):
             "node.crt",
             "node.key",
             "start.sh",
+            "bin",
         }
-        assert (own / f"{name}.key").stat().st_mode & 0o077 == 0 and os.access(own / "start.sh", os.X_OK)
+        assert (own / f"{name}.key").stat().st_mode & 0o077 == 0
+        assert all(os.access(own / name, os.X_OK) for name in ("start.sh", "bin/flower-superexec"))
     for script in made.rglob("*.sh"):
         subprocess.run(["sh", "-n", str(script)], check=True)
     names = x509.load_pem_x509_certificate((made / "server" / "link.crt").read_bytes())

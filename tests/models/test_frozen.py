@@ -107,6 +107,17 @@ def test_projection_has_the_paper_s_shapes():
     assert Task(Projection(norm="batch", bias=True), (1536,), 10).has_batch_norm
 
 
+def test_the_published_head_gives_logits_of_length_one():
+    plain, bounded = (Task(Projection(head=h), (12,), 10) for h in ("linear", "released"))
+    vars, x = plain.init(rng.key(0)), torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
+    out, free = bounded.apply(vars, x), plain.apply(vars, x)
+    assert torch.allclose(out.features, torch.nn.functional.normalize(free.features, dim=-1))
+    assert torch.allclose(out.logits.norm(dim=-1), torch.ones(6)) and bool((out.logits >= 0).all())
+    assert torch.equal(out.logits > 0, free.logits > 0)
+    with pytest.raises(ValueError, match="Projection: head='tanh'"):
+        Projection(head="tanh")
+
+
 def test_resnet18_from_a_checkpoint(tmp_path):
     torch.manual_seed(0)
     source = pretrained._ResNet18(kernel=5)

@@ -1,4 +1,4 @@
-"""MBSL, FedSPL's test half. Zhang et al., AAAI 2025, Eq. 5-14 and Algorithm 1: a teacher labels, a student learns.
+"""MBSL, FedSPL's test half. Liang et al., AAAI 2025, Eq. 5-14 and Algorithm 1: a teacher labels, a student learns.
 
 Sees the client's whole unlabelled set first. In every epoch:
 - the teacher's prediction is its mean over E augmented views (Eq. 6); its margin between the best and the second class
@@ -45,7 +45,7 @@ TAUGHT = 64
 
 @dataclass(frozen=True)
 class MBSL(Adapter):
-    """Teacher and student on strong and weak pseudo-labels, over the whole test set (Zhang et al., AAAI 2025)."""
+    """Teacher and student on strong and weak pseudo-labels, over the whole test set (Liang et al., AAAI 2025)."""
 
     transductive: ClassVar[bool] = True
 

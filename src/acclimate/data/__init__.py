@@ -14,6 +14,7 @@ from .mnist import EMNIST, MNIST, FashionMNIST
 from .noisy import Noisy
 from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
+from .public import Public, PublicWorld
 from .tinyimagenet import TinyImageNet
 from .vision import STL10, SVHN, USPS
 from .world import Examples, Pool, World
@@ -55,6 +56,8 @@ __all__ = [
     "Partition",
     "Pathological",
     "Pool",
+    "Public",
+    "PublicWorld",
     "TinyImageNet",
     "World",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..store import write
@@ -46,6 +47,14 @@ selection = "last"
 adapter = ""
 """
 
+SUPEREXEC = """\
+#!/usr/bin/env python3
+# Flower's SuperExec, whose messages start from a process with torch in memory.
+from acclimate.fleet.warm import main
+
+main()
+"""
+
 FLOWER = "1.41.0"
 """The version of Flower that the fleet is made for; `acclimate[flower]` installs it."""
 
@@ -61,6 +70,17 @@ def write_app(folder: Path, run_folder: str = "", settings: str = "", data: str 
         shim = f'"""The {half} half."""\n\nfrom acclimate.fleet.{half}_app import app\n\n__all__ = ["app"]\n'
         write(folder / "acclimate_app" / f"{half}.py", shim)
     return folder
+
+
+def write_superexec(folder: Path) -> None:
+    """Put `fleet.warm` where a node finds it, in a folder that comes first in the node's PATH."""
+    program(folder / "flower-superexec", SUPEREXEC)
+
+
+def program(path: Path, text: str) -> None:
+    """A file that can be run."""
+    write(path, text)
+    os.chmod(path, 0o755)
 
 
 def quoted(text: str) -> str:

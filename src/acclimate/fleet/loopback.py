@@ -23,7 +23,7 @@ from typing import Any
 
 from ..store import RunError, read_json, write
 from . import keys
-from .folder import write_app
+from .folder import write_app, write_superexec
 
 SCHEMA = "acclimate.fleet/1"
 RECORD = "fleet.json"
@@ -138,6 +138,11 @@ class Fleet:
         """The Flower app that runs are submitted with."""
         return self.folder / "app"
 
+    @property
+    def bin(self) -> Path:
+        """Programs that nodes find before Flower's own."""
+        return self.folder / "bin"
+
     def site(self, node: int) -> Path:
         """Where a node keeps what never leaves it."""
         return self.folder / "sites" / f"{node:03d}"
@@ -153,12 +158,12 @@ class Fleet:
             raise RunError(f"the fleet in {self.folder} has no process '{name}'")
         return found[-1]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, node: bool = False) -> dict[str, str]:
         """The environment of the fleet's processes: Flower's home is the fleet's, and nothing is reported to anyone."""
-        tools = str(Path(sys.executable).parent)
+        tools = [*([str(self.bin)] if node else []), str(Path(sys.executable).parent)]
         return {
             **os.environ,
-            "PATH": os.pathsep.join([tools, os.environ.get("PATH", "")]),
+            "PATH": os.pathsep.join([*tools, os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -227,6 +232,7 @@ def prepare(fleet: Fleet) -> None:
         keys.make_node_key(fleet.secrets, node_name(k))
         fleet.site(k).mkdir(parents=True, exist_ok=True)
     write_app(fleet.app)
+    write_superexec(fleet.bin)
     connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
     connection += f'address = "127.0.0.1:{fleet.port}"\nroot-certificates = "{ca.public}"\n'
     write(fleet.folder / "flower" / "config.toml", connection)
@@ -271,7 +277,7 @@ def node_command(fleet: Fleet, node: int) -> list[str]:
 
 def start_node(fleet: Fleet, node: int) -> Fleet:
     """Start one node, or start it again after its end."""
-    return start(fleet, node_name(node), node_command(fleet, node))
+    return start(fleet, node_name(node), node_command(fleet, node), fleet.environment(node=True))
 
 
 def rejoin(fleet: Fleet, node: int, seconds: float = 2 * START_SECONDS) -> Fleet:
@@ -297,7 +303,7 @@ def rejoin(fleet: Fleet, node: int, seconds: float = 2 * START_SECONDS) -> Fleet
         time.sleep(5)
 
 
-def start(fleet: Fleet, name: str, command: Sequence[str]) -> Fleet:
+def start(fleet: Fleet, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> Fleet:
     """Start a process in a session of its own, so that it can be stopped with those it starts; record it."""
     log = fleet.log(name)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +312,7 @@ def start(fleet: Fleet, name: str, command: Sequence[str]) -> Fleet:
     pid = os.posix_spawn(  # not subprocess, whose objects want to outlive their processes
         program,
         [program, *command[1:]],
-        fleet.environment(),
+        environment or fleet.environment(),
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from ..config import expand
 from ..store import RunError, write
 from ..version import __version__
 from . import keys
-from .folder import FLOWER, write_app
+from .folder import FLOWER, program, write_app, write_superexec
 
 HOWTO = """\
 # Running this fleet
@@ -25,7 +24,7 @@ sites. Everything below was written by `acclimate fleet init`; acclimate {versio
 |---|---|---|
 | `app/` | the server | the Flower app: two small files and pyproject.toml, where the experiment is set |
 | `server/` | the server | its certificate and key, the public keys of all sites, `start.sh`, `register.sh` |
-| `sites/NAME/` | that site alone | the authority's certificate, the site's own key, `start.sh` |
+| `sites/NAME/` | that site alone | the authority's certificate, the site's own key, `start.sh`, `bin/` |
 | `authority/` | nobody | `ca.key` signs new certificates: keep it offline |
 
 Move `sites/NAME/` to its site over a channel that you trust, then delete it here. No two sites share a key.
@@ -120,7 +119,7 @@ NODE = """\
 here=$(cd "$(dirname "$0")" && pwd)
 data=$(cd "${{1:?give the data folder}}" && pwd) || exit 2
 mkdir -p "${{2:?give the state folder}}" && state=$(cd "$2" && pwd) || exit 2
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$state/flower"
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$state/flower" PATH="$here/bin:$PATH"
 exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.crt" \\
   --auth-supernode-private-key "$here/{name}.key" \\
   --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/node.crt" --ssl-keyfile "$here/node.key" \\
@@ -143,6 +142,7 @@ def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int
         keys.make_certificate(own, "node", authority)
         write(own / "ca.crt", authority.public.read_bytes())
         write(server / "nodes" / node.public.name, node.public.read_bytes())
+        write_superexec(own / "bin")
         program(own / "start.sh", NODE.format(host=host, port=port, name=name, number=number, count=len(sites)))
     program(server / "start.sh", SERVER.format(port=port))
     program(server / "register.sh", REGISTER.format(host=host, port=port))
@@ -173,9 +173,3 @@ def check(folder: Path, host: str, sites: Sequence[str], port: int) -> None:
     for name in sites:
         if not name.replace("-", "").isalnum() or not name.isascii():
             raise ValueError(f"site='{name}' must be letters, digits and hyphens")
-
-
-def program(path: Path, text: str) -> None:
-    """A file that can be run."""
-    write(path, text)
-    os.chmod(path, 0o755)

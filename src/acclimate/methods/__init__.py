@@ -1,52 +1,72 @@
 """Federated training methods: one file per paper, both halves in it."""
 
 from .afl import AFL
+from .am import AM
 from .apfl import APFL
 from .ditto import Ditto
+from .dsbn import DSBN
+from .elcfs import ELCFS
 from .fedadg import FedADG
 from .fedatp import FedATP
 from .fedavg import FedAvg
+from .fedcsa import FedCSA
 from .fedicon import FedICON
+from .fednova import FedNova
 from .fedpcl import FedPCL
 from .fedproto import FedProto
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedrod import FedRoD
+from .fedsam import FedSAM
 from .fedspl import FedSPL
 from .fedsr import FedSR
 from .fedthe import FedTHE
 from .fedtta import FedTTA
 from .fedttt import FedTTT
+from .ga import GA
 from .gma import GMA
+from .harmofl import HarmoFL
+from .heterofedtta import HeteroFedTTA
 from .local import Local
 from .odpfl import ODPFL
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .pfl import PFL
+from .rsc import RSC
 from .scaffold import SCAFFOLD
 
 __all__ = [
     "AFL",
+    "AM",
     "APFL",
+    "DSBN",
+    "ELCFS",
+    "GA",
     "GMA",
     "ODPFL",
     "PFL",
+    "RSC",
     "SCAFFOLD",
     "Ditto",
     "FedADG",
     "FedATP",
     "FedAvg",
+    "FedCSA",
     "FedICON",
+    "FedNova",
     "FedPCL",
     "FedProto",
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedSAM",
     "FedSPL",
     "FedSR",
     "FedTHE",
     "FedTTA",
     "FedTTT",
+    "HarmoFL",
+    "HeteroFedTTA",
     "Local",
     "PFedMe",
     "PerFedAvg",

@@ -1,4 +1,4 @@
-"""FedSPL's training half. Zhang et al., AAAI 2025, Eq. 1-4: FedAvg on features whose values are exchanged.
+"""FedSPL's training half. Liang et al., AAAI 2025, Eq. 1-4: FedAvg on features whose values are exchanged.
 
 After chosen modules each sample's feature map keeps its own order (the contours) and takes over the values of another
 sample of the batch (the colours), drawn anew in every step. The adapter `MBSL` is the other half. The paper does not
@@ -27,7 +27,7 @@ from ..ops.reorder import mixed, reorder
 
 @dataclass(frozen=True)
 class FedSPL(Method):
-    """FedAvg whose features take over each other's values; deploy with `MBSL` (Zhang et al., AAAI 2025)."""
+    """FedAvg whose features take over each other's values; deploy with `MBSL` (Liang et al., AAAI 2025)."""
 
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.func import grad
 
@@ -68,10 +69,12 @@ class PFedMe(Method):
     def round(self, loss: Loss, start: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         """One client's round: the common model that it returns, and its personal one."""
         positions, live = self.work.plan(data, rng.fold(key, "plan"))
+        clock = torch.arange(positions.shape[0], device=live.device)
+        keys = rng.fold(rng.fold(key, "step", clock)[:, None], "personal", torch.arange(self.steps, device=live.device))
         common, personal, state = start, start, self.opt.init(start["params"])
         for t in range(positions.shape[0]):
-            batch, step_key = batch_of(data, positions[t]), rng.fold(key, "step", t)
-            near, new_state = self._approach(loss, common, personal, state, batch, data["round"], step_key)
+            batch = batch_of(data, positions[t])
+            near, new_state = self._approach(loss, common, personal, state, batch, data["round"], keys[t])
             follow = tree.sub(near["params"], common["params"])
             moved = {"params": tree.add(common["params"], follow, self.eta * self.lam), "buffers": near["buffers"]}
             new = {"w": moved, "theta": near, "state": new_state}
@@ -81,17 +84,17 @@ class PFedMe(Method):
         return common, personal
 
     def _approach(
-        self, loss: Loss, common: Tree, personal: Tree, state: Tree, batch: Tree, round: Tensor, key: rng.Key
+        self, loss: Loss, common: Tree, personal: Tree, state: Tree, batch: Tree, round: Tensor, keys: rng.Key
     ) -> tuple[Tree, Tree]:
         """The personal model after `steps` steps towards the minimum of Eq. 3's inner problem on one batch."""
         for k in range(self.steps):
-            now = rng.fold(key, "personal", k)
 
-            def objective(p: Tree, buffers: Tree = personal["buffers"], now: rng.Key = now) -> tuple[Tensor, Tree]:
-                value, new_buffers = loss({"params": p, "buffers": buffers}, batch, now)
-                return value + self.lam / 2 * tree.dot(away := tree.sub(p, common["params"]), away), new_buffers
+            def objective(p: Tree, buffers: Tree = personal["buffers"], now: rng.Key = keys[k]) -> tuple[Tensor, Tree]:
+                return loss({"params": p, "buffers": buffers}, batch, now)
 
             grads, buffers = grad(objective, has_aux=True)(personal["params"])
+            # the envelope's own gradient by hand: differentiating a square costs more than the batch does
+            grads = tree.add(grads, tree.sub(personal["params"], common["params"]), self.lam)
             params, state = self.opt.update(grads, state, personal["params"], self.opt.scale(round, round * 0))
             personal = {"params": params, "buffers": buffers}
         return personal, state

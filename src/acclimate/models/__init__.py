@@ -3,14 +3,21 @@
 from .cct import CCT
 from .cnn import CNN
 from .frozen import Frozen, Projection
+from .mixed import Mixed
 from .mlp import MLP
 from .resnet import ResNet20
+from .resnets import ResNet
+from .stacks import VGG11, AlexNet
 
 __all__ = [
     "CCT",
     "CNN",
     "MLP",
+    "VGG11",
+    "AlexNet",
     "Frozen",
+    "Mixed",
     "Projection",
+    "ResNet",
     "ResNet20",
 ]

@@ -43,10 +43,14 @@ class Projection:
     norm: Literal["none", "batch"] = "none"
     bias: bool = False
     """Whether the two linear layers have biases."""
+    head: Literal["linear", "released"] = "linear"
+    """What the classifier gives: logits, or as in the published code their positive part, scaled to length one (L2),
+    from a representation of length one. Such logits lie between 0 and 1, so a softmax of them is never sure."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "width", 1)
         check.one_of(self, "norm", ("none", "batch"))
+        check.one_of(self, "head", ("linear", "released"))
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for vectors of this length."""
@@ -59,10 +63,14 @@ class _Projection(nn.Module):
         self.project = nn.Linear(inputs, spec.width, bias=spec.bias)
         self.norm = nn.Sequential(*norm_layer(spec.norm, spec.width, 1, flat=True))
         self.head = nn.Linear(spec.width, num_classes, bias=spec.bias)
+        self.bounded = spec.head == "released"
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         features = self.norm(F.relu(self.project(x.flatten(1))))
-        return features, self.head(features)
+        if not self.bounded:
+            return features, self.head(features)
+        features = F.normalize(features, dim=-1)
+        return features, F.normalize(F.relu(self.head(features)), dim=-1)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Feature maps painted with another sample's values: exact matching of sorted features.
 
-Zhang et al., CVPR 2022 (exact feature distribution matching); FedSPL (Zhang et al., AAAI 2025), Eq. 1-4.
+Zhang et al., CVPR 2022 (exact feature distribution matching); FedSPL (Liang et al., AAAI 2025), Eq. 1-4.
 """
 
 from __future__ import annotations

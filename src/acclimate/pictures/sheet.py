@@ -173,7 +173,7 @@ def _draw(out: Canvas, block: Block, m: _Measures, top: int, left: int, head: in
         out.text(middle + 4, left + 24, f"n={row.count}", GREY, 2)
         if not len(row.images):
             out.text(middle - 7, left + m.label, "nothing", GREY, 2)
-        for i, (image, name) in enumerate(zip(_shrunk(row.images, m.step), row.classes, strict=True)):
+        for i, (image, name) in enumerate(zip(shrunk(row.images, m.step), row.classes, strict=True)):
             at = left + m.label + i * (m.wide + _GAP)
             out.paste(image, top, at, m.scale)
             word = font.shorten(name, m.wide + 2, m.caption)
@@ -183,7 +183,7 @@ def _draw(out: Canvas, block: Block, m: _Measures, top: int, left: int, head: in
         out.text(top + 2, left + 24, f"... and {block.more} more", GREY, 2)
 
 
-def _shrunk(images: np.ndarray, step: int) -> np.ndarray:
+def shrunk(images: np.ndarray, step: int) -> np.ndarray:
     """Means over squares of `step` pixels; those at the lower and right edge may be smaller."""
     if step == 1:
         return images

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .style import TONES, details, esc, fixed, num, plural, words
-from .svg import Curve, curves, drawing, linear
+from .svg import Curve, drawing, learning, linear
 
 GLYPHS = ("h0", "m-2.4-2.4l4.8 4.8m0-4.8l-4.8 4.8", "m-3 0h6m-3-3v6", "m-2.4 2h4.8l-2.4-4.4z", "m-2-2h4v4h-4z")
 """Marks of a map's streams, as SVG paths: a dot, a cross, a plus, a triangle, a square."""
@@ -19,24 +19,32 @@ WIDE, HIGH, FOOT = 220, 132, 18
 SIDE, EDGE = 360, 10
 """A map in pixels, and the margin within."""
 
-Told = Sequence[tuple[str, Mapping[str, Any]]]
-"""Runs by name, with their analysis.json."""
+Told = Sequence[tuple[str, str, Mapping[str, Any]]]
+"""Runs by method and name, with their analysis.json."""
 
 
 def section(runs: Told, order: Sequence[str]) -> str:
-    """The histograms and maps of all runs that have them; nothing where none has. `order` is that of the streams."""
-    parts = [(name, body) for name, analysis in runs if (body := _run(analysis, order))]
+    """The histograms and maps of all runs that have them; nothing where none has. `order` is that of the streams.
+
+    Maps are large: only a method's first run has its maps drawn.
+    """
+    parts, mapped = [], set()
+    for method, name, analysis in runs:
+        if body := _run(analysis, order, method not in mapped):
+            parts.append((name, body))
+            mapped |= {method} if analysis.get("maps") else set()
     if not parts:
         return ""
     said = "What adapters tell of every test sample at the last round, all clients together. Labels play no part in it."
+    said += " Maps are drawn of every method's first seed." * any(a.get("maps") for *_, a in runs)
     folds = [details(name, "per sample, by stream", body, i == 0) for i, (name, body) in enumerate(parts)]
     return f'<p class="muted">{said}</p>{"".join(folds)}'
 
 
-def _run(analysis: Mapping[str, Any], order: Sequence[str]) -> str:
+def _run(analysis: Mapping[str, Any], order: Sequence[str], with_maps: bool) -> str:
     drawn = [_histograms(h, order) for h in analysis.get("histograms") or ()]
     maps: dict[str, list[Mapping[str, Any]]] = {}
-    for m in analysis.get("maps") or ():
+    for m in (analysis.get("maps") or ()) if with_maps else ():
         maps.setdefault(str(m.get("adapter")), []).append(m)
     return "".join(drawn + [_maps(adapter, of, order) for adapter, of in maps.items()])
 
@@ -164,4 +172,4 @@ def _lines(
 
 
 def _chart(items: Sequence[Curve], of: str, caption: str) -> str:
-    return f"<figure>{curves(items, 'Test accuracy', of)}<figcaption>{caption}</figcaption></figure>"
+    return f"<figure>{learning(items, 'Test accuracy', of)}<figcaption>{caption}</figcaption></figure>"

@@ -1,19 +1,20 @@
-"""Small charts as inline SVG: curves, dots, a scatter, and the data card with its bubbles."""
+"""Charts as inline SVG: learning curves in one chart or in small ones side by side, and a scatter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .style import DASH, TONES, details, esc, facts, mean, num, pct, plural, size, span, table
+from .style import TONES, esc, plural, size
 
 WIDTH, HEIGHT = 640, 330
 LEFT, RIGHT, TOP, BOTTOM = 58, 18, 40, 62
-STRIP = 168
-MOST_BUBBLES = 2000
-MOST_TITLES = 400
+SMALL, LOW = 240, 140
+"""A small chart's width and height."""
+MOST_CURVES = 6
+"""How many methods share a chart."""
 
 Tick = tuple[float, str]
 """A place along an axis, in pixels, and its label (escaped)."""
@@ -51,7 +52,7 @@ def nice(low: float, high: float, count: int = 5, whole: bool = False) -> list[f
     return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
 
 
-def _shares(values: Sequence[float]) -> list[float]:
+def shares(values: Sequence[float]) -> list[float]:
     """Ticks for shares, kept within 0..1."""
     ticks = [t for t in nice(min(values), max(values)) if 0 <= t <= 1]
     return ticks if len(ticks) > 1 else [0.0, 0.5, 1.0]
@@ -63,7 +64,8 @@ def linear(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda v: start + (v - low) / span * (end - start)
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """A share in per cent, with no more digits than it needs."""
     return f"{value * 100:.4g}"
 
 
@@ -110,34 +112,73 @@ def _frame(label: str, xs: Sequence[Tick], ys: Sequence[Tick], x_label: str, y_l
     return drawing("chart", WIDTH, HEIGHT, label, "".join(parts) + body)
 
 
-def drawing(cls: str, width: float, height: float, label: str, body: str) -> str:
-    """An SVG element with its text alternative; `label` is plain text, `body` is SVG."""
+def drawing(cls: str, width: float, height: float, label: str, body: str, titled: bool = True) -> str:
+    """An SVG element with its text alternative, also as a tooltip where `titled`; `label` is plain text, `body` SVG."""
     said = esc(label)
-    box = f'viewBox="0 0 {width:g} {height:g}"'
-    return f'<svg class="{cls}" {box} role="img" aria-label="{said}"><title>{said}</title>{body}</svg>'
+    title = f"<title>{said}</title>" if titled else ""
+    return f'<svg class="{cls}" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{said}">{title}{body}</svg>'
+
+
+def learning(items: Sequence[Curve], what: str = "Validation accuracy", of: str = "method") -> str:
+    """Learning curves: in one chart where they can be told apart in it, else a small one each."""
+    return curves(items, what, of) if len(items) <= MOST_CURVES else multiples(items, what, of)
 
 
 def curves(items: Sequence[Curve], what: str = "Validation accuracy", of: str = "method") -> str:
     """Learning curves with their legend; lines of one method's seeds share its colour and mark."""
     points = [p for c in items for line in c.lines for p in line]
     rounds = nice(min(p[0] for p in points), max(p[0] for p in points), 6, whole=True)
-    shares = _shares([p[1] for p in points])
+    marks = shares([p[1] for p in points])
     at_x = linear(min(p[0] for p in points), max(max(p[0] for p in points), rounds[0] + 1), LEFT + 8, WIDTH - RIGHT - 8)
-    at_y = linear(shares[0], shares[-1], HEIGHT - BOTTOM, TOP)
+    at_y = linear(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
     body, last = [], max(p[0] for p in points)
     for c in items:
         for line in c.lines:
-            path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line)
-            body.append(f'<path class="line c{c.tone % TONES}" d="M{path}"><title>{esc(c.name)}</title></path>')
+            path = _path(line, at_x, at_y)
+            body.append(f'<path class="line c{c.tone % TONES}" d="{path}"><title>{esc(c.name)}</title></path>')
             body += [
-                marker(c.tone, at_x(x), at_y(y), c.tone, f"{c.name}, round {x:g}: {_percent(y)} %")
+                marker(c.tone, at_x(x), at_y(y), c.tone, f"{c.name}, round {x:g}: {percent(y)} %")
                 for x, y in _some(line)
             ]
     xs = [(at_x(t), f"{t:g}") for t in rounds if points and min(p[0] for p in points) <= t <= last]
-    ys = [(at_y(t), _percent(t)) for t in shares]
+    ys = [(at_y(t), percent(t)) for t in marks]
     label = f"Line chart of {what[0].lower()}{what[1:]} per round for {plural(len(items), of)}"
     chart = _frame(label, xs, ys, "Round", f"{what}, %", "".join(body))
     return chart + legend([(c.name, c.tone, c.tone) for c in items], "Lines")
+
+
+def multiples(items: Sequence[Curve], what: str, of: str) -> str:
+    """A small chart per method on one scale: its own lines in colour, those of all the others behind them."""
+    points = [p for c in items for line in c.lines for p in line]
+    first, last = min(p[0] for p in points), max(p[0] for p in points)
+    marks = shares([p[1] for p in points])
+    at_x = linear(first, max(last, first + 1), 34, SMALL - 4)
+    at_y = linear(marks[0], marks[-1], LOW - 20, 8)
+    behind = "".join(_path(line, at_x, at_y) for c in items for line in c.lines[:1])
+    name = f"behind-{zlib.crc32(behind.encode()):x}"
+    grid = "".join(
+        f'<path class="grid" d="M34 {at_y(t):.1f}H{SMALL - 4}"/>'
+        f'<text class="tick" x="30" y="{at_y(t) + 4:.1f}" text-anchor="end">{percent(t)}</text>'
+        for t in (marks[0], marks[len(marks) // 2], marks[-1])
+    )
+    for x, anchor, round_ in ((34, "start", first), (SMALL - 4, "end", last)):
+        grid += f'<text class="tick" x="{x}" y="{LOW - 5}" text-anchor="{anchor}">{round_:g}</text>'
+    shared = f'<g id="{name}">{grid}<path class="behind" d="{behind}"/></g>'
+    panels = []
+    for i, c in enumerate(items):
+        own = "".join(_path(line, at_x, at_y) for line in c.lines)
+        end = sum(line[-1][1] for line in c.lines) / len(c.lines)
+        body = shared if i == 0 else f'<use href="#{name}"/>'
+        said = f"{what} of {c.name}: {percent(round(end, 3))} % at the end"
+        body += f'<path class="line c{c.tone % TONES}" d="{own}"/>'
+        head = f"<h4>{esc(c.name)} <small>{percent(round(end, 3))} %</small></h4>"
+        panels.append(f"<div>{head}{drawing('panel', SMALL, LOW, said, body, titled=False)}</div>")
+    told = f"{what} in % against the round, one chart per {of}; grey lines are the others (their first seed)."
+    return f'<p class="muted">{told}</p><div class="panels">{"".join(panels)}</div>'
+
+
+def _path(line: Sequence[tuple[float, float]], at_x: Callable[[float], float], at_y: Callable[[float], float]) -> str:
+    return "M" + "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in line)
 
 
 def _some(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -164,112 +205,42 @@ def _uploads(values: Sequence[float]) -> tuple[Callable[[float], float], list[Ti
 
 
 def scatter(dots: Sequence[Dot], x_label: str, y_label: str) -> str:
-    """Accuracy against bytes; methods with the same upload stand side by side."""
+    """Accuracy against bytes; methods with the same upload stand side by side, numbered where colours run out."""
     at_x, xs = _uploads([d.x for d in dots])
-    shares = _shares([d.y for d in dots])
-    at_y = linear(shares[0], shares[-1], HEIGHT - BOTTOM, TOP)
+    marks = shares([d.y for d in dots])
+    at_y = linear(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
+    methods = list(dict.fromkeys((d.name, d.tone) for d in dots))
+    numbers = {name: i + 1 for i, (name, _) in enumerate(methods)} if len(methods) > TONES else {}
     columns: dict[int, list[str]] = {}
     for d in dots:
         names = columns.setdefault(round(at_x(d.x) / 12), [])
         names += [d.name] * (d.name not in names)
     body = []
     for column, names in columns.items():
-        gap = min(14.0, 60.0 / len(names))
+        gap = min(18.0, _room(column, columns) / len(names))
         for i, name in enumerate(names):
             mine = [d for d in dots if d.name == name and round(at_x(d.x) / 12) == column]
             x = at_x(mine[0].x) + (i - (len(names) - 1) / 2) * gap
             ends = [at_y(d.y) for d in mine]
             body.append(f'<path class="range c{mine[0].tone % TONES}" d="M{x:.1f} {min(ends):.1f}V{max(ends):.1f}"/>')
             body += [marker(d.shape, x, at_y(d.y), d.tone, _said(d)) for d in mine]
-    ys = [(at_y(t), _percent(t)) for t in shares]
+            if numbers:
+                body.append(f'<text x="{x:.1f}" y="{min(ends) - 8:.1f}" text-anchor="middle">{numbers[name]}</text>')
+    ys = [(at_y(t), percent(t)) for t in marks]
     chart = _frame("Scatter of mean accuracy against upload", xs, ys, x_label, y_label, "".join(body))
-    methods = list(dict.fromkeys((d.name, d.tone, None) for d in dots))
+    named = [(f"{numbers[n]} {n}" if numbers else n, tone, None) for n, tone in methods]
     kinds = list(dict.fromkeys((f"adapter {d.kind}", None, d.shape) for d in dots))
     note = '<p class="muted">Methods with nearly the same upload stand side by side.</p>'
     aside = note * any(len(names) > 1 for names in columns.values())
-    return chart + legend(methods, "Colours: methods") + legend(kinds, "Shapes: adapters") + aside
+    return chart + legend(named, "Colours: methods") + legend(kinds, "Shapes: adapters") + aside
+
+
+def _room(column: int, columns: Iterable[int]) -> float:
+    """How wide a column's marks may spread without meeting those of the next."""
+    away = [abs(column - other) * 12.0 for other in columns if other != column]
+    edge = 2 * min(column * 12.0 - LEFT, WIDTH - RIGHT - column * 12.0)
+    return max(min([*away, edge]) - 10, 30.0)
 
 
 def _said(dot: Dot) -> str:
     return f"{dot.name}, {dot.kind}: {dot.y * 100:.1f} % for {size(dot.x)}"
-
-
-Strip = Sequence[float]
-"""The clients' accuracies of one row on one stream."""
-
-
-def strips(streams: Sequence[str], rows: Sequence[tuple[str, str, int, Sequence[Strip]]]) -> str:
-    """A table of dot strips on one scale: per row its name, its adapter, its tone and a strip per stream."""
-    every = [v for *_, cells in rows for values in cells for v in values if math.isfinite(v)]
-    marks = _shares(every) if every else [0.0, 1.0]
-    ends = f'<span class="axis"><span>{_percent(marks[0])} %</span><span>{_percent(marks[-1])} %</span></span>'
-    lines = []
-    for name, adapter, tone, cells in rows:
-        drawn = [_strip(v, marks, tone, f"{name}, {adapter}, {s}") for s, v in zip(streams, cells, strict=True)]
-        lines.append(f'<th scope="row">{esc(name)}</th><td>{esc(adapter)}</td>' + "".join(drawn))
-    head = [("Method", ""), ("Adapter", ""), *((esc(s) + ends, "") for s in streams)]
-    return table("Accuracy of every client", head, lines, "board strips")
-
-
-def _strip(values: Strip, marks: Sequence[float], tone: int, label: str) -> str:
-    """Dots, one per client, on three levels so that near ones do not hide each other; an upright line is their mean."""
-    finite = [v for v in values if math.isfinite(v)]
-    if not finite:
-        return f"<td>{DASH}</td>"
-    at = linear(marks[0], marks[-1], 6, STRIP - 6)
-    dots = "".join(f"M{at(v):.1f} {(10, 5, 15)[i % 3]}h0" for i, v in enumerate(sorted(finite)))
-    ends = f"{pct(min(finite))} to {pct(max(finite))}"
-    body = f'<path class="grid" d="M2 10H{STRIP - 2}"/><path class="dots c{tone % TONES}" d="{dots}"/>'
-    body += f'<path class="mean" d="M{at(mean(finite)):.1f} 2V18"/>'
-    said = f"{label}: {len(finite)} values, {ends} %"
-    return f"<td>{drawing('strip', STRIP, 20, said, body)}<small>{ends}</small></td>"
-
-
-def bubbles(counts: Sequence[Sequence[float]], classes: Sequence[str], label: str) -> str:
-    """Clients across, classes down, the area of a bubble for how many examples. Wide federations are cut short."""
-    shown = counts[: max(MOST_BUBBLES // max(len(classes), 1), 1)]
-    cell, left, top = 24, 24 + 7 * min(max(map(len, classes), default=0), 15), 34
-    most = max((n for row in shown for n in row), default=0) or 1
-    titled = len(shown) * len(classes) <= MOST_TITLES
-    parts = [f'<text x="{left}" y="12">Client</text>']
-    every = math.ceil(len(shown) / 30)
-    for i in range(0, len(shown), every):
-        parts.append(f'<text x="{left + (i + 0.5) * cell:.0f}" y="{top - 6}" text-anchor="middle">{i}</text>')
-    for k, name in enumerate(classes):
-        short = name if len(name) <= 15 else name[:14] + "\u2026"
-        parts.append(
-            f'<text x="{left - 10}" y="{top + (k + 0.5) * cell + 4:.0f}" text-anchor="end">{esc(short)}</text>'
-        )
-    for i, row in enumerate(shown):
-        for k, n in enumerate(row[: len(classes)]):
-            if n > 0:
-                title = f"<title>client {i}, {esc(classes[k])}: {n:g}</title>" if titled else ""
-                r = max(math.sqrt(n / most) * (cell / 2 - 1), 0.8)
-                at = f'cx="{left + (i + 0.5) * cell:.0f}" cy="{top + (k + 0.5) * cell:.0f}" r="{r:.1f}"'
-                parts.append(f'<circle class="bubble" {at}>{title}</circle>')
-    width, height = left + len(shown) * cell + 6, top + len(classes) * cell + 6
-    svg = drawing("plot", width, height, label, "".join(parts)).replace(
-        "<svg", f'<svg width="{width}" height="{height}"', 1
-    )
-    note = f"Area is the number of training examples; the largest is {most:g}."
-    note += f" The first {len(shown)} of {len(counts)} clients." * (len(shown) < len(counts))
-    scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{esc(label)}">{svg}</div>'
-    return f'{scroll}<p class="muted">{note}</p>'
-
-
-def data_card(card: Mapping[str, Any], is_open: bool) -> str:
-    """One federation: who holds how much of what, and the hashes that name it."""
-    classes = [str(c) for c in card.get("classes") or ()]
-    counts = [[num(n) for n in row] for row in (card.get("histograms") or {}).get("train") or ()]
-    said = f"Training examples of {len(counts)} clients by class"
-    plot = bubbles(counts, classes, said) if counts and classes else ""
-    rows = []
-    for name, part in (card.get("splits") or {}).items():
-        sizes = [num(n) for n in part.get("sizes") or ()]
-        cells = f'<td class="num">{span([sum(sizes)])}</td><td class="num">{span(sizes)}</td>'
-        rows.append(f'<th scope="row">{esc(name)}</th>{cells}<td><code>{esc(part.get("hash"))}</code></td>')
-    head = [("Split", ""), ("Examples", "num"), ("Per client", "num"), ("Hash", "")]
-    known = {k: card[k] for k in ("examples", "clients", "shape", "domains", "hash") if k in card}
-    known |= {f"stream {k}": v for k, v in (card.get("streams") or {}).items()}
-    body = f"{plot}{facts(known.items())}{table('Splits', head, rows)}"
-    return details(f"{card.get('name')}, seed {card.get('seed')}", "clients by class, splits and hashes", body, is_open)

@@ -1,0 +1,233 @@
+"""Clients of several architectures: one engine per architecture, of any backend, and one round over all of them.
+
+An architecture is a bucket: its clients have state of one shape and run together. What they send has the same shape
+whatever their model, so the parts of a round add up as those of chunks and workers do. Clients keep the numbers that
+they have in the whole federation. Newcomers of an architecture are a federation of their own, which never trains: what
+they do before they go live is the method's `welcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import message, tree
+from ..core.adapter import Adapter
+from ..core.backend import Backend, Engine, NonFinite, Reply
+from ..core.hetero import Hetero, public_of
+from ..core.personal import Personalizer
+from ..core.shards import Shards
+from ..core.stream import Protocol
+from ..core.tree import Tree
+from ..core.worker import Worker
+from . import Auto
+from .processes import Processes
+from .serial import Serial
+from .vmap import Vmap
+
+NOBODY = torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Member(Worker):
+    """The client half for some clients of a federation: counted from 0 by their engine, known to every key by their
+    own number."""
+
+    numbers: Tensor = NOBODY
+
+    def start(self, client: int, like: Tensor | None = None) -> Tree:
+        return super().start(int(self.numbers[client]), like)
+
+    def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
+        return super().train(down, mine, self._named(data))
+
+    def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
+        return super().personalise(down, mine, self._named(data), personal)
+
+    def adapt(
+        self, model: Tree, data: Tree, adapter: Adapter, protocol: Protocol, trace_rows: int | None = None
+    ) -> Tree:
+        return super().adapt(model, self._named(data), adapter, protocol, trace_rows)
+
+    def _named(self, data: Tree) -> Tree:
+        numbers = self.numbers.to(data["id"].device)
+        return {**data, "id": numbers.gather(0, data["id"].reshape(1)).reshape(())}
+
+
+@dataclass(frozen=True)
+class Newcomer(Member):
+    """The client half for clients that join after training. Their number goes on after those that trained."""
+
+    def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
+        assert isinstance(self.method, Hetero)
+        key = self.key("join", self._named(data)["id"], like=data["id"])
+        return self.method.deploy(self.task, down, self.method.welcome(self.task, down, mine, key))
+
+
+class Part(NamedTuple):
+    """The clients of one architecture."""
+
+    name: str
+    numbers: Tensor
+    """Who they are, ascending."""
+    there: Tensor
+    """The same on the device, so that a round copies nothing."""
+    engine: Engine
+
+    def among(self, cohort: Tensor) -> Tensor:
+        """Which of them are in a cohort, as the engine counts them."""
+        return torch.isin(self.numbers, cohort.cpu()).nonzero()[:, 0]
+
+    def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+        """A round of those that are in the cohort, under their own numbers."""
+        try:
+            reply = self.engine.train(down, self.among(cohort), round)
+        except NonFinite as error:
+            raise NonFinite([int(self.numbers[c]) for c in error.clients], round) from None
+        own = reply.part._replace(clients=self.there[reply.part.clients])
+        faults = tuple(f._replace(client=int(self.numbers[f.client])) for f in reply.faults)
+        return Reply(own, reply.up, faults)
+
+
+class Models(NamedTuple):
+    """Live models of all clients: those of each part, and which clients these are."""
+
+    parts: tuple[Part, ...]
+    handles: tuple[Any, ...]
+    first: int
+    """The number of the first client."""
+
+
+class MixedEngine(Engine):
+    """One engine per architecture. `workers` has the client half of each; `deal(n)` says which of them client 0, 1, ...
+    up to the n-th have, newcomers being numbered after those that train."""
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        deal: Callable[[int], list[int]],
+        train: Shards,
+        device: torch.device,
+        backend: Backend,
+    ) -> None:
+        first = workers[deal(1)[0]]
+        super().__init__(first, train, device)
+        self.workers, self.deal, self.backend = workers, deal, backend
+        self.parts = self._parts(Member, 0, self.shards)
+        self._newcomers: dict[int, tuple[Part, ...]] = {}
+        self._joined: tuple[Tree, Models] | None = None
+
+    def _parts(self, role: type[Member], first: int, shards: Shards) -> tuple[Part, ...]:
+        """The clients of these shards by architecture; the first of them has the number `first`."""
+        kinds = torch.tensor(self.deal(first + shards.clients)[first:])
+        parts = []
+        for kind in kinds.unique().tolist():
+            at = (kinds == kind).nonzero()[:, 0]
+            numbers, there = first + at, (first + at).to(self.device)
+            w = self.workers[kind]
+            public_of(w.task, self.device)  # on the device before a round is recorded there
+            worker, own = role(w.task, w.method, w.filters, w.seed, there), _some(shards, at)
+            backend = inside(self.backend, worker, own, self.device)
+            parts.append(Part(str(kind), numbers, there, backend.open(worker, own, self.device)))
+        return tuple(parts)
+
+    @property
+    def mine(self) -> Tree:
+        return {part.name: part.engine.mine for part in self.parts}
+
+    @mine.setter
+    def mine(self, value: Tree) -> None:
+        for part in self.parts:
+            part.engine.mine = value[part.name]
+
+    def expect(self, cohort: Tensor) -> None:
+        for part in self.parts:
+            if len(own := part.among(cohort)):
+                part.engine.expect(own)
+
+    def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+        before, replies, bad = self.mine, [], []
+        for part in self.parts:
+            try:
+                replies += [part.train(down, cohort, round)] if len(part.among(cohort)) else []
+            except NonFinite as error:
+                bad += error.clients
+        if bad:
+            self.mine = before
+            raise NonFinite(sorted(bad), round)
+        combined = reduce(message.combine, (r.part for r in replies))
+        return Reply(combined, replies[0].up, tuple(f for r in replies for f in r.faults))
+
+    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Models:
+        handles = tuple(part.engine.deploy(down, mine[part.name], personal) for part in self.parts)
+        return Models(self.parts, handles, 0)
+
+    def join(self, down: Tree, newcomers: int) -> Models:
+        first = self.shards.clients
+        if newcomers not in self._newcomers:
+            blank = Shards.of(torch.zeros_like(self.shards.x[:1]), self.shards.y[:1], [NOBODY.new_zeros(1)] * newcomers)
+            self._newcomers[newcomers] = self._parts(Newcomer, first, blank.to(self.device))
+        parts = self._newcomers[newcomers]
+        if self._joined is None or self._joined[0] is not down or self._joined[1].parts is not parts:
+            handles = tuple(part.engine.deploy(down, part.engine.mine, Personalizer()) for part in parts)
+            self._joined = down, Models(parts, handles, first)
+        return self._joined[1]  # every adapter on every stream asks again, and a welcome is as long as a training
+
+    def live(self, models: Models, client: int) -> Tree:
+        part, handle, at = _find(models, client)
+        return part.engine.live(handle, at)
+
+    def member(self, mine: Tree, client: int) -> tuple[Worker, Tree]:
+        """The client half and the private state of one client that trained."""
+        part, _, at = _find(Models(self.parts, self.parts, 0), client)
+        own: Tree = tree.take(mine[part.name], at)
+        return self.workers[int(part.name)], own
+
+    def serve(self, models: Models, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
+        test, done = test.to(self.device), []
+        for part, handle in zip(models.parts, models.handles, strict=True):
+            worker = self.workers[int(part.name)]
+            if reason := adapter.refusal(worker.task, part.engine.live(handle, 0)):
+                raise ValueError(f"architecture {part.name} of the federation ({worker.task.model}): {reason}")
+            own = _some(test, part.numbers - models.first)
+            done.append(part.engine.serve(handle, own, adapter, protocol, trace))
+        order = torch.argsort(torch.cat([part.numbers for part in models.parts]))
+        metrics: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *done)
+        return metrics
+
+    def close(self) -> None:
+        for part in (*self.parts, *(p for parts in self._newcomers.values() for p in parts)):
+            part.engine.close()
+
+
+def inside(backend: Backend, worker: Worker, train: Shards, device: torch.device) -> Backend:
+    """The backend of one architecture. Private state stays in memory, where its parts can be put side by side; and
+    what chooses for itself starts no processes, because there would be as many pools as architectures."""
+    chosen = backend.choose(worker, train, device) if isinstance(backend, Auto) else backend
+    if chosen is not backend and isinstance(chosen, Processes):
+        return Serial()
+    if not isinstance(chosen, Vmap):
+        return chosen
+    if chosen.private == "mapped":
+        raise ValueError("Vmap: private='mapped' must be 'device' or None where clients have several architectures")
+    return replace(chosen, private="device")
+
+
+def _some(shards: Shards, clients: Tensor) -> Shards:
+    """These clients alone; the examples are not copied."""
+    at = clients.to(shards.rows.device)
+    return Shards(shards.x, shards.y, shards.rows[at], shards.n[at])
+
+
+def _find(models: Models, client: int) -> tuple[Part, Any, int]:
+    """The part that a client is in, that part's models, and where it is among them."""
+    for part, handle in zip(models.parts, models.handles, strict=True):
+        at = (part.numbers == client + models.first).nonzero()[:, 0]
+        if len(at):
+            return part, handle, int(at[0])
+    raise IndexError(f"client {client} is not in the federation")

@@ -1,0 +1,253 @@
+"""Which of two methods is better, and is that more than chance: paired differences over clients and seeds.
+
+Both sides were tested on the same clients with the same splits, so what counts is every client's own difference. The
+interval is a bootstrap over seeds and, within a seed, over clients (percentiles of 10,000 draws). Where both runs were
+kept with `analysis=true`, the best number over all rounds is given too, and labelled: it was chosen on test data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import store
+from .eval.table import row_names
+
+SCHEMA = "acclimate.comparison/1"
+DRAWS, LEVEL = 10_000, 0.95
+"""Bootstrap draws, and how much of them the interval covers."""
+SELECTIONS = ("last", "validation")
+
+PerSeed = Mapping[int, Sequence[float]]
+"""Accuracy of every client, by seed."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the first side is above the second on one stream, in accuracy (0..1)."""
+
+    stream: str
+    selection: str
+    first: float
+    second: float
+    low: float
+    high: float
+    seeds: int
+    clients: int
+    """Of all seeds together."""
+    better: float
+    """Share of clients with whom the first side does better; those with equal accuracy count half."""
+
+    @property
+    def mean(self) -> float:
+        """The paired difference."""
+        return self.first - self.second
+
+    @property
+    def told(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides and their differences, stream by stream."""
+
+    first: str
+    second: str
+    differences: tuple[Difference, ...]
+    best: Mapping[str, tuple[float, float]]
+    """Best accuracy over all rounds of both sides by stream: chosen on test data, so an upper bound and no result."""
+
+    def sentences(self, selection: str = "last") -> list[str]:
+        """The result in plain words, a sentence per stream."""
+        return [self._sentence(d) for d in self.differences if d.selection == selection]
+
+    def _sentence(self, d: Difference) -> str:
+        said = f"On {d.stream}, {self.first} is {100 * abs(d.mean):.1f} points {'above' if d.mean >= 0 else 'below'} "
+        said += f"{self.second} ({100 * d.first:.1f} against {100 * d.second:.1f} %; 95 % interval "
+        said += f"{100 * d.low:+.1f} to {100 * d.high:+.1f}): "
+        if not d.told:
+            return said + "no difference can be told from chance."
+        said += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for "
+        return said + f"{100 * (d.better if d.mean > 0 else 1 - d.better):.0f} % of clients."
+
+    def caveat(self) -> str | None:
+        """What the intervals do not cover."""
+        if any(d.seeds < 2 for d in self.differences):
+            return "One seed: the interval covers the choice of clients, not that of splits and initial weights."
+        return None
+
+    def to_json(self) -> str:
+        """All numbers."""
+        rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.told} for d in self.differences]
+        body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
+        return json.dumps(body | {"differences": rows, "best_over_rounds_on_test_data": self.best}, indent=1) + "\n"
+
+    def to_markdown(self) -> str:
+        """A table: a row per stream and selection."""
+        head = ["stream", "round", self.first, self.second, "difference", "95 % interval", "seeds x clients"]
+        lines = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
+        lines += ["| " + " | ".join(cells) + " |" for cells in self.cells()]
+        return "\n".join(lines)
+
+    def cells(self) -> list[list[str]]:
+        """The rows of the table as text."""
+        rows = []
+        for d in self.differences:
+            mean, interval = f"{100 * d.mean:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
+            counts = f"{d.seeds} x {d.clients // d.seeds}"
+            rows.append(
+                [d.stream, d.selection, f"{100 * d.first:.1f}", f"{100 * d.second:.1f}", mean, interval, counts]
+            )
+        for stream, (a, b) in self.best.items():
+            label = "best over rounds, chosen on test data"
+            rows.append([stream, label, f"{100 * a:.1f}", f"{100 * b:.1f}", f"{100 * (a - b):+.1f}", "-", "-"])
+        return rows
+
+
+def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: float = LEVEL) -> tuple[float, float]:
+    """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed."""
+    rng = np.random.default_rng(0)
+    means = np.empty((draws, len(differences)))
+    for i, own in enumerate(differences):
+        values = np.asarray(own)
+        means[:, i] = values[rng.integers(0, len(values), (draws, len(values)))].mean(1)
+    seeds = rng.integers(0, len(differences), means.shape)
+    drawn = np.take_along_axis(means, seeds, 1).mean(1)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def difference(stream: str, selection: str, first: PerSeed, second: PerSeed) -> Difference:
+    """The paired difference of two sides; both must have the same seeds with the same clients."""
+    if first.keys() != second.keys():
+        raise ValueError(
+            f"stream {stream}: seeds {sorted(first)} and {sorted(second)} cannot be paired; run both alike"
+        )
+    for seed in first:
+        if len(first[seed]) != len(second[seed]):
+            raise ValueError(
+                f"stream {stream}, seed {seed}: {len(first[seed])} and {len(second[seed])} clients cannot be paired"
+            )
+    own = [np.subtract(first[s], second[s]) for s in sorted(first)]
+    every = np.concatenate(own)
+    low, high = interval([d.tolist() for d in own])
+    return Difference(
+        stream=stream,
+        selection=selection,
+        first=float(np.mean([np.mean(first[s]) for s in sorted(first)])),
+        second=float(np.mean([np.mean(second[s]) for s in sorted(second)])),
+        low=low,
+        high=high,
+        seeds=len(own),
+        clients=len(every),
+        better=float(((every > 0) + 0.5 * (every == 0)).mean()),
+    )
+
+
+@dataclass(frozen=True)
+class Side:
+    """One row of the runs' tables: a method with its personaliser and adapter, over all seeds."""
+
+    name: str
+    adapter: str
+    cells: Mapping[tuple[str, str], PerSeed]
+    """By stream and selection."""
+    data: Mapping[int, Any]
+    """The hash of the data, by seed."""
+    curves: Mapping[int, Sequence[Mapping[str, Any]]]
+    """What was logged at every evaluated round, by seed."""
+
+    @property
+    def title(self) -> str:
+        """How sentences call it."""
+        return self.name if self.adapter == "none" else f"{self.name} with {self.adapter}"
+
+
+def sides(paths: Iterable[Path]) -> list[Side]:
+    """Every row of every finished run at or below these folders."""
+    runs = [folder.load() for path in paths for folder in store.find_runs(path) if folder.finished]
+    rows = [(row, run) for run in runs for row in run["results"]["table"]]
+    found: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+    for name, (row, run) in zip(row_names([r for r, _ in rows]), rows, strict=True):
+        found.setdefault((name, row["adapter"]), []).append((row, run))
+    return [_side(name, adapter, members) for (name, adapter), members in found.items()]
+
+
+def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
+    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    data, curves = {}, {}
+    for row, run in members:
+        cells.setdefault((row["stream"], row["selection"]), {}).setdefault(row["seed"], row["per_client"])
+        data[row["seed"]] = (run["results"].get("data") or {}).get("hash")
+        curves[row["seed"]] = [m for m in run["metrics"] if m.get("adapter") == adapter]
+    return Side(name, adapter, cells, data, curves)
+
+
+def compare(*runs: Path | str, rows: Sequence[str] = ()) -> Comparison:
+    """Compare two rows of finished runs, given as run folders or folders of them.
+
+    `rows` names the two where the folders hold more: `method`, `method+personal`, or either with `/adapter`. Without
+    it they are the only two, or the only two without adaptation.
+    """
+    found = sides(Path(r) for r in runs)
+    chosen = [_named(found, row) for row in rows] if rows else found
+    if not rows and len(found) > 2:
+        chosen = [s for s in found if s.adapter == "none"]
+    if len(chosen) != 2:
+        known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
+        raise ValueError(
+            f"rows={list(rows)}: a comparison is of two rows, and these runs hold {known}; "
+            "name two of them (rows=, or --row twice)"
+        )
+    return compared(*chosen)
+
+
+def _named(found: Sequence[Side], row: str) -> Side:
+    matches = [s for s in found if row in (s.name, f"{s.name}/{s.adapter}")]
+    plain = [s for s in matches if s.adapter == "none"]
+    if len(matches) != 1 and len(plain) != 1:
+        known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
+        raise ValueError(f"rows: {row!r} names {len(matches)} rows; these runs hold {known}")
+    return matches[0] if len(matches) == 1 else plain[0]
+
+
+def compared(first: Side, second: Side) -> Comparison:
+    """The comparison of two sides; refuses runs on other data."""
+    for seed in first.data.keys() & second.data.keys():
+        if first.data[seed] != second.data[seed]:
+            raise ValueError(
+                f"seed {seed}: {first.title} and {second.title} were run on different data "
+                f"({first.data[seed]} and {second.data[seed]}); only the same splits can be paired"
+            )
+    streams = list(dict.fromkeys(s for s, _ in first.cells if any(s == t for t, _ in second.cells)))
+    if not streams:
+        raise ValueError(f"{first.title} and {second.title} have no stream in common")
+    pairs = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
+    found = tuple(difference(s, how, first.cells[s, how], second.cells[s, how]) for s, how in pairs)
+    return Comparison(first.title, second.title, found, _best(first, second, streams))
+
+
+def _best(first: Side, second: Side, streams: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Of both sides, the best round's accuracy averaged over seeds, for streams whose curve was kept."""
+    out = {}
+    for stream in streams:
+        both = [_peak(side, stream) for side in (first, second)]
+        if None not in both:
+            out[stream] = (float(both[0] or 0.0), float(both[1] or 0.0))
+    return out
+
+
+def _peak(side: Side, stream: str) -> float | None:
+    tops = [
+        max((m["streams"][stream] for m in curve if stream in m.get("streams", {})), default=None)
+        for curve in side.curves.values()
+    ]
+    known = [t for t in tops if t is not None]
+    return sum(known) / len(known) if known and len(known) == len(tops) else None

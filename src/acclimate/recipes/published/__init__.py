@@ -1,0 +1,50 @@
+"""The numbers that the papers print, one JSON file per table, with their place and what is doubtful about them.
+
+Transcribed from the papers' text and cross-checked: printed averages against their columns, cells that recur in
+several tables, and a second reading. A row is one number (`mean`, with the printed spread as `std`) and the fields that
+single it out. `doubt` says why a number or its label may be wrong; `doubtful` also lists what could not be read at all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+FOLDER = resources.files(__package__)
+
+
+@dataclass(frozen=True)
+class Number:
+    """A published number."""
+
+    mean: float
+    std: float | None = None
+    doubt: str = ""
+    """Why it may be wrong; empty: nothing speaks against it."""
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """A file of published numbers, such as `fedthe/table1`: paper, place, what, setting, notes, doubtful and rows."""
+    paper, _, file = name.partition("/")
+    body: dict[str, Any] = json.loads((FOLDER / paper / f"{file}.json").read_text(encoding="utf-8"))
+    return body
+
+
+def tables() -> list[str]:
+    """The names of all files."""
+    papers = sorted(p.name for p in FOLDER.iterdir() if p.is_dir() and not p.name.startswith("_"))
+    return [f"{p}/{f.name.removesuffix('.json')}" for p in papers for f in sorted((FOLDER / p).iterdir(), key=str)]
+
+
+def find(name: str, key: tuple[tuple[str, Any], ...]) -> Number | None:
+    """The number whose fields have these values; None where the paper's copy does not hold it."""
+    rows = [r for r in table(name)["rows"] if all(f in r and r[f] == v for f, v in key)]
+    if len(rows) > 1:
+        raise LookupError(f"{name}: {len(rows)} published numbers for {dict(key)}")
+    if not rows or not isinstance(rows[0].get("mean"), int | float):
+        return None
+    return Number(rows[0]["mean"], rows[0].get("std"), rows[0].get("doubt", ""))

@@ -1,0 +1,152 @@
+"""What a report knows of its runs: their tables gathered by method and adapter, with seeds side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from .style import mean, num
+
+SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
+IGNORED = {"seed", "device", "backend", "adapters", "checkpoint_every", "analysis"}
+"""Settings in which runs of one row may differ."""
+
+Run = Mapping[str, Any]
+"""A run folder's content: path, config, results, metrics, env and, where it has one, analysis."""
+
+
+@dataclass
+class Row:
+    """One method with one adapter: its table rows by selection, stream and seed, and its cost by seed."""
+
+    name: str
+    adapter: str
+    tone: int
+    place: int = 0
+    """Which row of the board it is: how the page's filters know it."""
+    cells: dict[tuple[str, str], dict[Any, Mapping[str, Any]]] = field(default_factory=dict)
+    costs: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The row in words."""
+        return f"{self.name} " + ("without adaptation" if self.adapter == "none" else f"with {self.adapter}")
+
+    def by_seed(self, selection: str, streams: Sequence[str], key: str = "accuracy") -> list[float]:
+        """One number per seed, averaged over streams; NaN unless every stream has the same seeds."""
+        found = [self.cells.get((selection, s), {}) for s in streams]
+        if any(f.keys() != found[0].keys() for f in found):
+            return [math.nan]
+        return [mean(num(f[seed].get(key)) for f in found) for seed in (found[0] if found else ())]
+
+    def score(self, selection: str, streams: Sequence[str], key: str = "accuracy") -> float:
+        """Accuracy, or another number of the table, averaged over seeds and streams."""
+        return mean(self.by_seed(selection, streams, key))
+
+    def per_client(self, selection: str, stream: str) -> list[list[float]]:
+        """The clients' accuracies, a list per seed; none that is empty."""
+        found = [[num(v) for v in t.get("per_client") or ()] for t in self.cells.get((selection, stream), {}).values()]
+        return [values for values in found if values]
+
+    def cost(self, key: str) -> float:
+        """A number of the cost card, averaged over seeds."""
+        return mean(num(c.get(key)) for c in self.costs.values())
+
+
+@dataclass
+class Board:
+    """All that the page shows of several runs, gathered once."""
+
+    runs: Sequence[Run]
+    names: list[str]
+    rows: list[Row] = field(default_factory=list)
+    tones: dict[str, int] = field(default_factory=dict)
+    streams: list[str] = field(default_factory=list)
+    selections: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapters, in order of appearance."""
+        return list(dict.fromkeys(r.adapter for r in self.rows))
+
+    @property
+    def methods(self) -> list[str]:
+        """The names of the rows, in order of appearance."""
+        return list(dict.fromkeys(r.name for r in self.rows))
+
+    def tone(self, name: str) -> int:
+        """A method's colour: the same in every chart."""
+        return self.tones.setdefault(name, len(self.tones))
+
+    def shown(self, selection: str) -> list[Row]:
+        """The rows that have results for a selection."""
+        return [r for r in self.rows if any(s == selection for s, _ in r.cells)]
+
+
+def collect(runs: Sequence[Run]) -> Board:
+    """Group the runs' tables: one row per method and adapter, seeds side by side; the first of a repeat counts."""
+    suffixes = _suffixes(runs)
+    board = Board(runs, [label(r) + s for r, s in zip(runs, suffixes, strict=True)])
+    rows: dict[tuple[str, str], Row] = {}
+    for run, suffix in zip(runs, suffixes, strict=True):
+        results = run["results"]
+        for t in results.get("table") or ():
+            name, adapter = joined(t) + suffix, str(t.get("adapter"))
+            row = rows.setdefault((name, adapter), Row(name, adapter, board.tone(name), len(rows)))
+            seed = t.get("seed", results.get("seed"))
+            row.cells.setdefault((str(t.get("selection", "last")), str(t.get("stream"))), {}).setdefault(seed, t)
+            row.costs.setdefault(seed, results.get("cost") or {})
+    board.rows = list(rows.values())
+    keys = [k for r in board.rows for k in r.cells]
+    board.streams = list(dict.fromkeys(stream for _, stream in keys))
+    found = dict.fromkeys(s for s, _ in keys)
+    board.selections = {s: SELECTIONS.get(s, s) for s in sorted(found, key=lambda s: [*SELECTIONS, s].index(s))}
+    return board
+
+
+def label(run: Run) -> str:
+    """What a run calls itself; its folder's name where it says nothing."""
+    return str(run["results"].get("label") or folder(run))
+
+
+def folder(run: Run) -> str:
+    """The name of a run's folder."""
+    return PurePath(str(run.get("path", "run"))).name
+
+
+def joined(entry: Mapping[str, Any]) -> str:
+    """`method` or `method+personal` of a table row or a refusal."""
+    method, personal = str(entry.get("method")), entry.get("personal")
+    return method if personal in (None, "", "none") else f"{method}+{personal}"
+
+
+def _settings(value: Any, path: str = "") -> dict[str, str]:
+    """A configuration, flat: `method.mu` -> `0.1`."""
+    if isinstance(value, Mapping):
+        inner = [(k, v) for k, v in value.items() if k not in IGNORED]
+    elif isinstance(value, list):
+        inner = [(str(i), v) for i, v in enumerate(value)]
+    else:
+        return {path.removesuffix(".type"): value if isinstance(value, str) else json.dumps(value)}
+    return {k: v for name, item in inner for k, v in _settings(item, f"{path}.{name}" if path else name).items()}
+
+
+def _suffixes(runs: Sequence[Run]) -> list[str]:
+    """What tells runs of one label apart, where they differ in more than the seed: ` [rounds=5]`."""
+    flat = [_settings((r.get("config") or {}).get("experiment") or {}) for r in runs]
+    groups: dict[str, list[dict[str, str]]] = {}
+    for run, mine in zip(runs, flat, strict=True):
+        kinds = groups.setdefault(label(run), [])
+        kinds += [mine] * (mine not in kinds)
+    return [_suffix(mine, groups[label(run)]) for run, mine in zip(runs, flat, strict=True)]
+
+
+def _suffix(mine: Mapping[str, str], kinds: Sequence[Mapping[str, str]]) -> str:
+    paths = [p for p in dict.fromkeys(p for f in kinds for p in f) if len({f.get(p) for f in kinds}) > 1]
+    said = [f"{p}={mine.get(p, 'unset')}" for p in paths[:3]]
+    said += [f"variant {kinds.index(mine) + 1}"] * (len(paths) > 3)
+    return f" [{', '.join(said)}]" if said else ""

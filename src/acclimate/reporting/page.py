@@ -1,0 +1,91 @@
+"""The page around the sections: head, contents, style sheet and script, all in one file that fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from .heat import STEPS
+from .style import DARK, LIGHT, TONES, esc
+
+DAY = {
+    "bg": "#f8f9fb",
+    "card": "#fff",
+    "ink": "#171a21",
+    "soft": "#555c6b",
+    "line": "#dfe3ea",
+    "link": "#0b5cad",
+    "mark": "#e3f1e7",
+    "hover": "#f2f5f9",
+    "focus": "#0b5cad",
+    "warn": "#b45309",
+    "behind": "#cdd3dd",
+}
+NIGHT = {
+    "bg": "#101318",
+    "card": "#181c23",
+    "ink": "#e9ecf1",
+    "soft": "#a5adba",
+    "line": "#2c323d",
+    "link": "#8ac4ff",
+    "mark": "#1d3a2b",
+    "hover": "#20252e",
+    "focus": "#8ac4ff",
+    "warn": "#f0a94a",
+    "behind": "#3a424f",
+}
+"""Colours of the page by their use, in the light and in the dark."""
+DAY_HEAT = ("#f1f5fb", "#dbe7f6", "#bcd4ee", "#93bbe2", "#6299d1", "#2f6fb3", "#0d4484")
+NIGHT_HEAT = ("#1b2430", "#1f3450", "#244a76", "#2d669f", "#4688c5", "#79b0e3", "#b9dcf8")
+"""Shades of one hue that grow evenly in lightness, so that they are told apart without seeing colours."""
+DAY_DARK_CELLS, NIGHT_DARK_CELLS = range(5, STEPS), range(4)
+"""Shades on which white reads better than black."""
+
+
+def page(title: str, head: str, sections: Mapping[str, str], record: str) -> str:
+    """The whole file: `head`, `record` and the sections by heading are HTML, `title` is plain text."""
+    named = {name: name.lower().replace(" ", "-") for name in sections}
+    links = "".join(f'<li><a href="#{place}">{name}</a></li>' for name, place in named.items())
+    body = "".join(
+        f'<section id="{named[name]}" aria-labelledby="{named[name]}-title">'
+        f'<h2 id="{named[name]}-title">{name}</h2>{part}</section>'
+        for name, part in sections.items()
+    )
+    theme = '<button type="button" id="theme" aria-pressed="false" hidden>Dark</button>'
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{esc(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f'<style>{style_sheet()}</style></head><body><a class="skip" href="#main">Skip to the results</a>'
+        f'<header><div class="top"><h1>{esc(title)}</h1>{theme}</div>{head}'
+        f'<nav aria-label="Contents"><ul>{links}</ul></nav></header><main id="main" tabindex="-1">{body}</main>'
+        f"<footer>Made by acclimate from the JSON of run folders.</footer>{record}"
+        f"<script>{_asset('page.js')}</script></body></html>\n"
+    )
+
+
+@cache
+def style_sheet() -> str:
+    """Light and dark - as the reader's system wants it, or as the page's button says - and down to a phone's width."""
+    day = _variables(DAY, LIGHT, DAY_HEAT, DAY_DARK_CELLS)
+    night = _variables(NIGHT, DARK, NIGHT_HEAT, NIGHT_DARK_CELLS)
+    return (
+        f":root{{color-scheme:light;{day}}}\n"
+        f"@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{night}}}}}\n"
+        f":root[data-theme=dark]{{color-scheme:dark;{night}}}\n"
+        + "".join(f".c{i}{{--c:var(--c{i})}}" for i in range(TONES))
+        + "".join(f".h{i}{{--h:var(--h{i});--t:var(--t{i})}}" for i in range(STEPS))
+        + _asset("page.css")
+    )
+
+
+def _variables(colours: Mapping[str, str], tones: tuple[str, ...], heat: tuple[str, ...], dark_cells: range) -> str:
+    named = {**colours, **{f"c{i}": c for i, c in enumerate(tones)}, **{f"h{i}": c for i, c in enumerate(heat)}}
+    named |= {f"t{i}": "#fff" if i in dark_cells else "#10141b" for i in range(STEPS)}
+    return "".join(f"--{name}:{colour};" for name, colour in named.items())
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")

@@ -1,0 +1,186 @@
+"""A search space as settings: `method.mu=0.001,0.01,0.1` are choices, `method.opt.lr=0.01..0.1:log` is a range."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import catalogue
+from ..config import ConfigError, Experiment, expand
+
+Setting = str | tuple[str, Any]
+Value = int | float | str
+Point = dict[str, Value]
+"""A value for every dimension, by its key."""
+
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(:log)?")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several values."""
+
+    key: str
+    values: tuple[Value, ...]
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What tune.json says of it."""
+        return {"key": self.key, "choices": list(self.values)}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Any number between two, both included; even on a logarithmic scale where `log`."""
+
+    key: str
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ConfigError(f"{self.key}={self.low:g}..{self.high:g}: the first number must be below the second")
+        if self.log and self.low <= 0:
+            raise ConfigError(f"{self.key}={self.low:g}..{self.high:g}:log: a logarithmic range must start above 0")
+
+    def rounded(self, value: Value) -> Value:
+        """To four digits: a rate of 0.06084 says all that 0.060843366042818384 does, and can be typed."""
+        return value if self.whole else min(max(float(f"{float(value):.4g}"), self.low), self.high)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What tune.json says of it."""
+        return {"key": self.key, "low": self.low, "high": self.high, "log": self.log, "whole": self.whole}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Settings that stay, and dimensions that are searched."""
+
+    fixed: tuple[tuple[str, Any], ...]
+    dims: tuple[Choice | Range, ...]
+
+    def settings(self, point: Mapping[str, Value]) -> list[tuple[str, Any]]:
+        """All settings of one point."""
+        return [*self.fixed, *point.items()]
+
+    def experiment(self, point: Mapping[str, Value]) -> Experiment:
+        """The experiment at one point, with the seed that the settings say."""
+        return expand(self.settings(point))[0]
+
+    def point(self, drawn: Mapping[str, Value]) -> Point:
+        """The point that a sampler's values stand for."""
+        return {d.key: d.rounded(drawn[d.key]) if isinstance(d, Range) else drawn[d.key] for d in self.dims}
+
+    @property
+    def corner(self) -> Point:
+        """The first point, to look at what all experiments have in common."""
+        return {d.key: d.values[0] if isinstance(d, Choice) else d.low for d in self.dims}
+
+    @property
+    def size(self) -> float:
+        """How many points there are; infinite where there is a range."""
+        return math.prod(len(d.values) if isinstance(d, Choice) else math.inf for d in self.dims)
+
+    def points(self) -> Iterator[Point]:
+        """Every point of a space of choices, the last dimension fastest."""
+        if ranges := [d.key for d in self.dims if isinstance(d, Range)]:
+            raise ConfigError(f"--sampler grid: {ranges[0]} is a range, which has no end; list its values with commas")
+        axes = [[(d.key, v) for v in d.values] for d in self.dims if isinstance(d, Choice)]
+        return (dict(pairs) for pairs in itertools.product(*axes))
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What tune.json says of it."""
+        return {"settings": [[k, v] for k, v in self.fixed], "space": [d.card for d in self.dims]}
+
+
+def parse(settings: Iterable[Setting]) -> Space:
+    """The space that settings describe. Every value is tried on the experiment, so that none fails after an hour."""
+    pairs = sorted((_pair(s) for s in settings), key=lambda p: p[0].count("."))
+    fixed: list[tuple[str, Any]] = []
+    dims: list[Choice | Range] = []
+    sample: list[tuple[str, Any]] = []  # a setting of each, so that fields of chosen records can be looked up
+    for key, value in pairs:
+        options = _options(key, value, sample)
+        if isinstance(options, Range) or len(options.values) > 1:
+            if key == "seed":
+                raise ConfigError("seed cannot be searched: it is no hyper-parameter; use --seeds")
+            dims.append(options)
+        else:
+            fixed.append((key, value))
+        sample.append((key, options.low if isinstance(options, Range) else options.values[0]))
+    if expand(sample)[0].analysis:
+        raise ConfigError("analysis=true looks at test streams, which a search must not; run best.toml with it")
+    return Space(tuple(fixed), tuple(dims))
+
+
+def _pair(setting: Setting) -> tuple[str, Any]:
+    if isinstance(setting, tuple):
+        return setting
+    key, equals, value = setting.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"'{setting}' must be key=value, for example method.mu=0.01,0.1")
+    return key.strip(), value.strip()
+
+
+def _options(key: str, value: Any, sample: Sequence[tuple[str, Any]]) -> Choice | Range:
+    """A range, or the values that a setting names: one where commas make a tuple (`adapters=none,tent`)."""
+    if isinstance(value, str) and (found := RANGE.fullmatch(value)):
+        ends = [_at(expand([*sample, (key, end)])[0], key) for end in found.group(1, 2)]
+        if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
+            raise ConfigError(f"{key}={value}: a range needs a number, and {key} is none; list its values with commas")
+        whole = all(isinstance(end, int) for end in ends)
+        return Range(key, ends[0], ends[1], log=found[3] is not None, whole=whole)
+    tried = expand([*sample, (key, value)])
+    if len(tried) == 1:
+        return Choice(key, (_number(value),))
+    items = value if isinstance(value, list) else str(value).split(",")
+    return Choice(key, tuple(dict.fromkeys(_number(i) for i in items)))
+
+
+def _at(record: Any, key: str) -> Any:
+    """The value of a setting."""
+    for name in key.split("."):
+        if isinstance(record, tuple):
+            record = next(item for item in record if catalogue.name(item) == name)
+        else:
+            record = getattr(record, name)
+    return record
+
+
+def _number(value: Any) -> Any:
+    """Text as the number that it spells, if it does."""
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                number = kind(value)
+            except ValueError:
+                continue
+            return number if math.isfinite(number) else value
+    return value
+
+
+def to_toml(settings: Iterable[tuple[str, Any]], head: str) -> str:
+    """Settings as a file for `acclimate run -c`; keys of fields are quoted, so that a record can stand beside them."""
+    lines = [f"# {line}" for line in head.splitlines()]
+    for key, value in settings:
+        name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+        lines.append(f"{name} = {_toml(_number(value))}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A TOML value: JSON's spelling of numbers, truth, text and lists is TOML's too."""
+    if dataclasses.is_dataclass(value):
+        raise ConfigError(f"{value!r} cannot be written to a file; name it in the settings")
+    return json.dumps(value)

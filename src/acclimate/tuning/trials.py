@@ -1,0 +1,141 @@
+"""One trial: trainings in run folders, and their score on validation data. Test streams are neither built nor read.
+
+A trial's folder is an ordinary run folder (or, for several seeds, a folder of them) that was trained and not tested:
+`acclimate resume` tests it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import api, catalogue, store
+from ..config import ConfigError, Experiment
+from ..core import fit as loop
+from ..core.fit import State
+from ..data import World
+from ..eval import Test, stream_accuracy
+from ..shifts import Natural, Shift
+from ..watch import Watch
+
+
+@dataclass(frozen=True)
+class Score:
+    """One seed's score."""
+
+    seed: int
+    accuracy: float
+    """Mean over clients, then over the streams that were made of validation data."""
+    round: int
+    """The round that validation selected."""
+    seconds: float
+
+
+def check(experiment: Experiment, on: Sequence[Shift]) -> None:
+    """Refuse what cannot be searched, before anything is trained."""
+    if experiment.backend.conducted() is not None:
+        name = catalogue.name(experiment.backend)
+        raise ConfigError(f"backend={name} cannot be searched over, because its clients hold the data; use another")
+    for shift in on:
+        for part in (shift, *getattr(shift, "parts", ())):
+            if isinstance(part, Natural):
+                raise ConfigError("--on: natural streams are a test set of their own; a search must not look at it")
+
+
+def run(experiments: Sequence[Experiment], path: Path, on: Sequence[Shift], watch: Watch) -> list[Score]:
+    """Train every seed from its last checkpoint and score it; nothing is trained twice."""
+    folders = _folders(experiments, path)
+    _together(experiments, folders, watch)
+    return [_score(e, folder, on, watch) for e, folder in zip(experiments, folders, strict=True)]
+
+
+def _folders(experiments: Sequence[Experiment], path: Path) -> list[store.RunFolder]:
+    """The run folders of a trial, as `acclimate run` would lay them out; those that are there stay."""
+    if len(experiments) == 1:
+        folders = [store.RunFolder(path)]
+    else:
+        index = store.IndexFolder(path)
+        index.plan(list(experiments))
+        folders = [store.RunFolder(p) for p in index.runs()]
+    for e, folder in zip(experiments, folders, strict=True):
+        if not folder.config.exists():
+            store.RunFolder.create(folder.path, e, api.device_of(e.device), overwrite=True)
+    return folders
+
+
+def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFolder], watch: Watch) -> None:
+    """On a GPU, train several seeds at once and leave their states as checkpoints."""
+    fresh = [i for i, folder in enumerate(folders) if not folder.state.exists()]
+    if len(fresh) < 2 or not _on_gpu(experiments[0]):
+        return
+    for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
+        _save(folders[i], fit.state, fit.experiment)
+        fit.engine.close()
+
+
+def _on_gpu(experiment: Experiment) -> bool:
+    return api.device_of(experiment.device).type == "cuda"
+
+
+def _score(e: Experiment, folder: store.RunFolder, on: Sequence[Shift], watch: Watch) -> Score:
+    began = time.perf_counter()
+    world, worker, engine = api.build(e)
+    state = loop.start(worker, engine, world.clients)
+    state = folder.restore(state, e.training_hash()) or state
+    state = _trained(e, world, worker, engine, state, folder, watch)
+    chosen = state.best
+    assert chosen is not None  # the last round is always looked at
+    accuracy = _validated(e, world, worker, engine, replace(state, server=chosen.server, mine=chosen.mine), on)
+    engine.close()
+    watch.done()
+    return Score(e.seed, round(accuracy, 6), chosen.round, round(time.perf_counter() - began, 2))
+
+
+def _trained(
+    e: Experiment, world: World, worker: Any, engine: Any, state: State, folder: store.RunFolder, watch: Watch
+) -> State:
+    """The round loop with checkpoints; an interrupted one leaves a checkpoint too."""
+    schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.eval_every)
+    watch.training(e.label, e.seed, state.round, e.rounds)
+    saved = state.round
+    try:
+        for state in loop.rounds(worker, engine, schedule, world.shards(world.val), state):
+            watch.round(state)
+            if state.round % e.checkpoint_every == 0 or state.round == e.rounds:
+                _save(folder, state, e)
+                saved = state.round
+    except KeyboardInterrupt:
+        if state.round > saved:
+            _save(folder, state, e)
+        raise
+    return state
+
+
+def _save(folder: store.RunFolder, state: State, e: Experiment) -> None:
+    folder.checkpoint(state, e.training_hash())
+    folder.log(state)
+
+
+def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: State, on: Sequence[Shift]) -> float:
+    """Accuracy with the experiment's personaliser and first adapter on streams that are made of validation data."""
+    built = api.streams_of(validation_world(world), on)
+    tests = {name: Test(stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
+    adapter = e.adapters[0]
+    down = worker.method.download(worker.task, state.server)
+    if reason := adapter.refusal(worker.task, engine.live(engine.deploy(down, state.mine, e.personal), 0)):
+        raise ConfigError(f"adapter {catalogue.name(adapter)} (the first of adapters=, which is scored): {reason}")
+    seen = stream_accuracy(worker, engine, state, tests, {catalogue.name(adapter): adapter}, e.personal)
+    return float(torch.tensor(list(seen["streams"].values()), dtype=torch.float64).mean())
+
+
+def validation_world(world: World) -> World:
+    """A world whose test examples are the clients' validation examples, and which knows no others to test on."""
+    nothing = world.held[:0]
+    if not any(len(rows) for rows in world.val):
+        raise ConfigError(f"{world.name} has no validation examples to score on; set its validation share above 0")
+    return replace(world, test=world.val, val=tuple(nothing for _ in world.val), new=(), held=nothing)

@@ -1,0 +1,118 @@
+"""Two methods compared: paired differences, intervals, and words that say no more than they do."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from acclimate import comparing
+from acclimate.cli import app
+from acclimate.store import RunError
+
+
+def run_folder(path, label, seed, accuracies, adapter="none", data="same", metrics=()):
+    """A finished run with these accuracies of clients, by stream and selection."""
+    path.mkdir(parents=True)
+    method, _, personal = label.partition("+")
+    rows = [
+        {"method": method, "personal": personal or "none", "adapter": adapter, "stream": stream, "settings": []}
+        | {"seed": seed, "selection": selection, "per_client": own, "accuracy": sum(own) / len(own)}
+        for (stream, selection), own in accuracies.items()
+    ]
+    results = {"schema": "acclimate.results/1", "label": label, "seed": seed, "table": rows, "data": {"hash": data}}
+    (path / "results.json").write_text(json.dumps(results))
+    (path / "config.json").write_text("{}")
+    (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
+
+
+def test_differences_are_of_the_same_client_and_seed():
+    first, second = {0: [0.9, 0.5], 1: [0.8, 0.8]}, {0: [0.7, 0.3], 1: [0.6, 0.6]}
+    d = comparing.difference("original", "last", first, second)
+    assert d.mean == pytest.approx(0.2) and d.low == pytest.approx(0.2) and d.high == pytest.approx(0.2)
+    assert d.told and d.better == 1.0 and (d.seeds, d.clients) == (2, 4)
+    back = comparing.difference("original", "last", second, first)
+    assert back.mean == pytest.approx(-0.2) and back.better == 0.0
+
+
+def test_pairing_is_what_makes_a_small_gain_visible():
+    rng = np.random.default_rng(0)
+    hard = {s: rng.uniform(0.2, 0.9, 20) for s in range(3)}  # clients differ by far more than the methods do
+    better = {s: (v + 0.02 + rng.normal(0, 0.005, 20)).tolist() for s, v in hard.items()}
+    d = comparing.difference("x", "last", better, {s: v.tolist() for s, v in hard.items()})
+    assert d.told and 0.01 < d.low < 0.02 < d.high < 0.03
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(200):
+        drawn = rng.normal(0.1, 1.0, (1, 40))
+        low, high = comparing.interval(drawn.tolist(), draws=500)
+        hits += low <= 0.1 <= high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_seeds_that_disagree_widen_the_interval():
+    alike = comparing.interval([[0.1, 0.1]] * 4)
+    apart = comparing.interval([[0.3, 0.3], [-0.1, -0.1], [0.3, 0.3], [-0.1, -0.1]])
+    assert alike == pytest.approx((0.1, 0.1)) and apart[0] < 0 < apart[1]
+
+
+@pytest.fixture
+def two(tmp_path):
+    for seed in (0, 1):
+        for label, plus in (("fedavg", 0.0), ("fedthe", 0.1)):
+            own = {("original", how): [0.5 + plus, 0.6 + plus] for how in ("last", "validation")}
+            curve = [{"round": 1, "adapter": "none", "streams": {"original": 0.7 + plus}}, {"round": 2}]
+            run_folder(tmp_path / f"{label}-{seed}", label, seed, own, metrics=curve)
+    return tmp_path
+
+
+def test_runs_are_compared_in_words_and_numbers(two):
+    found = comparing.compare(two, rows=["fedthe", "fedavg"])
+    [said] = found.sentences()
+    assert said.startswith("On original, fedthe is 10.0 points above fedavg (65.0 against 55.0 %")
+    assert said.endswith("more than chance, and better for 100 % of clients.")
+    assert {d.selection for d in found.differences} == {"last", "validation"}
+    assert found.best == {"original": (pytest.approx(0.8), pytest.approx(0.7))}
+    assert "chosen on test data" in found.to_markdown() and found.caveat() is None
+    assert json.loads(found.to_json())["differences"][0]["mean"] == pytest.approx(0.1)
+
+
+def test_the_command_prints_a_table_and_sentences(two, tmp_path):
+    out = tmp_path / "c.json"
+    done = CliRunner().invoke(app, ["compare", str(two), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "fedavg is 10.0 points below fedthe" in done.output.replace("\n", " ")
+    assert json.loads(out.read_text())["schema"] == comparing.SCHEMA
+
+
+def test_one_seed_says_what_it_does_not_cover(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0, {("original", "last"): [0.5, 0.7]})
+    run_folder(tmp_path / "b", "fedthe", 0, {("original", "last"): [0.7, 0.5]})
+    found = comparing.compare(tmp_path / "a", tmp_path / "b")
+    assert "One seed" in (found.caveat() or "")
+    assert found.sentences()[0].endswith("no difference can be told from chance.")
+
+
+def test_what_cannot_be_paired_is_refused(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0, {("original", "last"): [0.5, 0.7]})
+    run_folder(tmp_path / "b", "fedthe", 1, {("original", "last"): [0.7, 0.5]})
+    run_folder(tmp_path / "c", "fedbn", 0, {("original", "last"): [0.7, 0.5]}, data="other")
+    run_folder(tmp_path / "d", "ditto", 0, {("original", "last"): [0.7]})
+    run_folder(tmp_path / "e", "apfl", 0, {("mixture", "last"): [0.7, 0.2]})
+    with pytest.raises(ValueError, match=r"seeds \[0\] and \[1\] cannot be paired"):
+        comparing.compare(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(ValueError, match="different data"):
+        comparing.compare(tmp_path / "a", tmp_path / "c")
+    with pytest.raises(ValueError, match="2 and 1 clients"):
+        comparing.compare(tmp_path / "a", tmp_path / "d")
+    with pytest.raises(ValueError, match="no stream in common"):
+        comparing.compare(tmp_path / "a", tmp_path / "e")
+    with pytest.raises(ValueError, match="hold fedavg/none, fedthe/none"):
+        comparing.compare(tmp_path, rows=["fedavg", "nobody"])
+    with pytest.raises(ValueError, match="of two rows"):
+        comparing.compare(tmp_path)
+    with pytest.raises(RunError, match="holds no run"):
+        comparing.compare(tmp_path / "nothing")

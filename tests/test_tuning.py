@@ -1,0 +1,330 @@
+"""Searches: what a space is, what is looked at, what is run again, and what comes out."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import acclimate as ac
+from acclimate import api, tuning
+from acclimate.cli import app
+from acclimate.config import ConfigError, expand, merged
+from acclimate.data import Digits
+from acclimate.store import RunError
+from acclimate.tuning import Choice, Range, parse, search, trials
+
+SMALL = ["method=fedprox", "model=mlp", "data.clients=3", "rounds=2", "method.work.epochs=1", "checkpoint_every=1"]
+RATES = "method.opt.lr=0.01,0.1"
+
+
+@pytest.fixture
+def _optuna():
+    pytest.importorskip("optuna")
+
+
+needs_optuna = pytest.mark.usefixtures("_optuna")
+
+
+def scores(found):
+    return [t.score for t in found.trials]
+
+
+# --- spaces -----------------------------------------------------------------------------------------------------------
+
+
+def test_commas_are_choices_dots_are_ranges_and_the_rest_stays():
+    space = parse([*SMALL, "method.mu=0.001,0.1", "method.opt.lr=0.01..0.1:log", "rounds=2..5", "adapters=none,tent"])
+    dims = {d.key: d for d in space.dims}
+    assert dims["method.mu"] == Choice("method.mu", (0.001, 0.1))
+    assert dims["method.opt.lr"] == Range("method.opt.lr", 0.01, 0.1, log=True)
+    assert dims["rounds"] == Range("rounds", 2, 5, whole=True)
+    assert ("adapters", "none,tent") in space.fixed  # commas make a tuple there, not a choice
+    assert space.size == float("inf")
+
+
+def test_a_range_is_of_the_fields_own_type():
+    assert parse(["method=fedprox", "method.mu=0..1"]).dims == (Range("method.mu", 0.0, 1.0),)
+    assert parse(["adapters=tent", "adapters.tent.steps=1..3"]).dims == (
+        Range("adapters.tent.steps", 1, 3, whole=True),
+    )
+
+
+def test_every_point_of_a_grid_is_an_experiment():
+    space = parse([*SMALL, "method.mu=0.001,0.1", RATES])
+    made = [space.experiment(p).method for p in space.points()]
+    assert [(m.mu, m.opt.lr) for m in made] == [(0.001, 0.01), (0.001, 0.1), (0.1, 0.01), (0.1, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["method.muu=0.1,1"], "FedAvg has no 'muu'"),
+        (["method=fedprox", "method.mu=0.1,-1"], "mu=-1"),
+        (["rounds=5..2"], "the first number must be below the second"),
+        (["method.opt.weight_decay=0..1:log"], "must start above 0"),
+        (["model=mlp..cnn"], "there is no model 'mlp..cnn'"),
+        (["device=1..2"], "a range needs a number"),
+        (["seed=0,1"], "use --seeds"),
+        (["analysis=true", "rounds=1,2"], "test streams"),
+        (["rounds"], "must be key=value"),
+    ],
+)
+def test_bad_spaces_are_refused_by_name(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        parse(settings)
+
+
+def test_a_range_has_no_grid_and_a_point_is_no_space(tmp_path):
+    with pytest.raises(ConfigError, match=r"method\.opt\.lr is a range"):
+        parse(["method.opt.lr=0.1..1"]).points()
+    with pytest.raises(ConfigError, match="nothing to search"):
+        tuning.tune(["rounds=1"], tmp_path)
+
+
+@pytest.mark.parametrize("grid", tuning.GRIDS, ids=lambda g: g.name)
+def test_the_papers_grids_fit_our_records(grid):
+    space = parse(grid.settings)
+    assert space.size == grid.size > 1
+    assert grid.place.split(",")[0].lower() == grid.name.split("/")[0]
+    assert all(len(set(map(str, v))) == len(v) for _, v in grid.settings if isinstance(v, list))
+
+
+def test_grids_are_found_by_name():
+    assert tuning.grid("fedtta").name == "fedtta/fedtta"
+    assert [d.key for d in parse(tuning.grid("fedthe/memo").settings).dims] == [
+        "adapters.memo.views",
+        "adapters.memo.steps",
+    ]
+    with pytest.raises(ConfigError, match="prints no grid"):
+        tuning.grid("fedspl")
+    with pytest.raises(ConfigError, match="did you mean 'fedthe/memo'"):
+        tuning.grid("fedthe/meno")
+
+
+# --- what a trial looks at --------------------------------------------------------------------------------------------
+
+
+def spoiled(monkeypatch):
+    """Worlds whose labels are wrong wherever a search has no business: test examples, newcomers, held-out domains."""
+    true = Digits.world
+
+    def world(self, seed):
+        made = true(self, seed)
+        hidden = torch.cat([*made.test, *made.new, made.held])
+        y = made.examples.y.clone()
+        y[hidden] = (y[hidden] + 1) % made.num_classes
+        return replace(made, examples=replace(made.examples, y=y))
+
+    monkeypatch.setattr(Digits, "world", world)
+
+
+@needs_optuna
+@pytest.mark.parametrize("on", [("original",), ("corrupted", "out-of-client")])
+def test_labels_of_test_data_change_nothing(tmp_path, monkeypatch, on):
+    settings = [*SMALL, RATES, "personal=finetune", "adapters=t3a"]
+    streams = expand([f"streams={','.join(on)}"])[0].streams
+    first = tuning.tune(settings, tmp_path / "a", on=streams)
+    with monkeypatch.context() as patch:
+        spoiled(patch)
+        again = tuning.tune(settings, tmp_path / "b", on=streams)
+        tested = ac.resume(tmp_path / "b" / "trials" / "000")
+    assert scores(again) == scores(first) and again.best.values == first.best.values
+    assert tested.accuracy(stream="original") < 0.5 * ac.resume(tmp_path / "a" / "trials" / "000").accuracy(
+        stream="original"
+    )  # the spy does spoil what it should
+
+
+@needs_optuna
+def test_the_score_is_the_validation_accuracy_of_the_selected_round(tmp_path):
+    found = tuning.tune([*SMALL, RATES], tmp_path, seeds=2)
+    for trial in found.trials:
+        runs = sorted((tmp_path / trial.path).glob("*/metrics.jsonl"))
+        best = [
+            max((json.loads(line) for line in p.read_text().splitlines()), key=lambda r: r["val_accuracy"])
+            for p in runs
+        ]
+        assert [s["round"] for s in trial.seeds] == [b["round"] for b in best]
+        assert trial.score == pytest.approx(sum(b["val_accuracy"] for b in best) / 2, abs=1e-5)
+        assert [s["seed"] for s in trial.seeds] == [0, 1]
+
+
+def test_seeds_that_train_together_score_the_same(tmp_path, monkeypatch):
+    space = parse([*SMALL, RATES])
+    both = api.with_seeds([space.experiment(space.corner)], 2)
+    apart = trials.run(both, tmp_path / "apart", [ac.shifts.Original()], ac.Watch())
+    monkeypatch.setattr(trials, "_on_gpu", lambda experiment: True)
+    seen = Stop(99)
+    together = trials.run(both, tmp_path / "together", [ac.shifts.Original()], seen)
+    assert [(s.accuracy, s.round) for s in together] == [(s.accuracy, s.round) for s in apart]
+    assert seen.rounds == [1, 2, 1, 2]  # and nothing again for the score
+
+
+def test_streams_of_other_data_and_of_newcomers_are_refused(tmp_path):
+    experiment = ac.Experiment()
+    with pytest.raises(ConfigError, match="natural"):
+        trials.check(experiment, [ac.shifts.Mixture(parts=(ac.shifts.Natural(),))])
+    world = trials.validation_world(Digits(clients=3).world(0))
+    with pytest.raises(ValueError, match="new"):
+        ac.shifts.NewClients().build(world, 0)
+
+
+@needs_optuna
+def test_an_adapter_that_cannot_serve_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"adapter tent .*normalisation"):
+        tuning.tune([*SMALL, RATES, "adapters=tent"], tmp_path)
+
+
+# --- stopping and going on --------------------------------------------------------------------------------------------
+
+
+class Stop(ac.Watch):
+    """Ctrl-C in the middle of the n-th training."""
+
+    def __init__(self, n):
+        self.n, self.rounds = n, []
+
+    def training(self, label, seed, done, rounds):
+        self.n -= 1
+
+    def round(self, state):
+        self.rounds.append(state.round)
+        if self.n == 0 and state.round == 1:
+            raise KeyboardInterrupt
+
+
+@needs_optuna
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+def test_a_stopped_search_goes_on_and_ends_as_if_it_had_not_been(tmp_path, sampler):
+    settings = [*SMALL, RATES, "method.mu=0.001,0.1"]
+    whole = tuning.tune(settings, tmp_path / "whole", trials=4, sampler=sampler)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(settings, tmp_path / "cut", trials=4, sampler=sampler, watch=Stop(2))
+    rest = Stop(99)
+    cut = tuning.tune(settings, tmp_path / "cut", trials=4, sampler=sampler, watch=rest)
+    assert rest.rounds[0] == 2  # from the checkpoint of round 1, and not from the start
+    assert [(t.values, t.score) for t in cut.trials] == [(t.values, t.score) for t in whole.trials]
+    again = Stop(99)
+    tuning.tune(settings, tmp_path / "cut", trials=4, sampler=sampler, watch=again)
+    assert again.rounds == []
+
+
+@needs_optuna
+def test_a_search_that_was_killed_goes_on_and_two_at_once_do_not(tmp_path):
+    code = f"""
+import acclimate as ac
+from acclimate import tuning
+
+class Kill(ac.Watch):
+    def round(self, state):
+        if state.round == 2:
+            print("at work", flush=True)
+            import time; time.sleep(60)
+
+tuning.tune({[*SMALL, RATES]!r}, {str(tmp_path)!r}, watch=Kill())
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "at work\n"
+        with pytest.raises(RunError, match="another search is at work"):
+            tuning.tune([*SMALL, RATES], tmp_path)
+    finally:
+        child.kill()
+        child.communicate()
+    (tmp_path / "journal.log.lock").write_text("")  # what optuna's own lock would have left behind
+    rest = Stop(99)
+    assert len(tuning.tune([*SMALL, RATES], tmp_path, watch=rest).trials) == 2
+    assert rest.rounds == [2, 1, 2]  # the first from its checkpoint
+
+
+@needs_optuna
+def test_more_trials_go_on_and_another_space_is_refused(tmp_path):
+    settings = [*SMALL, "method.opt.lr=0.01..0.2:log"]
+    first = tuning.tune(settings, tmp_path, trials=1)
+    more = tuning.tune(settings, tmp_path, trials=2)
+    assert more.trials[0] == first.trials[0] and len(more.trials) == 2
+    with pytest.raises(RunError, match="another search: space was"):
+        tuning.tune([*SMALL, RATES], tmp_path, trials=2)
+    with pytest.raises(RunError, match="another search: seeds was"):
+        tuning.tune(settings, tmp_path, trials=2, seeds=2)
+
+
+@needs_optuna
+def test_a_point_is_not_trained_twice_and_a_failed_one_does_not_stop_the_rest(tmp_path, monkeypatch):
+    trained = []
+
+    def run(experiments, path, on, watch):
+        mu = experiments[0].method.mu
+        trained.append(mu)
+        if mu == 1:
+            raise ArithmeticError("round 0: the server's state is not finite")
+        return [trials.Score(e.seed, mu, 1, 0.1) for e in experiments]
+
+    monkeypatch.setattr(search.trials, "run", run)
+    found = tuning.tune([*SMALL, "method.mu=0.1,0.5,1"], tmp_path, trials=12, sampler="random")
+    assert sorted(trained) == [0.1, 0.5, 1]
+    assert {t.values["method.mu"]: t.failed is None for t in found.trials} == {0.1: True, 0.5: True, 1: False}
+    assert found.best.values == {"method.mu": 0.5} and sum(t.same_as is not None for t in found.trials) == 9
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+@needs_optuna
+def test_best_toml_is_the_experiment_that_won_and_the_trial_can_be_tested(tmp_path):
+    found = tuning.tune([*SMALL, RATES, "adapters=t3a,none", "method.mu=0.1"], tmp_path)
+    assert tomllib.loads((tmp_path / "best.toml").read_text())["method.opt.lr"] == found.best.values["method.opt.lr"]
+    (chosen,) = expand(merged(tmp_path / "best.toml", []))
+    path = tmp_path / found.best.path
+    assert chosen == ac.load(path).experiment
+    assert not (path / "results.json").exists()
+    assert ac.resume(path).accuracy(stream="original", adapter="none") > 0
+
+
+@needs_optuna
+def test_tune_json_says_all_and_the_section_shows_it(tmp_path):
+    grid = tuning.grid("fedicon/fedprox")
+    found = tuning.tune([*SMALL, "method.mu=0.001,1"], tmp_path, grid=grid)  # settings win over the grid's
+    card = json.loads((tmp_path / "tune.json").read_text())
+    assert card["schema"] == "acclimate.tune/1" and card["grid"]["place"] == "FedICON, Appendix A.3"
+    assert card["space"] == [{"key": "method.mu", "choices": [0.001, 1]}]
+    assert card["chosen"]["score"] == max(scores(found)) and {"commit", "device"} <= set(card["environment"])
+    text = tuning.section_html(card)
+    assert "validation" in text and f"{100 * found.best.score:.1f} %" in text and text.count("<tr") == 3
+    page = (tmp_path / "report.html").read_text()
+    assert text in page and "http" not in page and "<script" not in page
+    assert tuning.sections([tmp_path, tmp_path / "trials"]) == {f"Search {tmp_path.name}": text}
+
+
+def test_the_section_escapes_and_shows_failures():
+    trial = {"number": 0, "values": {"k<": "<b>"}, "score": None, "seeds": [], "failed": "x < y", "same_as": None}
+    card = {"trials": [trial], "planned": 1, "sampler": "grid", "seeds": [0], "chosen": None, "grid": None}
+    card |= {"score": {"streams": ["original"], "adapter": "none"}, "space": [{"key": "k<", "choices": ["<b>", "c"]}]}
+    text = tuning.section_html(card)
+    assert "<b>" not in text and "failed: x &lt; y" in text
+
+
+@needs_optuna
+def test_the_command_line_searches_and_says_what_to_do_next(tmp_path):
+    args = ["tune", *SMALL, RATES, "--out", str(tmp_path / "t"), "--sampler", "grid", "--on", "original,corrupted"]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.output
+    assert "trial 2 of 2" in done.output and f"acclimate run -c {tmp_path / 't' / 'best.toml'}" in done.output
+    card = json.loads((tmp_path / "t" / "tune.json").read_text())
+    assert card["score"]["streams"] == ["original", "corrupted"]
+
+
+def test_the_command_line_lists_the_grids():
+    done = CliRunner().invoke(app, ["tune", "--grids"])
+    assert done.exit_code == 0
+    assert all(g.name in done.output and g.place in done.output for g in tuning.GRIDS)
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r"acclimate\[tune\]"):
+        tuning.tune([*SMALL, RATES], tmp_path)
