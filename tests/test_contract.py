@@ -7,7 +7,7 @@ import torch
 
 from acclimate import catalogue, store
 from acclimate.core import fit, message, rng, tree
-from support import BACKENDS, CLASSES, MODELS, client_data, equal, fitted, gap, shards, small, task
+from support import BACKENDS, CLASSES, MODELS, QUICK, client_data, equal, fitted, gap, shards, small, task
 
 METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -17,8 +17,15 @@ def usable(name: str, model: str) -> bool:
     return not (name in ("fedbn", "dsbn") and not task(model).norm)
 
 
-@every_method
-@pytest.mark.parametrize("model", ["mlp-dropout", "cnn-batch"])
+def agreeing():
+    """Every method on a perceptron with batch norm and dropout; with convolutions those of the quick set, then all."""
+    for name in METHODS:
+        yield pytest.param(name, "mlp-dropout", id=f"mlp-dropout-{name}")
+        slow = () if name in QUICK else pytest.mark.slow
+        yield pytest.param(name, "cnn-batch", id=f"cnn-batch-{name}", marks=slow)
+
+
+@pytest.mark.parametrize(("name", "model"), list(agreeing()))
 def test_serial_and_vmap_agree_on_uneven_clients(name, model):
     _, serial, a = fitted(METHODS[name], "serial", model)
     _, vmap, b = fitted(METHODS[name], "vmap", model)
