@@ -3,12 +3,15 @@
 Three sizes of perceptron, a third of the digits public. Rates and thresholds were tried by hand.
 """
 
+import pytest
+
 import acclimate as ac
 from acclimate.adapters import NoAdapt
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.core.optim import SGD
 from acclimate.methods.heterofedtta import HeteroFedTTA
 
+pytestmark = pytest.mark.slow
 WORK = ac.Work(iterations=10, batch=16, clip=10.0)
 FEDMD = HeteroFedTTA(lam=0.0, inner_lr=0.0, opt=SGD(lr=0.1), work=WORK, digest_batch=64, join_epochs=10)
 HETERO = HeteroFedTTA(inner_lr=0.1, opt=SGD(lr=0.1), net_opt=SGD(lr=0.01), work=WORK, digest_batch=64, join_epochs=10)
