@@ -186,7 +186,7 @@ def record_of(training: str, place: Place, fit: api.Fit, seconds: float, togethe
         "stream_hashes": {n: api.stream_hash(s) for n, (_, s) in api.streams_of(fit.world, e.streams).items()},
         "environment": env,
         "train_seconds": round(seconds, 1),
-        "seeds_trained_together": together,
+        "trained_together": together,
         "round_seconds_median": round(sorted(fit.seconds)[len(fit.seconds) // 2], 4),
         "rows": [],
     }
@@ -226,19 +226,23 @@ def missing(records: list[dict[str, Any]], names: list[str], e: ac.Experiment, p
     return [n for n, row in rows.items() if (n, repr(row.personal), repr(row.adapter)) not in held]
 
 
-def add(
-    body: dict[str, Any], out: Path, training: str, place: Place, names: list[str], seeds: list[ac.Experiment]
-) -> None:
-    """Train the seeds that lack a row, test them, and write to `out` after every row."""
-    todo = {e: rows for e in seeds if (rows := missing(body["records"], names, e, place))}
+Asked = dict[ac.Experiment, Place]
+"""Every place and seed of one training."""
+
+
+def add(body: dict[str, Any], out: Path, training: str, names: list[str], asked: Asked) -> None:
+    """Train those that lack a row (all together), test them, and write to `out` after every row."""
+    todo = {e: rows for e, place in asked.items() if (rows := missing(body["records"], names, e, place))}
+    told = ", ".join(dict.fromkeys(str(asked[e]) for e in todo or asked))
     if not todo:
-        print(f"{training}, {place}: there already", flush=True)
+        print(f"{training}, {told}: there already", flush=True)
         return
     began = time.perf_counter()
     fits = ac.train_together(list(todo))
     seconds = time.perf_counter() - began
-    print(f"{training}, {place}, {len(fits)} seed(s): trained in {seconds:.1f} s", flush=True)
+    print(f"{training}, {told}: {len(fits)} trained in {seconds:.1f} s", flush=True)
     for fit in fits:
+        place = asked[fit.experiment]
         record = record_of(training, place, fit, seconds, len(fits))
         body["records"].append(record)
         for name in todo[fit.experiment]:
@@ -246,7 +250,7 @@ def add(
             record["rows"].append(row)
             store.write(out, json.dumps(body, indent=1) + "\n")
             cells = "  ".join(f"{domain} {a:.1%}" for domain, a in row["accuracy"].items())
-            print(f"  {name:20s} {cells}  ({row['test_seconds']} s)", flush=True)
+            print(f"  {name:20s} seed {fit.experiment.seed}  {cells}  ({row['test_seconds']} s)", flush=True)
         fit.engine.close()
 
 
@@ -320,10 +324,11 @@ def main() -> None:
         show(body, args.table)
         return
     asked = args.rows or list(TABLES[args.table])
-    for place, training in itertools.product(places(args.sets, args.shifts), TRAININGS):
+    for set, shift, training in itertools.product(args.sets, args.shifts, TRAININGS):
         if names := [n for n in asked if ROWS[n].training == training]:
-            seeds = [experiment(training, place, seed, args.rounds, args.fraction) for seed in args.seeds]
-            add(body, args.out, training, place, names, seeds)
+            each = itertools.product(places([set], [shift]), args.seeds)
+            wanted = {experiment(training, p, seed, args.rounds, args.fraction): p for p, seed in each}
+            add(body, args.out, training, names, wanted)
 
 
 if __name__ == "__main__":

@@ -180,8 +180,8 @@ def train(experiment: Experiment, watch: Watch | None = None) -> Fit:
 
 
 def train_together(experiments: Sequence[Experiment], watch: Watch | None = None) -> list[Fit]:
-    """Train experiments that differ in seed or in how data is dealt. On a GPU they are vectorised; the numbers are
-    those of `train`."""
+    """Train experiments that differ in seed, in how data is dealt or in the domains held out. On a GPU they are
+    vectorised; the numbers are those of `train`."""
     watch = watch or Watch()
     if not _can_join(experiments):
         return [train(e, watch) for e in experiments]
@@ -191,7 +191,8 @@ def train_together(experiments: Sequence[Experiment], watch: Watch | None = None
 
 
 def _can_join(experiments: Sequence[Experiment]) -> bool:
-    """Whether these differ in no more than their seed and partition, and a GPU would run them vectorised."""
+    """Whether these differ in no more than their seed, partition and held-out domains, and a GPU would run them
+    vectorised."""
     first = experiments[0]
     alike = all(replace(e, seed=first.seed, data=_dealt_as(e.data, first.data)) == first for e in experiments)
     vectorised = isinstance(first.backend, Auto | Vmap) and device_of(first.device).type == "cuda"
@@ -202,9 +203,12 @@ def _can_join(experiments: Sequence[Experiment]) -> bool:
 
 
 def _dealt_as(data: Any, other: Any) -> Any:
-    """`data` with the partition of `other`, where both are of one kind: they then have as many clients."""
+    """`data` with the partition of `other`, where both are of one kind, and with its held-out domains: which examples
+    clients have may differ, how many clients there are may not."""
     own, theirs = getattr(data, "partition", None), getattr(other, "partition", None)
-    return replace(data, partition=theirs) if own is not None and type(own) is type(theirs) else data
+    if own is None or type(own) is not type(theirs):
+        return data
+    return replace(data, partition=theirs, held_out=other.held_out)
 
 
 def _joint(

@@ -62,12 +62,13 @@ def test_lanes_of_different_sizes_are_refused():
         Lanes(lanes, torch.device("cpu"), Vmap())
 
 
-def test_experiments_join_where_they_differ_in_seed_or_partition_alone(monkeypatch):
+def test_experiments_join_where_they_differ_in_seed_or_who_has_what_alone(monkeypatch):
     monkeypatch.setattr(api, "device_of", lambda _: torch.device("cuda"))
     data = ac.data.Digits(clients=4, partition=ac.data.Dirichlet(0.1))
     first = ac.Experiment(data, rounds=2)
     other = replace(data, partition=ac.data.Dirichlet(1.0))
     assert api._can_join([first, replace(first, seed=1), replace(first, data=other, seed=2)])
+    assert api._can_join([first, replace(first, data=replace(data, held_out=("noise",)))])
     assert not api._can_join([first, replace(first, rounds=3)])
     assert not api._can_join([first, replace(first, data=replace(data, clients=5))])
     assert not api._can_join([first, replace(first, data=replace(data, partition=ac.data.IID()))])
