@@ -18,6 +18,9 @@ from .stream import Protocol
 from .tree import Tree
 from .worker import Worker
 
+SPARSE = 16
+"""With so many times more clients than a cohort has, it is drawn without a look at every client."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -78,19 +81,25 @@ def start(worker: Worker, engine: Engine, clients: int) -> State:
 
 def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
     """The clients of a round: distinct, keyed by seed and round, ascending."""
-    if schedule.cohort == schedule.clients:
-        return torch.arange(schedule.clients)
-    draws = rng.bits(worker.key("cohort", round), schedule.clients)
-    return draws.topk(schedule.cohort, largest=False).indices.sort().values
+    clients, cohort, key = schedule.clients, schedule.cohort, worker.key("cohort", round)
+    if cohort == clients:
+        return torch.arange(clients)
+    if cohort * SPARSE <= clients:  # a draw for every client would make rounds slower the more clients there are
+        chosen = list(dict.fromkeys((rng.bits(rng.fold(key, "sparse"), 2 * cohort) % clients).tolist()))
+        if len(chosen) >= cohort:
+            return torch.tensor(chosen[:cohort]).sort().values
+    return rng.bits(key, clients).topk(cohort, largest=False).indices.sort().values
 
 
 def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, state: State) -> Iterator[State]:
     """Train from `state` to the last round, yielding the state after each round."""
     engine.mine = state.mine
+    following = sample(worker, schedule, state.round)
     for r in range(state.round, schedule.rounds):
-        cohort = sample(worker, schedule, r)
+        cohort = following
         if r + 1 < schedule.rounds:
-            engine.expect(sample(worker, schedule, r + 1))
+            following = sample(worker, schedule, r + 1)
+            engine.expect(following)
         server, reply, down = one_round(worker, engine, state.server, cohort, r)
         cost = add_cost(state.cost, reply, down, len(cohort))
         faults = (*state.faults, *(f._asdict() for f in reply.faults))

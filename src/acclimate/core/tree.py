@@ -21,14 +21,14 @@ Scalar: TypeAlias = float | Tensor
 
 def map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply `f` leaf by leaf to trees of the same shape."""
-    if isinstance(tree, Mapping):
+    if not isinstance(tree, Tensor) and isinstance(tree, Mapping):  # the first question is the quick one
         return {k: map(f, v, *(r[k] for r in rest)) for k, v in tree.items()}
     return f(tree, *rest)
 
 
 def leaves(tree: Any) -> list[Tensor]:
     """All tensors of a tree, in dict order."""
-    if isinstance(tree, Mapping):
+    if not isinstance(tree, Tensor) and isinstance(tree, Mapping):
         return [leaf for v in tree.values() for leaf in leaves(v)]
     return [tree]
 
