@@ -18,7 +18,7 @@ def test_a_cohort_has_distinct_clients_in_ascending_order(clients):
     schedule = fit.Schedule(10, clients, 20)
     drawn = [fit.sample(WORKER, schedule, r) for r in range(10)]
     for cohort in drawn:
-        assert len(cohort) == 20 and bool((cohort.diff() > 0).all()) and 0 <= cohort[0] and cohort[-1] < clients
+        assert len(cohort) == 20 and bool((cohort.diff() > 0).all()) and cohort[0] >= 0 and cohort[-1] < clients
         assert cohort.dtype == torch.int64
     if clients > 21:
         assert not torch.equal(drawn[0], drawn[1])
