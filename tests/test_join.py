@@ -16,6 +16,7 @@ from acclimate.cli_join import join as join_command
 from acclimate.cli_join import samples
 from acclimate.joining import CARD, TENSORS, CannotJoin, join, load_joined
 from acclimate.methods.fedtta import FedTTA
+from acclimate.methods.heterofedtta import HeteroFedTTA
 from acclimate.methods.pfl import PFL
 from acclimate.ops.losses import entropy
 from acclimate.shifts import NewClients
@@ -195,13 +196,53 @@ def test_the_command_takes_another_adapter_and_nothing_else(fit, run_folder, tmp
     assert done.exit_code == 0, done.output
     assert load_joined(tmp_path / "t").adapter == ac.adapters.Tent(params="all", steps=2)
     for settings, says in (
-        (["rounds=3"], "can choose its adapters= alone"),
+        (["rounds=3"], "can choose its adapters= and, where clients share no weights, its model="),
+        (["model=mlp"], "model=MLP(hidden=(200, 200), norm='none', groups=2, dropout=0.0) can be chosen only where"),
         (["adapters=none,tent-all"], "name one adapter"),
         (["adapters=tent"], "Tent needs normalisation layers"),
     ):
         refused = command(run_folder, tmp_path / "mine.npy", *settings, "-o", tmp_path / "no")
         assert says in str(refused.exception)
     assert not (tmp_path / "no").exists()
+
+
+@pytest.fixture(scope="module")
+def mixed_folder(tmp_path_factory):
+    """A run whose clients have different models, and a newcomer's samples beside it."""
+    two = ac.models.Mixed((ac.models.MLP(hidden=(8,)), ac.models.MLP(hidden=(6, 5))))
+    data = ac.data.Public(share=0.05, clients=3, new_clients=1, fraction=0.2)
+    method = HeteroFedTTA(work=ac.Work(iterations=1, batch=8), inner_lr=0.1)
+    mixed = ac.train(ac.Experiment(data, two, method, adapters=(PLUS,), rounds=1))
+    folder = mixed.save(tmp_path_factory.mktemp("runs") / "mixed")
+    np.save(folder / "mine.npy", newcomer(mixed).numpy())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [
+        (["model=1"], ac.models.MLP(hidden=(6, 5))),
+        (["model=mlp", "model.hidden=7", "adapters=none"], ac.models.MLP(hidden=(7,))),
+    ],
+)
+def test_the_command_takes_a_model_where_clients_share_no_weights(mixed_folder, tmp_path, settings, model):
+    done = command(mixed_folder, mixed_folder / "mine.npy", *settings, "-o", tmp_path / "me")
+    assert done.exit_code == 0, done.output
+    assert load_joined(tmp_path / "me").worker.task.model == model
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("model=2", "model=2 must be one of the federation's, 0 (MLP(hidden=(8,)"),
+        ("model=mpl", "there is no model 'mpl'; did you mean 'mlp'? allowed: cnn"),
+        ("model=mixed", "Mixed(...) has 3 architectures, and a newcomer has one: 0 (MLP(hidden=(8,)"),
+        ("model=mlp,cnn", "name one model to join with"),
+    ],
+)
+def test_the_command_refuses_another_model_with_what_is_allowed(mixed_folder, tmp_path, setting, says):
+    refused = command(mixed_folder, mixed_folder / "mine.npy", setting, "-o", tmp_path / "no")
+    assert says in str(refused.exception) and not (tmp_path / "no").exists()
 
 
 def test_samples_come_from_folders_of_images_and_arrays(tmp_path):

@@ -11,15 +11,20 @@ import typer
 if TYPE_CHECKING:
     import numpy as np
 
+    from .config import Experiment
     from .core.adapter import Adapter
-    from .joining import Joined
+    from .joining import Architecture, Joined
 
 
 def join(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     data: Annotated[Path, typer.Argument(help="A folder of images, or an .npz (array x) or .npy file of samples.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Which adapter, e.g. adapters=fedtta adapters.fedtta.steps=5")
+        list[str] | None,
+        typer.Argument(
+            help="Which adapter, e.g. adapters=fedtta adapters.fedtta.steps=5; and, where clients share no weights, "
+            "which model: one of the federation's by number, model=0, or any, e.g. model=mlp model.hidden=50"
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write (default: RUN/joined/DATA).")] = None,
     selection: Annotated[str, typer.Option(help="The round: last, or validation for the best one.")] = "last",
@@ -36,9 +41,9 @@ def join(
     if (target / joining.CARD).exists() and not overwrite:
         raise store.RunError(f"{target} holds a joined client; pass --overwrite, or choose another --out")
     fit = api.load(run)
-    adapter = _adapter(fit.experiment, settings or [])
+    adapter, model = chosen(fit.experiment, settings or [])
     x = samples(data, fit.worker.task.shape)
-    joined = joining.join(fit, x, adapter, client, selection)
+    joined = joining.join(fit, x, adapter, client, selection, model=model)
     joined.save(target, overwrite)
     fit.engine.close()
     for line in summary(joined, x):
@@ -46,19 +51,47 @@ def join(
     typer.echo(f"wrote {target}")
 
 
-def _adapter(experiment: object, settings: list[str]) -> Adapter | None:
-    """The one adapter that the settings name; None leaves the choice to `join`."""
-    from .config import ConfigError, Experiment, expand
+def chosen(experiment: Experiment, settings: list[str]) -> tuple[Adapter | None, Architecture | int | None]:
+    """The adapter and the model that the settings name; None leaves the choice to `join`."""
+    from .config import ConfigError
 
-    assert isinstance(experiment, Experiment)
-    if wrong := [s for s in settings if s.partition("=")[0].split(".")[0] != "adapters"]:
-        raise ConfigError(f"{wrong[0]}: a client that joins can choose its adapters= alone; all else was trained")
+    parts: dict[str, list[str]] = {"adapters": [], "model": []}
+    for setting in settings:
+        part = setting.partition("=")[0].split(".")[0]
+        if part not in parts:
+            raise ConfigError(
+                f"{setting}: a client that joins can choose its adapters= and, where clients share no weights, its "
+                "model=; all else was trained"
+            )
+        parts[part].append(setting)
+    return _adapter(experiment, parts["adapters"]), _model(experiment, parts["model"])
+
+
+def _adapter(experiment: Experiment, settings: list[str]) -> Adapter | None:
+    """The one adapter that the settings name."""
+    from .config import ConfigError, expand
+
     if not settings:
         return None
     named = expand(settings, experiment)
     if len(named) != 1 or len(named[0].adapters) != 1:
         raise ConfigError(f"{' '.join(settings)}: name one adapter to join with, for example adapters=fedtta")
     return named[0].adapters[0]
+
+
+def _model(experiment: Experiment, settings: list[str]) -> Architecture | int | None:
+    """The one model that the settings name: a number among the federation's, or a record."""
+    from .config import ConfigError, expand
+
+    if not settings:
+        return None
+    value = settings[0].removeprefix("model=")
+    if len(settings) == 1 and value.lstrip("-").isdecimal():
+        return int(value)
+    named = expand(settings, experiment)
+    if len(named) != 1:
+        raise ConfigError(f"{' '.join(settings)}: name one model to join with, for example model=mlp")
+    return named[0].model
 
 
 def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:

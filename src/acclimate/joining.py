@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import catalogue, store
 from .adapters import NoAdapt
@@ -31,10 +31,13 @@ from .core.hetero import Hetero, PublicTask
 from .core.task import Model, Task
 from .core.tree import Tree
 from .core.worker import Worker
+from .models import Mixed
 from .ops.losses import entropy
 
 SCHEMA = "acclimate.joined/1"
 TENSORS, CARD = "model.safetensors", "joined.json"
+Architecture: TypeAlias = Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+"""A newcomer's own model: what an experiment's `model` may be."""
 
 
 class CannotJoin(ValueError):
@@ -106,7 +109,7 @@ def join(
     client: int = 0,
     selection: str = "last",
     batch: int = 32,
-    model: Model | None = None,
+    model: Architecture | int | None = None,
 ) -> Joined:
     """A personalised model for a client that was not there for training, from its unlabelled samples `x`.
 
@@ -114,8 +117,8 @@ def join(
     `client` numbers newcomers from 0: it draws what an adapter or method draws. `selection` is the round: `last` or
     `validation`. An adapter that is not transductive sees the samples once, `batch` at a time.
 
-    Where clients share no weights (HeteroFedTTA), `model` is the newcomer's own architecture: one of the federation's,
-    or any other; None: as the federation would deal it.
+    Where clients share no weights (HeteroFedTTA), `model` is the newcomer's own architecture: one of the federation's
+    by its number, from 0, or any other; None: as the federation would deal it.
     """
     worker, device = _worker(fit, client, model), fit.engine.device
     x = _checked(worker.task, x).to(device)
@@ -200,7 +203,7 @@ def _server(fit: Fit, selection: str) -> tuple[int, Tree]:
     return fit.state.round, fit.state.server
 
 
-def _worker(fit: Fit, client: int, model: Model | None) -> Worker:
+def _worker(fit: Fit, client: int, model: Architecture | int | None) -> Worker:
     """The client half of a newcomer: that of all clients, or with an architecture of its own."""
     engine, method = fit.engine, fit.worker.method
     if not isinstance(engine, MixedEngine):
@@ -212,12 +215,31 @@ def _worker(fit: Fit, client: int, model: Model | None) -> Worker:
         return fit.worker
     if model is None:
         return engine.workers[engine.deal(fit.world.clients + client + 1)[-1]]
+    if isinstance(model, int):
+        return engine.workers[_number(engine, model)]
     for worker in engine.workers:
         if worker.task.model == model:
             return worker
+    if isinstance(model, Mixed):
+        raise ValueError(
+            f"join: model=Mixed(...) has {len(model.models)} architectures, and a newcomer has one: {_known(engine)}; "
+            "or another model"
+        )
     task = engine.worker.task
     assert isinstance(task, PublicTask)
     return replace(engine.workers[0], task=task.having(model))
+
+
+def _number(engine: MixedEngine, number: int) -> int:
+    """The number of an architecture, where the federation has it."""
+    if not 0 <= number < len(engine.workers):
+        raise ValueError(f"join: model={number} must be one of the federation's, {_known(engine)}; or another model")
+    return number
+
+
+def _known(engine: MixedEngine) -> str:
+    """The federation's architectures by number."""
+    return ", ".join(f"{i} ({worker.task.model})" for i, worker in enumerate(engine.workers))
 
 
 def _deployed(fit: Fit, worker: Worker, client: int, selection: str, shake: float = 0.0) -> Tree:

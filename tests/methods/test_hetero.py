@@ -260,6 +260,18 @@ def test_a_newcomer_may_bring_any_architecture_and_keep_it(fit, tmp_path):
         assert equal(back.predict(x), joined.predict(x))
 
 
+def test_a_newcomer_may_name_an_architecture_of_the_federation_by_number(fit):
+    x = newcomer(fit, 0)
+    for number, model in enumerate(SHAPES.models):
+        joined = join(fit, x, model=number)
+        assert joined.worker.task.model == model and equal(joined.predict(x), join(fit, x, model=model).predict(x))
+    for wrong in (3, -1):
+        with pytest.raises(ValueError, match=rf"model={wrong} must be one of the federation's, 0 \(MLP.*, 2 \(MLP"):
+            join(fit, x, model=wrong)
+    with pytest.raises(ValueError, match=r"Mixed\(...\) has 2 architectures, and a newcomer has one: 0 \(MLP"):
+        join(fit, x, model=Mixed((MLP(), CNN())))
+
+
 def test_hetero_tent_serves_newcomers_and_fedtta_is_refused_without_its_net():
     fit = ac.train(experiment(FEDMD, adapters=(ac.adapters.Tent(params="all"), Adapt())))
     table = ac.evaluate(fit)
