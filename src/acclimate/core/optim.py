@@ -154,14 +154,13 @@ class Adam(Optimizer):
 
     def _step(self, grads: Tree, state: Tree, params: Tree, scale: Scalar) -> tuple[Tree, Tree]:
         t = state["t"] + 1
-        m = tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, state["m"], grads)
-        v = tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g * g, state["v"], grads)
         c1, c2 = (-torch.expm1(t * _log(b)) for b in (self.b1, self.b2))  # 1 - b^t, exact in float32
-
-        def move(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
-            return p - self.lr * scale * (m / c1) / ((v / c2).sqrt() + self.eps)
-
-        return tree.map(move, params, m, v), {"m": m, "v": v, "t": t}
+        root = c2.sqrt()
+        rate, eps = -self.lr * scale * root / c1, self.eps * root  # both corrections in scalars: half as many kernels
+        m = tree.map(lambda m, g: torch.lerp(m, g, 1 - self.b1), state["m"], grads)
+        v = tree.map(lambda v, g: torch.addcmul(self.b2 * v, g, g, value=1 - self.b2), state["v"], grads)
+        moved = tree.map(lambda p, m, v: torch.addcdiv(p, m * rate, v.sqrt() + eps), params, m, v)
+        return moved, {"m": m, "v": v, "t": t}
 
 
 @dataclass(frozen=True)
