@@ -16,26 +16,25 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import rows
+from rows import Record, Row
+
 import acclimate as ac
-from acclimate import api, store
+from acclimate import api
 from acclimate.adapters.icon import ICON
-from acclimate.core.adapter import Adapter
 from acclimate.core.method import Method
-from acclimate.core.personal import Personalizer
 from acclimate.methods.fedicon import FedICON
 from acclimate.ops.views import Views
 from acclimate.recipes import fedicon as recipes
 from acclimate.recipes import published
 from acclimate.recipes.federations import DIGIT5, OFFICE10
+from acclimate.recipes.record import Named
 
 SCHEMA = "acclimate.fedicon/1"
 MIRRORED = {"digit5": False, "office10": True}
@@ -58,15 +57,7 @@ TRAININGS = {
 }
 
 
-class Row(NamedTuple):
-    """One line of a table: what is trained, and how the trained model is personalised and adapted."""
-
-    training: str
-    personal: Personalizer
-    adapter: Adapter
-
-
-def _rows(defined: Mapping[str, tuple[str, recipes.Named, recipes.Named]]) -> dict[str, Row]:
+def _rows(defined: Mapping[str, tuple[str, Named, Named]]) -> dict[str, Row]:
     """Rows as `acclimate reproduce` has them."""
     return {name: Row(trained, p.record, a.record) for name, (trained, p, a) in defined.items()}
 
@@ -84,7 +75,7 @@ PLACES = {
 
 def layout(table: str) -> dict[str, Any]:
     """The rows of a table with their published numbers, by data set and shift and by domain."""
-    lines = {row: {"row": row, "name": row, "published": {}} for row in TABLES[table]}
+    lines: dict[str, dict[str, Any]] = {row: {"row": row, "name": row, "published": {}} for row in TABLES[table]}
     if table == "ablation":
         for number in published.table("fedicon/table8")["rows"]:
             row = "+".join(part for field, part in recipes.PARTS.items() if number[field]) or "nothing"
@@ -168,90 +159,41 @@ def experiment(training: str, place: Place, seed: int, rounds: int, fraction: fl
     )
 
 
-def record_of(training: str, place: Place, fit: api.Fit, seconds: float, together: int) -> dict[str, Any]:
-    """The record of a training without results: settings, hashes, times and where it ran."""
-    e = fit.experiment
-    env, card = store.environment(fit.engine.device), fit.world.card()
-    env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
-    return {
-        "training": training,
-        **place._asdict(),
-        "seed": e.seed,
-        "rounds": e.rounds,
-        "fraction": e.data.fraction,
-        "model": repr(e.model),
-        "method": repr(e.method),
-        "training_hash": e.training_hash(),
-        "data_hashes": {"examples": card["hash"]} | {k: v["hash"] for k, v in card["splits"].items()},
-        "stream_hashes": {n: api.stream_hash(s) for n, (_, s) in api.streams_of(fit.world, e.streams).items()},
-        "environment": env,
-        "train_seconds": round(seconds, 1),
-        "trained_together": together,
-        "round_seconds_median": round(sorted(fit.seconds)[len(fit.seconds) // 2], 4),
-        "rows": [],
-    }
-
-
-def tested(fit: api.Fit, name: str, place: Place) -> dict[str, Any]:
-    """One row of a trained experiment: accuracy by domain, at the last round."""
-    row, began = defined(name, place), time.perf_counter()
-    table = ac.evaluate(fit, adapters=[row.adapter], personal=row.personal)
-    if table.refused:
-        raise SystemExit(f"{name}: {table.refused[0]['reason']}")
-    (last,) = (r for r in table.rows if r["selection"] == "last")
-    names = [d for d in fit.world.examples.domains if d != place.held]  # client c holds the c-th of these
-    by_domain = {place.held: last["accuracy"]} if place.held else dict(zip(names, last["per_client"], strict=True))
-    return {
-        "row": name,
-        "personal": repr(row.personal),
-        "adapter": repr(row.adapter),
-        "test_seconds": round(time.perf_counter() - began, 2),
-        "accuracy": by_domain,
-        "loss": last["loss"],
-        "ece": last["ece"],
-    }
-
-
 def defined(name: str, place: Place) -> Row:
     """A row as this data set takes it."""
     row = ROWS[name]
     return row._replace(adapter=with_views(row.adapter, place.set))
 
 
-def missing(records: list[dict[str, Any]], names: list[str], e: ac.Experiment, place: Place) -> list[str]:
-    """The rows that no record holds as they are defined now."""
-    same = [r for r in records if r["training_hash"] == e.training_hash() and r["held"] == place.held]
-    held = {(r["row"], r["personal"], r["adapter"]) for record in same for r in record["rows"]}
-    rows = {n: defined(n, place) for n in names}
-    return [n for n, row in rows.items() if (n, repr(row.personal), repr(row.adapter)) not in held]
+def tested(fit: api.Fit, name: str, place: Place) -> Record:
+    """One row of a trained experiment: accuracy by domain, at the last round."""
+    row, (last,) = rows.tested(fit, name, defined(name, place))
+    names = [d for d in fit.world.examples.domains if d != place.held]  # client c holds the c-th of these
+    by_domain = {place.held: last["accuracy"]} if place.held else dict(zip(names, last["per_client"], strict=True))
+    return {**row, "accuracy": by_domain, "loss": last["loss"], "ece": last["ece"]}
 
 
 Asked = dict[ac.Experiment, Place]
 """Every place and seed of one training."""
 
 
-def add(body: dict[str, Any], out: Path, training: str, names: list[str], asked: Asked) -> None:
-    """Train those that lack a row (all together), test them, and write to `out` after every row."""
-    todo = {e: rows for e, place in asked.items() if (rows := missing(body["records"], names, e, place))}
-    told = ", ".join(dict.fromkeys(str(asked[e]) for e in todo or asked))
-    if not todo:
-        print(f"{training}, {told}: there already", flush=True)
-        return
-    began = time.perf_counter()
-    fits = ac.train_together(list(todo))
-    seconds = time.perf_counter() - began
-    print(f"{training}, {told}: {len(fits)} trained in {seconds:.1f} s", flush=True)
-    for fit in fits:
-        place = asked[fit.experiment]
-        record = record_of(training, place, fit, seconds, len(fits))
-        body["records"].append(record)
-        for name in todo[fit.experiment]:
-            row = tested(fit, name, place)
-            record["rows"].append(row)
-            store.write(out, json.dumps(body, indent=1) + "\n")
-            cells = "  ".join(f"{domain} {a:.1%}" for domain, a in row["accuracy"].items())
-            print(f"  {name:20s} seed {fit.experiment.seed}  {cells}  ({row['test_seconds']} s)", flush=True)
-        fit.engine.close()
+def script(training: str, asked: Asked) -> rows.Script:
+    """How the records of this training look, and how they are told of."""
+
+    def about(fit: api.Fit, together: int) -> Record:
+        place, model = asked[fit.experiment], repr(fit.experiment.model)
+        return {"training": training, **place._asdict(), "model": model, "trained_together": together}
+
+    def test(fit: api.Fit, name: str) -> Record:
+        return tested(fit, name, asked[fit.experiment])
+
+    return rows.Script(about, test, lambda row: row["accuracy"], lambda e: f"{asked[e]}, seed {e.seed}")
+
+
+def lacking(records: list[Record], names: list[str], e: ac.Experiment, place: Place) -> list[str]:
+    """The rows that no record of this place holds as they are defined now."""
+    here = [r for r in records if r["held"] == place.held]
+    return rows.missing(here, {n: defined(n, place) for n in names}, e)
 
 
 Seeds = dict[int, dict[str, float]]
@@ -262,9 +204,9 @@ def collected(records: list[dict[str, Any]]) -> dict[tuple[str, int, float], dic
     """By data set and shift, rounds and fraction; then by row. Later results replace earlier ones."""
     found: dict[tuple[str, int, float], dict[str, Seeds]] = {}
     for record in records:
-        rows = found.setdefault((f"{record['set']} {record['shift']}", record["rounds"], record["fraction"]), {})
+        by_row = found.setdefault((f"{record['set']} {record['shift']}", record["rounds"], record["fraction"]), {})
         for row in record["rows"]:
-            cells = rows.setdefault(row["row"], {}).setdefault(record["seed"], {})
+            cells = by_row.setdefault(row["row"], {}).setdefault(record["seed"], {})
             cells |= {domain: 100 * a for domain, a in row["accuracy"].items()}
     return found
 
@@ -275,15 +217,15 @@ def cell(ours: list[float], theirs: list[float] | None) -> str:
     return f"{statistics.fmean(ours):.1f}{error} ({f'{theirs[0]:.1f}' if theirs else '-'})"
 
 
-def rendered(layout: dict[str, Any], place: str, rows: dict[str, Seeds]) -> str:
+def rendered(layout: dict[str, Any], place: str, by_row: dict[str, Seeds]) -> str:
     """One Markdown table: the rows of the layout that were run.
 
     A published mean is over the columns, or over all of the paper's domains where it has no others (Tables 8 and 9).
     """
-    domains = sorted({d for seeds in rows.values() for cells in seeds.values() for d in cells})
+    domains = sorted({d for seeds in by_row.values() for cells in seeds.values() for d in cells})
     lines = [f"| row | seeds | {' | '.join(domains)} | mean |", f"|---|---|{'---|' * len(domains)}---|"]
     for line in layout["rows"]:
-        if not (seeds := rows.get(line["row"])):
+        if not (seeds := by_row.get(line["row"])):
             continue
         theirs = line["published"].get(place, {})
         cells = []
@@ -301,9 +243,9 @@ def rendered(layout: dict[str, Any], place: str, rows: dict[str, Seeds]) -> str:
 def show(body: dict[str, Any], table: str) -> None:
     """Print a table for every data set, shift and size that was run."""
     lines = layout(table)
-    for (place, rounds, fraction), rows in sorted(collected(body["records"]).items()):
+    for (place, rounds, fraction), by_row in sorted(collected(body["records"]).items()):
         part = "" if fraction == 1 else f", {fraction:g} of the data"
-        print(f"{place}, {rounds} rounds{part}; in brackets: {lines['source']}\n\n{rendered(lines, place, rows)}\n")
+        print(f"{place}, {rounds} rounds{part}; in brackets: {lines['source']}\n\n{rendered(lines, place, by_row)}\n")
 
 
 def main() -> None:
@@ -319,7 +261,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--show", action="store_true", help="print what --out holds")
     args = parser.parse_args()
-    body: dict[str, Any] = store.read_json(args.out) if args.out.exists() else {"schema": SCHEMA, "records": []}
+    body = rows.opened(args.out, SCHEMA)
     if args.show:
         show(body, args.table)
         return
@@ -328,7 +270,8 @@ def main() -> None:
         if names := [n for n in asked if ROWS[n].training == training]:
             each = itertools.product(places([set], [shift]), args.seeds)
             wanted = {experiment(training, p, seed, args.rounds, args.fraction): p for p, seed in each}
-            add(body, args.out, training, names, wanted)
+            todo = {e: lacking(body["records"], names, e, place) for e, place in wanted.items()}
+            rows.add(body, args.out, f"{training}, {set} {shift}", todo, script(training, wanted))
 
 
 if __name__ == "__main__":

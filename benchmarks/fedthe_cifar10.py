@@ -16,30 +16,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
-import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import rows
+from rows import Record, Row
 
 import acclimate as ac
-from acclimate import api, store
-from acclimate.core.adapter import Adapter
+from acclimate import api
 from acclimate.core.method import Method
-from acclimate.core.personal import Personalizer
 from acclimate.ops.augment import FlipCrop
 from acclimate.recipes import fedthe as recipes
 
 SCHEMA = "acclimate.fedthe/1"
 TRAININGS: dict[str, Method] = {name: named.record for name, named in recipes.TRAININGS.items()}
-
-
-class Row(NamedTuple):
-    """One line of a table: what is trained, and how the trained model is personalised and adapted."""
-
-    training: str
-    personal: Personalizer
-    adapter: Adapter
 
 
 def row(name: str) -> Row:
@@ -79,77 +69,22 @@ def alpha_of(e: ac.Experiment) -> float:
     return e.data.partition.alpha
 
 
-def record_of(training: str, fit: api.Fit, seconds: float, together: int) -> dict[str, Any]:
-    """The record of a training without results: settings, hashes, times and where it ran."""
-    e = fit.experiment
-    env, card = store.environment(fit.engine.device), fit.world.card()
-    env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
-    return {
-        "training": training,
-        "alpha": alpha_of(e),
-        "seed": e.seed,
-        "rounds": e.rounds,
-        "fraction": e.data.fraction,
-        "method": repr(e.method),
-        "training_hash": e.training_hash(),
-        "data_hashes": {"examples": card["hash"]} | {k: v["hash"] for k, v in card["splits"].items()},
-        "stream_hashes": {n: api.stream_hash(s) for n, (_, s) in api.streams_of(fit.world, e.streams).items()},
-        "environment": env,
-        "train_seconds": round(seconds, 1),
-        "seeds_trained_together": together,
-        "round_seconds_median": round(sorted(fit.seconds)[len(fit.seconds) // 2], 4),
-        "rows": [],
-    }
-
-
-def tested(fit: api.Fit, name: str) -> dict[str, Any]:
+def tested(fit: api.Fit, name: str) -> Record:
     """One row of a trained experiment: means over clients on every stream, at the last round."""
-    row, began = ROWS[name], time.perf_counter()
-    table = ac.evaluate(fit, adapters=[row.adapter], personal=row.personal)
-    if table.refused:
-        raise SystemExit(f"{name}: {table.refused[0]['reason']}")
-    last = [r for r in table.rows if r["selection"] == "last"]
-    return {
-        "row": name,
-        "personal": repr(row.personal),
-        "adapter": repr(row.adapter),
-        "test_seconds": round(time.perf_counter() - began, 2),
-        "streams": {r["stream"]: {k: r[k] for k in ("accuracy", "std", "loss", "ece")} for r in last},
-    }
+    row, last = rows.tested(fit, name, ROWS[name])
+    return {**row, "streams": {r["stream"]: {k: r[k] for k in ("accuracy", "std", "loss", "ece")} for r in last}}
 
 
-def missing(records: list[dict[str, Any]], names: list[str], e: ac.Experiment) -> list[str]:
-    """The rows that no record holds as they are defined now."""
-    same = [r for r in records if r["training_hash"] == e.training_hash()]
-    held = {(r["row"], r["personal"], r["adapter"]) for record in same for r in record["rows"]}
-    return [n for n in names if (n, repr(ROWS[n].personal), repr(ROWS[n].adapter)) not in held]
+def script(training: str) -> rows.Script:
+    """How the records of this training look, and how they are told of."""
 
+    def about(fit: api.Fit, together: int) -> Record:
+        return {"training": training, "alpha": alpha_of(fit.experiment), "seeds_trained_together": together}
 
-def add(body: dict[str, Any], out: Path, training: str, names: list[str], asked: list[ac.Experiment]) -> None:
-    """Train those that lack a row (all together), test them, and write to `out` after every row."""
-    todo = {e: rows for e in asked if (rows := missing(body["records"], names, e))}
-    if not todo:
-        print(f"{training}: there already", flush=True)
-        return
-    began = time.perf_counter()
-    fits = ac.train_together(list(todo))
-    seconds = time.perf_counter() - began
-    told = ", ".join(f"Dir({alpha_of(e)}) seed {e.seed}" for e in todo)
-    print(f"{training}: {told}: trained in {seconds:.1f} s", flush=True)
-    for fit in fits:
-        record = record_of(training, fit, seconds, len(fits))
-        body["records"].append(record)
-        _test(body, out, fit, record, todo[fit.experiment])
+    def accuracies(row: Record) -> dict[str, float]:
+        return {stream: m["accuracy"] for stream, m in row["streams"].items()}
 
-
-def _test(body: dict[str, Any], out: Path, fit: api.Fit, record: dict[str, Any], names: list[str]) -> None:
-    for name in names:
-        row = tested(fit, name)
-        record["rows"].append(row)
-        store.write(out, json.dumps(body, indent=1) + "\n")
-        cells = "  ".join(f"{stream} {m['accuracy']:.1%}" for stream, m in row["streams"].items())
-        print(f"  {name:20s} {cells}  ({row['test_seconds']} s)", flush=True)
-    fit.engine.close()
+    return rows.Script(about, tested, accuracies, lambda e: f"Dir({alpha_of(e)}), seed {e.seed}")
 
 
 def main() -> None:
@@ -164,12 +99,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     asked = args.rows or list(TABLES[args.table])
-    body: dict[str, Any] = store.read_json(args.out) if args.out.exists() else {"schema": SCHEMA, "records": []}
+    body = rows.opened(args.out, SCHEMA)
     for training in TRAININGS:
-        if names := [n for n in asked if ROWS[n].training == training]:
+        if lines := {n: ROWS[n] for n in asked if ROWS[n].training == training}:
             each = itertools.product(args.alphas, args.seeds)
             wanted = [experiment(training, alpha, seed, args.rounds, args.fraction) for alpha, seed in each]
-            add(body, args.out, training, names, wanted)
+            todo = {e: rows.missing(body["records"], lines, e) for e in wanted}
+            rows.add(body, args.out, training, todo, script(training))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from acclimate.core import fit, tree
 from acclimate.core.backend import Backend
 from acclimate.core.fit import State
 from acclimate.core.local import Work
+from acclimate.core.message import Gather, Mean, Rules, Sum
 from acclimate.core.method import Method
 from acclimate.core.shards import Shards
 from acclimate.core.task import Task
 from acclimate.core.worker import Worker
+from acclimate.methods import FedAvg
 from acclimate.models import CNN, MLP
 
 CLASSES = 5
@@ -36,9 +39,13 @@ QUICK = ("fedavg", "fedper", "scaffold", "fedthe", "fedtta", "fedpcl")
 """Methods that stand for all in the quick set where a test repeats what test_contract.py has for every one."""
 
 
-def quick_or_slow(names: Iterable[str]) -> list[Any]:
-    """Parameters for pytest: those of `QUICK` always, the others in the slow set."""
-    return [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
+def quick_or_slow(names: Iterable[str], quick: Collection[str] = QUICK) -> list[Any]:
+    """Parameters for pytest: those of `quick` always, the others in the slow set."""
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+SEEDS = [pytest.param((0,), id="one-seed"), pytest.param((0, 1, 2), id="three-seeds", marks=pytest.mark.slow)]
+"""What papers claim is a mean over three seeds in the slow set; the quick set looks at the first of them."""
 
 
 def images(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,6 +94,26 @@ def fitted(
     for state in fit.rounds(worker, engine, schedule, shards((5, 9, 6, 0, 8, 7), seed=1), state):
         pass
     return worker, engine, state
+
+
+@dataclass(frozen=True)
+class Roll(FedAvg):
+    """Gathers every client's id and the way of its head's bias: in cohorts of four, what the server saw last."""
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": Mean("n"), "n": Sum(), "id": Gather(), "own": Gather()}
+
+    def client(self, task: Task, down: Any, mine: Any, data: Any, key: torch.Tensor) -> Any:
+        up, mine = super().client(task, down, mine, data, key)
+        return {**up, "id": data["id"], "own": {"w": up["delta"]["params"]["head.bias"]}}, mine
+
+    def init_server(self, task: Task, clients: int, key: torch.Tensor) -> Any:
+        seen = {"roll": torch.zeros(4, dtype=torch.int64), "own": torch.zeros(4, CLASSES)}
+        return {**super().init_server(task, clients, key), **seen}
+
+    def server(self, task: Task, server: Any, total: Any, key: torch.Tensor) -> Any:
+        return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
 
 
 def client_data(data: Shards, client: int, round: int = 0) -> tree.Tree:

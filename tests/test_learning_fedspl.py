@@ -35,6 +35,7 @@ def accuracies(method, adapter, held, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 18 trainings one after the other
 def test_fedspl_is_above_fedavg_under_domain_and_covariate_shift():
     gains = []
     for seed in range(3):

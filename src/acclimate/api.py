@@ -83,8 +83,7 @@ class Fit:
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a run folder that `load` reads back."""
         folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
-        folder.checkpoint(self.state, self.experiment.training_hash())
-        folder.log(self.state)
+        folder.save(self.state, self.experiment.training_hash())
         return folder.path
 
 
@@ -176,7 +175,7 @@ def train(experiment: Experiment, watch: Watch | None = None) -> Fit:
     world, worker, engine = build(experiment)
     start = loop.start(worker, engine, world.clients)
     look = _look(experiment, worker, engine, streams_of(world, experiment.streams)) if experiment.analysis else None
-    return _train(experiment, world, worker, engine, start, watch or Watch(), None, look)
+    return train_from(experiment, world, worker, engine, start, watch or Watch(), None, look)
 
 
 def train_together(experiments: Sequence[Experiment], watch: Watch | None = None) -> list[Fit]:
@@ -233,8 +232,7 @@ def _joint(
         last = states[0].round == e.rounds
         for experiment, folder, state in zip(experiments, folders, states, strict=True):
             if folder is not None and (last or state.round % e.checkpoint_every == 0):
-                folder.checkpoint(state, experiment.training_hash())
-                folder.log(state)
+                folder.save(state, experiment.training_hash())
         began = time.perf_counter()
     return states, tuple(seconds)
 
@@ -243,7 +241,7 @@ Look = Callable[[State], dict[str, Any]]
 """What else is seen at every look at the validation data: more columns of its row."""
 
 
-def _train(
+def train_from(
     experiment: Experiment,
     world: World,
     worker: Worker,
@@ -251,8 +249,9 @@ def _train(
     state: State,
     watch: Watch,
     folder: store.RunFolder | None,
-    look: Look | None,
+    look: Look | None = None,
 ) -> Fit:
+    """Train on from a state. A folder gets checkpoints, and one more where Ctrl-C ends it, as `Interrupted`."""
     schedule = loop.Schedule(experiment.rounds, world.clients, experiment.cohort_size, experiment.eval_every)
     training, seconds = experiment.training_hash(), []
     watch.training(experiment.label, experiment.seed, state.round, experiment.rounds)
@@ -265,16 +264,14 @@ def _train(
             if folder is not None and (
                 state.round % experiment.checkpoint_every == 0 or state.round == experiment.rounds
             ):
-                folder.checkpoint(state, training)
-                folder.log(state)
+                folder.save(state, training)
                 saved = state.round
             began = time.perf_counter()
     except KeyboardInterrupt:
         if folder is None:
             raise
         if state.round > saved:
-            folder.checkpoint(state, training)
-            folder.log(state)
+            folder.save(state, training)
         raise Interrupted(folder.path, state.round) from None
     return Fit(experiment, world, worker, engine, state, tuple(seconds))
 
@@ -408,7 +405,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
     streams = streams_of(world, experiment.streams)  # before training: what cannot be tested should not cost an hour
     built = time.perf_counter()
     look = _look(experiment, worker, engine, streams) if experiment.analysis else None
-    fit = _train(experiment, world, worker, engine, state, watch, folder, look)
+    fit = train_from(experiment, world, worker, engine, state, watch, folder, look)
     folder.log(fit.state)
     trained = time.perf_counter()
     kept: Traces | None = {} if experiment.analysis else None

@@ -142,6 +142,11 @@ class RunFolder:
         """Write the loop's state; `training` names what is trained (Experiment.training_hash)."""
         write(self.state, pack(state, training))
 
+    def save(self, state: State, training: str) -> None:
+        """Write the loop's state and the learning curve so far."""
+        self.checkpoint(state, training)
+        self.log(state)
+
     def log(self, state: State) -> None:
         """Write the learning curve so far."""
         write(self.metrics, "".join(json.dumps(row, sort_keys=True) + "\n" for row in state.history))

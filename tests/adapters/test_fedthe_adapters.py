@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch.func import vmap
 
 from acclimate.adapters import NoAdapt
-from acclimate.adapters import memo as memo_file
 from acclimate.adapters.knn import KNNPer
 from acclimate.adapters.memo import MEMO
 from acclimate.adapters.tsa import TSA
@@ -20,6 +19,7 @@ from acclimate.core.task import Task
 from acclimate.methods import FedAvg, fedttt
 from acclimate.methods.fedttt import FedTTT
 from acclimate.ops import augmix as am
+from acclimate.ops import persample
 from acclimate.ops.augment import FlipCrop
 from acclimate.ops.augmix import augmix
 from acclimate.ops.persample import map_samples, marginal_entropy
@@ -217,7 +217,7 @@ def test_memo_without_steps_is_no_adaptation():
 
 
 def test_memo_with_equal_views_is_entropy_minimisation(monkeypatch):
-    monkeypatch.setattr(memo_file, "augmix", lambda x, key, *, views: x.expand(views, *x.shape))
+    monkeypatch.setattr(persample, "augmix", lambda x, key, *, views: x.expand(views, *x.shape))
     t, predict, model = deployed()
     x, _ = images(5)
     got = MEMO(steps=2, views=3, opt=SGD(lr=0.1)).step(t, predict, model, {}, x, KEY)[0]

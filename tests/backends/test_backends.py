@@ -11,10 +11,10 @@ from acclimate.backends import Auto, Serial, Vmap
 from acclimate.backends.vmap import buckets
 from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
-from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core.message import Mean, Sum
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg
-from support import BACKENDS, SMALL, equal, fitted, gap, shards, small, task
+from support import BACKENDS, SMALL, Roll, equal, fitted, gap, shards, small, task
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.sampled_from([0.0, 0.25, 0.6]))
@@ -76,29 +76,6 @@ class Exploding(FedAvg):
 def test_a_server_that_explodes_is_named():
     with pytest.raises(ArithmeticError, match=r"round 0: the server's state is not finite after Exploding\.server"):
         fitted(Exploding(work=SMALL), rounds=1)
-
-
-@dataclass(frozen=True)
-class Roll(FedAvg):
-    """Gathers every client's id and first weight."""
-
-    @property
-    def uplink(self):
-        return {"delta": Mean("n"), "n": Sum(), "id": Gather(), "own": Gather()}
-
-    def client(self, task, down, mine, data, key):
-        up, mine = super().client(task, down, mine, data, key)
-        return {**up, "id": data["id"], "own": {"w": up["delta"]["params"]["head.bias"]}}, mine
-
-    def init_server(self, task, clients, key):
-        return {
-            **super().init_server(task, clients, key),
-            "roll": torch.zeros(4, dtype=torch.int64),
-            "own": torch.zeros(4, 5),
-        }
-
-    def server(self, task, server, total, key):
-        return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
 
 
 def test_gathered_replies_are_the_same_on_every_backend_and_in_cohort_order():

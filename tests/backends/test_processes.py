@@ -23,7 +23,6 @@ from acclimate.backends.sealed import Unsendable, seal
 from acclimate.backends.spread import shares
 from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
-from acclimate.core.message import Gather, Mean, Sum
 from acclimate.core.shards import Shards
 from acclimate.core.stream import Protocol
 from acclimate.core.task import Task
@@ -31,7 +30,7 @@ from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
 from acclimate.personal import FineTune
-from support import BACKENDS, MODELS, SIZES, SMALL, equal, fitted, gap, quick_or_slow, shards, small, task
+from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, quick_or_slow, shards, small, task
 
 CPU = torch.device("cpu")
 METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
@@ -153,26 +152,6 @@ def test_shares_cover_everyone_once_and_are_balanced(sizes, workers):
     assert len(out) == min(workers, len(sizes))
     loads = [sum(max(sizes[i], 1) for i in s.tolist()) for s in out]
     assert max(loads) - min(loads) <= max(*sizes, 1) if len(out) > 1 else len(out) == 1
-
-
-@dataclass(frozen=True)
-class Roll(FedAvg):
-    """Gathers every client's id and first weights."""
-
-    @property
-    def uplink(self):
-        return {"delta": Mean("n"), "n": Sum(), "id": Gather(), "own": Gather()}
-
-    def client(self, task, down, mine, data, key):
-        up, mine = super().client(task, down, mine, data, key)
-        return {**up, "id": data["id"], "own": {"w": up["delta"]["params"]["head.bias"]}}, mine
-
-    def init_server(self, task, clients, key):
-        seen = {"roll": torch.zeros(4, dtype=torch.int64), "own": torch.zeros(4, 5)}
-        return {**super().init_server(task, clients, key), **seen}
-
-    def server(self, task, server, total, key):
-        return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
 
 
 @pytest.mark.parametrize("name", ["two", "two-vmap"])

@@ -18,18 +18,18 @@ if find_spec("ray") is None:  # not imported here: the backend must tell Ray whe
     pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 
 from acclimate.adapters import THE, Tent
-from acclimate.backends import ray as module
-from acclimate.backends.ray import ActorsDied, Parcel, Ray
+from acclimate.backends import cluster as module
+from acclimate.backends.crew import ActorsDied, Parcel
+from acclimate.backends.ray import Ray
 from acclimate.backends.sealed import Unsendable
 from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
-from acclimate.core.message import Gather, Mean, Sum
 from acclimate.core.stream import Protocol
 from acclimate.core.task import Task
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.personal import FineTune
-from support import BACKENDS, MODELS, SIZES, SMALL, equal, fitted, gap, shards, small, task
+from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, shards, small, task
 
 # Ray leaves /dev/null open when it starts processes, and does not wait for them when it ends.
 pytestmark = [
@@ -38,26 +38,6 @@ pytestmark = [
 ]
 CPU = torch.device("cpu")
 TWO = {"ray": Ray(actors=2), "ray-vmap": Ray(actors=2, inside="vmap")}
-
-
-@dataclass(frozen=True)
-class Roll(FedAvg):
-    """Gathers every client's id and first weights."""
-
-    @property
-    def uplink(self):
-        return {"delta": Mean("n"), "n": Sum(), "id": Gather(), "own": Gather()}
-
-    def client(self, task, down, mine, data, key):
-        up, mine = super().client(task, down, mine, data, key)
-        return {**up, "id": data["id"], "own": {"w": up["delta"]["params"]["head.bias"]}}, mine
-
-    def init_server(self, task, clients, key):
-        seen = {"roll": torch.zeros(4, dtype=torch.int64), "own": torch.zeros(4, 5)}
-        return {**super().init_server(task, clients, key), **seen}
-
-    def server(self, task, server, total, key):
-        return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
 
 
 @dataclass(frozen=True)
@@ -359,7 +339,7 @@ def test_a_cluster_of_its_own_listens_on_loopback_and_ends_with_the_last_engine(
 @pytest.mark.slow
 def test_a_cluster_given_by_address_stays():
     alone("""
-        from acclimate.backends.ray import imported
+        from acclimate.backends.cluster import imported
 
         ray = imported(local=True)
         from ray.cluster_utils import Cluster

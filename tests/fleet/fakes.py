@@ -13,7 +13,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from acclimate import api, store
-from acclimate.backends.flower import LINK, Flower
+from acclimate.backends.flower import Flower
+from acclimate.backends.nodes import LINK
 from acclimate.config import Experiment, dumps, expand
 from acclimate.fleet import server_app
 from acclimate.fleet.client_app import app

@@ -16,7 +16,8 @@ from gathering import Gathering
 
 from acclimate import api, catalogue
 from acclimate.backends import Serial
-from acclimate.backends.flower import FleetError, Flower, expected_message, nested, with_empty_groups
+from acclimate.backends.flower import Flower, expected_message
+from acclimate.backends.nodes import FleetError, nested, with_empty_groups
 from acclimate.core import fit, tree
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes

@@ -15,7 +15,8 @@ from fakes import FakeGrid
 from typer.testing import CliRunner
 
 from acclimate import store
-from acclimate.backends.flower import FleetError, Flower
+from acclimate.backends.flower import Flower
+from acclimate.backends.nodes import FleetError
 from acclimate.cli import app
 from acclimate.config import expand
 from acclimate.fleet import keys, loopback, server_app, sites

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ KEY = rng.key(5)
 EVEN = (16, 16, 16, 16)
 
 
+@cache
 def served(method, **options):
     """The server's model after training on the small federation."""
     return fitted(method, **options)[2].server["vars"]

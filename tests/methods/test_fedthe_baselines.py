@@ -23,7 +23,7 @@ from acclimate.methods.gma import GMA
 from acclimate.methods.local import Local
 from acclimate.models.cct import CCT
 from acclimate.personal import NoPersonal
-from support import CLASSES, SMALL, client_data, equal, fitted, gap, images, shards, small, task
+from support import CLASSES, SMALL, client_data, equal, fitted, gap, images, quick_or_slow, shards, small, task
 
 NEW = {
     "gma": GMA(),
@@ -68,7 +68,7 @@ def test_settled_models_agree_on_serial_and_vmap_and_settling_changes_no_argumen
     assert equal(dict(enumerate(before)), dict(enumerate((down, mine, own))))
 
 
-@every_method
+@pytest.mark.parametrize("name", quick_or_slow(METHODS, quick=("apfl", "fedrep", "fedttt")))
 def test_learns_the_small_world(name):
     method = small(NEW[name], Work(epochs=5, batch=8))
     rounds = 8 if name == "fedrep" else 5  # a body that waits for its heads takes longer, as FedPer's does

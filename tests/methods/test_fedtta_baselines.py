@@ -15,12 +15,13 @@ from acclimate.core.local import Work
 from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
 from acclimate.methods import FedAvg
-from acclimate.methods.afl import AFL, local_risk, project
+from acclimate.methods.afl import AFL, project
 from acclimate.methods.fedadg import FedADG
 from acclimate.methods.fedsr import FedSR, divergence
 from acclimate.methods.odpfl import ODPFL
 from acclimate.methods.pfl import PFL
 from acclimate.ops import hyper, nets
+from acclimate.ops.losses import local_risk
 from support import SMALL, client_data, equal, fitted, gap, images, shards, task
 
 KEY = rng.key(5)

@@ -28,6 +28,9 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops import lacks
+from ..ops.certain import tuned_of
+from ..ops.live import with_params
 from ..ops.losses import entropy
 
 
@@ -61,22 +64,18 @@ class EATA(Adapter):
         check.at_least(self, "steps", 1)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if self.params == "norm" and not task.norm:
-            return "EATA needs normalisation layers, and this model has none; set params='all' or the model's norm"
+        if self.params == "norm" and (missing := lacks.norm_layers(task, "EATA")):
+            return missing
         if not self.alpha:
             return None
         if reason := super().refusal(task, model):
             return f"{reason}; personalise with Fisher, or set alpha=0"
-        if missing := sorted(set(self._tuned(task, model)) - set(model["fisher"])):
-            return f"EATA tunes {missing[0]}, and Fisher did not weigh it: set its params='{self.params}'"
+        if unweighed := sorted(set(tuned_of(task, model, self.params)) - set(model["fisher"])):
+            return f"EATA tunes {unweighed[0]}, and Fisher did not weigh it: set its params='{self.params}'"
         return None
 
-    def _tuned(self, task: Task, model: Tree) -> Tree:
-        params: Tree = model["vars"]["params"]
-        return tree.pick(params, task.norm) if self.params == "norm" else params
-
     def init(self, task: Task, model: Tree) -> Tree:
-        tuned = self._tuned(task, model)
+        tuned = tuned_of(task, model, self.params)
         like = model["vars"]["params"][task.head_weight]
         # no average yet: zeros, to which no prediction is alike
         return {"params": tuned, "opt": self.opt.init(tuned), "average": like.new_zeros(task.num_classes)}
@@ -90,11 +89,10 @@ class EATA(Adapter):
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:
-        start = self._tuned(task, model)
+        start = tuned_of(task, model, self.params)
 
         def loss(tuned: Tree) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            vars = {**model["vars"], "params": {**model["vars"]["params"], **tuned}}
-            logits = predict({**model, "vars": vars}, x, "adapt").logits
+            logits = predict(with_params(model, tuned), x, "adapt").logits
             weight = self.weigh(logits.detach(), state["average"])
             uncertain = (weight * entropy(logits)).sum() / (weight > 0).sum().clamp_min(1)
             return uncertain + self._held(model, start, tuned), (logits, weight)

@@ -35,7 +35,9 @@ from ..core.adapter import Adapter, Predict
 from ..core.task import Task
 from ..core.tree import Tree
 from ..ops.learned import learned_loss, scores
+from ..ops.live import with_params
 from ..ops.losses import entropy
+from ..ops.real import mean_of
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class FedTTA(Adapter):
         def look(params: Tree) -> tuple[Tensor, Tree]:
             logits = self._logits(predict, model, params, x)
             loss = learned_loss(model["net"], logits, real, model["inner"]["batch"] if self.norm == "batch" else None)
-            return loss, {"learned_loss": loss, **_certainty(logits, real.to(logits.dtype))}
+            return loss, {"learned_loss": loss, **_certainty(logits, real)}
 
         search = _Search.start(state["params"], model["inner"]["lr"], self.patience, self.variant)
         seen: list[Tree] = []
@@ -117,14 +119,13 @@ class FedTTA(Adapter):
         return logits, new, {"entropy": uncertain, "learned_loss": poor, "chosen_step": chosen}
 
     def _logits(self, predict: Predict, model: Tree, params: Tree, x: Tensor) -> Tensor:
-        return predict({**model, "vars": {**model["vars"], "params": params}}, x, "adapt").logits
+        return predict(with_params(model, params), x, "adapt").logits
 
 
-def _certainty(logits: Tensor, weight: Tensor) -> Tree:
+def _certainty(logits: Tensor, real: Tensor) -> Tree:
     """Means over the real samples: the entropy, and the sum of -log2 p that the released code takes for it."""
-    count = weight.sum().clamp_min(1.0)
     flat = -logits.log_softmax(-1).sum(-1) / math.log(2.0)
-    return {"entropy": (entropy(logits) * weight).sum() / count, "surprise": (flat * weight).sum() / count}
+    return {"entropy": mean_of(entropy(logits), real), "surprise": mean_of(flat, real)}
 
 
 @dataclass(frozen=True)

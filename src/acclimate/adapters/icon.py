@@ -21,6 +21,7 @@ from ..core.local import Work
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops import lacks
 from ..ops.contrast import contrastive
 from ..ops.views import Views
 from ..ops.whole import tune
@@ -46,9 +47,7 @@ class ICON(Adapter):
         return True
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if len(task.shape) != 3:
-            return f"ICON needs images to take views of, and these inputs have shape {task.shape}"
-        return super().refusal(task, model)
+        return lacks.images(task, "ICON", "take views of") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"vars": model["vars"]}
@@ -61,8 +60,7 @@ class ICON(Adapter):
             return contrastive(out.features.unflatten(0, (2, -1)), batch["y"], self.temperature), out.buffers
 
         samples = torch.arange(x.shape[0], device=x.device)
-        encoder = frozenset(task.params) - task.head
-        return {"vars": tune(loss, state["vars"], x, real, samples, self.opt, self.work, key, encoder)}
+        return {"vars": tune(loss, state["vars"], x, real, samples, self.opt, self.work, key, only=task.body)}
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -25,6 +25,7 @@ from ..core import check, rng
 from ..core.adapter import Adapter, Predict
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.real import real_rows
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class KNNPer(Adapter):
         out, memory = predict(model, x), model["memory"]
         away = torch.cdist(out.features, memory["z"], compute_mode="donot_use_mm_for_euclid_dist")
         # an empty store has no neighbours: its first, unreal entry keeps the sums finite, and `lam` is then 0
-        real = torch.arange(away.shape[-1], device=away.device) < memory["n"].clamp_min(1)
+        real = real_rows(away.shape[-1], memory["n"].clamp_min(1))
         near = torch.topk(torch.where(real, away, torch.inf), min(self.k, away.shape[-1]), largest=False)
         vote = self._vote(near.values, memory["y"][near.indices], out.features.shape[-1], task.num_classes)
         lam = state["lam"] * (memory["n"] > 0)
@@ -85,12 +86,12 @@ class KNNPer(Adapter):
         asked, n = memory["asked"], memory["n"]
         away, labels = asked["away"][:, : self.k], asked["votes"][:, : self.k]
         # a lone example has no others: an unreal one keeps the sums finite, and nothing is counted
-        real = torch.arange(away.shape[-1], device=away.device) < (n - 1).clamp_min(1)
+        real = real_rows(away.shape[-1], (n - 1).clamp_min(1))
         vote = self._vote(torch.where(real, away, torch.inf), labels, memory["z"].shape[-1], num_classes)
         own = asked["logits"].softmax(-1)
         lam = torch.linspace(0.0, 1.0, self.grid, dtype=own.dtype, device=own.device)[:, None, None]
         answers = (lam * vote + (1.0 - lam) * own).argmax(-1)
-        counts = (torch.arange(own.shape[0], device=own.device) < n) & (n > 1)
+        counts = real_rows(own.shape[0], n) & (n > 1)
         right = (answers == asked["y"]) & counts
         return right.sum(-1).argmax().to(own.dtype) / (self.grid - 1)
 

@@ -25,7 +25,8 @@ from ..core import check, rng
 from ..core.adapter import Adapter, Predict
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.whole import answers, mean_of
+from ..ops.real import mean_of
+from ..ops.whole import answers
 
 _LEAST = 1e-6  # of a class frequency, so that its logarithm stays finite
 

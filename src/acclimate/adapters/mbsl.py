@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 
 from ..core import check, rng, tree
 from ..core.adapter import Adapter, Predict
@@ -128,15 +128,24 @@ class MBSL(Adapter):
     def _teach(self, predict: Predict, model: Tree, teacher: Tree, x: Tensor, n: Tensor, key: rng.Key) -> Tensor:
         """The teacher's mean over augmented views of every sample: probabilities, or logits as released."""
         steps = -(-len(x) // TAUGHT)
-        rows = (
-            torch.arange(steps * TAUGHT, device=x.device).view(steps, TAUGHT) % n
-        )  # full batches, whatever the padding
+        # full batches, whatever the padding
+        rows = torch.arange(steps * TAUGHT, device=x.device).view(steps, TAUGHT) % n
         said = []
         for t in range(steps):
-            views = [self.augment.views(x[rows[t]], rng.fold(key, "teach", t, e)) for e in range(self.views)]
-            logits = torch.stack([_answer(predict, model, teacher, v)[0] for v in views])
+            logits, _ = self._on_views(predict, model, teacher, x[rows[t]], rng.fold(key, "teach", t), self.views)
             said.append((logits if self.variant == "released" else logits.softmax(-1)).mean(0))
         return torch.cat(said)[: len(x)]
+
+    def _on_views(
+        self, predict: Predict, model: Tree, params: Tree, x: Tensor, key: rng.Key, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and features of `count` random views, [count, B, ...]: each a batch with statistics of its own."""
+
+        def on_one(view: Tensor) -> tuple[Tensor, Tensor]:
+            return _answer(predict, model, params, self.augment.views(x, rng.fold(key, view)))
+
+        answers: tuple[Tensor, Tensor] = vmap(on_one)(torch.arange(count, device=x.device))
+        return answers
 
     def _weights(self, grown: Tensor, delta: Tensor, sure: Tensor, j: Tensor) -> tuple[Tree, Tensor]:
         """The three losses' weights at step j (Eq. 12-14), and the product that they carry along."""
@@ -161,9 +170,7 @@ class MBSL(Adapter):
     def _contrast(
         self, student: Tree, predict: Predict, model: Tree, x: Tensor, strong: Tensor, key: rng.Key
     ) -> Tensor:
-        first, second = (
-            _answer(predict, model, student, self.augment.views(x, rng.fold(key, "contrast", v)))[1] for v in range(2)
-        )
+        _, (first, second) = self._on_views(predict, model, student, x, rng.fold(key, "contrast"), 2)
         if self.variant == "released":
             return _mean(contrastive(first, second, self.temperature), 1 - strong)
         basis = principal(torch.cat((first, second)).detach(), self.components)

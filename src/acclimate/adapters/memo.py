@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.func import grad
 
 from ..core import check, rng
 from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Blend, Mode, Task
 from ..core.tree import Tree
-from ..ops.augmix import augmix
+from ..ops import lacks
+from ..ops.live import with_params
 from ..ops.losses import entropy
-from ..ops.persample import map_samples, marginal_entropy
+from ..ops.persample import map_samples, tuned_on_views
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class MEMO(Adapter):
         return True
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if len(task.shape) != 3:
-            return f"MEMO needs images to augment, and these inputs have shape {task.shape}"
-        return super().refusal(task, model)
+        return lacks.images(task, "MEMO", "augment") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
@@ -64,15 +62,10 @@ class MEMO(Adapter):
         mode: Mode = "eval" if self.prior is None else Blend(self.prior)
 
         def logits(params: Tree, x: Tensor) -> Tensor:
-            return predict({**model, "vars": {**model["vars"], "params": params}}, x, mode).logits
+            return predict(with_params(model, params), x, mode).logits
 
         def one(x: Tensor, key: rng.Key) -> Tensor:
-            params = model["vars"]["params"]
-            opt = self.opt.init(params)
-            for t in range(self.steps):
-                views = augmix(x, rng.fold(key, t), views=self.views)
-                grads = grad(lambda p, views=views: marginal_entropy(logits(p, views)))(params)
-                params, opt = self.opt.update(grads, opt, params)
+            params = tuned_on_views(logits, model["vars"]["params"], x, key, self.opt, self.steps, self.views)
             return logits(params, x[None])[0]
 
         keys = rng.rows(key, x.shape[0])

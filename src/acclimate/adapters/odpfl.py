@@ -15,6 +15,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.task import Task
 from ..core.tree import Tree
 from ..ops import hyper
+from ..ops.live import with_params
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ODPFL(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        return predict({**model, "vars": {**model["vars"], "params": state["params"]}}, x).logits, state
+        return predict(with_params(model, state["params"]), x).logits, state
 
     @property
     def batch_free(self) -> bool:

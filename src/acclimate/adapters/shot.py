@@ -60,10 +60,10 @@ class SHOT(Adapter):
             told = F.cross_entropy(out.logits, batch["y"])
             return information(out.logits) + self.beta * told, out.buffers
 
-        vars, body, once = state["vars"], frozenset(task.params) - task.head, Work(epochs=1, batch=self.batch)
+        vars, once = state["vars"], Work(epochs=1, batch=self.batch)
         for epoch in range(self.epochs):
             labels = pseudo_labels(*answers(predict, {**model, "vars": vars}, x), real)
-            vars = tune(loss, vars, x, real, labels, self.opt, once, rng.fold(key, epoch), body)
+            vars = tune(loss, vars, x, real, labels, self.opt, once, rng.fold(key, epoch), only=task.body)
         return {"vars": vars}
 
     def step(

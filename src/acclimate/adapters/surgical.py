@@ -12,14 +12,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import check, rng, tree
 from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.certain import entropy_of
+from ..ops.certain import descend
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,14 @@ class Surgical(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        loss = entropy_of(predict, model, x)
-        tuned, opt = state["params"], state["opt"]
-        for _ in range(self.steps):
-            grads, logits = grad(loss, has_aux=True)(tuned)
-            new, opt = self.opt.update(grads, opt, tuned)
-            tuned = new if self.rate == "same" else tree.map(torch.lerp, tuned, new, relative_norms(grads, tuned))
-        return logits, {"params": tuned, "opt": opt}
+        return descend(predict, model, state, x, self._update, self.steps)
+
+    def _update(self, grads: Tree, opt: Tree, tuned: Tree) -> tuple[Tree, Tree]:
+        """The optimiser's step, of which every tensor goes its own share with `rate="rgn"`."""
+        new, opt = self.opt.update(grads, opt, tuned)
+        if self.rate == "rgn":
+            new = tree.map(torch.lerp, tuned, new, relative_norms(grads, tuned))
+        return new, opt
 
 
 def relative_norms(grads: Tree, params: Tree) -> Tree:

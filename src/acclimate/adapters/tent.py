@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
-from torch.func import grad
 
 from ..core import check, rng
 from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
-from ..core.tree import Tree, pick
-from ..ops.certain import entropy_of
+from ..core.tree import Tree
+from ..ops import lacks
+from ..ops.certain import descend, tuned_of
 from ..ops.losses import entropy
 
 
@@ -38,24 +38,17 @@ class Tent(Adapter):
         check.at_least(self, "steps", 1)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if self.params == "norm" and not task.norm:
-            return "Tent needs normalisation layers, and this model has none; set params='all' or the model's norm"
-        return super().refusal(task, model)
+        missing = lacks.norm_layers(task, "Tent") if self.params == "norm" else None
+        return missing or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
-        params = model["vars"]["params"]
-        tuned = pick(params, task.norm) if self.params == "norm" else params
+        tuned = tuned_of(task, model, self.params)
         return {"params": tuned, "opt": self.opt.init(tuned)}
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        loss = entropy_of(predict, model, x)
-        tuned, opt = state["params"], state["opt"]
-        for _ in range(self.steps):
-            grads, logits = grad(loss, has_aux=True)(tuned)
-            tuned, opt = self.opt.update(grads, opt, tuned)
-        return logits, {"params": tuned, "opt": opt}
+        return descend(predict, model, state, x, self.opt.update, self.steps)
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

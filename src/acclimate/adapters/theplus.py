@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.func import grad
 
 from ..core import check, rng
 from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.augmix import augmix
+from ..ops import lacks
 from ..ops.heads import linear
-from ..ops.persample import map_samples, marginal_entropy
+from ..ops.live import with_params
+from ..ops.persample import map_samples, tuned_on_views
 from .the import THE
 
 
@@ -49,9 +49,7 @@ class THEPlus(Adapter):
         return self.the.batch_free
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if len(task.shape) != 3:
-            return f"THEPlus needs images to augment, and these inputs have shape {task.shape}"
-        return super().refusal(task, model)
+        return lacks.images(task, "THEPlus", "augment") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return self.the.init(task, model)
@@ -77,17 +75,16 @@ class THEPlus(Adapter):
         """Logits after tuning body and heads for every sample, with its weight fixed."""
 
         def mixed(tuned: Tree, e: Tensor, x: Tensor) -> Tensor:
-            out = predict({**model, "vars": {**model["vars"], "params": tuned["params"]}}, x)
+            out = predict(with_params(model, tuned["params"]), x)
             return e * out.logits + (1 - e) * linear(tuned["head"], out.features)
 
         def one(sample: Tree, key: rng.Key) -> Tensor:
-            tuned = {"params": model["vars"]["params"], "head": model["head"]}
-            opt = self.opt.init(tuned)
-            for t in range(self.steps):
-                views = augmix(sample["x"], rng.fold(key, t), views=self.views)
-                grads = grad(lambda p, views=views: marginal_entropy(mixed(p, sample["e"], views)))(tuned)
-                tuned, opt = self.opt.update(grads, opt, tuned)
-            return mixed(tuned, sample["e"], sample["x"][None])[0]
+            def logits(tuned: Tree, x: Tensor) -> Tensor:
+                return mixed(tuned, sample["e"], x)
+
+            start = {"params": model["vars"]["params"], "head": model["head"]}
+            tuned = tuned_on_views(logits, start, sample["x"], key, self.opt, self.steps, self.views)
+            return logits(tuned, sample["x"][None])[0]
 
         keys = rng.rows(key, x.shape[0])
         logits: Tensor = map_samples(one, {"x": x, "e": e}, keys, self.chunk)

@@ -23,6 +23,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops import lacks
 from ..ops.augment import FlipCrop
 from ..ops.heads import head_of, linear
 
@@ -48,9 +49,7 @@ class TSA(Adapter):
         check.within(self, "jitter", 0.0, 1.0)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if len(task.shape) != 3:
-            return f"TSA needs images to augment, and these inputs have shape {task.shape}"
-        return super().refusal(task, model)
+        return lacks.images(task, "TSA", "augment") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -21,10 +21,12 @@ from ..core import check, rng
 from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
-from ..core.tree import Tree, drop
+from ..core.tree import Tree, pick
+from ..ops import lacks
 from ..ops.heads import linear
+from ..ops.live import with_params
 from ..ops.persample import map_samples
-from ..ops.rotation import square, turned
+from ..ops.rotation import turned
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,7 @@ class TTT(Adapter):
         return not self.online
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if not square(task):
-            return f"TTT needs square images to turn, and these inputs have shape {task.shape}"
-        return super().refusal(task, model)
+        return lacks.square_images(task, "TTT") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return self._fresh(task, model) if self.online else {}
@@ -73,26 +73,26 @@ class TTT(Adapter):
         return torch.stack(out), state
 
     def _fresh(self, task: Task, model: Tree) -> Tree:
-        body = drop(model["vars"]["params"], task.head)
+        body = pick(model["vars"]["params"], task.body)
         return {"params": body, "opt": self.opt.init(body)}
 
     def _one(self, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> tuple[Tensor, Tree]:
         """Logits of one sample after its own steps, and the state that these left."""
 
-        def tuned(body: Tree) -> Tree:
-            params = {**model["vars"]["params"], **body}
-            return {**model, "vars": {**model["vars"], "params": params}}
-
         def loss(body: Tree, x: Tensor, quarters: Tensor) -> Tensor:
-            return F.cross_entropy(linear(model["rotation"], predict(tuned(body), x).features), quarters)
+            features = predict(with_params(model, body), x).features
+            return F.cross_entropy(linear(model["rotation"], features), quarters)
 
         body, opt = state["params"], state["opt"]
         for t in range(self.steps):
-            if self.views is None:
-                quarters = torch.arange(4, device=x.device)
-            else:
-                quarters = rng.randint(rng.fold(key, t), 0, 4, self.views)
+            quarters = self._quarters(key, t, x.device)
             copies = turned(x.expand(quarters.shape[0], *x.shape), quarters)
             grads = grad(loss)(body, copies, quarters)
             body, opt = self.opt.update(grads, opt, body)
-        return predict(tuned(body), x[None]).logits[0], {"params": body, "opt": opt}
+        return predict(with_params(model, body), x[None]).logits[0], {"params": body, "opt": opt}
+
+    def _quarters(self, key: rng.Key, t: int, device: torch.device) -> Tensor:
+        """By how many quarter turns each copy of a sample is turned in step t."""
+        if self.views is None:
+            return torch.arange(4, device=device)
+        return rng.randint(rng.fold(key, t), 0, 4, self.views)

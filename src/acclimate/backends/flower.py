@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +23,6 @@ from torch import Tensor
 from ..core import check, message, tree
 from ..core.adapter import Adapter
 from ..core.backend import Backend, Engine, Fault, Reply
-from ..core.intake import examine
 from ..core.local import Work
 from ..core.personal import Personalizer
 from ..core.shards import Shards
@@ -33,68 +30,9 @@ from ..core.stream import Protocol as StreamProtocol
 from ..core.tree import Tree
 from ..core.worker import Worker
 from ..ops import memo
-
-Kind = Literal["query", "train", "evaluate"]
-HEADER = 512
-"""Bytes that a tensor may take on the wire beyond its content: name, shape and type."""
-
-
-class Parcel(NamedTuple):
-    """A tree that came over the network and was not looked at yet."""
-
-    nbytes: int
-    open: Callable[[], Tree]
-    """Raises ValueError where it is not a tree of tensors."""
-
-
-class Ask(NamedTuple):
-    """A request to one node: trees, and what else it must know (records, and plain JSON)."""
-
-    node: int
-    kind: Kind
-    trees: Mapping[str, Tree]
-    words: Mapping[str, Any]
-
-
-class Answer(NamedTuple):
-    """What a node sent back: parcels by name and plain JSON, or an error."""
-
-    node: int
-    parcels: Mapping[str, Parcel]
-    words: Mapping[str, Any]
-    error: str | None = None
-    kind: str = "error"
-    """Of the error, as `Fault` counts it."""
-
-
-class Link(Protocol):
-    """The server's way to its nodes."""
-
-    keep: Sequence[Tree]
-    """Older versions of `mine` that the run may still come back to: its last checkpoint's, the best round's."""
-
-    names: Mapping[str, str]
-    """How nodes call a stream, by `stream_name`, where server and nodes do not hold the same data."""
-
-    def nodes(self) -> list[int]:
-        """Who is connected now."""
-
-    def exchange(self, asks: Sequence[Ask], seconds: float, group: str) -> list[Answer]:
-        """Ask nodes and wait for their answers, at most so long; those who did not answer are not in the result."""
-
-    def wait(self, seconds: float) -> None:
-        """Let some time pass."""
-
-    def say(self, text: str) -> None:
-        """A line for the log."""
-
-
-LINK: ContextVar[Link | None] = ContextVar("link", default=None)
-"""The link of the ServerApp that runs at the moment."""
-
-
-class FleetError(RuntimeError):
-    """The fleet cannot go on: too few clients, or nodes that do not fit. Says who, why, and what to do."""
+from .arrivals import Arrivals
+from .nodes import LINK, Answer, Ask, FleetError, Link, nested, stream_name
+from .roster import Roster
 
 
 @dataclass(frozen=True)
@@ -131,16 +69,6 @@ class Flower(Backend):
         return FlowerEngine(worker, train, device, self, link)
 
 
-@dataclass
-class Collected:
-    """The messages of a round that may count so far, and why others may not."""
-
-    ups: dict[int, Tree] = field(default_factory=dict)
-    faults: dict[int, Fault] = field(default_factory=dict)
-    refused: list[Fault] = field(default_factory=list)
-    """Messages that came besides one that counts: duplicates, and answers of clients that were not asked."""
-
-
 class Models(NamedTuple):
     """Live models at the nodes: their name, and what nodes need to make them."""
 
@@ -158,16 +86,12 @@ class Models(NamedTuple):
 
 
 class FlowerEngine(Engine):
-    """Asks nodes. Knows which node hosts which client, and the version of each client's private state."""
+    """Asks nodes. Knows the version of each client's private state, and where live models have been made."""
 
     def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Flower, link: Link) -> None:
         super().__init__(worker, train, torch.device("cpu"))
         self.options, self.link = options, link
-        self.hosts: dict[int, int] = {}
-        """The node of each client."""
-        self._greeted: set[int] = set()
-        self._met = False
-        """Whether it was waited for all nodes once."""
+        self.roster = Roster(link, train.clients, options.patience)
         self._versions = torch.zeros(train.clients, dtype=torch.int64)
         self._like = expected_message(worker, self.shards)
         self._made: dict[str, set[int]] = {}
@@ -185,60 +109,13 @@ class FlowerEngine(Engine):
     def mine(self, value: Tree) -> None:
         self._versions = value["version"]
 
-    # --- who is there ---------------------------------------------------------------------------------------------
-
-    def _find(self, clients: Iterable[int], enough: int | None = None) -> list[int]:
-        """The clients whose nodes are connected. While they are fewer than `enough` it waits, at most `patience`.
-
-        Without `enough` it waits for all of them; so it does before the first round, for nodes that start slowly.
-        """
-        wanted, end = list(clients), time.monotonic() + self.options.patience
-        least = len(wanted) if enough is None or not self._met else enough
-        while True:
-            there = self._greet()
-            found = [c for c in wanted if self.hosts.get(c) in there]
-            if len(found) >= least or time.monotonic() >= end:
-                self._met = True
-                return found
-            self.link.wait(min(1.0, self.options.patience))
-
-    def _greet(self) -> set[int]:
-        """The nodes that are connected; new ones are asked for their clients."""
-        there = set(self.link.nodes())
-        self._greeted &= there  # who was away is asked again
-        if new := sorted(there - self._greeted):
-            asks = [Ask(node, "query", {}, {}) for node in new]
-            for answer in self.link.exchange(asks, self.options.patience, "hello"):
-                self._greeted.add(answer.node)
-                self._welcome(answer, there)
-        return there
-
-    def _welcome(self, answer: Answer, there: set[int]) -> None:
-        """Note which clients a node hosts. A site that comes back may have a new number; nobody is taken over."""
-        if answer.error is not None:
-            self.link.say(f"node {answer.node} is not used: {answer.error}")
-            return
-        for c in answer.words.get("clients", ()):
-            if not isinstance(c, int) or not 0 <= c < self.shards.clients:
-                self.link.say(f"node {answer.node} says that it hosts {c!r}, which is no client of this run")
-            elif (other := self.hosts.get(c)) in there and other != answer.node:
-                self.link.say(f"node {answer.node} says that it hosts client {c}, which is at node {other}; not used")
-            else:
-                self.hosts[c] = answer.node
-
-    def _by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for c in clients:
-            groups.setdefault(self.hosts[c], []).append(c)
-        return groups
-
     # --- a round --------------------------------------------------------------------------------------------------
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        clients, got = cohort.tolist(), Collected()
+        clients, got = cohort.tolist(), self._arrivals(round)
         need = self._quorum(len(clients))
         for _ in range(self.options.tries):
-            self._collect(down, [c for c in clients if c not in got.ups], round, need - len(got.ups), got)
+            self._collect(down, [c for c in clients if c not in got.ups], need - len(got.ups), got)
             if len(got.ups) >= need:
                 break
             why = "; ".join(f"client {f.client}: {f.reason}" for f in list(got.faults.values())[:3])
@@ -248,79 +125,43 @@ class FlowerEngine(Engine):
                 f"round {round}: messages of {len(got.ups)} of {len(clients)} clients count after {self.options.tries} "
                 f"tries, {need} are needed (backend.quorum={self.options.quorum}): {why}; mend the nodes and resume"
             )
-        return self._reply(clients, got, round)
+        return self._reply(clients, got)
 
     def _quorum(self, clients: int) -> int:
         return max(math.ceil(self.options.quorum * clients), 1)
 
-    def _collect(self, down: Tree, clients: list[int], round: int, enough: int, got: Collected) -> None:
+    def _arrivals(self, round: int) -> Arrivals:
+        """An empty intake. What filters have encoded or hidden cannot be held against the method's rules."""
+        unreadable = any(f.encodes or f.hides for f in self.worker.filters)
+        return Arrivals(round, self._like, None if unreadable else self.worker.uplink)
+
+    def _collect(self, down: Tree, clients: list[int], enough: int, got: Arrivals) -> None:
         """Ask some clients for their round, and examine what comes back."""
-        there = self._find(clients, enough)
-        for c in clients:
-            if c not in there:
-                got.faults[c] = Fault(round, c, "lost", "its node is not connected")
-        keep = [m["version"].tolist() for m in self.link.keep]
-        asks = []
-        for node, members in self._by_node(there).items():
-            versions = {str(c): int(self._versions[c]) for c in members}
-            kept = {str(c): sorted({versions[str(c)], *(k[c] for k in keep)}) for c in members}
-            words = {"round": round, "versions": versions, "keep": kept}
-            asks.append(Ask(node, "train", {"down": down}, words))
-        answers = self.link.exchange(asks, self.options.deadline, str(round)) if asks else []
+        there = self.roster.find(clients, enough)
+        got.absent([c for c in clients if c not in there], "lost", "its node is not connected")
+        asks = self._round_asks(down, there, got.round)
+        answers = self.link.exchange(asks, self.options.deadline, str(got.round)) if asks else []
         asked = {ask.node: [int(c) for c in ask.words["versions"]] for ask in asks}
         for answer in answers:
-            self._examine(answer, asked.get(answer.node, []), round, got)
+            got.take(answer, asked.get(answer.node, []))
         answered = {a.node for a in answers}
         still = set(self.link.nodes()) if len(answered) < len(asks) else set()
         for node in asked.keys() - answered:
-            kind = "late" if node in still else "lost"
-            reason = f"no answer within {self.options.deadline:.0f} s" if kind == "late" else "its node went away"
-            for c in asked[node]:
-                got.faults[c] = Fault(round, c, kind, reason)
+            if node in still:
+                got.absent(asked[node], "late", f"no answer within {self.options.deadline:.0f} s")
+            else:
+                got.absent(asked[node], "lost", "its node went away")
 
-    def _examine(self, answer: Answer, asked: list[int], round: int, got: Collected) -> None:
-        """Take over the messages of one node that may count."""
-        failed = answer.words.get("failed", {})
-        for c in asked:
-            if answer.error is not None:
-                got.faults[c] = Fault(round, c, answer.kind, answer.error)
-            elif str(c) in failed:
-                kind, reason = failed[str(c)]
-                got.faults[c] = Fault(round, c, str(kind), str(reason))
-            elif f"up.{c}" not in answer.parcels:
-                got.faults[c] = Fault(round, c, "groups", "the answer holds no message of this client")
-        for name, parcel in answer.parcels.items():
-            client = int(name.removeprefix("up.")) if name.removeprefix("up.").isdigit() else -1
-            fault, up = self._open(parcel, client, asked, answer.words.get("round"), round, got)
-            if fault is None and up is not None:
-                got.ups[client] = up
-                got.faults.pop(client, None)
-            elif fault is not None and client in asked and client not in got.ups:
-                got.faults[client] = fault
-            elif fault is not None:
-                got.refused.append(fault)
+    def _round_asks(self, down: Tree, clients: list[int], round: int) -> list[Ask]:
+        """A request to each node: from which versions its clients start, and which older ones it must keep."""
+        older, asks = [m["version"].tolist() for m in self.link.keep], []
+        for node, members in self.roster.by_node(clients).items():
+            versions = {str(c): int(self._versions[c]) for c in members}
+            kept = {str(c): sorted({versions[str(c)], *(k[c] for k in older)}) for c in members}
+            asks.append(Ask(node, "train", {"down": down}, {"round": round, "versions": versions, "keep": kept}))
+        return asks
 
-    def _open(
-        self, parcel: Parcel, client: int, asked: list[int], sent_round: Any, round: int, got: Collected
-    ) -> tuple[Fault | None, Tree | None]:
-        if client in got.ups:  # said before `asked`: it is what happened
-            return Fault(round, client, "duplicate", f"client {client} was already counted in round {round}"), None
-        if client not in asked:
-            return Fault(round, client, "error", f"this node was not asked for client {client}"), None
-        limit = tree.nbytes(self._like) + HEADER * max(len(tree.leaves(self._like)), 1)
-        if parcel.nbytes > limit:
-            reason = f"the message has {parcel.nbytes:,} bytes on the wire, expected at most {limit:,}"
-            return Fault(round, client, "oversize", reason), None
-        try:
-            up = with_empty_groups(parcel.open(), self._like)
-        except ValueError as e:
-            return Fault(round, client, "shape", str(e)), None
-        sent = sent_round if isinstance(sent_round, int) else -1
-        rules = None if any(f.encodes or f.hides for f in self.worker.filters) else self.worker.uplink
-        found = examine(up, self._like, client=client, round=round, sent_round=sent, seen=got.ups, rules=rules)
-        return found, (up if found is None else None)
-
-    def _reply(self, clients: list[int], got: Collected, round: int) -> Reply:
+    def _reply(self, clients: list[int], got: Arrivals) -> Reply:
         """Reduce in the order of the cohort, so that the result does not depend on who was quicker."""
         rules, part = self.worker.uplink, None
         present = [c for c in clients if c in got.ups]
@@ -330,7 +171,7 @@ class FlowerEngine(Engine):
             part = one if part is None else message.combine(part, one)
         assert part is not None
         self._versions = self._versions.clone()
-        self._versions[present] = round + 1
+        self._versions[present] = got.round + 1
         faults = (*self._late, *(got.faults[c] for c in clients if c in got.faults), *got.refused)
         for f in faults:
             self.link.say(f"round {f.round}: client {f.client} does not count ({f.kind}): {f.reason}")
@@ -349,7 +190,7 @@ class FlowerEngine(Engine):
         """A model of the right names, shapes and types, and of zeros: a client's own model does not leave its node."""
         if (known := self._shapes.get(models.recipe)) is not None:
             return known
-        if client not in self._find([client]):
+        if client not in self.roster.find([client]):
             raise FleetError(f"client {client}: its node is not connected; start it and resume")
         if not self.ask_all(models, [client], {}):
             raise FleetError(f"client {client} cannot make its live model; the log says why")
@@ -385,42 +226,38 @@ class FlowerEngine(Engine):
         The models travel once to each node; who has lost them says so and is sent them again.
         """
         everyone = range(self.shards.clients)
-        there = self._find(everyone, None if all else self._quorum(len(everyone)))
-        groups = self._hosts_of(models, clients, there)
+        there = self.roster.find(everyone, None if all else self._quorum(len(everyone)))
+        newcomers = models.personal is None
+        groups = (
+            self.roster.deal(clients, there) if newcomers else self.roster.by_node(c for c in clients if c in there)
+        )
         got: list[Answer] = []
         for _ in range(2):
-            made = self._made.setdefault(models.name, set())
-            asks = [
-                Ask(
-                    node,
-                    "evaluate",
-                    {} if node in made else {"down": models.down},
-                    {**words, **self._recipe(models, g)},
-                )
-                for node, g in groups.items()
-            ]
-            answers = self.link.exchange(asks, self.options.deadline, "test")
-            lacking = {a.node for a in answers if a.words.get("lacks")}
-            made |= {a.node for a in answers if a.error is None} - lacking
-            made -= lacking
-            good = [a for a in answers if a.error is None and a.node not in lacking]
-            for answer in good:
-                self._learn(models, answer)
-            got += good
+            answers, lacking = self._ask_live(models, groups, words)
+            got += [a for a in answers if a.error is None and a.node not in lacking]
             self._missed(groups, answers)
             groups = {node: g for node, g in groups.items() if node in lacking}
             if not groups:
                 break
         return got
 
-    def _hosts_of(self, models: Models, clients: list[int], there: list[int]) -> dict[int, list[int]]:
-        """Which node serves which clients. Newcomers have no node of their own; they are dealt out."""
-        if models.personal is not None:
-            return self._by_node(c for c in clients if c in there)
-        nodes = sorted({self.hosts[c] for c in there})
-        if not nodes:
-            return {}
-        return {node: clients[i :: len(nodes)] for i, node in enumerate(nodes) if clients[i :: len(nodes)]}
+    def _ask_live(
+        self, models: Models, groups: Mapping[int, list[int]], words: Mapping[str, Any]
+    ) -> tuple[list[Answer], set[int]]:
+        """Ask nodes about live models, sending these where they were not made yet; and the nodes that lack them."""
+        made = self._made.setdefault(models.name, set())
+        asks = []
+        for node, clients in groups.items():
+            trees = {} if node in made else {"down": models.down}
+            asks.append(Ask(node, "evaluate", trees, {**words, **self._recipe(models, clients)}))
+        answers = self.link.exchange(asks, self.options.deadline, "test")
+        lacking = {a.node for a in answers if a.words.get("lacks")}
+        good = [a for a in answers if a.error is None and a.node not in lacking]
+        made -= lacking
+        made |= {a.node for a in good}
+        for answer in good:
+            self._learn(models, answer)
+        return answers, lacking
 
     def _recipe(self, models: Models, clients: list[int]) -> dict[str, Any]:
         """What a node needs besides `down` to make live models."""
@@ -449,12 +286,6 @@ def _named(models: Models) -> Models:
     return models._replace(name=hashlib.sha256(told.encode()).hexdigest()[:16])
 
 
-def stream_name(test: Shards) -> str:
-    """Names exactly the examples and their order, so that server and nodes can be sure to mean the same test."""
-    used = test.rows.unique()
-    return memo.fingerprint(test.x[used], test.y[used], test.rows, test.n)[:16]
-
-
 def expected_message(worker: Worker, like: Shards) -> Tree:
     """What one message looks like (meta tensors), from one batch of zeros: against this, messages are checked."""
     works = [w for w in vars(worker.method).values() if isinstance(w, Work)]
@@ -467,31 +298,3 @@ def expected_message(worker: Worker, like: Shards) -> Tree:
     up, _, _ = worker.train(down, worker.start(0), one.tree(rows, one.n[0], zero, zero, ragged=False))
     meta: Tree = tree.map(lambda t: torch.empty_like(t, device="meta"), up)
     return meta
-
-
-def nested(flat: Mapping[str, Tensor]) -> Tree:
-    """A tree from names such as `vars/params/head.weight`; ValueError where a name is both a tensor and a branch."""
-    out: Tree = {}
-    for name, value in flat.items():
-        at, *path = out, *name.split("/")
-        for part in path[:-1]:
-            at = at.setdefault(part, {})
-            if not isinstance(at, dict):
-                raise ValueError(f"tensor '{name}' lies below another tensor")
-        if path[-1] in at:
-            raise ValueError(f"tensor '{name}' is also a branch")
-        at[path[-1]] = value
-    return out
-
-
-def with_empty_groups(got: Tree, like: Tree) -> Tree:
-    """The tree, and those branches of `like` that hold no tensor, which names alone cannot carry."""
-    out = dict(got)
-    for name, part in like.items():
-        if not isinstance(part, dict):
-            continue
-        if name not in out and not tree.leaves(part):
-            out[name] = tree.map(lambda x: x, part)
-        elif isinstance(out.get(name), Mapping):
-            out[name] = with_empty_groups(out[name], part)
-    return out

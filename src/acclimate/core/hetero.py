@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 
 from . import rng
 from .method import Method
-from .task import Augment, Model, Task
+from .task import Task
 from .tree import Tree
 
 
@@ -36,23 +36,14 @@ class Hetero(Method):
 class PublicTask(Task):
     """A task with a public set: unlabelled inputs that every client holds from the start, so that nobody sends them."""
 
-    def __init__(
-        self,
-        model: Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module],
-        shape: tuple[int, ...],
-        num_classes: int,
-        mean: tuple[float, ...] = (),
-        std: tuple[float, ...] = (),
-        augment: Augment | None = None,
-        dtype: torch.dtype | None = None,
-        public: Tensor | None = None,
-    ) -> None:
-        super().__init__(model, shape, num_classes, mean, std, augment, dtype)
+    def __init__(self, *about: Any, public: Tensor | None = None, **more: Any) -> None:
+        """As `Task`, and the public set; without one it is empty."""
+        super().__init__(*about, **more)
         self.public = torch.zeros(0, *self.shape) if public is None else public.cpu()
         self._placed = {self.public.device: self.public}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PublicTask, (*super().__reduce__()[1], self.public)
+        return functools.partial(PublicTask, public=self.public), super().__reduce__()[1]
 
     def computing(self, dtype: torch.dtype | None) -> PublicTask:
         """The same task whose passes run in this precision."""
@@ -60,8 +51,7 @@ class PublicTask(Task):
 
     def having(self, model: Any, dtype: torch.dtype | None = None) -> PublicTask:
         """The same task for another architecture."""
-        rest = (self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return PublicTask(model, *rest, dtype, self.public)
+        return PublicTask(**{**self._about, "model": model}, dtype=dtype, public=self.public)
 
     def public_on(self, device: torch.device) -> Tensor:
         """The public set on a device, copied there once."""

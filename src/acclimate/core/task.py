@@ -101,6 +101,7 @@ class Task:
         self.dropout_keys = purify(base)
         self.params = tuple(n for n, _ in base.named_parameters())
         self.head = frozenset(n for n in self.params if n.startswith(f"{head}."))
+        self.body = frozenset(self.params) - self.head  # `select("body")` has statistics, too
         self.norm = frozenset(
             f"{n}.{p}" if n else p
             for n, m in base.named_modules()
@@ -115,12 +116,18 @@ class Task:
         self._initial: dict[int, Tree] = {}
         self._skeletons = _skeletons(base.to("meta"))
 
+    @property
+    def _about(self) -> dict[str, Any]:
+        """What the constructor takes before the precision, in its order."""
+        names = ("model", "shape", "num_classes", "mean", "std", "augment")
+        return {name: getattr(self, name) for name in names}
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Task, (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment, self.dtype)
+        return Task, (*self._about.values(), self.dtype)
 
     def computing(self, dtype: torch.dtype | None) -> Task:
         """The same task whose forward and backward passes run in this precision; variables and outputs keep theirs."""
-        return Task(self.model, self.shape, self.num_classes, self.mean, self.std, self.augment, dtype)
+        return Task(**self._about, dtype=dtype)
 
     def _build(self) -> nn.Module:
         if isinstance(self.model, nn.Module):

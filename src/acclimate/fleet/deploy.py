@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import api, catalogue, store
-from ..backends.flower import FleetError, FlowerEngine
+from ..backends.flower import FlowerEngine
+from ..backends.nodes import FleetError
 from .link import GridLink
 
 

@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ..backends.flower import Answer, Ask
+from ..backends.nodes import Answer, Ask
 from ..config import encode
 from ..core.tree import Tree
 from .records import pack, parcels, size

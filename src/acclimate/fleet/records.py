@@ -17,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from ..backends.flower import Parcel, nested
+from ..backends.nodes import Parcel, nested
 from ..core import tree
 from ..core.tree import Tree
 

@@ -20,7 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors import safe_open
 
 from .. import api, store
-from ..backends.flower import LINK, Flower
+from ..backends.flower import Flower
+from ..backends.nodes import LINK
 from ..config import Experiment, dumps, expand
 from ..core.fit import State
 from ..core.tree import Tree

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .. import api
-from ..backends.flower import stream_name
+from ..backends.nodes import stream_name
 from ..config import Experiment, decode
 from ..core import tree
 from ..core.shards import Shards

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import check, rng, tree
@@ -24,6 +23,8 @@ from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.counting import own_share
+from ..ops.losses import local_risk
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class AFL(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         w = train(task.loss, down["vars"], data, self.opt, self.work, key)
-        share = down["mixture"].index_select(0, data["id"].reshape(1))[0]  # plain indexing would ask the host
+        share = own_share(down["mixture"], data["id"])
         up = {"delta": tree.sub(w, down["vars"]), "share": share, "id": data["id"]}
         return {**up, "loss": local_risk(task, down["vars"], data)}, mine
 
@@ -59,15 +60,6 @@ class AFL(Method):
         uphill = torch.zeros_like(mixture).index_put((total["id"],), total["loss"]) * (mixture.shape[0] / present)
         new = project(mixture + self.lambda_lr * uphill)
         return {"vars": tree.add(server["vars"], total["delta"]), "mixture": new}
-
-
-def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
-    """The mean cross-entropy over all of a client's examples, in eval mode, a chunk at a time to bound memory."""
-    parts = data["rows"].split(chunk, dim=-1)
-    logits = torch.cat([task.apply(vars, data["x"][rows]).logits for rows in parts])
-    real = (torch.arange(logits.shape[0], device=logits.device) < data["n"]).to(logits.dtype)
-    each = F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
-    return (each * real).sum() / data["n"].clamp_min(1)
 
 
 def project(v: Tensor) -> Tensor:

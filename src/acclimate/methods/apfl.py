@@ -27,11 +27,12 @@ from torch.func import grad
 
 from ..core import check, rng, tree
 from ..core.local import Work, batch_of, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Scalar, Tree
+from ..ops.counting import mean_by
 
 
 def mix(v: Tree, w: Tree, alpha: Scalar) -> Tree:
@@ -58,7 +59,7 @@ class APFL(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
+        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         alpha = torch.full((), self.alpha, device=key.device)

@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.counting import mean_by
+from ..ops.losses import proximal
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,14 @@ class Ditto(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
+        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "seen": torch.zeros((), device=key.device)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         received = down["vars"]
-
-        def tied(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            ce, buffers = task.loss(vars, batch, key)
-            away = tree.sub(vars["params"], received["params"])
-            return ce + self.lam / 2 * tree.dot(away, away), buffers
-
+        tied = proximal(task.loss, received, self.lam)
         w = train(task.loss, received, data, self.opt, self.work, key)
         v = train(tied, mine["vars"], data, self.opt, self.personal_work, rng.fold(key, "personal"))
         up = {"delta": tree.sub(w, received), "n": data["n"]}

@@ -22,12 +22,14 @@ from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Loss, Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
 from ..ops import nets
+from ..ops.counting import mean_by
+from ..ops.joint import joined, model_of
 from ..ops.rates import PerGroup
 
 
@@ -55,7 +57,7 @@ class FedADG(Method):
 
     @property
     def uplink(self) -> Rules:
-        by = Mean("n" if self.weights == "samples" else None)
+        by = mean_by(self.weights)
         return {"delta": by, "adversary": by, "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
@@ -72,18 +74,18 @@ class FedADG(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         vars, adversary = down["vars"], down["adversary"]
-        start = {"params": {"model": vars["params"], "adversary": adversary}, "buffers": vars["buffers"]}
+        start = joined(vars, {"adversary": adversary})
         opt = PerGroup(groups=(("model", self.opt), ("adversary", self.adversary_opt)), clip=self.work.clip)
         new = train(self.objective(task), start, data, opt, replace(self.work, clip=None), key)
-        delta = tree.sub({"params": new["params"]["model"], "buffers": new["buffers"]}, vars)
-        return {"delta": delta, "adversary": tree.sub(new["params"]["adversary"], adversary), "n": data["n"]}, mine
+        up = {"delta": tree.sub(model_of(new), vars), "adversary": tree.sub(new["params"]["adversary"], adversary)}
+        return {**up, "n": data["n"]}, mine
 
     def objective(self, task: Task) -> Loss:
         """The sum of the three losses, each of which moves its own net alone."""
 
         def loss(both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            params, adversary = both["params"]["model"], both["params"]["adversary"]
-            out = task.apply({"params": params, "buffers": both["buffers"]}, batch["x"], "train", key)
+            adversary = both["params"]["adversary"]
+            out = task.apply(model_of(both), batch["x"], "train", key)
             classes = torch.arange(task.num_classes, device=batch["y"].device)
             label = (batch["y"][:, None] == classes).to(out.features.dtype)
             noise = rng.uniform(rng.fold(key, "noise"), label.shape[0], self.noise).to(label.dtype)

@@ -25,13 +25,15 @@ from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Loss, Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops import lacks
 from ..ops.contrast import contrastive
-from ..ops.heads import features_of, fit_head, head_of
+from ..ops.counting import mean_by
+from ..ops.heads import features_of, fit_head, head_of, named
 from ..ops.views import Views
 
 
@@ -70,11 +72,11 @@ class FedICON(Method):
     def uplink(self) -> Rules:
         if not self.share:
             return {}
-        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
+        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        if self.extract and len(task.shape) != 3:
-            raise ValueError(f"FedICON needs images to take views of, and these inputs have shape {task.shape}")
+        if self.extract and (missing := lacks.images(task, "FedICON", "take views of")):
+            raise ValueError(missing)
         return super().init_server(task, clients, key) if self.share else {}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
@@ -106,9 +108,8 @@ class FedICON(Method):
         """The variables after a client's round."""
         if not self.extract:
             return train(task.loss, old, data, self.opt, self.work, key)
-        encoder = frozenset(task.params) - task.head
         pairs = data if self.labels else {**data, "y": torch.arange(data["y"].shape[0], device=data["y"].device)}
-        new = train(self.contrast(task), old, pairs, self.opt, self.work, rng.fold(key, "encoder"), only=encoder)
+        new = train(self.contrast(task), old, pairs, self.opt, self.work, rng.fold(key, "encoder"), only=task.body)
         if self.encoder_rounds is not None:
             new = tree.where(data["round"] < self.encoder_rounds, new, old)
         return self._with_head(task, new, old, data, self.head_work, rng.fold(key, "head"))
@@ -126,5 +127,4 @@ class FedICON(Method):
     def _with_head(self, task: Task, vars: Tree, encoder: Tree, data: Tree, work: Work, key: rng.Key) -> Tree:
         """`vars` with its head trained on the fixed features of `encoder`."""
         head = fit_head(head_of(task, vars), features_of(task, encoder, data), data, self.head_opt, work, key)
-        names = {"weight": task.head_weight, "bias": task.head_bias}
-        return {**vars, "params": {**vars["params"], **{names[k]: p for k, p in head.items()}}}
+        return {**vars, "params": {**vars["params"], **named(task, head)}}

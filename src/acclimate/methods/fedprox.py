@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ..core import check, rng, tree
 from ..core.local import Work, train
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.losses import proximal
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,5 @@ class FedProx(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         received = down["vars"]
-
-        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            ce, buffers = task.loss(vars, batch, key)
-            away = tree.sub(vars["params"], received["params"])
-            return ce + self.mu / 2 * tree.dot(away, away), buffers
-
-        w = train(loss, received, data, self.opt, self.work, key)
+        w = train(proximal(task.loss, received, self.mu), received, data, self.opt, self.work, key)
         return {"delta": tree.sub(w, received), "n": data["n"]}, mine

@@ -17,12 +17,13 @@ from typing import Literal
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.heads import features_of, fit_head, head_of
+from ..ops.counting import mean_by
+from ..ops.heads import features_of, fit_head, head_of, named
 from ..ops.private import merge, private, shared
 
 
@@ -43,7 +44,7 @@ class FedRep(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
+        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": shared(task.init(key), task.head)}
@@ -53,8 +54,7 @@ class FedRep(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         mine = self._fit(task, down, mine, data, rng.fold(key, "head"))
-        body = frozenset(task.params) - task.head
-        w = train(task.loss, merge(down["vars"], mine["vars"]), data, self.opt, self.work, key, only=body)
+        w = train(task.loss, merge(down["vars"], mine["vars"]), data, self.opt, self.work, key, only=task.body)
         return {"delta": tree.sub(shared(w, task.head), down["vars"]), "n": data["n"]}, mine
 
     def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
@@ -67,5 +67,4 @@ class FedRep(Method):
         """The private state with its head trained on the frozen received body."""
         whole = merge(down["vars"], mine["vars"])
         head = fit_head(head_of(task, whole), features_of(task, whole, data), data, self.opt, self.head_work, key)
-        names = {"weight": task.head_weight, "bias": task.head_bias}
-        return {"vars": {**mine["vars"], "params": {names[k]: p for k, p in head.items()}}}
+        return {"vars": {**mine["vars"], "params": named(task, head)}}

@@ -27,12 +27,14 @@ from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Loss, Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Mode, Out, Task
 from ..core.tree import Tree
+from ..ops.counting import mean_by
 from ..ops.heads import features_of, head_of, linear, on_features
+from ..ops.joint import joined, model_of
 from ..ops.losses import balanced_softmax, class_counts
 
 
@@ -56,7 +58,7 @@ class FedRoD(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
+        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"head": tree.zeros(head_of(task, task.init(key)))}
@@ -89,9 +91,9 @@ class FedRoD(Method):
 
     def _both(self, task: Task, vars: Tree, head: Tree, data: Tree, work: Work, key: rng.Key) -> tuple[Tree, Tree]:
         """Body with generic head, and personal head, after local training of all of them."""
-        start = {"params": {"generic": vars["params"], "personal": head}, "buffers": vars["buffers"]}
+        start = joined(vars, {"personal": head}, "generic")
         new = train(self._loss(task, data), start, data, self.opt, work, key)
-        return {"params": new["params"]["generic"], "buffers": new["buffers"]}, new["params"]["personal"]
+        return model_of(new, "generic"), new["params"]["personal"]
 
     def _loss(self, task: Task, data: Tree) -> Loss:
         # balanced softmax under equal counts is cross-entropy
@@ -99,9 +101,8 @@ class FedRoD(Method):
         counts = counts if self.balanced else torch.zeros_like(counts)
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            params = vars["params"]
-            out = task.apply({"params": params["generic"], "buffers": vars["buffers"]}, batch["x"], "train", key)
-            summed = out.logits.detach() + linear(params["personal"], out.features.detach())
+            out = task.apply(model_of(vars, "generic"), batch["x"], "train", key)
+            summed = out.logits.detach() + linear(vars["params"]["personal"], out.features.detach())
             generic = balanced_softmax(out.logits, batch["y"], counts)
             return generic + F.cross_entropy(summed, batch["y"]), out.buffers
 

@@ -20,13 +20,15 @@ from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Loss, Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
 from ..ops import nets
+from ..ops.counting import mean_by
 from ..ops.heads import head_of, linear
+from ..ops.joint import joined, model_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class FedSR(Method):
 
     @property
     def uplink(self) -> Rules:
-        by = Mean("n" if self.weights == "samples" else None)
+        by = mean_by(self.weights)
         return {"delta": by, "extra": by, "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
@@ -63,16 +65,15 @@ class FedSR(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         vars, extra = down["vars"], down["extra"]
-        start = {"params": {"model": vars["params"], "extra": extra}, "buffers": vars["buffers"]}
-        new = train(self.objective(task), start, data, self.opt, self.work, key)
-        delta = tree.sub({"params": new["params"]["model"], "buffers": new["buffers"]}, vars)
-        return {"delta": delta, "extra": tree.sub(new["params"]["extra"], extra), "n": data["n"]}, mine
+        new = train(self.objective(task), joined(vars, {"extra": extra}), data, self.opt, self.work, key)
+        up = {"delta": tree.sub(model_of(new), vars), "extra": tree.sub(new["params"]["extra"], extra)}
+        return {**up, "n": data["n"]}, mine
 
     def objective(self, task: Task) -> Loss:
         """Cross-entropy of a drawn representation, and the two penalties."""
 
         def loss(both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            vars = {"params": both["params"]["model"], "buffers": both["buffers"]}
+            vars = model_of(both)
             out = task.apply(vars, batch["x"], "train", key)
             sigma = F.softplus(linear(both["params"]["extra"]["sigma"], out.features)) + 1e-6
             noise = rng.normal(rng.fold(key, "representation"), *out.features.shape).to(sigma.dtype)

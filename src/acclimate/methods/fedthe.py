@@ -25,6 +25,7 @@ from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.counting import mean_by
 from ..ops.heads import features_of, fit_head, head_of, mean_feature
 from ..ops.losses import local_loss
 
@@ -37,16 +38,18 @@ class FedTHE(Method):
     work: Work = Work()
     head_opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
     head_work: Work = Work(epochs=1)
+    """Of the personal head, on the received body."""
     balanced: bool = True
     """Balanced softmax for body and global head; False is the ablation without it."""
     weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.one_of(self, "weights", ("samples", "uniform"))
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum(), "descriptor": Mean()}
+        return {"delta": mean_by(self.weights), "n": Sum(), "descriptor": Mean()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "descriptor": torch.zeros(task.dim, device=key.device)}

@@ -25,12 +25,14 @@ from torch.func import grad
 
 from ..core import check, rng, tree
 from ..core.local import Loss, Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
 from ..ops import nets
+from ..ops.counting import mean_by
+from ..ops.joint import joined, model_of
 from ..ops.learned import learned_loss
 from ..ops.rates import PerGroup
 
@@ -65,7 +67,7 @@ class FedTTA(Method):
 
     @property
     def uplink(self) -> Rules:
-        by = Mean("n" if self.weights == "samples" else None)
+        by = mean_by(self.weights)
         return {"delta": by, "net": by} | ({"n": Sum()} if self.weights == "samples" else {})
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
@@ -76,11 +78,11 @@ class FedTTA(Method):
         return server
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        start = {"params": {"base": down["vars"]["params"], "net": down["net"]}, "buffers": down["vars"]["buffers"]}
+        start = joined(down["vars"], {"net": down["net"]}, "base")
         opt = PerGroup(groups=(("base", self.opt), ("net", self.net_opt)), clip=self.work.clip)
         new = train(self.objective(task, down["vars"]), start, data, opt, replace(self.work, clip=None), key)
-        vars = {"params": new["params"]["base"], "buffers": new["buffers"]}
-        up = {"delta": tree.sub(vars, down["vars"]), "net": tree.sub(new["params"]["net"], down["net"])}
+        delta = tree.sub(model_of(new, "base"), down["vars"])
+        up = {"delta": delta, "net": tree.sub(new["params"]["net"], down["net"])}
         return up | ({"n": data["n"]} if self.weights == "samples" else {}), mine
 
     def objective(self, task: Task, received: Tree) -> Loss:

@@ -21,13 +21,16 @@ from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops import lacks, nets
+from ..ops.counting import mean_by
 from ..ops.heads import linear
-from ..ops.rotation import square, turned
+from ..ops.joint import joined, model_of
+from ..ops.rotation import turned
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,15 @@ class FedTTT(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n" if self.weights == "samples" else None), "n": Sum()}
+        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        if not square(task):
-            raise ValueError(f"FedTTT needs square images to turn, and these inputs have shape {task.shape}")
+        if missing := lacks.square_images(task, "FedTTT"):
+            raise ValueError(missing)
         return super().init_server(task, clients, key)
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
-        bound, key = task.dim**-0.5, rng.fold(key, "rotation")
-        draws = (rng.uniform(rng.fold(key, "weight"), 4, task.dim), rng.uniform(rng.fold(key, "bias"), 4))
-        weight, bias = ((2.0 * u - 1.0) * bound for u in draws)
-        return {"rotation": {"weight": weight, "bias": bias}}
+        return {"rotation": nets.layer(rng.fold(key, "rotation"), task.dim, 4)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         w, rotation = self._jointly(task, down["vars"], mine["rotation"], data, self.work, key)
@@ -79,13 +79,12 @@ class FedTTT(Method):
         """Model and rotation head after local training of both."""
 
         def loss(both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            model = {"params": both["params"]["model"], "buffers": both["buffers"]}
+            model = model_of(both)
             ce, buffers = task.loss(model, batch, key)
             return ce + self.weight * _rotation_loss(task, model, both["params"]["rotation"], batch["x"], key), buffers
 
-        start = {"params": {"model": vars["params"], "rotation": rotation}, "buffers": vars["buffers"]}
-        new = train(loss, start, data, self.opt, work, key)
-        return {"params": new["params"]["model"], "buffers": new["buffers"]}, new["params"]["rotation"]
+        new = train(loss, joined(vars, {"rotation": rotation}), data, self.opt, work, key)
+        return model_of(new), new["params"]["rotation"]
 
 
 def _rotation_loss(task: Task, vars: Tree, head: Tree, x: Tensor, key: rng.Key) -> Tensor:

@@ -27,7 +27,8 @@ from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from .afl import local_risk
+from ..ops.counting import own_share
+from ..ops.losses import local_risk
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class GA(Method):
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         gap = (local_risk(task, down["vars"], data) - mine["loss"]) * mine["seen"]
         w = train(task.loss, down["vars"], data, self.opt, self.work, key)
-        share = down["weights"].index_select(0, data["id"].reshape(1))[0]  # plain indexing would ask the host
+        share = own_share(down["weights"], data["id"])
         up = {"delta": tree.sub(w, down["vars"]), "share": share, "gap": gap, "seen": mine["seen"], "id": data["id"]}
         return up, {"loss": local_risk(task, w, data), "seen": torch.ones_like(mine["seen"])}
 

@@ -24,6 +24,7 @@ from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.counting import mean_by
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class GMA(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n" if self.weights == "samples" else None), "sign": Mean(), "n": Sum()}
+        return {"delta": mean_by(self.weights), "sign": Mean(), "n": Sum()}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         delta = tree.sub(train(task.loss, down["vars"], data, self.opt, self.work, key), down["vars"])

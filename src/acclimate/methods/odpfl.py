@@ -28,6 +28,7 @@ from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
 from ..ops import hyper, nets
+from ..ops.real import real_rows
 
 
 @dataclass(frozen=True)
@@ -105,4 +106,4 @@ class ODPFL(Method):
 
     def _sampled(self, data: Tree) -> tuple[Tensor, Tensor]:
         rows = data["rows"][: self.samples]
-        return data["x"][rows], torch.arange(rows.shape[0], device=rows.device) < data["n"]
+        return data["x"][rows], real_rows(rows.shape[0], data["n"])

@@ -5,6 +5,7 @@ from .cnn import CNN
 from .frozen import Frozen, Projection
 from .mixed import Mixed
 from .mlp import MLP
+from .pretrained import Pretrained
 from .resnet import ResNet20
 from .resnets import ResNet
 from .stacks import VGG11, AlexNet
@@ -17,6 +18,7 @@ __all__ = [
     "AlexNet",
     "Frozen",
     "Mixed",
+    "Pretrained",
     "Projection",
     "ResNet",
     "ResNet20",

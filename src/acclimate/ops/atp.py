@@ -10,6 +10,7 @@ from torch.func import grad
 from ..core import tree
 from ..core.adapter import Predict
 from ..core.tree import Tree
+from .live import with_params
 from .losses import entropy
 
 _FOLD = 10.0
@@ -26,7 +27,7 @@ def directions(predict: Predict, model: Tree, x: Tensor) -> Tree:
     vars = model["vars"]
 
     def uncertain(params: Tree) -> Tensor:
-        return entropy(predict({**model, "vars": {**vars, "params": params}}, x).logits).mean()
+        return entropy(predict(with_params(model, params), x).logits).mean()
 
     met = predict(model, x, "adapt").buffers if vars["buffers"] else {}
     return {

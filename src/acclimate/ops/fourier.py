@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..core.task import Task
 from ..core.tree import Tree
+from . import lacks
+from .real import real_rows
 
 FAINT = 1e-3
 """Frequencies below this amplitude lose their phase: it is that of the rounding to 8 bits, and would differ by chance
@@ -20,8 +22,8 @@ from one machine to the next."""
 
 def need_images(task: Task, who: str) -> None:
     """Refuse inputs that are no images."""
-    if len(task.shape) != 3:
-        raise ValueError(f"{who} needs images to take spectra of, and these inputs have shape {task.shape}")
+    if missing := lacks.images(task, who, "take spectra of"):
+        raise ValueError(missing)
 
 
 def pixels(x: Tensor) -> Tensor:
@@ -52,7 +54,7 @@ def mixed(x: Tensor, other: Tensor, weight: Tensor) -> Tensor:
 def mean_amplitude(data: Tree, chunk: int = 256) -> Tensor:
     """The mean amplitudes [C, H, W] of a client's own images, a chunk at a time to bound memory."""
     rows = data["rows"]
-    real = torch.arange(rows.shape[-1], device=rows.device) < data["n"]
+    real = real_rows(rows.shape[-1], data["n"])
     total = torch.stack(
         [
             (amplitude(data["x"][part]) * kept.view(-1, 1, 1, 1)).sum(0)

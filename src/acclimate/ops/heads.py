@@ -10,6 +10,7 @@ from ..core.optim import Optimizer
 from ..core.rng import Key
 from ..core.task import Task
 from ..core.tree import Tree
+from .real import mean_of, real_rows
 
 
 def linear(head: Tree, features: Tensor) -> Tensor:
@@ -23,6 +24,12 @@ def head_of(task: Task, vars: Tree) -> Tree:
     params = vars["params"]
     bias = {"bias": params[task.head_bias]} if task.head_bias in params else {}
     return {"weight": params[task.head_weight], **bias}
+
+
+def named(task: Task, head: Tree) -> Tree:
+    """A head's parameters under the names that the model has for its own."""
+    names = {"weight": task.head_weight, "bias": task.head_bias}
+    return {names[kind]: p for kind, p in head.items()}
 
 
 def features_of(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
@@ -39,8 +46,7 @@ def on_features(data: Tree, features: Tensor) -> Tree:
 
 def mean_feature(features: Tensor, n: Tensor) -> Tensor:
     """The mean over a client's real rows."""
-    real = (torch.arange(features.shape[0], device=features.device) < n).to(features.dtype)
-    return (features * real[:, None]).sum(0) / n.clamp_min(1)
+    return mean_of(features, real_rows(features.shape[0], n))
 
 
 def fit_head(head: Tree, features: Tensor, data: Tree, opt: Optimizer, work: Work, key: Key) -> Tree:

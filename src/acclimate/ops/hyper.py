@@ -11,6 +11,7 @@ from ..core.task import Task
 from ..core.tree import Tree
 from . import nets
 from .heads import linear
+from .real import mean_of
 
 
 def inputs(task: Task) -> int:
@@ -21,10 +22,7 @@ def inputs(task: Task) -> int:
 def describe(encoder: Tree, task: Task, x: Tensor, real: Tensor | None = None) -> Tensor:
     """The mean of the encoder's outputs over the real samples, whatever their order."""
     each = nets.apply(encoder, task.normalise(x).flatten(1))
-    if real is None:
-        return each.mean(0)
-    weight = real.to(each.dtype)
-    return (each * weight[:, None]).sum(0) / weight.sum().clamp_min(1.0)
+    return each.mean(0) if real is None else mean_of(each, real)
 
 
 def init(key: rng.Key, params: Tree, size: int, hidden: int) -> Tree:

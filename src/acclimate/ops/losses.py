@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import rng
+from ..core import rng, tree
 from ..core.local import Loss
 from ..core.task import Task
 from ..core.tree import Tree
+from .real import mean_of, real_rows
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -20,7 +21,7 @@ def entropy(logits: Tensor) -> Tensor:
 def class_counts(data: Tree, num_classes: int) -> Tensor:
     """How many examples of each class a client holds: float [classes]."""
     y = data["y"][data["rows"]]
-    real = torch.arange(y.shape[-1], device=y.device) < data["n"]
+    real = real_rows(y.shape[-1], data["n"])
     return (F.one_hot(y, num_classes) * real[:, None]).sum(0).to(torch.float32)
 
 
@@ -41,3 +42,22 @@ def local_loss(task: Task, data: Tree, balanced: bool) -> Loss:
         return balanced_softmax(out.logits, batch["y"], counts), out.buffers
 
     return loss
+
+
+def proximal(loss: Loss, anchor: Tree, weight: float) -> Loss:
+    """The loss plus weight/2 times the squared distance of the parameters from those of `anchor`."""
+
+    def tied(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+        value, buffers = loss(vars, batch, key)
+        away = tree.sub(vars["params"], anchor["params"])
+        return value + weight / 2 * tree.dot(away, away), buffers
+
+    return tied
+
+
+def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
+    """The mean cross-entropy over all of a client's examples, in eval mode, a chunk at a time to bound memory."""
+    parts = data["rows"].split(chunk, dim=-1)
+    logits = torch.cat([task.apply(vars, data["x"][rows]).logits for rows in parts])
+    each = F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
+    return mean_of(each, real_rows(each.shape[0], data["n"]))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .real import real_rows
+
 
 def class_means(features: Tensor, y: Tensor, n: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Prototypes and counts of the first `n` rows (FedPCL's Eq. 5); rows of unseen classes are zero."""
-    real = torch.arange(y.shape[-1], device=y.device) < n
+    real = real_rows(y.shape[-1], n)
     member = ((y[:, None] == torch.arange(num_classes, device=y.device)) & real[:, None]).to(features.dtype)
     counts = member.sum(0)
     return (member.mT @ features) / counts.clamp_min(1.0)[:, None], counts

@@ -39,9 +39,3 @@ def answers(predict: Predict, model: Tree, x: Tensor, chunk: int = 256) -> tuple
     """Features and logits of a whole stream, a chunk at a time to bound memory."""
     outs = [predict(model, part) for part in x.split(chunk)]
     return torch.cat([o.features for o in outs]), torch.cat([o.logits for o in outs])
-
-
-def mean_of(rows: Tensor, real: Tensor) -> Tensor:
-    """The mean over the real rows."""
-    weight = real.to(rows.dtype)
-    return (rows * weight[:, None]).sum(0) / weight.sum().clamp_min(1.0)

@@ -9,7 +9,7 @@ from ..core.local import Work
 from ..core.optim import SGD
 from ..shifts import UnseenDomain
 from .federations import DIGIT5, OFFICEHOME, PACS4, RESNET18, RESNET50, RESNET_NOTE, Kit, small_cnn
-from .record import SMOKE_ROUNDS, Cell, Derived, Line, Recipe, Scale, Training, adapter, key, method, personal
+from .record import SMOKE_ROUNDS, Cell, Derived, Line, Named, Recipe, Scale, Training, adapter, key, method, personal
 
 RATE, WORK, ROUNDS = SGD(lr=0.2), Work(epochs=1, batch=128), 200
 BATCH = 128
@@ -53,6 +53,13 @@ TABLE1: tuple[str, ...] = (
     "DSBN",
 )
 TABLE1 += ("Tent", "ATP", "FedSPL")
+ABLATION: dict[str, Line] = {
+    "Fedavg": FEDAVG,
+    "FMR": FMR,
+    "MBSL": replace(FEDAVG, adapter=adapter("mbsl")),
+    "FedSPL": ROWS["FedSPL"],
+}
+"""Table 4: the training part, the test-time part, and both."""
 TABLE3: tuple[str, ...] = (
     "FedAvg",
     "FedProx",
@@ -71,12 +78,16 @@ TABLE3: tuple[str, ...] = (
 TABLE3 += ("ATP", "FedSPL")
 
 
+def timed(trained: Named, rounds: int) -> Named:
+    """A method with the settings that depend on how long training is."""
+    settings = {"fedatp": {"pretrain": rounds // 2}, "ga": {"rounds": rounds}}
+    return trained.but(**settings.get(trained.name, {}))
+
+
 def _training(scale: Scale, line: Line, kit: Kit, held: str) -> Training:
     data, rounds = kit.federation(scale, held), ROUNDS if scale == "paper" else SMOKE_ROUNDS
-    timed = {"fedatp": {"pretrain": rounds // 2}, "ga": {"rounds": rounds}}  # what depends on how long training is
-    trained = line.method.but(**timed.get(line.method.name, {}))
     large = RESNET50 if kit is OFFICEHOME else RESNET18
-    return Training(trained, data, large if scale == "paper" else small_cnn("batch"), rounds)
+    return Training(timed(line.method, rounds), data, large if scale == "paper" else small_cnn("batch"), rounds)
 
 
 def cells(scale: Scale, kit: Kit, rows: Mapping[str, Line], prefix: str = "", **fields: object) -> Cells:
@@ -117,9 +128,8 @@ def table3(scale: Scale) -> Cells:
 
 
 def table4(scale: Scale) -> Cells:
-    """The training part, the test-time part, and both."""
-    rows = {"Fedavg": FEDAVG, "FMR": FMR, "MBSL": replace(FEDAVG, adapter=adapter("mbsl")), "FedSPL": ROWS["FedSPL"]}
-    yield from cells(scale, PACS4, rows)
+    """FedSPL's two parts, on and off."""
+    yield from cells(scale, PACS4, ABLATION)
 
 
 def figure3(scale: Scale) -> Cells:

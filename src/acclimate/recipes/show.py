@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from .. import catalogue
 from . import needs, published
 from .record import Cell, Derived, Recipe, trainings
+from .runner import plan
 from .table import number
 
 
@@ -18,6 +19,7 @@ def details(recipe: Recipe) -> str:
         f"  trainings  {len(trainings(cells))} at paper scale, {len(trainings(recipe.cells('smoke')))} at smoke scale"
     )
     lines += [f"  data       {name}{'' if there else ': not there'}" for name, there in needs.wanted(cells).items()]
+    lines += _runnable(recipe)
     lines += [f"  note       {note}" for note in recipe.notes]
     lines.append("  rows")
     for row in dict.fromkeys(c.row for c in cells):
@@ -25,6 +27,20 @@ def details(recipe: Recipe) -> str:
         lines.append(f"    {row}" + (f": {_behind(first)}" if first is not None else ""))
     lines.append("  columns    " + ", ".join(dict.fromkeys(c.column for c in cells)))
     return "\n".join([*lines, *_printed(recipe, cells)])
+
+
+def _runnable(recipe: Recipe) -> list[str]:
+    """What is missing at paper scale, and which columns run without it."""
+    found = plan(recipe, "paper")
+    if not found.left_out:
+        return []
+    there = [c for c in found.cells if isinstance(c, Cell)]
+    total = sum(isinstance(c, Cell) for c in recipe.cells("paper"))
+    columns = ": " + ", ".join(dict.fromkeys(c.column for c in there)) if there else ""
+    return [
+        *(f"  missing    {reason} ({len(cells)} cells)" for reason, cells in found.left_out.items()),
+        f"  runs now   {len(there)} of {total} cells at paper scale{columns}; all at smoke scale",
+    ]
 
 
 def _place(recipe: Recipe) -> str:

