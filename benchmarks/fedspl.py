@@ -36,7 +36,7 @@ from acclimate.adapters.mbsl import MBSL
 from acclimate.core.local import Work
 from acclimate.core.method import Method
 from acclimate.core.optim import SGD
-from acclimate.models.pretrained import LITE
+from acclimate.models.encoders import LITE
 from acclimate.recipes import fedspl as recipes
 from acclimate.recipes import published
 from acclimate.recipes.federations import PACS4
@@ -45,7 +45,7 @@ from acclimate.recipes.record import Line, adapter
 SCHEMA = "acclimate.fedspl/1"
 DOMAINS = tuple(PACS4.domains)
 MEAN, STD = LITE
-MODEL = ac.models.Pretrained("efficientnet-lite0", mean=MEAN, std=STD)
+MODEL = ac.models.Pretrained("efficientnet-lite0")
 ROUNDS, RATE, WORK = 40, recipes.RATE.lr, Work(epochs=1, batch=64)
 AFTER = ("*._blocks.2", "*._blocks.4")
 """Where FMR exchanges values."""

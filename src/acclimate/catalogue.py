@@ -132,6 +132,7 @@ MODELS: dict[str, Model] = {
     "resnet50": models.ResNet(depth=50),
     "alexnet": models.AlexNet(),
     "vgg11": models.VGG11(),
+    "pretrained": models.Pretrained(),
 }
 
 DATASETS: dict[str, data.Dataset] = {

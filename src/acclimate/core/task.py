@@ -133,7 +133,9 @@ class Task:
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
         if isinstance(self.model, Model):
-            return self.model.build(self.shape, self.num_classes)
+            fitting = getattr(self.model, "for_inputs", None)  # a model that brings its weights brings what they expect
+            model = fitting(self.mean, self.std) if fitting else self.model
+            return model.build(self.shape, self.num_classes)
         return self.model(self.shape, self.num_classes)
 
     def init(self, key: rng.Key) -> Tree:

@@ -25,9 +25,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from ..core import check, rng
 from ..core.task import Model, Task
 from ..core.tree import Tree
-from . import pretrained
+from . import encoders
+from .encoders import Encoder, column
 from .norms import norm_layer
-from .pretrained import Encoder
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Frozen:
     """K frozen encoders whose features are concatenated (Eq. 2), and the model that is trained on top of them."""
 
     backbones: tuple[str | nn.Module, ...] = ("efficientnet-lite0",)
-    """Names (see models/pretrained.py), or modules from pixels in 0..1 to features or a tuple that starts with them."""
+    """Names (see models/encoders.py), or modules from pixels in 0..1 to features or a tuple that starts with them."""
     size: int | None = None
     """Side to which images are resized (bilinear) before they are encoded; None: as they are."""
     width: int | None = None
@@ -148,7 +148,7 @@ class _Bank:
             with outside_transforms():
                 self.encoders[x.device] = [e._replace(module=_copy(e.module, x.device)) for e in self._first()]
         if self.spec.mean:
-            x = x * _column(self.spec.std, x) + _column(self.spec.mean, x)
+            x = x * column(self.spec.std, x) + column(self.spec.mean, x)
         return self.spec.fuse([_features(e, x, self.spec.size) for e in self.encoders[x.device]]).detach()
 
     def _first(self) -> list[Encoder]:
@@ -174,7 +174,7 @@ class _Normalised(nn.Module):
         self.module, self.mean, self.std = module, mean, std
 
     def forward(self, x: Tensor) -> Any:
-        return self.module((x - _column(self.mean, x)) / _column(self.std, x) if self.mean else x)
+        return self.module((x - column(self.mean, x)) / column(self.std, x) if self.mean else x)
 
 
 def encoder_of(task: Task, vars: Tree) -> nn.Module:
@@ -192,7 +192,7 @@ def _encoder(backbone: str | nn.Module) -> Encoder:
 
 @lru_cache(maxsize=8)
 def _named(name: str) -> Encoder:
-    return _ready(pretrained.load(name))
+    return _ready(encoders.load(name))
 
 
 def _ready(encoder: Encoder) -> Encoder:
@@ -224,11 +224,6 @@ def _pixels(x: Tensor) -> Tensor:
     return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
 
 
-def _column(values: tuple[float, ...], like: Tensor) -> Tensor:
-    # Filled on the device: a tensor made from a list would be a copy from the host, which a graph capture refuses.
-    return torch.cat([torch.full((1, 1, 1), v, dtype=like.dtype, device=like.device) for v in values])
-
-
 def _features(encoder: Encoder, x: Tensor, size: int | None) -> Tensor:
     """Features [B, d] of pixels in 0..1; grey images are shown as RGB."""
     if encoder.mean and x.shape[-3] == 1 != len(encoder.mean):
@@ -236,7 +231,7 @@ def _features(encoder: Encoder, x: Tensor, size: int | None) -> Tensor:
     if size is not None and x.shape[-2:] != (size, size):
         x = F.interpolate(x, (size, size), mode="bilinear", align_corners=False, antialias=size < x.shape[-1])
     if encoder.mean:
-        x = (x - _column(encoder.mean, x)) / _column(encoder.std, x)
+        x = (x - column(encoder.mean, x)) / column(encoder.std, x)
     out = encoder.module(x)
     features: Tensor = out[0] if isinstance(out, tuple | list) else out
     if features.dim() != 2:
