@@ -109,6 +109,8 @@ class Task:
             for p, _ in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
         )
         self.head_weight, self.head_bias = f"{head}.weight", f"{head}.bias"
+        self.norm_eps = {n: m.eps for n, m in base.named_modules() if isinstance(m, PureBatchNorm)}
+        """What batch norm layers, by name, add to a variance."""
         self.has_batch_norm = any(isinstance(m, PureBatchNorm) for m in base.modules())
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in base.modules())
         constants = {n: b for n, b in base.named_buffers() if not b.is_floating_point() and n not in self.dropout_keys}

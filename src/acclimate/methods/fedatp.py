@@ -92,16 +92,16 @@ class FedATP(Method):
 
         positions, live = self.rate_work.plan(data, key)
         for t in range(positions.shape[0]):
-            rates = tree.where(live[t], self._risen(predict, vars, rates, batch_of(data, positions[t])), rates)
+            rates = tree.where(live[t], self._risen(task, predict, vars, rates, batch_of(data, positions[t])), rates)
         return rates
 
-    def _risen(self, predict: Predict, vars: Tree, rates: Tree, batch: Tree) -> Tree:
+    def _risen(self, task: Task, predict: Predict, vars: Tree, rates: Tree, batch: Tree) -> Tree:
         way = directions(predict, {"vars": vars}, batch["x"])
 
         def loss(vars: Tree) -> Tensor:
             return F.cross_entropy(predict({"vars": vars}, batch["x"]).logits, batch["y"])
 
-        slope = slopes(loss, moved(vars, rates, way))
+        slope = slopes(loss, moved(vars, rates, way), task.norm_eps)
         risen: Tree = tree.map(
             lambda r, s, d: r + self.rate_lr * (s * d).sum() / max(d.numel(), 1) ** 0.5, rates, slope, way
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 from torch.func import grad
@@ -15,8 +15,6 @@ from .losses import entropy
 
 _FOLD = 10.0
 """Running statistics go a tenth of the way to a batch's own (torch's momentum): ten times that is all of it."""
-
-_EPS = 1e-5  # of torch's batch norm
 
 
 def directions(predict: Predict, model: Tree, x: Tensor) -> Tree:
@@ -36,12 +34,12 @@ def directions(predict: Predict, model: Tree, x: Tensor) -> Tree:
     }
 
 
-def slopes(loss: Callable[[Tree], Tensor], vars: Tree) -> Tree:
+def slopes(loss: Callable[[Tree], Tensor], vars: Tree, eps: Mapping[str, float]) -> Tree:
     """The gradient of `loss(vars)` by parameters and by batch-norm statistics, under running statistics.
 
-    torch does not differentiate by statistics. Batch norm is w (x - m) / s + b with s = sqrt(v + eps), so the
-    derivative by m is -w / s times that by b, and the one by v is -w / (2 s^2) times that by w. Statistics of layers
-    that have no w and b get zero, and so keep a rate of zero.
+    torch does not differentiate by statistics. Batch norm is w (x - m) / s + b with s = sqrt(v + eps), where `eps` is
+    each layer's own (`Task.norm_eps`). So the derivative by m is -w / s times that by b, and the one by v is
+    -w / (2 s^2) times that by w. Statistics of layers that have no w and b get zero, and so keep a rate of zero.
     """
     params, buffers = vars["params"], vars["buffers"]
     by = grad(lambda p: loss({"params": p, "buffers": buffers}))(params)
@@ -50,7 +48,7 @@ def slopes(loss: Callable[[Tree], Tensor], vars: Tree) -> Tree:
         layer, _, kind = name.rpartition("running_")
         w, b, v = f"{layer}weight", f"{layer}bias", f"{layer}running_var"
         if kind in ("mean", "var") and w in params and b in params:
-            spread = buffers[v] + _EPS
+            spread = buffers[v] + eps[layer.removesuffix(".")]
             mean, var = -params[w] / spread.sqrt() * by[b], -0.5 * params[w] / spread * by[w]
             out[name] = mean if kind == "mean" else var
     return {"params": by, "buffers": out}
