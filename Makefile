@@ -36,14 +36,18 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.core: $(VENV)/.venv pyproject.toml constraints.txt
+$(VENV)/.torch: $(VENV)/.venv constraints.txt
 	$(PIP) torch==2.13.0
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.torch pyproject.toml
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
+# all of the core, and more: what was installed once is not built again
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(PIP) -e ".[dev]"
-	@touch $@
+	@touch $(VENV)/.core $@
 
 $(VENV)/.docs: $(VENV)/.core
 	$(PIP) -e ".[docs]"

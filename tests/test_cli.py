@@ -1,18 +1,47 @@
 """The command line as a person uses it: exit codes, sentences, folders."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
 
+from acclimate import threads
+from acclimate.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
 COMMAND = "import acclimate.cli; acclimate.cli.main()"
 QUICK = ["data.clients=4", "model=mlp", "model.hidden=8", "model.norm=batch", "rounds=1", "method.work.epochs=1"]
 
 
 def cli(*args, cwd=None):
+    """The command as a shell starts it; a process takes seconds to import torch."""
     return subprocess.run([sys.executable, "-c", COMMAND, *args], capture_output=True, text=True, timeout=250, cwd=cwd)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """The command in this process, in a folder of its own: all but the start of the interpreter."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["acclimate", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):  # a user's own file
+            del sys.modules[name]
 
 
 def test_help_needs_no_torch_and_names_every_command():
@@ -23,7 +52,7 @@ def test_help_needs_no_torch_and_names_every_command():
     assert cli("--version").stdout.startswith("acclimate 0.")
 
 
-def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path):
+def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path, here):
     done = cli("run", "method=fedavg,fedbn", "adapters=none,tent", "streams=original,corrupted", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in ("fedavg", "fedbn", "tent", "original", "corrupted", "upload", "runs/001-comparison/report.html"):
@@ -36,21 +65,21 @@ def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path):
         (a, s) for a in ("none", "tent") for s in ("original", "corrupted")
     }
     assert results["command"].endswith("rounds=1 method.work.epochs=1")
-    report = cli("report", str(root), "-o", "all.html", cwd=tmp_path)
+    report = here("report", str(root), "-o", "all.html")
     assert report.returncode == 0, report.stderr
     assert (tmp_path / "all.html").stat().st_size > 10_000
-    again = cli("resume", str(root), cwd=tmp_path)
+    again = here("resume", str(root))
     assert again.returncode == 0
     assert "fedbn" in again.stdout
 
 
-def test_toml_and_seeds(tmp_path):
+def test_toml_and_seeds(tmp_path, here):
     (tmp_path / "e.toml").write_text(
         'rounds = 1\nadapters = ["none"]\nstreams = ["original"]\n'
         '[data]\nclients = 4\n[model]\nname = "mlp"\nhidden = [8]\n'
         '[method]\nname = "fedprox"\nmu = 0.5\n[method.work]\nepochs = 1\n'
     )
-    done = cli("run", "-c", "e.toml", "--seeds", "2", "-o", "out", "method.mu=0.25", cwd=tmp_path)
+    done = here("run", "-c", "e.toml", "--seeds", "2", "-o", "out", "method.mu=0.25")
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "out" / "fedprox-s1" / "config.json").read_text())["experiment"]
     assert (config["method"]["mu"], config["seed"], config["data"]["clients"]) == (0.25, 1, 4)
@@ -79,15 +108,22 @@ def test_toml_and_seeds(tmp_path):
         (["dance"], "No such command"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_two(args, says, tmp_path):
-    done = cli(*args, cwd=tmp_path)
+def test_bad_input_is_one_sentence_and_exit_two(args, says, tmp_path, here):
+    done = here(*args)
     assert done.returncode == 2, done.stderr
     assert says in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("results.json"))
 
 
-def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_path):
+def test_a_shell_sees_the_sentence_and_the_exit_code(tmp_path):
+    done = cli("run", "roundz=3", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("acclimate: ") and "did you mean 'rounds'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_path, here):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nimport torch\nimport acclimate as ac\n"
         "@dataclass(frozen=True)\nclass Table(ac.data.Dataset):\n"
@@ -100,25 +136,39 @@ def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_
     quick = ["data.clients=3", "model=mlp", "model.hidden=8", "rounds=1", "method=fedavg", "method.work.epochs=1"]
     done = cli("run", "-q", "-o", "a", "data=mine:Table", "streams=original", "adapters=none,t3a", *quick, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = cli("run", "-q", "-o", "b", "data=mine:Table", "adapters=none", *quick, cwd=tmp_path)
+    done = here("run", "-q", "-o", "b", "data=mine:Table", "adapters=none", *quick)
     assert done.returncode == 2
     assert "stream 'corrupted' cannot be made from Table: x: images must be uint8" in done.stderr
     assert not (tmp_path / "b" / "state.safetensors").exists()
 
 
-def test_list_show_doctor():
-    names = cli("list").stdout
+def test_list_show_doctor(here):
+    names = here("list").stdout
     for word in ("methods:", "scaffold", "adapters:", "t3a", "streams:", "mixture", "partitions:", "dirichlet"):
         assert word in names
-    only = cli("list", "adapters").stdout
+    only = here("list", "adapters").stdout
     assert "tent" in only
     assert "fedavg" not in only
-    shown = cli("show", "fedprox").stdout
+    shown = here("show", "fedprox").stdout
     for word in ("Li et al., MLSys 2020", "mu: float = 0.1", ".batch = 32", "acclimate.methods.fedprox.FedProx"):
         assert word in shown
-    doctor = cli("doctor").stdout
+    doctor = here("doctor").stdout
     for word in ("torch", "device", "data root", "flower", "pip install"):
         assert word in doctor
+
+
+def test_commands_that_train_leave_half_of_the_cores_to_others(monkeypatch, here):
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    threads.steady()
+    assert asked == []  # the tests set OMP_NUM_THREADS
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    once = ["data.clients=3", "model=mlp", "model.hidden=4", "rounds=1", "method.work.epochs=1"]
+    assert here("run", "method=fedavg", "streams=original", "adapters=none", "-q", *once).returncode == 0
+    assert here("tune", "method=fedavg", "method.opt.lr=0.1,0.2", "--trials", "1", "-q", *once).returncode == 0
+    assert here("reproduce", "fedpcl/table14", "--rows", "1 backbones", "-q").returncode == 0
+    assert asked[:3] == [4, 4, 4]
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):

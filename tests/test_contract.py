@@ -1,6 +1,7 @@
 """What every method of the catalogue owes, on every backend: tested once, for all of them."""
 
 import pickle
+from functools import cache
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from acclimate.core import fit, message, rng, tree
 from support import BACKENDS, CLASSES, MODELS, QUICK, client_data, equal, fitted, gap, shards, small, task
 
 METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
+MLP = "mlp-dropout"
+"""The cheapest model that has batch norm, and draws at random."""
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -17,18 +20,25 @@ def usable(name: str, model: str) -> bool:
     return not (name in ("fedbn", "dsbn") and not task(model).norm)
 
 
-def agreeing():
-    """Every method on a perceptron with batch norm and dropout; with convolutions those of the quick set, then all."""
-    for name in METHODS:
-        yield pytest.param(name, "mlp-dropout", id=f"mlp-dropout-{name}")
-        slow = () if name in QUICK else pytest.mark.slow
-        yield pytest.param(name, "cnn-batch", id=f"cnn-batch-{name}", marks=slow)
+def on(*models: str, always: tuple[str, ...]):
+    """Every method on these models: on those of `always` in the quick set, on the others there for a few methods."""
+
+    def marks(name: str, model: str):
+        return () if model in always or name in QUICK or not usable(name, model) else pytest.mark.slow
+
+    return [pytest.param(n, m, id=f"{m}-{n}", marks=marks(n, m)) for n in METHODS for m in models]
 
 
-@pytest.mark.parametrize(("name", "model"), list(agreeing()))
+@cache
+def trained(name: str, model: str):
+    """A serial training of three rounds that several tests look at and none changes."""
+    return fitted(METHODS[name], model=model)
+
+
+@pytest.mark.parametrize(("name", "model"), on(MLP, "cnn-batch", always=(MLP,)))
 def test_serial_and_vmap_agree_on_uneven_clients(name, model):
-    _, serial, a = fitted(METHODS[name], "serial", model)
-    _, vmap, b = fitted(METHODS[name], "vmap", model)
+    _, _, a = trained(name, model)
+    _, _, b = fitted(METHODS[name], "vmap", model)
     assert gap(a.server, b.server) < 1e-5
     size = max([1.0, *(float(x.abs().max()) for x in tree.leaves(a.mine) if x.numel())])
     assert gap(a.mine, b.mine) < 1e-5 * size  # private running variances can be well above one
@@ -38,7 +48,7 @@ def test_serial_and_vmap_agree_on_uneven_clients(name, model):
 
 @every_method
 def test_state_keeps_its_shape(name):
-    worker, engine, state = fitted(METHODS[name], rounds=1)
+    worker, engine, state = trained(name, MLP)
     fresh = fit.start(worker, BACKENDS["serial"].open(worker, shards(), torch.device("cpu")), engine.shards.clients)
     for old, new in ((fresh.server, state.server), (fresh.mine, state.mine)):
         old, new = tree.flatten(old), tree.flatten(new)
@@ -67,10 +77,9 @@ def test_client_changes_no_argument(name):
     assert list(tree.flatten(new)) == list(tree.flatten(mine))
 
 
-@every_method
-def test_same_seed_same_bits_and_another_seed_other_bits(name):
-    a, b = (fitted(METHODS[name], rounds=2, seed=5)[2] for _ in range(2))
-    other = fitted(METHODS[name], rounds=2, seed=6)[2]
+@pytest.mark.parametrize(("name", "model"), on(MLP, "cnn-batch", always=(MLP,)))
+def test_same_seed_same_bits_and_another_seed_other_bits(name, model):
+    a, b, other = trained(name, model)[2], *(fitted(METHODS[name], model=model, seed=seed)[2] for seed in (0, 6))
     assert equal(a.server, b.server)
     assert equal(a.mine, b.mine)
     assert gap({"s": a.server, "m": a.mine}, {"s": other.server, "m": other.mine}) > 0
@@ -78,16 +87,16 @@ def test_same_seed_same_bits_and_another_seed_other_bits(name):
 
 @every_method
 def test_worker_pickles_and_trains_alike(name):
-    worker, engine, state = fitted(METHODS[name], rounds=1)
+    worker, engine, state = trained(name, MLP)
     copy = pickle.loads(pickle.dumps(worker))
     down = worker.method.download(worker.task, state.server)
-    own, mine = client_data(engine.shards, 2, round=1), tree.take(state.mine, 2)
+    own, mine = client_data(engine.shards, 2, round=3), tree.take(state.mine, 2)
     assert equal(worker.train(down, mine, own)[0], copy.train(down, mine, own)[0])
 
 
 @every_method
 def test_state_survives_the_disk(name, tmp_path):
-    _, _, state = fitted(METHODS[name], rounds=2)
+    _, _, state = trained(name, MLP)
     path = tmp_path / "state.safetensors"
     path.write_bytes(store.pack(state, "abc"))
     back = store.unpack(path, state, "abc")
@@ -97,8 +106,7 @@ def test_state_survives_the_disk(name, tmp_path):
     assert store.pack(back, "abc") == store.pack(state, "abc")
 
 
-@every_method
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("name", "model"), on(*MODELS, always=(MLP, "cnn-batch")))
 def test_deployed_model_predicts(name, model):
     if not usable(name, model):
         with pytest.raises(ValueError, match="norm"):
@@ -117,5 +125,5 @@ def test_deployed_model_predicts(name, model):
 
 @every_method
 def test_upload_is_the_bytes_of_the_message(name):
-    _, _, state = fitted(METHODS[name], rounds=2, cohort=4)
-    assert state.cost["up"] == 2 * 4 * sum(part["bytes"] for part in state.cost["message"])
+    _, _, state = trained(name, MLP)
+    assert state.cost["up"] == 3 * 4 * sum(part["bytes"] for part in state.cost["message"])

@@ -111,7 +111,7 @@ def check_command(words):
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
         case ["python", script, *_]:
             assert (ROOT / script).is_file(), words
-        case ["pip" | "git" | "export", *_]:
+        case ["pip" | "git" | "export" | "source", *_]:
             pass
         case _:
             pytest.fail(f"a command that no one checks: {words}")

@@ -21,7 +21,7 @@ LAYERS = [
     {"pictures"},
     {"api"},
     {"comparing", "fleet", "joining", "recipes", "tracking", "tuning"},
-    {"describe", "progress"},
+    {"describe", "progress", "threads"},
     {"cli_compare", "cli_data", "cli_fleet", "cli_join", "cli_reproduce", "cli_tune"},
     {"bench", "serve", "cli"},
 ]

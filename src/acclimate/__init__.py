@@ -16,7 +16,20 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import adapters, backends, data, eval, filters, methods, models, ops, personal, shifts
-    from .api import Fit, Interrupted, evaluate, load, report, resume, run, run_all, traces, train, train_together
+    from .api import (
+        Fit,
+        Interrupted,
+        evaluate,
+        evaluate_together,
+        load,
+        report,
+        resume,
+        run,
+        run_all,
+        traces,
+        train,
+        train_together,
+    )
     from .comparing import Comparison, compare
     from .config import Experiment
     from .core import local, optim, rng, tree
@@ -37,6 +50,8 @@ _NAMES = {
         "Fit",
         "Interrupted",
         "evaluate",
+        "evaluate_together",
+        "evaluate_together",
         "load",
         "report",
         "resume",
@@ -87,6 +102,7 @@ __all__ = [
     "data",
     "eval",
     "evaluate",
+    "evaluate_together",
     "filters",
     "join",
     "load",

@@ -20,7 +20,7 @@ from .config import Experiment
 from .core import fit as loop
 from .core import holding, rng, tree
 from .core.adapter import Adapter
-from .core.backend import Engine
+from .core.backend import Engine, Joint
 from .core.filter import before_each
 from .core.fit import State
 from .core.hetero import Hetero, PublicTask
@@ -30,8 +30,9 @@ from .core.shards import Shards
 from .core.task import Task
 from .core.worker import Worker
 from .data import PublicWorld, World
-from .eval import Names, Table, Test, Traces, rounds_to_test, stream_accuracy, summary
+from .eval import Names, Table, Test, Traces, Trained, rounds_to_test, stream_accuracy, summary
 from .eval import evaluate as evaluate_grid
+from .eval import evaluate_together as evaluate_joint
 from .models import Mixed
 from .ops import memo
 from .pictures.samples import samples
@@ -59,6 +60,8 @@ class Fit:
     state: State
     seconds: tuple[float, ...] = ()
     """Wall-clock seconds of the rounds of this session."""
+    joint: Joint | None = None
+    """Where it was trained together with others, what tests all of them together (`evaluate_together`)."""
 
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
@@ -185,8 +188,9 @@ def train_together(experiments: Sequence[Experiment], watch: Watch | None = None
     if not _can_join(experiments):
         return [train(e, watch) for e in experiments]
     parts = [build(e) for e in experiments]
-    states, seconds = _joint(experiments, parts, [None] * len(parts), watch)
-    return [Fit(e, *part, s, seconds) for e, part, s in zip(experiments, parts, states, strict=True)]
+    joint = _lanes(experiments, parts)
+    states, seconds = _joint(experiments, joint, [None] * len(parts), watch)
+    return [Fit(e, *part, s, seconds, joint) for e, part, s in zip(experiments, parts, states, strict=True)]
 
 
 def _can_join(experiments: Sequence[Experiment]) -> bool:
@@ -210,21 +214,20 @@ def _dealt_as(data: Any, other: Any) -> Any:
     return replace(data, partition=theirs, held_out=other.held_out)
 
 
+def _lanes(experiments: Sequence[Experiment], parts: Sequence[tuple[World, Worker, Engine]]) -> Lanes:
+    """One engine for the clients of all."""
+    e = experiments[0]
+    lanes = [Lane(worker, w.shards(w.train), w.shards(w.val)) for w, worker, _ in parts]
+    return Lanes(lanes, device_of(e.device), e.backend if isinstance(e.backend, Vmap) else Vmap())
+
+
 def _joint(
-    experiments: Sequence[Experiment],
-    parts: Sequence[tuple[World, Worker, Engine]],
-    folders: Sequence[store.RunFolder | None],
-    watch: Watch,
+    experiments: Sequence[Experiment], joint: Lanes, folders: Sequence[store.RunFolder | None], watch: Watch
 ) -> tuple[list[State], tuple[float, ...]]:
     """Train all from their first round to their last, in lanes of one engine; folders get their checkpoints."""
-    e, world = experiments[0], parts[0][0]
-    lanes = [Lane(worker, w.shards(w.train), w.shards(w.val)) for w, worker, _ in parts]
-    options = e.backend if isinstance(e.backend, Vmap) else Vmap()
-    joint = Lanes(lanes, device_of(e.device), options)
-    states = joint.start()
-    schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.eval_every)
-    seconds = []
-    watch.training(f"{e.label}, {len(lanes)} seeds", e.seed, 0, e.rounds)
+    e, states, seconds = experiments[0], joint.start(), []
+    schedule = loop.Schedule(e.rounds, joint.clients, e.cohort_size, e.eval_every)
+    watch.training(f"{e.label}, {len(experiments)} seeds", e.seed, 0, e.rounds)
     began = time.perf_counter()
     for states in joint.rounds(schedule, states):
         seconds.append(time.perf_counter() - began)
@@ -324,6 +327,29 @@ def evaluate(
     return _evaluate(fit, adapters, built, personal, watch or Watch())[0]
 
 
+def evaluate_together(
+    fits: Sequence[Fit],
+    adapters: Sequence[Adapter] | None = None,
+    streams: Sequence[Shift] | None = None,
+    personal: Personalizer | None = None,
+    watch: Watch | None = None,
+) -> list[Table]:
+    """Test what `train_together` gave: vectorised where it was trained so. The numbers are those of `evaluate`."""
+    watch, first = watch or Watch(), fits[0]
+    if first.joint is None or any(f.joint is not first.joint for f in fits):
+        return [evaluate(f, adapters, streams, personal, watch) for f in fits]
+    e, records = first.experiment, streams or first.experiment.streams
+    named, personal = _named(adapters or e.adapters), personal or e.personal
+    tests = [_tests(streams_of(f.world, records)) for f in fits]
+    trained = [Trained(f.state, t, _names(f, personal)) for f, t in zip(fits, tests, strict=True)]
+    return evaluate_joint(first.joint, trained, named, personal)
+
+
+def _names(fit: Fit, personal: Personalizer) -> Names:
+    e, up = fit.experiment, cost_card(fit)["up_bytes_per_client"]
+    return Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
+
+
 def traces(
     source: Fit | str | Path, adapters: Sequence[Adapter] | None = None, streams: Sequence[Shift] | None = None
 ) -> Traces:
@@ -359,11 +385,9 @@ def _evaluate(
 ) -> tuple[Table, dict[str, Any]]:
     e = fit.experiment
     named, personal = _named(adapters or e.adapters), personal or e.personal
-    up = cost_card(fit)["up_bytes_per_client"]
-    names = Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
     watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
-    tests, engine = _tests(built), fit.engine
-    table = evaluate_grid(fit.worker, engine, fit.state, tests, named, personal, names, watch.tested, traces)
+    tests, names = _tests(built), _names(fit, personal)
+    table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested, traces)
     return table, {name: {**stream.card, "hash": stream_hash(stream)} for name, (_, stream) in built.items()}
 
 
@@ -520,7 +544,7 @@ def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch:
         if _can_join(same):
             device = device_of(same[0].device)
             folders = [store.RunFolder.create(p, e, device, overwrite=True) for p, e in members]
-            _joint(same, [build(e) for e in same], folders, watch)
+            _joint(same, _lanes(same, [build(e) for e in same]), folders, watch)
 
 
 def stored_table(folder: store.RunFolder) -> Table:

@@ -68,9 +68,9 @@ def run(
     Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `seed=0,1,2`.
     """
     experiments = _experiments(settings or [], config, seeds)
-    from . import api, store, tracking
+    from . import api, store, threads, tracking
 
-    _steady_threads()
+    threads.steady()
     root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
     with _watch(quiet) as watch, tracking.tracked(root, track, watch) as told:
         table = api.run_all(experiments, root, overwrite, told)
@@ -84,9 +84,9 @@ def resume(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
-    from . import api, tracking
+    from . import api, threads, tracking
 
-    _steady_threads()
+    threads.steady()
     with _watch(quiet) as watch, tracking.tracked(path, track, watch) as told:
         table = api.resume(path, told)
     _show(table, path)
@@ -136,19 +136,6 @@ def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[A
     if not any((p if isinstance(p, str) else p[0] + "=").startswith("method=") for p in pairs):
         pairs.append(f"method={DEFAULT_METHODS}")
     return api.with_seeds(expand(pairs), seeds)
-
-
-def _steady_threads() -> None:
-    """Half of the cores, unless OMP_NUM_THREADS says otherwise.
-
-    Small models gain little from more, and lose several times over as soon as anything else runs on the machine.
-    """
-    import os
-
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max((os.cpu_count() or 1) // 2, 1))
 
 
 def _watch(quiet: bool) -> Any:

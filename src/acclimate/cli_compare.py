@@ -32,7 +32,8 @@ def compare(
     if out is not None and out.suffix not in (".json", ".md"):
         raise ValueError(f"--out={out}: must end in .json or .md")
     found = comparing.compare(*runs, rows=rows or [])
-    table = Table("stream", "round", found.first, found.second, "difference", "interval", "seeds x clients", box=SIMPLE)
+    head = ("stream", "round", found.first, found.second, "difference", "interval", "seeds x clients")
+    table = Table(*head, box=SIMPLE, pad_edge=False, padding=0)  # 80 columns have room for it
     for column in (table.columns[0], table.columns[5]):
         column.no_wrap = True
     for cells in found.cells():

@@ -102,7 +102,7 @@ def run(
     """Run a recipe and print ours beside the published numbers. Run it again to go on where it was stopped."""
     from rich.console import Console
 
-    from . import recipes
+    from . import recipes, threads
     from .api import device_of
 
     if seeds < 1:
@@ -112,6 +112,7 @@ def run(
     plan = recipes.plan(recipes.recipe(name), scale, asked)  # type: ignore[arg-type]
     console = Console()
     _say_missing(plan, console)
+    threads.steady()
     try:
         with _watch(quiet) as watch:
             result = recipes.run(plan, out, range(seeds), device, watch)

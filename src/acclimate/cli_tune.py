@@ -40,7 +40,7 @@ def tune(
     """
     from rich.console import Console
 
-    from . import store, tuning
+    from . import store, threads, tuning
     from .config import expand, merged
 
     if grids:
@@ -50,6 +50,7 @@ def tune(
     root = out or store.next_free(Path("runs"), "tune")
     streams = expand([f"streams={on}"])[0].streams
     console = Console(stderr=True)
+    threads.steady()
     try:
         with _watch(quiet, console) as watch:
             search = tuning.tune(

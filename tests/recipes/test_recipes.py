@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from acclimate.data import ByDomain, Digit5, Digits
 from acclimate.models import MLP
 from acclimate.recipes import OMITTED, RECIPES, measures, needs, plan, published, recipe, run, runner
 from acclimate.recipes.record import SCALES, Cell, Derived, Recipe, Training, adapter, key, method, trainings
+from acclimate.recipes.show import details
 from acclimate.shifts import Corrupted, Mixture, Natural, Original
 from acclimate.watch import Watch
 
@@ -235,6 +237,11 @@ def test_what_is_there_of_a_set_runs_without_the_rest(tmp_path, monkeypatch):
     (trained,) = todo.trainings
     assert trained.data.domains == ("mnist", "svhn", "usps", "mnistm") and trained.data.clients == 4
     assert list(todo.left_out) == ["Digit5 lacks syn: run with mnist, svhn, usps, mnistm"]
+    text = details(RECIPES["fedicon/table1"])
+    assert "missing    Digit5 lacks syn: run with mnist, svhn, usps, mnistm (" in text
+    assert re.search(
+        r"runs now +\d+ of \d+ cells at paper scale: MNIST, SVHN, USPS, MNIST-M; all at smoke scale\n", text
+    )
     left = plan(RECIPES["fedicon/table7"], "paper", ["FedAvg"])
     assert [c.column for c in left.cells] == ["MNIST", "SVHN", "USPS", "MNIST-M"]
     assert {t.data.clients for t in left.trainings} == {3}

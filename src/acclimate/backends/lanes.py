@@ -16,7 +16,7 @@ from torch.func import vmap
 
 from ..core import fit, message, tree
 from ..core.adapter import Adapter
-from ..core.backend import Reply
+from ..core.backend import Joint, Reply
 from ..core.fit import Schedule, State
 from ..core.holding import Private
 from ..core.personal import Personalizer
@@ -25,7 +25,7 @@ from ..core.stream import Protocol
 from ..core.tree import Tree
 from ..core.worker import Worker
 from .serial import stacked_start
-from .vmap import Group, Vmap, VmapEngine
+from .vmap import Group, Vmap, VmapEngine, welcomed
 
 
 class Lane(NamedTuple):
@@ -51,11 +51,11 @@ def union(parts: Sequence[Shards]) -> Shards:
     return Shards.of(torch.cat([p.x for p in kept]), torch.cat([p.y for p in kept]), rows)
 
 
-class Lanes:
+class Lanes(Joint):
     """Trains several lanes together. All share one record of method, model and schedule, and the number of clients."""
 
     def __init__(self, lanes: Sequence[Lane], device: torch.device, options: Vmap) -> None:
-        self.lanes, self.clients = tuple(lanes), lanes[0].train.clients
+        self.lanes, self.clients, self.task = tuple(lanes), lanes[0].train.clients, lanes[0].worker.task
         if any(lane.train.clients != self.clients for lane in lanes):
             raise ValueError("lanes need the same number of clients in each")
         self.engine = _Engine(self.lanes, device, options)
@@ -97,13 +97,40 @@ class Lanes:
         return [fit.judge(s, m) for s, m in zip(states, metrics, strict=True)]
 
     def _downs(self, states: list[State]) -> list[Tree]:
-        workers = [lane.worker for lane in self.lanes]
-        return [w.method.download(w.task, s.server) for w, s in zip(workers, states, strict=True)]
+        return self.downloads([s.server for s in states])
 
     def _apart(self, stacked: Tree) -> list[Tree]:
         """What is stacked over all clients, lane by lane."""
-        n = self.clients
-        return [tree.map(lambda x, i=i: x[i * n : (i + 1) * n], stacked) for i in range(len(self.lanes))]
+        each = len(tree.leaves(stacked)[0]) // len(self.lanes) if tree.leaves(stacked) else 0
+        return [tree.map(lambda x, i=i: x[i * each : (i + 1) * each], stacked) for i in range(len(self.lanes))]
+
+    # --- testing -------------------------------------------------------------------------------------------------
+
+    def downloads(self, servers: Sequence[Tree]) -> list[Tree]:
+        workers = [lane.worker for lane in self.lanes]
+        return [w.method.download(w.task, s) for w, s in zip(workers, servers, strict=True)]
+
+    def deploy(self, downs: Sequence[Tree], mines: Sequence[Tree], personal: Personalizer) -> Tree:
+        mine = tree.map(lambda *xs: torch.cat(xs), *mines)
+        models: Tree = self.engine.deploy(tree.stack(list(downs)), mine, personal)
+        return models
+
+    def join(self, downs: Sequence[Tree], newcomers: int) -> Tree:
+        who, device = range(self.clients, self.clients + newcomers), self.engine.device
+        each = [welcomed(lane.worker, d, who, device) for lane, d in zip(self.lanes, downs, strict=True)]
+        models: Tree = tree.map(lambda *xs: torch.cat(xs), *each)
+        return models
+
+    def live(self, models: Tree, client: int) -> Tree:
+        return self.engine.live(models, client)
+
+    def gather(self, tests: Sequence[Shards]) -> Shards:
+        if len({t.clients for t in tests}) > 1:
+            raise ValueError("lanes need the same number of tested clients in each")
+        return self.engine.options.placed(union(tests), self.engine.device)
+
+    def serve(self, models: Tree, tests: Shards, adapter: Adapter, protocol: Protocol) -> list[Tree]:
+        return self._apart(self.engine.serve(models, tests, adapter, protocol))
 
 
 class _Engine(VmapEngine):
@@ -127,10 +154,11 @@ class _Engine(VmapEngine):
         together: Tree = tree.to(tree.map(lambda *xs: torch.cat(xs), *starts), self.device)
         return together
 
-    def _own(self, g: Group) -> Tree:
+    def _own(self, g: Group, clients: int) -> Tree:
         """What is a client's own: with its lane, and its number within the lane."""
-        lane = torch.div(g.ids, self._each, rounding_mode="floor")
-        return {"rows": g.rows, "n": g.n, "id": g.ids % self._each, "lane": lane, "seed": self.seeds[lane]}
+        each = clients // len(self.lanes)
+        lane = torch.div(g.ids, each, rounding_mode="floor")
+        return {"rows": g.rows, "n": g.n, "id": g.ids % each, "lane": lane, "seed": self.seeds[lane]}
 
     def train_together(self, downs: Tree, cohorts: Sequence[Tensor], round: int) -> list[Reply]:
         """One round of every lane's cohort; `downs` is stacked over lanes."""
@@ -143,7 +171,7 @@ class _Engine(VmapEngine):
         done = []
         for g in self._groups(self.shards, everyone):
             present = torch.arange(len(g.ids), device=self.device) < g.real
-            inputs = (downs, tree.take(self.mine, g.ids), self._own(g), {"round": now}, present)
+            inputs = (downs, tree.take(self.mine, g.ids), self._own(g, self.shards.clients), {"round": now}, present)
             out = self._run(("together", g.ragged), self._together(g.ragged), inputs, often=True)
             mine, ok = (tree.map(lambda x, r=g.real: x[:r], out[k]) for k in ("mine", "ok"))
             done.append((g, mine, ok))

@@ -190,7 +190,7 @@ class VmapEngine(Engine):
         part, done = None, []
         for g, mine, examples in self._feed(cohort):
             present = torch.arange(len(g.ids), device=self.device) < g.real
-            inputs = (down, mine, self._own(g), {"round": now}, present, examples)
+            inputs = (down, mine, self._own(g, self.shards.clients), {"round": now}, present, examples)
             out = self._run(("train", g.ragged), self._round(g.ragged), inputs, often=True)
             new, ok, each = (tree.map(lambda x, r=g.real: x[:r], out[k]) for k in ("mine", "ok", "each"))
             one, up = message.Partial(g.ids[: g.real], out["sums"], out["weights"], each), out["up"]
@@ -317,7 +317,7 @@ class VmapEngine(Engine):
             def client(down: Tree, mine: Tree, own: Tree, examples: Tree) -> Tree:
                 return self._personalise(down, mine, own, examples, g.ragged, personal)
 
-            own, examples = self._own(g), self._examples(self.shards, g)
+            own, examples = self._own(g, self.shards.clients), self._examples(self.shards, g)
             inputs = (down, holding.take(mine, g.who if isinstance(mine, Rows) else g.ids), own, examples)
             return self._run(("deploy", g.ragged, personal), vmap(client, in_dims=(None, 0, 0, None)), inputs)
 
@@ -330,9 +330,13 @@ class VmapEngine(Engine):
         data = self.shards.tree(own["rows"], own["n"], own["id"], now, ragged)
         return self.worker.personalise(down, mine, data | examples, personal)
 
-    def _own(self, g: Group) -> Tree:
-        """What is each client's own among the inputs of a vmapped function."""
+    def _own(self, g: Group, clients: int) -> Tree:
+        """What is each client's own among the inputs of a vmapped function; `clients` is how many there are in all."""
         return {"rows": g.rows, "n": g.n, "id": g.ids}
+
+    def _worker(self, own: Tree) -> Worker:
+        """What a client runs."""
+        return self.worker
 
     def _examples(self, shards: Shards, g: Group) -> Tree:
         """The examples of a group where they do not lie on the device."""
@@ -355,10 +359,7 @@ class VmapEngine(Engine):
         return made
 
     def join(self, down: Tree, newcomers: int) -> Tree:
-        first, method = self.shards.clients, self.worker.method
-        fresh = [self.worker.start(first + i, like=torch.empty(0, device=self.device)) for i in range(newcomers)]
-        models: Tree = tree.stack([method.deploy(self.worker.task, down, tree.to(m, self.device)) for m in fresh])
-        return models
+        return welcomed(self.worker, down, range(self.shards.clients, self.shards.clients + newcomers), self.device)
 
     def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         test = self.options.placed(test, self.device)
@@ -368,9 +369,9 @@ class VmapEngine(Engine):
             def client(model: Tree, own: Tree, examples: Tree) -> Tree:
                 now = torch.zeros((), dtype=torch.int64, device=self.device)
                 data = test.tree(own["rows"], own["n"], own["id"], now, g.ragged)
-                return self.worker.adapt(model, data | examples, adapter, protocol, rows)
+                return self._worker(own).adapt(model, data | examples, adapter, protocol, rows)
 
-            own = {"rows": g.rows, "n": g.n, "id": g.ids}
+            own = self._own(g, test.clients)
             # inputs and not closed over: a recording is replayed on other test data of the same shape
             examples = self._examples(test, g) or {"x": test.x, "y": test.y}
             what = ("serve", g.ragged, adapter, protocol, rows)
@@ -409,6 +410,13 @@ class VmapEngine(Engine):
     def _there(self, x: Tensor) -> Tensor:
         """Numbers of the host on the device; the host does not wait for them to arrive."""
         return x.to(self.device) if self._side is None else x.pin_memory().to(self.device, non_blocking=True)
+
+
+def welcomed(worker: Worker, down: Tree, clients: range, device: torch.device) -> Tree:
+    """The live models of clients that were not there for training, stacked."""
+    fresh = [worker.start(c, like=torch.empty(0, device=device)) for c in clients]
+    models: Tree = tree.stack([worker.method.deploy(worker.task, down, tree.to(m, device)) for m in fresh])
+    return models
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from .message import Partial
 from .personal import Personalizer
 from .shards import Shards
 from .stream import Protocol
+from .task import Task
 from .tree import Tree
 from .worker import Worker
 
@@ -98,6 +100,36 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Give back what the engine holds."""
+
+
+class Joint(ABC):
+    """The clients of several experiments on one engine, to be tested together. Lists have an entry per experiment."""
+
+    task: Task
+
+    @abstractmethod
+    def downloads(self, servers: Sequence[Tree]) -> list[Tree]:
+        """What the clients of every experiment get from their server."""
+
+    @abstractmethod
+    def deploy(self, downs: Sequence[Tree], mines: Sequence[Tree], personal: Personalizer) -> Any:
+        """The live models of all clients after personalisation: a handle for `serve`."""
+
+    @abstractmethod
+    def join(self, downs: Sequence[Tree], newcomers: int) -> Any:
+        """The same of clients that were not there for training, as many in every experiment."""
+
+    @abstractmethod
+    def live(self, models: Any, client: int) -> Tree:
+        """One client's live model; clients are numbered through all experiments."""
+
+    @abstractmethod
+    def gather(self, tests: Sequence[Shards]) -> Shards:
+        """The streams of all experiments as one, where the engine wants it: for `serve`, which may come often."""
+
+    @abstractmethod
+    def serve(self, models: Any, tests: Shards, adapter: Adapter, protocol: Protocol) -> list[Tree]:
+        """Adapt every client's model on its stream and score it: the metrics of each experiment."""
 
 
 @dataclass(frozen=True)

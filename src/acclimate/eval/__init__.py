@@ -1,7 +1,7 @@
 """Testing trained experiments: the grid of adapters and streams, the table it fills, and what the adapters did."""
 
 from .analysis import Traces, summary
-from .grid import Names, Test, evaluate, rounds_to_test, stream_accuracy
+from .grid import Names, Test, Trained, evaluate, evaluate_together, rounds_to_test, stream_accuracy
 from .table import Refused, Row, Table
 
 __all__ = [
@@ -11,7 +11,9 @@ __all__ = [
     "Table",
     "Test",
     "Traces",
+    "Trained",
     "evaluate",
+    "evaluate_together",
     "rounds_to_test",
     "stream_accuracy",
     "summary",

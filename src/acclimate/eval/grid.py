@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..core import tree
 from ..core.adapter import Adapter
-from ..core.backend import Engine
+from ..core.backend import Engine, Joint
 from ..core.fit import State
 from ..core.personal import Personalizer
 from ..core.shards import Shards
 from ..core.stream import Protocol
+from ..core.task import Task
 from ..core.worker import Worker
 from .analysis import Traces, flat
 from .table import Refused, Row, Table
@@ -62,7 +63,7 @@ def evaluate(
     for round, selections, server, mine in _selected(state):
         down = worker.method.download(worker.task, server)
         models = engine.deploy(down, mine, personal)
-        served, refused = _served(worker, engine.live(models, 0), adapters, names)
+        served, refused = _served(worker.task, engine.live(models, 0), adapters, names)
         for adapter_name, adapter in served.items():
             for stream_name, test in streams.items():
                 trace = traces is not None and "last" in selections
@@ -72,6 +73,40 @@ def evaluate(
                 rows += [_row(metrics, names, adapter_name, stream_name, s, round) for s in selections]
                 tick()
     return Table(tuple(rows), refused)
+
+
+class Trained(NamedTuple):
+    """One of several experiments that are tested together."""
+
+    state: State
+    streams: Streams
+    names: Names
+
+
+def evaluate_together(
+    joint: Joint, trained: Sequence[Trained], adapters: Mapping[str, Adapter], personal: Personalizer
+) -> list[Table]:
+    """The results tables of experiments that share one vectorised engine; the numbers are those of `evaluate`.
+
+    Streams have the same names everywhere. Rounds that validation selected are tested together too, whichever they are.
+    """
+    task, rows = joint.task, [list[Row]() for _ in trained]
+    tests = {name: joint.gather([t.streams[name].shards for t in trained]) for name in trained[0].streams}
+    chosen = [_selected(t.state) for t in trained]
+    refused: tuple[Refused, ...] = ()
+    for turn in range(max(map(len, chosen))):
+        picked = [own[min(turn, len(own) - 1)] for own in chosen]
+        downs = joint.downloads([server for _, _, server, _ in picked])
+        models = joint.deploy(downs, [mine for *_, mine in picked], personal)
+        served, refused = _served(task, joint.live(models, 0), adapters, trained[0].names)
+        for name, adapter in served.items():
+            for stream, test in trained[0].streams.items():
+                live = joint.join(downs, test.shards.clients) if test.new else models
+                for i, metrics in enumerate(joint.serve(live, tests[stream], adapter, test.protocol)):
+                    round, selections, *_ = picked[i]
+                    if turn < len(chosen[i]):
+                        rows[i] += [_row(metrics, trained[i].names, name, stream, s, round) for s in selections]
+    return [Table(tuple(own), refused) for own in rows]
 
 
 def stream_accuracy(
@@ -125,12 +160,12 @@ def _selected(state: State) -> list[tuple[int, list[str], tree.Tree, tree.Tree]]
 
 
 def _served(
-    worker: Worker, model: tree.Tree, adapters: Mapping[str, Adapter], names: Names
+    task: Task, model: tree.Tree, adapters: Mapping[str, Adapter], names: Names
 ) -> tuple[dict[str, Adapter], tuple[Refused, ...]]:
     """Adapters that can serve the live model, and the reasons of those that cannot."""
     served, refused = {}, []
     for name, adapter in adapters.items():
-        if reason := adapter.refusal(worker.task, model):
+        if reason := adapter.refusal(task, model):
             refused.append(Refused(method=names.method, personal=names.personal, adapter=name, reason=reason))
         else:
             served[name] = adapter
