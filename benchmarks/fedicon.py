@@ -165,14 +165,6 @@ def defined(name: str, place: Place) -> Row:
     return row._replace(adapter=with_views(row.adapter, place.set))
 
 
-def tested(fit: api.Fit, name: str, place: Place) -> Record:
-    """One row of a trained experiment: accuracy by domain, at the last round."""
-    row, (last,) = rows.tested(fit, name, defined(name, place))
-    names = [d for d in fit.world.examples.domains if d != place.held]  # client c holds the c-th of these
-    by_domain = {place.held: last["accuracy"]} if place.held else dict(zip(names, last["per_client"], strict=True))
-    return {**row, "accuracy": by_domain, "loss": last["loss"], "ece": last["ece"]}
-
-
 Asked = dict[ac.Experiment, Place]
 """Every place and seed of one training."""
 
@@ -184,10 +176,16 @@ def script(training: str, asked: Asked) -> rows.Script:
         place, model = asked[fit.experiment], repr(fit.experiment.model)
         return {"training": training, **place._asdict(), "model": model, "trained_together": together}
 
-    def test(fit: api.Fit, name: str) -> Record:
-        return tested(fit, name, asked[fit.experiment])
+    def row(name: str) -> Row:
+        return defined(name, next(iter(asked.values())))  # all are of one data set
 
-    return rows.Script(about, test, lambda row: row["accuracy"], lambda e: f"{asked[e]}, seed {e.seed}")
+    def numbers(fit: api.Fit, last: list[Record]) -> Record:
+        (line,), held = last, asked[fit.experiment].held
+        own = [d for d in fit.world.examples.domains if d != held]  # client c holds the c-th of these
+        by_domain = {held: line["accuracy"]} if held else dict(zip(own, line["per_client"], strict=True))
+        return {"accuracy": by_domain, "loss": line["loss"], "ece": line["ece"]}
+
+    return rows.Script(about, row, numbers, lambda row: row["accuracy"], lambda e: f"{asked[e]}, seed {e.seed}")
 
 
 def lacking(records: list[Record], names: list[str], e: ac.Experiment, place: Place) -> list[str]:

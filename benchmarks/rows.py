@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +37,10 @@ class Script(NamedTuple):
 
     about: Callable[[api.Fit, int], Record]
     """Settings that its records have besides the common ones, given how many were trained together."""
-    test: Callable[[api.Fit, str], Record]
-    """One row of a trained experiment (see `tested`)."""
+    row: Callable[[str], Row]
+    """What a name of a row stands for."""
+    numbers: Callable[[api.Fit, list[Record]], Record]
+    """What a row's record says of a trained experiment, given the lines of its last round: one for each stream."""
     accuracies: Callable[[Record], Mapping[str, float]]
     """The numbers of a row that are worth printing while others run."""
     told: Callable[[ac.Experiment], str]
@@ -72,15 +74,19 @@ def record_of(fit: api.Fit, about: Mapping[str, Any], seconds: float) -> Record:
     }
 
 
-def tested(fit: api.Fit, name: str, row: Row) -> tuple[Record, list[Record]]:
-    """One row of a trained experiment without its numbers, and the lines of the last round, which have them."""
-    began = time.perf_counter()
-    table = ac.evaluate(fit, adapters=[row.adapter], personal=row.personal)
-    if table.refused:
-        raise SystemExit(f"{name}: {table.refused[0]['reason']}")
-    seconds = round(time.perf_counter() - began, 2)
-    about = {"row": name, "personal": repr(row.personal), "adapter": repr(row.adapter), "test_seconds": seconds}
-    return about, [dict(r) for r in table.rows if r["selection"] == "last"]
+def tested(fits: Sequence[api.Fit], name: str, script: Script) -> list[Record]:
+    """One row of trained experiments, which are tested together."""
+    row, began = script.row(name), time.perf_counter()
+    tables = ac.evaluate_together(fits, adapters=[row.adapter], personal=row.personal)
+    about = {"row": name, "personal": repr(row.personal), "adapter": repr(row.adapter)}
+    about |= {"test_seconds": round(time.perf_counter() - began, 2), "tested_together": len(fits)}
+    records = []
+    for fit, table in zip(fits, tables, strict=True):
+        if table.refused:
+            raise SystemExit(f"{name}: {table.refused[0]['reason']}")
+        last = [dict(r) for r in table.rows if r["selection"] == "last"]
+        records.append({**about, **script.numbers(fit, last)})
+    return records
 
 
 def missing(records: Iterable[Record], rows: Mapping[str, Row], e: ac.Experiment) -> list[str]:
@@ -100,14 +106,14 @@ def add(body: Record, out: Path, label: str, todo: Mapping[ac.Experiment, list[s
     fits = ac.train_together(list(todo))
     seconds = time.perf_counter() - began
     print(f"{label}: {len(fits)} trained in {seconds:.1f} s", flush=True)
-    for fit in fits:
-        print(f" {script.told(fit.experiment)}", flush=True)
-        record = record_of(fit, script.about(fit, len(fits)), seconds)
-        body["records"].append(record)
-        for name in todo[fit.experiment]:
-            row = script.test(fit, name)
-            record["rows"].append(row)
-            store.write(out, json.dumps(body, indent=1) + "\n")
+    records = {fit.experiment: record_of(fit, script.about(fit, len(fits)), seconds) for fit in fits}
+    body["records"] += records.values()
+    for name in dict.fromkeys(n for names in sorted(todo.values(), key=len, reverse=True) for n in names):
+        lacking = [fit for fit in fits if name in todo[fit.experiment]]
+        for fit, row in zip(lacking, tested(lacking, name, script), strict=True):
+            records[fit.experiment]["rows"].append(row)
             cells = "  ".join(f"{column} {a:.1%}" for column, a in script.accuracies(row).items())
-            print(f"  {name:20s} {cells}  ({row['test_seconds']} s)", flush=True)
+            print(f"  {name:20s} {script.told(fit.experiment)}: {cells}  ({row['test_seconds']} s)", flush=True)
+        store.write(out, json.dumps(body, indent=1) + "\n")
+    for fit in fits:
         fit.engine.close()

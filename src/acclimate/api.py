@@ -60,8 +60,8 @@ class Fit:
     state: State
     seconds: tuple[float, ...] = ()
     """Wall-clock seconds of the rounds of this session."""
-    joint: Joint | None = None
-    """Where it was trained together with others, what tests all of them together (`evaluate_together`)."""
+    joint: tuple[Joint, int] | None = None
+    """Where it was trained together with others, what tests all of them (`evaluate_together`), and its number there."""
 
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
@@ -190,7 +190,8 @@ def train_together(experiments: Sequence[Experiment], watch: Watch | None = None
     parts = [build(e) for e in experiments]
     joint = _lanes(experiments, parts)
     states, seconds = _joint(experiments, joint, [None] * len(parts), watch)
-    return [Fit(e, *part, s, seconds, joint) for e, part, s in zip(experiments, parts, states, strict=True)]
+    made = enumerate(zip(experiments, parts, states, strict=True))
+    return [Fit(e, *part, state, seconds, (joint, i)) for i, (e, part, state) in made]
 
 
 def _can_join(experiments: Sequence[Experiment]) -> bool:
@@ -335,14 +336,21 @@ def evaluate_together(
     watch: Watch | None = None,
 ) -> list[Table]:
     """Test what `train_together` gave: vectorised where it was trained so. The numbers are those of `evaluate`."""
-    watch, first = watch or Watch(), fits[0]
-    if first.joint is None or any(f.joint is not first.joint for f in fits):
+    if (joint := _shared(fits)) is None:
         return [evaluate(f, adapters, streams, personal, watch) for f in fits]
-    e, records = first.experiment, streams or first.experiment.streams
+    e, records = fits[0].experiment, streams or fits[0].experiment.streams
     named, personal = _named(adapters or e.adapters), personal or e.personal
     tests = [_tests(streams_of(f.world, records)) for f in fits]
     trained = [Trained(f.state, t, _names(f, personal)) for f, t in zip(fits, tests, strict=True)]
-    return evaluate_joint(first.joint, trained, named, personal)
+    return evaluate_joint(joint, trained, named, personal)
+
+
+def _shared(fits: Sequence[Fit]) -> Joint | None:
+    """What tests these together, where they are all that were trained together, in their order."""
+    joints = [f.joint for f in fits if f.joint is not None]
+    if len(joints) < len(fits) or [i for _, i in joints] != list(range(joints[0][0].size)):
+        return None
+    return joints[0][0] if len({id(j) for j, _ in joints}) == 1 else None
 
 
 def _names(fit: Fit, personal: Personalizer) -> Names:

@@ -83,6 +83,7 @@ def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monk
     fits = api.train_together([first, replace(first, seed=4)])
     adapters = [ac.adapters.NoAdapt(), ac.adapters.THE(), ac.adapters.MEMO(views=4)]
     together = api.evaluate_together(fits, adapters, personal=personal)
+    assert api._shared(fits) is not None and api._shared(fits[::-1]) is None and api._shared(fits[:1]) is None
     for one, table in zip(fits, together, strict=True):
         alone = api.evaluate(one, adapters, personal=personal)
         assert table.refused == alone.refused and len(table.rows) == len(alone.rows)

@@ -55,7 +55,8 @@ class Lanes(Joint):
     """Trains several lanes together. All share one record of method, model and schedule, and the number of clients."""
 
     def __init__(self, lanes: Sequence[Lane], device: torch.device, options: Vmap) -> None:
-        self.lanes, self.clients, self.task = tuple(lanes), lanes[0].train.clients, lanes[0].worker.task
+        self.lanes, self.clients = tuple(lanes), lanes[0].train.clients
+        self.task, self.size = lanes[0].worker.task, len(lanes)
         if any(lane.train.clients != self.clients for lane in lanes):
             raise ValueError("lanes need the same number of clients in each")
         self.engine = _Engine(self.lanes, device, options)

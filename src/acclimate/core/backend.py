@@ -106,6 +106,8 @@ class Joint(ABC):
     """The clients of several experiments on one engine, to be tested together. Lists have an entry per experiment."""
 
     task: Task
+    size: int
+    """How many experiments these are."""
 
     @abstractmethod
     def downloads(self, servers: Sequence[Tree]) -> list[Tree]:
