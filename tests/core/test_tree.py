@@ -50,6 +50,9 @@ def test_where_keeps_one_side_even_if_the_other_is_nan():
 def test_finite_and_check():
     assert bool(tree.finite({"a": torch.ones(2), "b": {"c": torch.tensor(3)}}))
     assert not bool(tree.finite({"a": torch.ones(2), "b": {"c": torch.tensor(float("inf"))}}))
+    for bad in (float("nan"), -float("inf")):
+        assert not bool(tree.finite({"a": torch.tensor([1.0, bad, 2.0])}))
+    assert bool(tree.finite({"a": torch.zeros(0, 3), "b": torch.tensor([3.4e38, -3.4e38])}))
     assert bool(tree.finite({}))
     with pytest.raises(TypeError, match=r"place\['a'\]\['b'\] must be a tensor"):
         tree.check({"a": {"b": 3}}, "place")
