@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from acclimate.backends.vmap import tf32
+from acclimate.backends.capture import tf32
 from acclimate.version import __version__
 
 Scale: TypeAlias = Literal["full", "quick", "smoke"]

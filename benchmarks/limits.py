@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from acclimate.backends.vmap import tf32
+from acclimate.backends.capture import tf32
 
 
 class Traffic(TorchDispatchMode):

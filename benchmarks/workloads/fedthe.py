@@ -17,7 +17,7 @@ from federated import Round, apart, dealt, images, measure, task_of, with_rates
 from harness import Context, Record, wait
 
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.vmap import tf32
+from acclimate.backends.capture import tf32
 from acclimate.core import fit
 from acclimate.core.backend import Backend
 from acclimate.core.local import Work

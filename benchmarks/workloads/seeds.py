@@ -13,8 +13,8 @@ from federated import ALLOWED, Round, apart
 from harness import Context, Record, Way, compare, insist
 
 from acclimate.backends import Vmap
+from acclimate.backends.capture import tf32
 from acclimate.backends.lanes import Lane, Lanes
-from acclimate.backends.vmap import tf32
 from acclimate.core import fit, tree
 from acclimate.core.optim import SGD
 from acclimate.methods import FedAvg

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.vmap import buckets
+from acclimate.backends.grouping import buckets
 from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
 from acclimate.core.message import Mean, Sum

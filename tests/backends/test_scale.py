@@ -16,7 +16,8 @@ from acclimate import api, store
 from acclimate.adapters import Tent
 from acclimate.backends import Serial, Vmap
 from acclimate.backends import vmap as vmap_module
-from acclimate.backends.vmap import plan, tf32
+from acclimate.backends.capture import tf32
+from acclimate.backends.grouping import plan
 from acclimate.config import expand
 from acclimate.core import fit, holding, tree
 from acclimate.core.backend import NonFinite

@@ -93,3 +93,17 @@ def _forget(pool: Any) -> None:
         torch._C._cuda_releasePool(device, pool)
     fresh = torch.Generator(f"cuda:{device}").manual_seed(torch.initial_seed())
     torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 in matrix products and convolutions; PyTorch's own default differs between the two."""
+    flags: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [f.allow_tf32 for f in flags]
+    for f in flags:
+        f.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        for f, old in zip(flags, before, strict=True):
+            f.allow_tf32 = old

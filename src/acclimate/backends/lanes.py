@@ -24,8 +24,9 @@ from ..core.shards import Shards
 from ..core.stream import Protocol
 from ..core.tree import Tree
 from ..core.worker import Worker
+from .grouping import Group
 from .serial import stacked_start
-from .vmap import Group, Vmap, VmapEngine, welcomed
+from .vmap import Vmap, VmapEngine, welcomed
 
 
 class Lane(NamedTuple):
