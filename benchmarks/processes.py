@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import environment
 
 from acclimate.backends import Processes, Serial, Vmap
 from acclimate.core import fit, tree
@@ -34,7 +35,6 @@ from acclimate.core.task import Model, Task
 from acclimate.core.worker import Worker
 from acclimate.methods import FedAvg
 from acclimate.models import CNN
-from acclimate.version import __version__
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,7 @@ def main() -> None:
         "benchmark": "processes",
         "cores": args.cores,
         "load": os.getloadavg(),
-        "torch": torch.__version__,
-        "acclimate": __version__,
+        **environment(torch.device("cpu")),
         "runs": {},
     }
     print(f"{args.cores} cores, load {os.getloadavg()[0]:.2f} before the start, {args.repeats} repeats")
