@@ -75,7 +75,7 @@ def _room(leaf: Tensor) -> int:
 
 
 def _put(block: Tensor, places: Tensor, rows: Tensor) -> None:
-    """Write rows of bytes to their places, in words of eight bytes: byte by byte it takes seven times longer."""
+    """Write rows of bytes to their places, in words of eight bytes: byte by byte it takes longer."""
     block.view(torch.int64).index_copy_(0, places, rows.view(torch.int64))
 
 

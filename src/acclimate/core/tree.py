@@ -75,7 +75,7 @@ def norm(a: Any) -> Tensor:
 
 def finite(a: Any) -> Tensor:
     """A boolean scalar: every floating-point entry is finite."""
-    # the largest is not finite where one is not; looking at each by itself takes seven times longer
+    # the largest is not finite where one is not; looking at each by itself takes longer
     flags = [torch.isfinite(x.abs().amax()) for x in leaves(a) if x.is_floating_point() and x.numel()]
     return torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
 

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .resnets import BasicBlock
+
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's pixels in 0..1, which most image models expect to be taken out."""
 LITE = ((127 / 255,) * 3, (128 / 255,) * 3)
@@ -134,24 +136,6 @@ def column(values: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.cat([torch.full((1, 1, 1), v, dtype=like.dtype, device=like.device) for v in values])
 
 
-class _Block(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut. Layers are named as in the usual checkpoints."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or inputs != width:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
-
-
 class _ResNet18(nn.Module):
     """ResNet-18 without its classifier: 512 features. `kernel` is that of the first layer, 7 or 5 (FedPCL's)."""
 
@@ -161,7 +145,7 @@ class _ResNet18(nn.Module):
         self.bn1 = nn.BatchNorm2d(64)
         widths = (64, 64, 128, 256, 512)
         for i, (inputs, width) in enumerate(zip(widths, widths[1:], strict=False), start=1):
-            stage = nn.Sequential(_Block(inputs, width, 1 if i == 1 else 2), _Block(width, width, 1))
+            stage = nn.Sequential(BasicBlock(inputs, width, 1 if i == 1 else 2), BasicBlock(width, width, 1))
             self.add_module(f"layer{i}", stage)
 
     def forward(self, x: Tensor) -> Tensor:

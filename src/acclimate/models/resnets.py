@@ -74,8 +74,8 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-class _Basic(nn.Module):
-    """Two 3 x 3 convolutions beside a shortcut."""
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut, its layers named as in the usual checkpoints."""
 
     growth = 1
 
@@ -124,7 +124,7 @@ class _ResNet(nn.Module):
 
     def __init__(self, spec: ResNet, channels: int, num_classes: int) -> None:
         super().__init__()
-        block: type[_Basic] | type[_Bottleneck] = _Basic if spec.depth == 18 else _Bottleneck
+        block: type[BasicBlock] | type[_Bottleneck] = BasicBlock if spec.depth == 18 else _Bottleneck
         large = spec.stem == "imagenet"
         self.conv1 = (
             nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if large else nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
