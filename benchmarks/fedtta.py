@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
+
+from rows import trained_on
 
 import acclimate as ac
 from acclimate import api, store
@@ -332,20 +333,8 @@ def add(body: dict[str, Any], out: Path, name: str, seeds: Sequence[ac.Experimen
 
 
 def record_of(run: Run, name: str, training: str) -> dict[str, Any]:
-    """The record of a training without results: settings, hashes and where it ran."""
-    e, card, env = run.experiment, run.world.card(), store.environment(run.engine.device)
-    env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
-    return {
-        "data": name,
-        "training": training,
-        "seed": e.seed,
-        "rounds": e.rounds,
-        "fraction": e.data.fraction,
-        "method": repr(e.method),
-        "training_hash": e.training_hash(),
-        "data_hashes": {"examples": card["hash"]} | {k: v["hash"] for k, v in card["splits"].items()},
-        "environment": env,
-    }
+    """The record of a training without results."""
+    return {"data": name, "training": training, **trained_on(run.experiment, run.world, run.engine.device)}
 
 
 def tested(run: Run) -> list[dict[str, Any]]:

@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import acclimate as ac
 from acclimate import api, store
 from acclimate.core.adapter import Adapter
 from acclimate.core.personal import Personalizer
+from acclimate.data.world import World
 
 Record = dict[str, Any]
 """A part of the JSON file: all of it, a training, or a row."""
@@ -53,21 +56,28 @@ def opened(out: Path, schema: str) -> Record:
     return body
 
 
-def record_of(fit: api.Fit, about: Mapping[str, Any], seconds: float) -> Record:
-    """The record of a training without results: settings, hashes, times and where it ran."""
-    e = fit.experiment
-    env, card = store.environment(fit.engine.device), fit.world.card()
+def trained_on(e: ac.Experiment, world: World, device: torch.device) -> Record:
+    """What a record says of any training: settings, hashes and where it ran."""
+    env, card = store.environment(device), world.card()
     env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
     return {
-        **about,
         "seed": e.seed,
         "rounds": e.rounds,
         "fraction": e.data.fraction,
         "method": repr(e.method),
         "training_hash": e.training_hash(),
         "data_hashes": {"examples": card["hash"]} | {k: v["hash"] for k, v in card["splits"].items()},
-        "stream_hashes": {n: api.stream_hash(s) for n, (_, s) in api.streams_of(fit.world, e.streams).items()},
         "environment": env,
+    }
+
+
+def record_of(fit: api.Fit, about: Mapping[str, Any], seconds: float) -> Record:
+    """The record of a training without results: settings, hashes, times and where it ran."""
+    e = fit.experiment
+    return {
+        **about,
+        **trained_on(e, fit.world, fit.engine.device),
+        "stream_hashes": {n: api.stream_hash(s) for n, (_, s) in api.streams_of(fit.world, e.streams).items()},
         "train_seconds": round(seconds, 1),
         "round_seconds_median": round(statistics.median_high(fit.seconds), 4),
         "rows": [],

@@ -17,6 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fedtta.py"
 
 @pytest.fixture
 def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))  # it imports its neighbours as it does where it is run
     spec = importlib.util.spec_from_file_location("fedtta_benchmark", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)  # its dataclass looks up its own module
