@@ -392,6 +392,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, help=f"rounds between two looks ({EVERY}; hetero rows {HETERO_EVERY})")
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
     parser.add_argument("--clients", type=int, help="how many train, and as many join (default: the paper's)")
+    parser.add_argument("--clip", type=float, help="bound of a gradient's norm (the released code has 10)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="print these results as a table")
     args = parser.parse_args()
@@ -400,6 +401,8 @@ def main() -> None:
     if args.out is None:
         parser.error("--out must name the file of results")
     preset = PRESETS[args.data]
+    if args.clip is not None:
+        preset = preset._replace(work=replace(preset.work, clip=args.clip))
     body: dict[str, Any] = store.read_json(args.out) if args.out.exists() else {"schema": SCHEMA, "records": []}
     lines, size = rows(preset), Size(args.rounds, args.every, args.fraction, args.clients)
     for training in trainings(preset):
