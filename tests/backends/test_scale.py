@@ -158,7 +158,7 @@ def test_only_those_who_are_asked_for_are_computed_and_only_those_who_train_are_
     @dataclass(frozen=True)
     class Counting(FedAvg):
         def init_client(self, task, client, key):
-            asked.append(client)
+            asked.append(int(client))
             return super().init_client(task, client, key)
 
     many = 200_000
@@ -173,6 +173,34 @@ def test_only_those_who_are_asked_for_are_computed_and_only_those_who_train_are_
     assert set(asked) == {0, *cohort.tolist()}
     assert engine.mine.written.tolist() == cohort.tolist()
     assert engine.mine._slab.slots == holding.FIRST_SLOTS
+
+
+@pytest.mark.parametrize(
+    ("look", "calls"),
+    [
+        (lambda client: 7, 2),
+        (int, 12),
+        (lambda client: client + 0, 12),
+        (lambda client: client == 3, 12),
+        (lambda client: len(f"{client}"), 12),
+        (lambda client: {client: 1}[client], 12),
+        (lambda client: torch.tensor(client), 12),
+    ],
+)
+def test_who_begins_like_all_others_is_computed_once_and_who_does_not_every_time(look, calls):
+    seen = []
+
+    def begin(client):
+        seen.append(1)
+        return {"a": torch.full((2,), float(look(client)))}
+
+    rows = Rows.fresh(begin, 50)
+    for _ in range(2):
+        assert equal(
+            rows.take(torch.arange(10, 15)),
+            tree.stack([{"a": torch.full((2,), float(look(c)))} for c in range(10, 15)]),
+        )
+    assert len(seen) == calls
 
 
 def test_small_federations_stay_in_memory_unless_told():

@@ -14,7 +14,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -79,29 +79,44 @@ def _put(block: Tensor, places: Tensor, rows: Tensor) -> None:
     block.view(torch.int64).index_copy_(0, places, rows.view(torch.int64))
 
 
+class Anyone:
+    """Stands for a client's number where it must not matter which: whoever looks at it gets a TypeError."""
+
+    def _asked(self, *_: Any) -> Any:
+        raise TypeError("this is no client in particular")
+
+    __index__ = __int__ = __float__ = __bool__ = __hash__ = __str__ = __repr__ = __format__ = _asked
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _asked
+
+
 class Starts:
     """Rows of clients that were never written: computed when they are asked for.
 
-    Where clients begin with the very tensors that client 0 begins with, as they do with most methods, no more is done
-    for a new client than to copy its bytes.
+    With most methods every client begins with the same state. Then no more is done for a new client than to copy its
+    bytes; the method's own function takes longer than a small model's round.
     """
 
     def __init__(self, start: Callable[[int], Tree]) -> None:
-        self._start, self._first = start, start(0)
-        self.layout = Layout.of(self._first)
-        self._packed = self.layout.pack(tree.stack([self._first]))
+        self._start, first = start, start(0)
+        self.layout = Layout.of(first)
+        self._everyone = self.layout.pack(tree.stack([first])) if _same_for_all(start) else None
 
     def fill(self, block: Tensor, places: Tensor, clients: Tensor) -> None:
         """Write the initial rows of these clients to these places of a block of bytes."""
-        common, own = tree.leaves(self._first), {}
-        for i, client in enumerate(clients.tolist()):
-            row = self._start(client)
-            if any(a is not b for a, b in zip(tree.leaves(row), common, strict=True)):
-                own[i] = row
-        if len(own) < len(places):
-            _put(block, places, self._packed.expand(len(places), -1))
-        if own:
-            _put(block, places[list(own)], self.layout.pack(tree.stack(list(own.values()))))
+        if self._everyone is not None:
+            rows = self._everyone.expand(len(places), -1)
+        else:
+            rows = self.layout.pack(tree.stack([self._start(c) for c in clients.tolist()]))
+        _put(block, places, rows)
+
+
+def _same_for_all(start: Callable[[int], Tree]) -> bool:
+    """Whether a client's state is made without a look at whose it is."""
+    try:
+        start(cast(int, Anyone()))
+    except Exception:  # whatever came of the look
+        return False
+    return True
 
 
 class Slab:
