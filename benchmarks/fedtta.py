@@ -31,6 +31,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+import torch
 from rows import trained_on
 
 import acclimate as ac
@@ -240,6 +241,7 @@ class Run:
                 served = self.engine.serve(models, shards, row.adapter, Protocol(batch=shards.largest))
                 scores.append(round(float(served["accuracy"][served["n"] > 0].double().mean()), 6))
             self.curves[name].append(scores)
+        torch.cuda.empty_cache()  # a look at whole sets takes far more memory than rounds
 
     def checkpoint(self) -> None:
         """Write down how far it has come."""
