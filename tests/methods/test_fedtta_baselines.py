@@ -224,6 +224,15 @@ def test_the_gradients_are_those_of_the_two_exchanges():
     assert gap(up["encoder"], tree.map(lambda p: p.grad, encoder)) < 1e-6
 
 
+def test_a_bound_holds_for_each_makers_gradient_too():
+    t, data, limit = task("cnn-plain"), client_data(shards(), 0), 0.01
+    method = replace(METHODS["odpfl"], work=replace(SMALL, clip=limit), opt=SGD(lr=1e4))  # steps as long as 100
+    down = method.download(t, method.init_server(t, 1, rng.key(0)))
+    up = method.client(t, down, {}, data, KEY)[0]
+    for name in ("encoder", "hyper"):
+        assert abs(float(tree.norm(up[name])) - limit) < 1e-5 * limit
+
+
 def test_a_newcomer_gets_a_model_made_for_its_samples():
     method = replace(METHODS["odpfl"], hyper_opt=SGD(lr=0.1), encoder_opt=SGD(lr=0.1))
     worker, engine, state = fitted(method, model="cnn-plain", rounds=3, cohort=6)
