@@ -85,20 +85,29 @@ def test_commands_parse(page, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/guides/own-method.md"])
 def test_runs_of_the_page_run(page, tmp_path, monkeypatch):
-    """Every `acclimate run` of a page, cut down to one short round."""
+    """Every `acclimate run` of a page, cut down to one short round; and the fleet that one of them needs."""
     monkeypatch.chdir(tmp_path)
     write_files(ROOT / page)
-    runs = [w[2:] for w in commands(ROOT / page) if w[:2] == ["acclimate", "run"]]
-    for i, args in enumerate(runs):
-        kept = [a for a in args if not a.startswith(("rounds=", "method.work.epochs="))]
-        short = ["rounds=1", "method.work.epochs=1", "--overwrite", "-q", "-o", f"out/{i}"]
-        code = "import acclimate.cli; acclimate.cli.main()"
-        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        done = subprocess.run(
-            [sys.executable, "-c", code, "run", *kept, *short], capture_output=True, text=True, timeout=280, env=env
-        )
-        assert done.returncode == 0, f"{args}: {done.stderr}"
-        assert (tmp_path / "out" / str(i) / "report.html").stat().st_size > 10_000
+    kept = [w[1:] for w in commands(ROOT / page) if w[:2] in (["acclimate", "run"], ["acclimate", "fleet"])]
+    try:
+        for i, (verb, *args) in enumerate(kept):
+            if verb == "fleet":
+                acclimate(tmp_path, verb, *args)
+                continue
+            long = [a for a in args if not a.startswith(("rounds=", "method.work.epochs="))]
+            acclimate(tmp_path, verb, *long, "rounds=1", "method.work.epochs=1", "--overwrite", "-q", "-o", f"out/{i}")
+            assert (tmp_path / "out" / str(i) / "report.html").stat().st_size > 10_000
+        assert not Path("fleet/fleet.json").exists(), "the page leaves its fleet running"
+    finally:
+        if Path("fleet/fleet.json").exists():
+            acclimate(tmp_path, "fleet", "down")
+
+
+def acclimate(folder, *args):
+    """Run the command line in a process of its own, which finds the modules of this folder."""
+    code, env = "import acclimate.cli; acclimate.cli.main()", {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=280, env=env)
+    assert done.returncode == 0, f"{args}: {done.stderr}"
 
 
 def check_command(words):

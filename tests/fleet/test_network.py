@@ -31,15 +31,21 @@ from acclimate.watch import Watch
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.fixture
+def fleet(loopback_fleet):
+    """The fleet as it is now: tests kill nodes and start them again, and the record says which processes live."""
+    return loopback.Fleet.load(loopback_fleet)
+
+
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
-    """A fleet of two nodes; stopped at the end, and nothing may be left of it."""
+def loopback_fleet(tmp_path_factory):
+    """The folder of a fleet of two nodes; stopped at the end, and nothing may be left of it."""
     folder = tmp_path_factory.mktemp("fleet")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)  # nodes find the tests' own method
-        made = loopback.up(folder, 2)
+        loopback.up(folder, 2)
         try:
-            yield made
+            yield folder
         finally:
             loopback.down(folder)
     assert not (folder / loopback.RECORD).exists()

@@ -285,6 +285,8 @@ def rejoin(fleet: Fleet, node: int, seconds: float = 2 * START_SECONDS) -> Fleet
 
     A link takes a node for connected until it has missed heartbeats for up to a minute, and turns its second self away.
     """
+    fleet = Fleet.load(fleet.folder)  # somebody else may have started it since
+    stop([fleet.process(node_name(node))])  # what is left of it would keep its port
     deadline = time.monotonic() + seconds
     while True:
         before = fleet.log(node_name(node)).read_text(errors="replace").count(JOINED)
@@ -338,15 +340,17 @@ def down(folder: Path) -> list[str]:
 
 def stop(processes: Sequence[Process]) -> None:
     """End processes and all that they started: asked first, killed after STOP_SECONDS."""
-    families = [p.family() for p in processes]
-    for family in families:
-        for member in family[:1]:  # the first tells the others; where it has ended, whoever is left is asked
-            member.end()
+
+    def living() -> list[list[Process]]:
+        """Looked up anew every time: who is about to end may have started another."""
+        return [family for p in processes if (family := p.family())]
+
+    for family in living():
+        family[0].end()  # the first tells the others; where it has ended, whoever is left is asked
     deadline = time.monotonic() + STOP_SECONDS
-    everyone = [member for family in families for member in family]
-    while any(p.alive for p in everyone) and time.monotonic() < deadline:
+    while (left := living()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    for process in everyone:
+    for process in (member for family in left for member in family):
         process.end(signal.SIGKILL)
 
 

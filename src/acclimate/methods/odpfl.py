@@ -7,9 +7,9 @@
 - A client that joins later sends its description alone (`adapters.ODPFL`).
 
 In the paper the hypernetwork stays at the server, and a round has two exchanges: description up and model down, then
-difference up and the description's gradient down. The hypernetwork's gradient is linear in the difference, so the same
-numbers come out when it travels to the client and the gradients travel back: that is what is done here, at a cost in
-bytes that the paper does not have. `work.clip` also bounds both gradients, each on its own: without, the rates that
+difference up and the description's gradient down. Here a round has one: the hypernetwork travels to the client, at a
+cost in bytes that the paper does not have, and description, difference and the encoder's gradient travel back, of which
+the server computes the same gradients. `work.clip` also bounds both means, each on its own: without, the rates that
 FedTTA's authors print for MNIST diverge within seven rounds. Pixels are encoded by a perceptron, on samples thinned to
 `samples` per client.
 """
@@ -24,7 +24,7 @@ from torch.func import grad
 
 from ..core import check, rng, tree
 from ..core.local import Work, clip, train
-from ..core.message import Mean, Rules
+from ..core.message import Gather, Mean, Rules
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
@@ -56,7 +56,7 @@ class ODPFL(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"encoder": Mean(), "hyper": Mean(), "buffers": Mean(), "description": Mean()}
+        return {"encoder": Mean(), "missed": Gather(), "description": Gather(), "buffers": Mean()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         vars, widths = task.init(key), (hyper.inputs(task), self.hidden, self.size)
@@ -76,27 +76,31 @@ class ODPFL(Method):
         return tree.drop(server, ("opt",))
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        given = {name: down[name] for name in self._opts}
         x, real = self._sampled(data)
-        params = hyper.model(given, task, x, real)
+        params = hyper.model(down, task, x, real)
         new = train(task.loss, {"params": params, "buffers": down["buffers"]}, data, self.opt, self.work, key)
         missed = tree.sub(params, new["params"])
 
-        def gap(makers: Tree) -> Tensor:
-            return tree.dot(hyper.model(makers, task, x, real), missed)
+        def gap(encoder: Tree) -> tuple[Tensor, Tensor]:
+            description = hyper.describe(encoder, task, x, real)
+            return tree.dot(hyper.generate(down["hyper"], description), missed), description
 
-        up = grad(gap)(given)
-        if self.work.clip is not None:
-            up = {name: clip(g, self.work.clip) for name, g in up.items()}
-        description = hyper.describe(down["encoder"], task, x, real)
-        return {**up, "buffers": tree.sub(new["buffers"], down["buffers"]), "description": description}, mine
+        encoder, description = grad(gap, has_aux=True)(down["encoder"])
+        buffers = tree.sub(new["buffers"], down["buffers"])
+        return {"encoder": encoder, "missed": missed, "description": description, "buffers": buffers}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        pulls = {
+            "encoder": total["encoder"],
+            "hyper": hyper.pull(server["hyper"], total["description"], total["missed"]),
+        }
         new: Tree = {"opt": {}}
         for name, opt in self._opts.items():
-            new[name], new["opt"][name] = opt.update(total[name], server["opt"][name], server[name])
-        buffers = tree.add(server["buffers"], total["buffers"])
-        return {name: {**new, "buffers": buffers, "description": total["description"]}[name] for name in server}
+            pull = pulls[name] if self.work.clip is None else clip(pulls[name], self.work.clip)
+            new[name], new["opt"][name] = opt.update(pull, server["opt"][name], server[name])
+        new["buffers"] = tree.add(server["buffers"], total["buffers"])
+        new["description"] = total["description"].mean(0)
+        return {name: new[name] for name in server}
 
     def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         x, real = self._sampled(data)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from torch import Tensor
+from torch.func import grad, vmap
 
-from ..core import rng
+from ..core import rng, tree
 from ..core.task import Task
 from ..core.tree import Tree
 from . import nets
@@ -41,6 +42,19 @@ def generate(hyper: Tree, description: Tensor) -> Tree:
     """The parameters of a model."""
     wide = linear(hyper["trunk"], description).relu()
     return {name: head["weight"] @ wide + head["bias"] for name, head in hyper["heads"].items()}
+
+
+def pull(hyper: Tree, descriptions: Tensor, missed: Tree) -> Tree:
+    """The hypernetwork's gradient of <theta_i, missed_i>, averaged over the clients along the leading axis.
+
+    All clients at once, because a client's own gradient is as large as the hypernetwork.
+    """
+
+    def gap(hyper: Tree) -> Tensor:
+        return tree.dot(vmap(generate, in_dims=(None, 0))(hyper, descriptions), missed) / len(descriptions)
+
+    gradient: Tree = grad(gap)(hyper)
+    return gradient
 
 
 def model(makers: Tree, task: Task, x: Tensor, real: Tensor | None = None) -> Tree:
