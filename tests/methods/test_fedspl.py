@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from acclimate.adapters import NoAdapt
-from acclimate.adapters.mbsl import MBSL, average, contrastive, margins, principal
+from acclimate.adapters.mbsl import MBSL, average, contrastive, margins
 from acclimate.core import rng
 from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
 from acclimate.methods import FedAvg
 from acclimate.methods.fedspl import FedSPL
 from acclimate.ops.augment import FlipCrop
+from acclimate.ops.components import principal
 from acclimate.ops.reorder import matched, mixed, reorder
 from acclimate.personal import NoPersonal
 from support import BACKENDS, SMALL, fitted, gap, shards, small, task

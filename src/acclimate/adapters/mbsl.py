@@ -37,7 +37,11 @@ from ..core.local import Work
 from ..core.optim import SGD, Optimizer
 from ..core.task import Augment, Task
 from ..core.tree import Tree
+from ..ops import lacks
 from ..ops.augment import FlipCrop
+from ..ops.components import principal
+from ..ops.live import with_params
+from ..ops.real import mean_of
 
 TAUGHT = 64
 """Samples that the teacher sees at once: with batch norm, whose statistics they share."""
@@ -80,9 +84,7 @@ class MBSL(Adapter):
             raise ValueError(f"MBSL: losses={self.losses!r} must be among strong, weak and contrast")
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if len(task.shape) != 3:
-            return f"MBSL needs images to augment, and these inputs have shape {task.shape}"
-        return super().refusal(task, model)
+        return lacks.images(task, "MBSL", "augment") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"teacher": model["vars"]["params"]}
@@ -104,7 +106,7 @@ class MBSL(Adapter):
             said = self._teach(predict, model, now["teacher"], x, own["n"], this)
             plan, live = Work(epochs=1, batch=self.batch).plan(own, rng.fold(this, "order"))
             margin = margins(said)
-            delta = _mean(margin, real.to(margin.dtype))
+            delta = mean_of(margin, real)
             for t in range(len(plan)):
                 seen = {"x": x[plan[t]], "said": said[plan[t]], "margin": margin[plan[t]], "delta": delta}
                 new = self._learn(predict, model, now, seen, rng.fold(this, "step", t))
@@ -161,8 +163,8 @@ class MBSL(Adapter):
         strong, said = seen["strong"], seen["said"]
         kept = logits if self.variant == "released" else logits.softmax(-1)
         each = {
-            "strong": lambda: _mean(F.cross_entropy(logits, said.argmax(-1), reduction="none"), strong),
-            "weak": lambda: _mean((said - kept).square().sum(-1), 1 - strong),
+            "strong": lambda: mean_of(F.cross_entropy(logits, said.argmax(-1), reduction="none"), strong),
+            "weak": lambda: mean_of((said - kept).square().sum(-1), 1 - strong),
             "contrast": lambda: self._contrast(student, predict, model, seen["x"], strong, key),
         }
         return torch.stack([weights[name] * each[name]() for name in self.losses]).sum()
@@ -172,20 +174,15 @@ class MBSL(Adapter):
     ) -> Tensor:
         _, (first, second) = self._on_views(predict, model, student, x, rng.fold(key, "contrast"), 2)
         if self.variant == "released":
-            return _mean(contrastive(first, second, self.temperature), 1 - strong)
+            return mean_of(contrastive(first, second, self.temperature), 1 - strong)
         basis = principal(torch.cat((first, second)).detach(), self.components)
         return contrastive(first @ basis, second @ basis, self.temperature).mean()
 
 
 def _answer(predict: Predict, model: Tree, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and features with these parameters, and batch statistics where the model has batch norm."""
-    out = predict({**model, "vars": {**model["vars"], "params": params}}, x, "adapt")
+    out = predict(with_params(model, params), x, "adapt")
     return out.logits, out.features
-
-
-def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    """The mean over the rows that count; zero where none does."""
-    return (values * weight).sum() / weight.sum().clamp_min(1.0)
 
 
 def margins(said: Tensor) -> Tensor:
@@ -198,28 +195,6 @@ def average(teacher: Tree, student: Tree, rho: float) -> Tree:
     """Eq. 5."""
     moved: Tree = tree.map(lambda t, s: rho * t + (1 - rho) * s, teacher, student)
     return moved
-
-
-def principal(x: Tensor, components: int, rounds: int = 6) -> Tensor:
-    """Orthonormal directions [D, k] of most variance of x [N, D], by subspace iteration (no call that waits)."""
-    x = x - x.mean(0)
-    size = min(components, *x.shape)
-    start = rng.normal(rng.key(0, x.device), x.shape[1], size).to(x.dtype)
-    basis = _orthonormal(start)
-    for _ in range(rounds):
-        basis = _orthonormal(x.mT @ (x @ basis))
-    return basis
-
-
-def _orthonormal(y: Tensor) -> Tensor:
-    """The columns made orthonormal through the Cholesky factor of their products, twice for accuracy."""
-    for _ in range(2):
-        scale = y.square().sum().sqrt().clamp_min(1e-20)
-        y = y / scale
-        eye = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
-        factor, _ = torch.linalg.cholesky_ex(y.mT @ y + 1e-6 * eye)
-        y = torch.linalg.solve_triangular(factor, y.mT, upper=False).mT
-    return y
 
 
 def contrastive(first: Tensor, second: Tensor, temperature: float) -> Tensor:

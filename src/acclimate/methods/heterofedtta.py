@@ -38,6 +38,7 @@ from ..core.optim import SGD, Optimizer
 from ..core.task import Out, Task
 from ..core.tree import Tree
 from ..ops import nets
+from ..ops.joint import joined, model_of
 from ..ops.learned import learned_loss
 from ..ops.public import answers, divergence, lesson, whole_step
 from ..ops.rates import PerGroup
@@ -199,11 +200,9 @@ class HeteroFedTTA(Hetero):
 
 def _joint(mine: Tree) -> Tree:
     """A client's nets as one tree of variables to train."""
-    params = {"base": mine["vars"]["params"], **({"net": mine["net"]} if "net" in mine else {})}
-    return {"params": params, "buffers": mine["vars"]["buffers"]}
+    return joined(mine["vars"], {name: mine[name] for name in ("net",) if name in mine}, "base")
 
 
 def _apart(both: Tree) -> Tree:
     """The inverse of `_joint`."""
-    vars = {"params": both["params"]["base"], "buffers": both["buffers"]}
-    return {"vars": vars, **({"net": both["params"]["net"]} if "net" in both["params"] else {})}
+    return {"vars": model_of(both, "base"), **tree.drop(both["params"], ("base",))}
