@@ -6,7 +6,7 @@
     python benchmarks/fedthe_cifar10.py --table ablations --out ablations.json
 
 A row is one training and one way to test it; rows of the same training share it, and are those of `acclimate reproduce`
-(acclimate/recipes/fedthe.py). What --out already holds is not run again, and it is written after every row, so that
+(acclimate/recipes/brfl.py). What --out already holds is not run again, and it is written after every row, so that
 several short calls add up. The natural stream joins where CIFAR-10.1 is. `benchmarks/fedthe_table.py` prints the result
 beside the published numbers. --fraction and --rounds make it small enough to try out. Where there is no git,
 ACCLIMATE_COMMIT names the commit.
@@ -26,7 +26,7 @@ import acclimate as ac
 from acclimate import api
 from acclimate.core.method import Method
 from acclimate.ops.augment import FlipCrop
-from acclimate.recipes import fedthe as recipes
+from acclimate.recipes import brfl as recipes
 
 SCHEMA = "acclimate.fedthe/1"
 TRAININGS: dict[str, Method] = {name: named.record for name, named in recipes.TRAININGS.items()}

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from acclimate.recipes import fedthe as recipes
+from acclimate.recipes import brfl as recipes
 from acclimate.recipes import published
 
 TABLES = {"1": "fedthe/table1", "ablations": "fedthe/table13"}

@@ -1,204 +1,39 @@
-"""FedTHE's tables and figures. Jiang & Lin, ICLR 2023: CIFAR-10 and ImageNet-32 under BRFL's five test streams.
-
-`TRAININGS` and `LINES` are also what benchmarks/fedthe_cifar10.py runs.
-"""
+"""FedTHE's tables and figures. Jiang & Lin, ICLR 2023: CIFAR-10 and ImageNet-32 under BRFL's five test streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..core.local import Work
-from ..core.optim import SGD, Adam, Optimizer
+from ..core.optim import Adam, Optimizer
 from ..core.task import Model
-from ..data import CIFAR10, CIFAR10_1, STL10, Dataset, Digits, Dirichlet, ImageNet32, ImageNetVariant
+from ..data import STL10, Dataset, Dirichlet, ImageNet32, ImageNetVariant
 from ..models import CCT, CNN, ResNet20
 from ..ops.augment import FlipCrop
-from ..shifts import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, Shift
+from ..shifts import Interleaved, Mixture, Natural, Original, Shift
+from .brfl import (
+    ABLATIONS,
+    LINES,
+    MOMENTUM,
+    NO_NUMBERS,
+    PRINTED,
+    RATE,
+    STRONG,
+    TRAININGS,
+    Cells,
+    Setting,
+    cells,
+    lines,
+    methods,
+    printed,
+    streams,
+    where_of,
+)
 from .few import Few
 from .fixed import FixedHeads
-from .record import SMOKE_ROUNDS, Cell, Derived, Line, Named, Recipe, Scale, Training, adapter, key, method, personal
-
-RATE = SGD(lr=0.01, weight_decay=5e-4)
-MOMENTUM = SGD(lr=0.01, weight_decay=5e-4, momentum=0.9)
-ONE, CHUNK = Work(epochs=1), 32
-SMOKE_SHARE = 0.1
-"""How much of the embedded digits smoke scale uses; half of it with models that take longer."""
-Cells = Iterator[Cell | Derived]
-
-
-def methods(rate: Optimizer = RATE, work: Work = Work()) -> dict[str, Named]:
-    """What is trained, with the optimiser and the local work of a table."""
-    plain = {"opt": rate, "work": work}
-    ditto = replace(rate, weight_decay=0.0)
-    the = {"opt": rate, "head_opt": rate, "work": work, "head_work": replace(work, epochs=1)}
-    return {
-        "local": method("local", **plain),
-        "fedavg": method("fedavg", **plain),
-        "fedavg-balanced": method("fedavg", **plain, balanced=True),
-        "gma": method("gma", **plain),
-        "apfl": method("apfl", **plain),
-        "fedrep": method("fedrep", **plain, head_work=work),
-        "ditto": method("ditto", opt=ditto, work=work, personal_work=replace(work, epochs=1)),
-        "fedrod": method("fedrod", **plain),
-        "fedttt": method("fedttt", **plain),
-        "fedthe": method("fedthe", **the),
-        "fedthe-unbalanced": method("fedthe", **the, balanced=False),
-    }
-
-
-def lines(
-    trained: Mapping[str, Named], rate: Optimizer = RATE, the_lr: float = 0.1, work: Work = ONE
-) -> dict[str, Line]:
-    """Every row of Tables 1, 3 and 13: what is trained, and how it is personalised and adapted."""
-    the = adapter("the", opt=Adam(lr=the_lr))
-    plus = adapter("theplus", the=the.record, chunk=CHUNK)
-    memo = adapter("memo", chunk=CHUNK)
-    tune = personal("finetune", opt=rate, work=work)
-    fedavg, fedthe, unbalanced = trained["fedavg"], trained["fedthe"], trained["fedthe-unbalanced"]
-    return {
-        "local": Line(trained["local"]),
-        "fedavg": Line(fedavg),
-        "gma": Line(trained["gma"]),
-        "memo-g": Line(fedavg, memo),
-        "fedavg+ft": Line(fedavg, personal=tune),
-        "fedavg+lp": Line(fedavg, personal=tune.but(parts="head")),
-        "fedavg+lp-ft": Line(fedavg, personal=tune.but(parts="head-then-all")),
-        "apfl": Line(trained["apfl"]),
-        "fedrep": Line(trained["fedrep"]),
-        "ditto": Line(trained["ditto"]),
-        "fedrod": Line(trained["fedrod"]),
-        "knn-per": Line(fedavg, adapter("knn"), personal("memory")),
-        "ttt": Line(trained["fedttt"], adapter("ttt")),
-        "ttt-episodic": Line(trained["fedttt"], adapter("ttt", online=False, chunk=CHUNK)),
-        "memo-p": Line(fedavg, memo, tune),
-        "t3a": Line(fedavg, adapter("t3a"), tune),
-        "tsa": Line(fedthe, adapter("tsa")),
-        "tsa-2-heads": Line(unbalanced, adapter("tsa")),
-        "fedavg-balanced+ft": Line(trained["fedavg-balanced"], personal=tune),
-        "fedavg-balanced+balanced-ft": Line(trained["fedavg-balanced"], personal=tune.but(balanced=True)),
-        "2-heads": Line(unbalanced, the.but(steps=0)),
-        "2-heads-balanced": Line(fedthe, the.but(steps=0)),
-        "fa": Line(fedthe, the.but(loss="fa")),
-        "em": Line(fedthe, the.but(loss="em")),
-        "fa+em": Line(fedthe, the.but(loss="sum")),
-        "fedthe": Line(fedthe, the),
-        "fedthe-batch-wise": Line(fedthe, the.but(per="batch")),
-        "fedthe-no-history": Line(fedthe, the.but(history=False)),
-        "fedthe-unbalanced": Line(unbalanced, the),
-        "fedthe+": Line(fedthe, plus),
-        "fedthe+-unbalanced": Line(unbalanced, plus),
-    }
-
-
-TRAININGS = methods()
-LINES = lines(TRAININGS)
-TABLE1: tuple[str, ...] = (
-    "local",
-    "fedavg",
-    "gma",
-    "memo-g",
-    "fedavg+ft",
-    "fedavg+lp",
-    "fedavg+lp-ft",
-    "apfl",
-    "fedrep",
-    "ditto",
-)
-TABLE1 += ("fedrod", "knn-per", "ttt", "ttt-episodic", "memo-p", "t3a", "tsa", "fedthe", "fedthe+")
-"""The rows that the benchmark runs for Table 1; some of them are not in the paper."""
-ABLATIONS = {1: "memo-p", 3: "tsa-2-heads", 15: "fedavg-balanced+ft", 16: "fedavg-balanced+balanced-ft", 4: "2-heads"}
-ABLATIONS |= {5: "2-heads-balanced", 6: "fa", 7: "em", 8: "fa+em", 9: "fedthe", 10: "fedthe-batch-wise"}
-ABLATIONS |= {11: "fedthe-no-history", 12: "fedthe-unbalanced", 13: "fedthe+", 14: "fedthe+-unbalanced"}
-"""Table 13's design choices; Table 3 has all but 15 and 16."""
-PRINTED = {
-    "FedAvg": "fedavg",
-    "GMA": "gma",
-    "MEMO (G)": "memo-g",
-    "FedAvg + FT": "fedavg+ft",
-    "APFL": "apfl",
-    "FedRep": "fedrep",
-    "Ditto": "ditto",
-    "FedRoD": "fedrod",
-    "kNN-Per": "knn-per",
-    "TTT": "ttt",
-    "MEMO (P)": "memo-p",
-    "T3A": "t3a",
-    "FedTHE": "fedthe",
-    "FedTHE+": "fedthe+",
-}
-"""The rows of the paper's tables, as it prints them."""
-STRONG = ("FedAvg + FT", "FedRoD", "FedRep", "MEMO (P)", "T3A", "FedTHE", "FedTHE+")
-NO_NUMBERS = "The figure prints no numbers."
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a half of a table has in common: the federation, the model, and for how long it is trained."""
-
-    alpha: float = 0.1
-    clients: int = 20
-    participation: float = 1.0
-    split: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    rounds: int = 100
-    every: int | None = None
-    model: Model = CNN(bias=False)
-
-    def training(self, trained: Named, scale: Scale) -> Training:
-        """One training of this setting."""
-        if scale == "paper":
-            partition = Dirichlet(self.alpha)
-            data: Dataset = CIFAR10(partition, self.clients, self.split, augment=FlipCrop())
-            return Training(trained, data, self.model, self.rounds, self.participation, self.every)
-        clients = 6 if self.clients > 20 else 4
-        share = SMOKE_SHARE if isinstance(self.model, CNN) else SMOKE_SHARE / 2
-        data = Digits(Dirichlet(self.alpha), clients, self.split, fraction=share)
-        every = None if self.every is None else SMOKE_ROUNDS // 2
-        return Training(trained, data, _small(self.model), SMOKE_ROUNDS, self.participation, every)
-
-
-def _small(model: Model) -> Model:
-    """The same kind of model, for 16 x 16 pixels and a laptop."""
-    if isinstance(model, ResNet20):
-        return replace(model, width=0.25)
-    return CCT(layers=1, dim=16, stem=8) if isinstance(model, CCT) else CNN((4, 8), 16, 3, bias=False)
-
-
-def streams(scale: Scale, severity: int = 5) -> dict[str, Shift]:
-    """BRFL's streams by their names in the paper."""
-    natural = Natural(source=CIFAR10_1() if scale == "paper" else Few(style="sketch"))
-    parts = (Original(), Corrupted(severity=severity), OutOfClient(), natural)
-    named = dict(zip(("original", "corrupted", "out-of-client", "natural"), parts, strict=True))
-    return {**named, "mixture": Mixture(parts=parts)}
-
-
-def cells(
-    scale: Scale,
-    setting: Setting,
-    rows: Mapping[str, Line],
-    prefix: str = "",
-    only: tuple[str, ...] = (),
-    **fields: Any,
-) -> Iterator[Cell]:
-    """Every row on every stream; `fields` are the published numbers' own, besides method and stream."""
-    for row, line in rows.items():
-        small = line.at(scale)
-        trained = setting.training(small.method, scale)
-        for name, stream in streams(scale).items():
-            if not only or name in only:
-                place = key(method=row, stream=name, **fields)
-                yield Cell(row, prefix + name, trained, small.personal, small.adapter, stream, key=place)
-
-
-def printed(*names: str, rows: Mapping[str, Line] = LINES) -> dict[str, Line]:
-    """These rows of the paper's tables; all where none is named."""
-    return {n: rows[PRINTED[n]] for n in names or PRINTED}
-
-
-def _partition(alpha: float) -> str:
-    return f"dir({alpha:.1f})"
-
+from .record import SMOKE_ROUNDS, Cell, Derived, Line, Named, Recipe, Scale, Training, key
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
@@ -206,7 +41,7 @@ def _partition(alpha: float) -> str:
 def table1(scale: Scale) -> Cells:
     """14 methods at two levels of label skew."""
     for alpha in (0.1, 1.0):
-        where = _partition(alpha)
+        where = where_of(alpha)
         yield from cells(scale, Setting(alpha), printed(), f"{where} ", partition=where)
 
 
@@ -218,7 +53,7 @@ def _imagenet(alpha: float) -> Callable[[Scale], Cells]:
     rows = lines(methods(MOMENTUM, work), MOMENTUM, work=Work(epochs=1, batch=128))
 
     def make(scale: Scale) -> Cells:
-        where = _partition(alpha)
+        where = where_of(alpha)
         for row in STRONG:
             line = rows[PRINTED[row]].at(scale)
             trained, tests = _imagenet_world(line.method, alpha, scale)
@@ -252,7 +87,7 @@ def _ablation(*left_out: int) -> Callable[[Scale], Cells]:
         for number, name in ABLATIONS.items():
             if number in left_out:
                 continue
-            row, line, where = f"{number}: {name}", LINES[name].at(scale), _partition(0.1)
+            row, line, where = f"{number}: {name}", LINES[name].at(scale), where_of(0.1)
             trained, tests = Setting().training(line.method, scale), streams(scale)
             for column, stream in tests.items():
                 place = key(design_choice=number, partition=where, stream=column)
@@ -266,7 +101,7 @@ def _ablation(*left_out: int) -> Callable[[Scale], Cells]:
 def table4(scale: Scale) -> Cells:
     """13 methods under weak label skew."""
     rows = {n: line for n, line in printed().items() if n != "kNN-Per"}
-    yield from cells(scale, Setting(10.0), rows, partition=_partition(10.0))
+    yield from cells(scale, Setting(10.0), rows, partition=where_of(10.0))
 
 
 MODELS: dict[str, tuple[Model, Optimizer, float]] = {
@@ -286,7 +121,7 @@ def table6(scale: Scale) -> Cells:
     """Seven methods with two other architectures."""
     for name in ("ResNet20-GN", "CCT4"):
         model, rows = _architecture(name)
-        setting, where = Setting(1.0, model=model), _partition(1.0)
+        setting, where = Setting(1.0, model=model), where_of(1.0)
         yield from cells(scale, setting, printed(*STRONG, rows=rows), f"{name} ", model=name, partition=where)
 
 
@@ -295,7 +130,7 @@ def table7(scale: Scale) -> Cells:
     for name, alpha in (("CCT4", 1.0), ("ResNet20-GN", 1.0), ("CNN", 0.1), ("CNN", 1.0)):
         model, rows = _architecture(name)
         for row, line in printed(*STRONG, rows=rows).items():
-            small, where = line.at(scale), _partition(alpha)
+            small, where = line.at(scale), where_of(alpha)
             trained = Setting(alpha, model=model).training(small.method, scale)
             place = key(method=row, model=name, partition=where, stream="corrupted+out-of-client")
             yield Cell(row, f"{name} {where}", trained, small.personal, small.adapter, Interleaved(), key=place)
@@ -306,7 +141,7 @@ def table8(scale: Scale) -> Cells:
     for row, line in printed("MEMO (P)", "FedTHE").items():
         small = line.at(scale)
         for alpha in (0.1, 1.0):
-            trained, where = Setting(alpha).training(small.method, scale), _partition(alpha)
+            trained, where = Setting(alpha).training(small.method, scale), where_of(alpha)
             for severity in (1, 2, 3, 4, 5):
                 for name in ("corrupted", "mixture"):
                     place = key(method=row, partition=where, stream=name, severity=severity)
@@ -324,8 +159,8 @@ def table9(scale: Scale) -> Cells:
             "FedTHE": replace(the, method=the.method.but(head_work=work)),
         }
         for alpha in (1.0, 0.1):
-            fields: dict[str, Any] = {"personalization_epochs": epochs, "partition": _partition(alpha)}
-            yield from cells(scale, Setting(alpha), rows, f"{_partition(alpha)} {epochs} epochs ", **fields)
+            fields: dict[str, Any] = {"personalization_epochs": epochs, "partition": where_of(alpha)}
+            yield from cells(scale, Setting(alpha), rows, f"{where_of(alpha)} {epochs} epochs ", **fields)
 
 
 def table10(scale: Scale) -> Cells:
@@ -333,8 +168,8 @@ def table10(scale: Scale) -> Cells:
     for share in (1.0, 0.75, 0.5):
         for alpha in (1.0, 0.1):
             setting = Setting(alpha, split=(0.6, 0.4 - 0.2 * share, 0.2 * share))
-            fields: dict[str, Any] = {"test_size_fraction": share, "partition": _partition(alpha)}
-            yield from cells(scale, setting, printed("FedTHE"), f"{_partition(alpha)} size {share:g} ", **fields)
+            fields: dict[str, Any] = {"test_size_fraction": share, "partition": where_of(alpha)}
+            yield from cells(scale, setting, printed("FedTHE"), f"{where_of(alpha)} size {share:g} ", **fields)
 
 
 def table11(scale: Scale) -> Cells:
@@ -342,20 +177,20 @@ def table11(scale: Scale) -> Cells:
     for share in (1.0, 0.75, 0.5):
         for alpha in (1.0, 0.1):
             setting = Setting(alpha, split=(0.6 * share, 0.8 - 0.6 * share, 0.2))
-            fields: dict[str, Any] = {"train_size_fraction": share, "partition": _partition(alpha)}
-            rows, prefix = printed("MEMO (P)", "FedTHE"), f"{_partition(alpha)} size {share:g} "
+            fields: dict[str, Any] = {"train_size_fraction": share, "partition": where_of(alpha)}
+            rows, prefix = printed("MEMO (P)", "FedTHE"), f"{where_of(alpha)} size {share:g} "
             yield from cells(scale, setting, rows, prefix, **fields)
 
 
 def table12(scale: Scale) -> Cells:
     """100 clients."""
     rows = printed("FedAvg + FT", "FedRoD", "MEMO (P)", "FedTHE", "FedTHE+")
-    yield from cells(scale, Setting(clients=100), rows, partition=_partition(0.1))
+    yield from cells(scale, Setting(clients=100), rows, partition=where_of(0.1))
 
 
 def _sampled(share: float) -> Callable[[Scale], Cells]:
     rows = printed("FedAvg + FT", "FedRoD", "kNN-Per", "MEMO (P)", "FedTHE", "FedTHE+")
-    fields: dict[str, Any] = {"sampling_ratio": share, "partition": _partition(0.1)}
+    fields: dict[str, Any] = {"sampling_ratio": share, "partition": where_of(0.1)}
     return lambda scale: cells(scale, Setting(participation=share), rows, **fields)
 
 
@@ -415,7 +250,7 @@ def figure14(scale: Scale) -> Cells:
     """One weight of the global head for all clients and samples, against FedTHE's."""
     for alpha in (0.1, 1.0):
         rows = {f"e = {e:g}": Line(TRAININGS["fedthe"], _fixed(e)) for e in SHARES} | printed("FedTHE", "FedTHE+")
-        yield from _unprinted(cells(scale, Setting(alpha), rows, f"{_partition(alpha)} ", only=("mixture",)))
+        yield from _unprinted(cells(scale, Setting(alpha), rows, f"{where_of(alpha)} ", only=("mixture",)))
 
 
 def _fixed(e: float) -> Named:
@@ -427,7 +262,7 @@ def figure15(scale: Scale) -> Cells:
     for alpha in (0.1, 1.0):
         rows = {f"e = {e:g}": Line(TRAININGS["apfl"].but(alpha=1 - e, adapt_alpha=False)) for e in SHARES}
         rows |= printed("FedTHE", "FedTHE+")
-        yield from _unprinted(cells(scale, Setting(alpha), rows, f"{_partition(alpha)} ", only=("mixture",)))
+        yield from _unprinted(cells(scale, Setting(alpha), rows, f"{where_of(alpha)} ", only=("mixture",)))
 
 
 def figure16(scale: Scale) -> Cells:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from .. import store
-from . import fedicon, fedpcl, fedthe, fedtta, published
+from . import brfl, fedicon, fedpcl, fedtta, published
 from .federations import DIGIT5, OFFICE10
 from .record import Key, key
 from .runner import RESULT_SCHEMA, TRAINING_SCHEMA
@@ -123,7 +123,7 @@ Numbers = Iterator[tuple[tuple[str, Key], float]]
 
 
 def _fedthe(record: Mapping[str, Any]) -> Numbers:
-    printed = {row: name for name, row in fedthe.PRINTED.items()}
+    printed = {row: name for name, row in brfl.PRINTED.items()}
     where = f"dir({record['alpha']:.1f})"
     for row in record["rows"] if record["rounds"] == 100 and record["fraction"] == 1 else ():
         for stream, found in row["streams"].items():
