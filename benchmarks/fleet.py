@@ -29,7 +29,7 @@ from acclimate.backends import Serial
 from acclimate.backends.flower import Flower
 from acclimate.config import Experiment, expand
 from acclimate.core.fit import State
-from acclimate.fleet import launch, loopback
+from acclimate.fleet import launch, loopback, processes
 from acclimate.watch import Watch
 
 NODES, CLIENTS = 2, 4
@@ -96,7 +96,7 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
     """Both backends, one after the other."""
     e = experiment(rounds)
     api.run(replace(e, backend=Serial()), folder / "serial")
-    via, port = loopback.free_ports(2)
+    via, port = processes.free_ports(2)
     counter = Counter(via, port)
     fleet = loopback.up(folder / "fleet", NODES, port, via)
     try:

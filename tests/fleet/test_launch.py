@@ -10,10 +10,10 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 from fakes import FakeGrid, experiment
 
 from acclimate import api, store
-from acclimate.fleet import launch, loopback, server_app
+from acclimate.fleet import launch, loopback, processes, server_app
 from acclimate.watch import Watch
 
-ME = {"event": "started", "pid": os.getpid(), "started": loopback.started(os.getpid())}
+ME = {"event": "started", "pid": os.getpid(), "started": processes.started(os.getpid())}
 GONE = {"event": "started", "pid": os.getpid(), "started": 1}
 
 

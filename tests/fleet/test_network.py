@@ -24,7 +24,7 @@ from acclimate import api, catalogue, store
 from acclimate.backends import Serial
 from acclimate.cli import app
 from acclimate.core import tree
-from acclimate.fleet import keys, launch, loopback
+from acclimate.fleet import keys, launch, loopback, processes
 from acclimate.fleet.vault import Vault, deployed_file, read_tree
 from acclimate.watch import Watch
 
@@ -219,7 +219,7 @@ def test_strangers_are_refused(fleet, tmp_path, who):
     """No node number is given to them, within 30 s; the fleet goes on."""
     fleet = loopback.Fleet.load(fleet.folder)  # as it is now: another test may have started a node again
     command = STRANGERS[who](loopback.node_command(fleet, 0), tmp_path)
-    command = [*swap(command, "--port", loopback.free_ports(1)[0]), "--max-wait-time", "5"]
+    command = [*swap(command, "--port", processes.free_ports(1)[0]), "--max-wait-time", "5"]
     made = loopback.start(fleet, "stranger", command)
     try:
         end = time.monotonic() + 30
@@ -227,7 +227,7 @@ def test_strangers_are_refused(fleet, tmp_path, who):
             time.sleep(0.2)
         log = made.log("stranger").read_text()
     finally:
-        loopback.stop([made.process("stranger")])
+        processes.stop([made.process("stranger")])
         made.log("stranger").unlink()
         loopback.Fleet.load(fleet.folder)
         replace(made, processes=tuple(p for p in made.processes if p.name != "stranger")).save()

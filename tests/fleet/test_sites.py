@@ -19,7 +19,7 @@ from acclimate.backends.flower import Flower
 from acclimate.backends.nodes import FleetError
 from acclimate.cli import app
 from acclimate.config import expand
-from acclimate.fleet import keys, loopback, server_app, sites
+from acclimate.fleet import keys, loopback, processes, server_app, sites
 from acclimate.fleet.site import Place
 
 
@@ -144,7 +144,7 @@ def test_certificates_are_signed_by_their_authority_alone(tmp_path):
 
 def test_a_record_stops_only_the_process_that_it_names(tmp_path):
     """A number that another process got in the meantime is left alone."""
-    mine = loopback.Process("me", os.getpid(), loopback.started(os.getpid()) - 1)
+    mine = processes.Process("me", os.getpid(), processes.started(os.getpid()) - 1)
     assert not mine.alive
     mine.end()  # would end this test
     loopback.Fleet(tmp_path, 1, 1, (mine,), (2,)).save()

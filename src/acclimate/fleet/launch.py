@@ -14,7 +14,8 @@ from .. import api, store
 from ..core.fit import State
 from ..watch import Watch
 from .folder import quoted
-from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, Process, flwr, tail
+from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, tail
+from .processes import Process
 from .server_app import PROGRESS, STOP
 
 PLACE = "ACCLIMATE_FLEET"

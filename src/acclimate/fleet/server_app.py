@@ -28,7 +28,7 @@ from ..core.tree import Tree
 from ..watch import Watch
 from .deploy import deploy
 from .link import GridLink
-from .loopback import started
+from .processes import started
 from .remote import gather, stream_names
 
 PROGRESS, STOP, IDENTITY = "progress.jsonl", "stop", "fleet.json"
