@@ -7,14 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acclimate.adapters import NoAdapt
 from acclimate.backends import Auto, Serial, Vmap
 from acclimate.backends.grouping import buckets
 from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
 from acclimate.core.message import Mean, Sum
+from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg
 from support import BACKENDS, SMALL, Roll, equal, fitted, gap, shards, small, task
+
+CPU = torch.device("cpu")
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.sampled_from([0.0, 0.25, 0.6]))
@@ -25,6 +29,34 @@ def test_buckets_cover_everyone_once_and_bound_the_padding(sizes, waste):
         held = [sizes[i] for i in members.tolist()]
         assert max(held) == top
         assert min(held) >= (1 - waste) * top
+
+
+@pytest.mark.parametrize("work", ["train", "test"])
+def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, monkeypatch, caplog):
+    worker = Worker(task(), FedAvg(work=SMALL))
+    engine = Vmap().open(worker, shards(), CPU)
+    whole, asked = engine._run, []
+
+    def tight(what, f, inputs, often=False):
+        own = inputs[2] if what[0] == "train" else inputs[1]
+        if (what[0] == "train") == (work == "train"):
+            asked.append(len(own["id"]))
+            if asked[-1] > 1:
+                raise torch.cuda.OutOfMemoryError("pretend")
+        return whole(what, f, inputs, often)
+
+    monkeypatch.setattr(engine, "_run", tight)
+    state = fit.start(worker, engine, 6)
+    server, _, down = fit.one_round(worker, engine, state.server, torch.arange(6), 0)
+    models = engine.join(down, 6)
+    found = engine.serve(models, shards(), NoAdapt(), Protocol(batch=4))
+    assert asked[-1] == 1 and engine._chunk == {"train": 32, "test": 32} | {work: 1}
+    assert f"going on to {work} 1 clients at once" in caplog.text
+    monkeypatch.undo()
+    plain = Vmap().open(worker, shards(), CPU)
+    other = fit.one_round(worker, plain, fit.start(worker, plain, 6).server, torch.arange(6), 0)[0]
+    assert gap(server, other) < 1e-5
+    assert torch.equal(found["accuracy"], plain.serve(models, shards(), NoAdapt(), Protocol(batch=4))["accuracy"])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, None])

@@ -164,7 +164,7 @@ class _Engine(VmapEngine):
 
     def train_together(self, downs: Tree, cohorts: Sequence[Tensor], round: int) -> list[Reply]:
         """One round of every lane's cohort; `downs` is stacked over lanes."""
-        return self._with_fewer(lambda: self._train_together(downs, cohorts, round))
+        return self._with_fewer("train", lambda: self._train_together(downs, cohorts, round))
 
     def _train_together(self, downs: Tree, cohorts: Sequence[Tensor], round: int) -> list[Reply]:
         now = torch.full((), round, dtype=torch.int64, device=self.device)

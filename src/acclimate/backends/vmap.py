@@ -34,6 +34,8 @@ from .serial import stacked_start
 
 log = logging.getLogger("acclimate")
 T = TypeVar("T")
+Verb = Literal["train", "test"]
+"""What clients are run for; how many fit at once is another number for each."""
 
 MANY_CLIENTS, MUCH_STATE = 10_000, 4 * 2**30
 """Above so many clients, or bytes of private state, it lies in a file unless told otherwise."""
@@ -116,7 +118,8 @@ class VmapEngine(Engine):
             worker = replace(worker, task=worker.task.computing(torch.bfloat16))
         super().__init__(worker, options.placed(train, device), device)
         self.options = options
-        self._chunk = options.chunk or (128 if device.type == "cuda" else 32)
+        most = options.chunk or (128 if device.type == "cuda" else 32)
+        self._chunk = {"train": most, "test": most}
         self._capture = options.capture and device.type == "cuda"
         self._recorded: dict[Any, Captured] = {}
         self._met: set[Any] = set()
@@ -149,20 +152,20 @@ class VmapEngine(Engine):
         self._next = cohort
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        return self._with_fewer(lambda: self._train(down, cohort, round))
+        return self._with_fewer("train", lambda: self._train(down, cohort, round))
 
-    def _with_fewer(self, run: Callable[[], T]) -> T:
+    def _with_fewer(self, work: Verb, run: Callable[[], T]) -> T:
         """Run, with half as many clients at once whenever memory is short."""
         while True:
             try:
                 return run()
             except torch.cuda.OutOfMemoryError:
-                if self.options.chunk is not None or self._chunk == 1:
+                if self.options.chunk is not None or self._chunk[work] == 1:
                     raise
-                self._chunk //= 2
+                self._chunk[work] //= 2
                 self._recorded.clear()
                 torch.cuda.empty_cache()
-                log.warning("out of GPU memory: going on with %d clients at once", self._chunk)
+                log.warning("out of GPU memory: going on to %s %d clients at once", work, self._chunk[work])
 
     def _train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         now = torch.full((), round, dtype=torch.int64, device=self.device)
@@ -361,17 +364,20 @@ class VmapEngine(Engine):
 
     def _gather(self, shards: Shards, clients: Tensor, run: Callable[[Group], Tree]) -> Tree:
         """Results of these clients, bucket by bucket, in ascending order of clients."""
-        parts = []
-        for g in self._groups(shards, clients):
-            parts.append((g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))))
+
+        def each() -> list[tuple[Tensor, Tree]]:
+            groups = self._groups(shards, clients, "test")
+            return [(g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))) for g in groups]
+
+        parts = self._with_fewer("test", each)
         order = self._there(torch.argsort(torch.cat([who for who, _ in parts])))
         return tree.map(lambda *xs: torch.cat(xs)[order], *(t for _, t in parts))
 
-    def _groups(self, shards: Shards, clients: Tensor) -> Iterator[Group]:
+    def _groups(self, shards: Shards, clients: Tensor, work: Verb = "train") -> Iterator[Group]:
         # recordings are made for shapes, so what a drawn cohort looks like must not matter much
         drawn = self.device.type == "cuda" and len(clients) < shards.clients
         largest = shards.largest if drawn else None
-        for members, size, count in plan(shards.sizes[clients], self.options.waste, self._chunk, largest):
+        for members, size, count in plan(shards.sizes[clients], self.options.waste, self._chunk[work], largest):
             who = clients[members]
             ragged = not shards.even if drawn else bool((shards.sizes[who] != size).any())
             yield self._group(shards, who, size, count, ragged)
