@@ -246,8 +246,10 @@ class Run:
     def checkpoint(self) -> None:
         """Write down how far it has come."""
         tensors, scores = self._files
+        store.write(
+            scores, json.dumps(self.curves) + "\n"
+        )  # first: looks that are too new are dropped, none comes back
         store.write(tensors, store.pack(self.state, self.experiment.training_hash()))
-        store.write(scores, json.dumps(self.curves) + "\n")
 
     def close(self) -> None:
         """Leave nothing but the curves."""

@@ -254,6 +254,37 @@ def test_several_runs_share_training_make_an_index_and_resume(tmp_path):
     assert ac.resume(path).rows == table.rows
 
 
+@pytest.fixture
+def joined(monkeypatch):
+    """Seeds are trained together, as on a GPU."""
+    monkeypatch.setattr(api, "can_join", lambda experiments: len(experiments) > 1)
+
+
+def test_seeds_together_are_checkpointed_by_ctrl_c_and_end_alike(joined, tmp_path):
+    experiments = api.with_seeds(quick("checkpoint_every=100", "streams=original"), 2)
+    api.run_all(experiments, tmp_path / "whole")
+    with pytest.raises(api.Interrupted, match=f"go on with: acclimate resume {tmp_path / 'cut'}") as stop:
+        api.run_all(experiments, tmp_path / "cut", watch=StopAfter(2))
+    assert stop.value.round == 3 and len(list((tmp_path / "cut").glob("*/state.safetensors"))) == 2
+    assert ac.resume(tmp_path / "cut").rows == ac.resume(tmp_path / "whole").rows
+
+
+def test_results_whose_weights_were_deleted_are_kept(joined, tmp_path):
+    experiments = api.with_seeds(quick("rounds=1", "streams=original"), 2)
+    table = api.run_all(experiments, tmp_path / "runs")
+    found = sorted((tmp_path / "runs").glob("*/results.json"))
+    before = [f.read_bytes() for f in found]
+    for state in (tmp_path / "runs").glob("*/state.safetensors"):
+        state.unlink()
+    assert ac.resume(tmp_path / "runs").rows == table.rows
+    assert [f.read_bytes() for f in found] == before and len(before) == 2
+
+
+def test_a_stream_without_examples_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"stream 'out-of-client' cannot be made from .*: no client has an example"):
+        ac.run(quick("data.clients=1", "streams=out-of-client")[0], tmp_path / "run")
+
+
 def test_a_finished_run_is_not_overwritten_unless_told(finished):
     path, _ = finished
     before = (path / "results.json").read_bytes()

@@ -158,7 +158,8 @@ def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch:
     """Where a GPU can, train the seeds of each experiment together; their folders then hold a finished training."""
     groups: dict[str, list[tuple[Path, Experiment]]] = {}
     for path, e in zip(index.runs(), experiments, strict=True):
-        if not store.RunFolder(path).state.exists():
+        folder = store.RunFolder(path)
+        if not (folder.finished or folder.state.exists()):
             groups.setdefault(replace(e, seed=0).history_hash(), []).append((path, e))
     for members in groups.values():
         same = [e for _, e in members]

@@ -34,7 +34,10 @@ def streams_of(world: World, streams: Iterable[Shift]) -> Built:
     out: Built = {}
     for name, shift in zip(catalogue.distinct(records), records, strict=True):
         try:
-            out[name] = (shift, shift.build(world, key))
+            made = shift.build(world, key)
+            if not bool((made.shards.n > 0).any()):
+                raise ValueError("no client has an example in it")
+            out[name] = (shift, made)
         except (TypeError, ValueError) as e:
             raise ValueError(f"stream '{name}' cannot be made from {world.name}: {e}") from e
     return out
@@ -83,7 +86,9 @@ def evaluate_together(
     named, personal = by_name(adapters or e.adapters), personal or e.personal
     tests = [_tests(streams_of(f.world, records)) for f in fits]
     trained = [Trained(f.state, t, _names(f, personal)) for f, t in zip(fits, tests, strict=True)]
-    return evaluate_joint(joint, trained, named, personal)
+    turns, watch = max(rounds_to_test(f.state) for f in fits), watch or Watch()
+    watch.testing(f"{e.label}, {len(fits)} together", e.seed, len(named) * len(tests[0]) * turns)
+    return evaluate_joint(joint, trained, named, personal, watch.tested)
 
 
 def _shared(fits: Sequence[Fit]) -> Joint | None:

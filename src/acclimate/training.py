@@ -75,19 +75,32 @@ def lanes_of(experiments: Sequence[Experiment], parts: Sequence[tuple[World, Wor
 def train_lanes(
     experiments: Sequence[Experiment], joint: Lanes, folders: Sequence[store.RunFolder | None], watch: Watch
 ) -> tuple[list[State], tuple[float, ...]]:
-    """Train all from their first round to their last, in lanes of one engine; folders get their checkpoints."""
+    """Train all from their first round to their last, in lanes of one engine; folders get their checkpoints, and one
+    more where Ctrl-C ends it, as `Interrupted`."""
     e, states, seconds = experiments[0], joint.start(), []
     schedule = loop.Schedule(e.rounds, joint.clients, e.cohort_size, e.eval_every)
     watch.training(f"{e.label}, {len(experiments)} seeds", e.seed, 0, e.rounds)
-    began = time.perf_counter()
-    for states in joint.rounds(schedule, states):
-        seconds.append(time.perf_counter() - began)
-        watch.round(states[0])
-        last = states[0].round == e.rounds
+
+    def save() -> int:
         for experiment, folder, state in zip(experiments, folders, states, strict=True):
-            if folder is not None and (last or state.round % e.checkpoint_every == 0):
+            if folder is not None:
                 folder.save(state, experiment.training_hash())
-        began = time.perf_counter()
+        return states[0].round
+
+    saved, began = 0, time.perf_counter()
+    try:
+        for states in joint.rounds(schedule, states):
+            seconds.append(time.perf_counter() - began)
+            watch.round(states[0])
+            if states[0].round % e.checkpoint_every == 0 or states[0].round == e.rounds:
+                saved = save()
+            began = time.perf_counter()
+    except KeyboardInterrupt:
+        if not (kept := [f for f in folders if f is not None]):
+            raise
+        if states[0].round > saved:
+            save()
+        raise Interrupted(kept[0].path.parent, states[0].round) from None
     return states, tuple(seconds)
 
 

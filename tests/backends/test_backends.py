@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Auto, Serial, Vmap
 from acclimate.backends.grouping import buckets
-from acclimate.core import fit, tree
+from acclimate.core import fit, holding, tree
 from acclimate.core.backend import NonFinite
 from acclimate.core.message import Mean, Sum
 from acclimate.core.stream import Protocol
@@ -57,6 +57,25 @@ def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, 
     other = fit.one_round(worker, plain, fit.start(worker, plain, 6).server, torch.arange(6), 0)[0]
     assert gap(server, other) < 1e-5
     assert torch.equal(found["accuracy"], plain.serve(models, shards(), NoAdapt(), Protocol(batch=4))["accuracy"])
+
+
+def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypatch):
+    worker, states = Worker(task(), small(SCAFFOLD())), []
+    for short in (False, True):
+        engine, puts, put = Vmap().open(worker, shards(), CPU), [], holding.put
+        engine._chunk["train"] = 4
+
+        def tight(*args, puts=puts, short=short, put=put):
+            puts.append(1)
+            if short and len(puts) == 2:
+                raise torch.cuda.OutOfMemoryError("pretend")
+            return put(*args)
+
+        monkeypatch.setattr(holding, "put", tight)
+        fit.one_round(worker, engine, fit.start(worker, engine, 6).server, torch.arange(6), 0)
+        monkeypatch.undo()
+        states.append(engine.mine)
+    assert len(puts) > 2 and gap(*states) < 1e-6
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, None])

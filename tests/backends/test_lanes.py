@@ -12,8 +12,10 @@ from acclimate import api, testing, training
 from acclimate.backends import Vmap
 from acclimate.backends.lanes import Lane, Lanes, union
 from acclimate.core import fit
+from acclimate.core.backend import NonFinite
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
+from acclimate.watch import Watch
 from support import fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
@@ -56,6 +58,12 @@ def test_shared_examples_lie_in_memory_once():
     assert torch.equal(joint.x[joint.own(13)], other.x[other.own(1)])
 
 
+def test_a_seed_that_diverges_is_named():
+    method = small(FedAvg(opt=ac.optim.SGD(lr=1e30)))
+    with pytest.raises(NonFinite, match=r"client\(s\) .* with seed\(s\) 4, 9 produced"):
+        together(method, (4, 9), (shards(), shards()))
+
+
 def test_lanes_of_different_sizes_are_refused():
     lanes = [Lane(Worker(task(), FedAvg()), shards(s), shards(s)) for s in ((8, 8), (8, 8, 8))]
     with pytest.raises(ValueError, match="same number of clients"):
@@ -82,7 +90,9 @@ def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monk
     first = ac.Experiment(data, ac.models.MLP(hidden=(16,)), FedTHE(), streams=streams, rounds=3)
     fits = api.train_together([first, replace(first, seed=4)])
     adapters = [ac.adapters.NoAdapt(), ac.adapters.THE(), ac.adapters.MEMO(views=4)]
-    together = api.evaluate_together(fits, adapters, personal=personal)
+    ticks = Ticks()
+    together = api.evaluate_together(fits, adapters, personal=personal, watch=ticks)
+    assert ticks.seen == ticks.steps > 0
     assert testing._shared(fits) is not None
     assert testing._shared(fits[::-1]) is None and testing._shared(fits[:1]) is None  # tested one by one
     for one, table in zip(fits, together, strict=True):
@@ -94,6 +104,14 @@ def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monk
                 k: v for k, v in theirs.items() if k not in (*numbers, "per_client")
             }
             assert [ours[k] for k in numbers] == pytest.approx([theirs[k] for k in numbers], abs=1e-4)
+
+
+class Ticks(Watch):
+    def testing(self, label, seed, steps):
+        self.steps, self.seen = steps, 0
+
+    def tested(self):
+        self.seen += 1
 
 
 def _place(row):

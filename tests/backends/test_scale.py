@@ -135,6 +135,14 @@ def test_versions_are_what_a_list_of_copies_would_be(steps):
         assert equal(version.take(4), expected[4])
 
 
+def test_rows_go_by_name_and_other_names_are_refused():
+    rows = Rows.fresh(lambda client: {"a": torch.zeros(1), "b": torch.zeros(1)}, 3)
+    new = rows.put(torch.tensor([1]), {"b": torch.full((1, 1), 7.0), "a": torch.full((1, 1), 3.0)}).take(1)
+    assert (float(new["a"]), float(new["b"])) == (3.0, 7.0)
+    with pytest.raises(ValueError, match=r"must keep its names: got \['a', 'c'\], init_client gave \['a', 'b'\]"):
+        rows.put(torch.tensor([1]), {"a": torch.zeros(1, 1), "c": torch.zeros(1, 1)})
+
+
 def test_the_file_grows_with_living_versions_and_not_with_rounds(monkeypatch):
     monkeypatch.setattr(holding, "FIRST_SLOTS", 8)
     rows = Rows.fresh(start, 5)

@@ -42,6 +42,11 @@ def test_stack_take_put(t):
     assert equal(tree.take(stacked, 0), t)  # the original is untouched
 
 
+def test_products_go_by_name_and_not_by_order():
+    a, b = {"x": torch.tensor([1.0]), "y": torch.tensor([2.0])}, {"y": torch.tensor([3.0]), "x": torch.tensor([4.0])}
+    assert float(tree.dot(a, b)) == 10.0
+
+
 def test_where_keeps_one_side_even_if_the_other_is_nan():
     a, b = {"x": torch.tensor([1.0])}, {"x": torch.tensor([float("nan")])}
     assert equal(tree.where(torch.tensor(True), a, b), a)

@@ -123,6 +123,29 @@ def test_a_bad_message_is_refused_with_a_reason_and_the_round_goes_on(tmp_path, 
     assert all(bool(torch.isfinite(v).all()) for v in state.values())
 
 
+def swapped(record, end, value):
+    """A record whose first array of this kind begins with another value."""
+    name = next(k for k in record if k.endswith(end))
+    new = record[name].numpy().copy()
+    new.reshape(-1)[0] = value
+    return with_arrays(record, **{name: new})
+
+
+@pytest.mark.parametrize(
+    ("codec", "end", "value", "kind"),
+    [("fp16", "n", -15, "error"), ("int8", "int8.scale", 3e38, "nonfinite"), ("top-k", "topk.index", 10**6, "shape")],
+)
+def test_what_an_encoded_message_says_is_examined_too(tmp_path, codec, end, value, kind):
+    def tamper(node, request, reply):
+        if node == 101 and request.metadata.message_type == "train":
+            return [changed(reply, lambda name, r: swapped(r, end, value) if name == "up.1" else r)]
+        return [reply]
+
+    e = replace(of("fedavg"), filters=(catalogue.FILTERS[codec],))
+    results = run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")
+    assert [(f["round"], f["client"], f["kind"]) for f in results["faults"]] == [(0, 1, kind), (1, 1, kind)]
+
+
 def test_a_missing_group_is_refused(tmp_path):
     def tamper(node, request, reply):
         if node == 101 and request.metadata.message_type == "train":

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -151,6 +152,14 @@ def test_a_record_stops_only_the_process_that_it_names(tmp_path):
     assert loopback.down(tmp_path) == []
     with pytest.raises(store.RunError, match="no fleet was started there"):
         loopback.down(tmp_path)
+
+
+def test_a_process_is_stopped_where_the_system_does_not_tell_who_started_whom(monkeypatch):
+    monkeypatch.setattr(processes, "_table", dict)
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ)
+    made = processes.Process("child", pid, processes.started(pid))
+    processes.stop([made])
+    assert not made.alive
 
 
 def test_places():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core import tree
@@ -17,10 +17,14 @@ HEADER = 512
 
 
 class Arrivals:
-    """What came in one round so far."""
+    """What came in one round so far.
 
-    def __init__(self, round: int, like: Tree, rules: Rules | None) -> None:
-        self.round, self._like, self._rules = round, like, rules
+    Messages are held against one that did count (`like`), and what `read` makes of them against the method's rules:
+    a codec's bytes may be in order, and say something that is not.
+    """
+
+    def __init__(self, round: int, like: Tree, rules: Rules, read: Callable[[Tree], Tree]) -> None:
+        self.round, self._like, self._rules, self._read = round, like, rules, read
         self.ups: dict[int, Tree] = {}
         """The messages that count, by client."""
         self.faults: dict[int, Fault] = {}
@@ -74,5 +78,14 @@ class Arrivals:
         except ValueError as e:
             return Fault(round, client, "shape", str(e))
         sent = sent_round if isinstance(sent_round, int) else -1
-        fault = examine(up, self._like, client=client, round=round, sent_round=sent, seen=self.ups, rules=self._rules)
+        fault = examine(up, self._like, client=client, round=round, sent_round=sent, seen=self.ups)
+        fault = fault or self._meant(up, client)
         return up if fault is None else fault
+
+    def _meant(self, up: Tree, client: int) -> Fault | None:
+        """Why what a message says may not count, once it is decoded."""
+        try:
+            said = tree.take(self._read(tree.map(lambda x: x[None], up)), 0)
+        except (RuntimeError, IndexError, ValueError) as e:
+            return Fault(self.round, client, "shape", f"the message cannot be decoded: {e}")
+        return examine(said, None, client=client, round=self.round, rules=self._rules)

@@ -131,9 +131,8 @@ class FlowerEngine(Engine):
         return max(math.ceil(self.options.quorum * clients), 1)
 
     def _arrivals(self, round: int) -> Arrivals:
-        """An empty intake. What filters have encoded or hidden cannot be held against the method's rules."""
-        unreadable = any(f.encodes or f.hides for f in self.worker.filters)
-        return Arrivals(round, self._like, None if unreadable else self.worker.uplink)
+        """An empty intake."""
+        return Arrivals(round, self._like, self.worker.uplink, self.worker.read)
 
     def _collect(self, down: Tree, clients: list[int], enough: int, got: Arrivals) -> None:
         """Ask some clients for their round, and examine what comes back."""

@@ -16,7 +16,7 @@ from torch.func import vmap
 
 from ..core import fit, message, tree
 from ..core.adapter import Adapter
-from ..core.backend import Joint, Reply
+from ..core.backend import Joint, NonFinite, Reply
 from ..core.fit import Schedule, State
 from ..core.holding import Private
 from ..core.personal import Personalizer
@@ -181,9 +181,13 @@ class _Engine(VmapEngine):
                 one = self._of_lane(out, g, i)
                 before = parts[i]
                 parts[i] = one if before is None else message.combine(before, one)
-        self._settle(done, round, self._each)
+        self._settle(done, round)
         up = tree.map(lambda x: torch.empty_like(x, device="meta"), out["up"])
         return [Reply(part, up) for part in parts if part is not None]
+
+    def _named(self, clients: list[int], round: int) -> NonFinite:
+        seeds = {int(self.lanes[c // self._each].worker.seed) for c in clients}
+        return NonFinite(sorted({c % self._each for c in clients}), round, tuple(sorted(seeds)))
 
     def _of_lane(self, out: Tree, g: Group, lane: int) -> message.Partial:
         members = self._there((g.who[: g.real] // self._each == lane).nonzero()[:, 0])

@@ -38,7 +38,8 @@ bound on memory, which holds one reduced message per group."""
 
 Inside = Literal["serial", "vmap"]
 # Not captured: a worker gets other clients in every round, so a recording would seldom be replayed.
-INSIDE: dict[str, Backend] = {"serial": Serial(), "vmap": Vmap(capture=False)}
+# And with examples where the worker has put them: a group of a worker's own data knows whose rows it holds.
+INSIDE: dict[str, Backend] = {"serial": Serial(), "vmap": Vmap(capture=False, examples="device")}
 
 Handle = Any
 """A value on its way to or from workers: sealed, an object of Ray's, or whatever an engine sends."""

@@ -182,18 +182,20 @@ class VmapEngine(Engine):
         self._settle(done, round)
         return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), up))
 
-    def _settle(self, done: list[tuple[Group, Tree, Tensor]], round: int, each: int | None = None) -> None:
-        """Keep the new private states, or refuse all of them. Here the host waits for the device.
-
-        Clients are named by their number, modulo `each` where it is given.
-        """
+    def _settle(self, done: list[tuple[Group, Tree, Tensor]], round: int) -> None:
+        """Keep the new private states, or refuse all of them. Here the host waits for the device."""
         fine = torch.cat([ok for _, _, ok in done]).cpu()
         who = torch.cat([g.who[: g.real] for g, _, _ in done])
-        if bad := sorted({int(c) if each is None else int(c) % each for c in who[~fine]}):
-            raise NonFinite(bad, round)
+        if bad := sorted(who[~fine].tolist()):
+            raise self._named(bad, round)
+        mine = self._mine
         for g, new, _ in done:
-            ids = g.who if isinstance(self._mine, Rows) else g.ids
-            self._mine = holding.put(self._mine, ids[: g.real], new)
+            mine = holding.put(mine, (g.who if isinstance(mine, Rows) else g.ids)[: g.real], new)
+        self._mine = mine  # at once: where memory runs out before, the round is run again from the old states
+
+    def _named(self, clients: list[int], round: int) -> NonFinite:
+        """Whom a failed round is laid on."""
+        return NonFinite(clients, round)
 
     def _feed(self, cohort: Tensor) -> Iterator[tuple[Group, Tree, Tree]]:
         """The groups of a cohort, with private state and examples; while one computes, the next one's are sent."""

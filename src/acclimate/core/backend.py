@@ -21,13 +21,14 @@ from .worker import Worker
 
 
 class NonFinite(ArithmeticError):
-    """A client sent or kept a value that is not finite; names the clients and the round."""
+    """A client sent or kept a value that is not finite; names the clients, the round, and of several seeds which."""
 
-    def __init__(self, clients: list[int], round: int) -> None:
-        self.clients, self.round = clients, round
+    def __init__(self, clients: list[int], round: int, seeds: tuple[int, ...] = ()) -> None:
+        self.clients, self.round, self.seeds = clients, round, seeds
         who = ", ".join(map(str, clients[:10])) + (" ..." if len(clients) > 10 else "")
+        where = f" with seed(s) {', '.join(map(str, seeds))}" if seeds else ""
         super().__init__(
-            f"round {round}: client(s) {who} produced values that are not finite; "
+            f"round {round}: client(s) {who}{where} produced values that are not finite; "
             "lower the learning rate, set work.clip, or look at that client's data"
         )
 

@@ -45,8 +45,13 @@ class Layout:
 
     def pack(self, rows: Tree) -> Tensor:
         """A stacked tree as bytes [rows, width], on the device it is on."""
-        parts = []
-        for leaf, like in zip(tree.leaves(rows), tree.leaves(self.like), strict=True):
+        got, expected, parts = tree.flatten(rows), tree.flatten(self.like), []
+        if got.keys() != expected.keys():
+            raise ValueError(
+                f"private state must keep its names: got {sorted(got)}, init_client gave {sorted(expected)}"
+            )
+        for name, like in expected.items():
+            leaf = got[name]
             if leaf.shape[1:] != like.shape or leaf.dtype != like.dtype:
                 raise ValueError(
                     f"private state must keep shape and type: got {leaf.dtype} {tuple(leaf.shape[1:])}, "

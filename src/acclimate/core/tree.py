@@ -64,7 +64,7 @@ def where(condition: Tensor, a: Any, b: Any) -> Any:
 
 def dot(a: Any, b: Any) -> Tensor:
     """Inner product over all leaves; zero for empty trees."""
-    total = [(x * y).sum() for x, y in zip(leaves(a), leaves(b), strict=True)]
+    total = leaves(map(lambda x, y: (x * y).sum(), a, b))  # by name: two trees may have another order
     return torch.stack(total).sum() if total else torch.zeros(())
 
 

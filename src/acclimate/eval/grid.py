@@ -84,11 +84,16 @@ class Trained(NamedTuple):
 
 
 def evaluate_together(
-    joint: Joint, trained: Sequence[Trained], adapters: Mapping[str, Adapter], personal: Personalizer
+    joint: Joint,
+    trained: Sequence[Trained],
+    adapters: Mapping[str, Adapter],
+    personal: Personalizer,
+    tick: Callable[[], None] = lambda: None,
 ) -> list[Table]:
     """The results tables of experiments that share one vectorised engine; the numbers are those of `evaluate`.
 
-    Streams have the same names everywhere. Rounds that validation selected are tested together too, whichever they are.
+    `tick` is called after every adapter on every stream. Streams have the same names everywhere. Rounds that validation
+    selected are tested together too, whichever they are.
     """
     task, rows = joint.task, [list[Row]() for _ in trained]
     tests = {name: joint.gather([t.streams[name].shards for t in trained]) for name in trained[0].streams}
@@ -106,6 +111,7 @@ def evaluate_together(
                     round, selections, *_ = picked[i]
                     if turn < len(chosen[i]):
                         rows[i] += [_row(metrics, trained[i].names, name, stream, s, round) for s in selections]
+                tick()
     return [Table(tuple(own), refused) for own in rows]
 
 

@@ -44,7 +44,7 @@ class Process:
         if started(self.pid) not in (-1, self.started):
             return []  # the number is another process's by now
         table = _table()
-        found = [pid for pid, (_, session) in table.items() if self.pid in (pid, session)]
+        found = [pid for pid, (_, session) in table.items() if self.pid in (pid, session)] if table else [self.pid]
         for member in found:
             found += [pid for pid, (parent, _) in table.items() if parent == member and pid not in found]
         return [p for p in (Process(self.name, pid, started(pid)) for pid in found) if p.alive]
