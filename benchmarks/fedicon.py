@@ -124,11 +124,12 @@ def domains_of(set: str) -> tuple[str, ...]:
     return tuple(there)
 
 
-def places(sets: list[str], shifts: list[str]) -> list[Place]:
-    """Everything to train on."""
+def places(sets: list[str], shifts: list[str], held: list[str] | None = None) -> list[Place]:
+    """Everything to train on; `held` leaves out no other domains than these."""
     out = []
     for set, shift in itertools.product(sets, shifts):
-        out += [Place(set, shift, d) for d in domains_of(set)] if shift == "domain" else [Place(set, shift, None)]
+        left_out = [d for d in domains_of(set) if held is None or d in held]
+        out += [Place(set, shift, d) for d in left_out] if shift == "domain" else [Place(set, shift, None)]
     return out
 
 
@@ -253,6 +254,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), metavar="ROW", help=f"instead: {', '.join(ROWS)}")
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--shifts", nargs="+", choices=SHIFTS, default=list(SHIFTS))
+    parser.add_argument("--held", nargs="+", metavar="DOMAIN", help="under domain shift: to leave out; default: each")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
@@ -266,7 +268,7 @@ def main() -> None:
     asked = args.rows or list(TABLES[args.table])
     for set, shift, training in itertools.product(args.sets, args.shifts, TRAININGS):
         if names := [n for n in asked if ROWS[n].training == training]:
-            each = itertools.product(places([set], [shift]), args.seeds)
+            each = itertools.product(places([set], [shift], args.held), args.seeds)
             wanted = {experiment(training, p, seed, args.rounds, args.fraction): p for p, seed in each}
             todo = {e: lacking(body["records"], names, e, place) for e, place in wanted.items()}
             rows.add(body, args.out, f"{training}, {set} {shift}", todo, script(training, wanted))

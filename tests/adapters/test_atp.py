@@ -10,6 +10,7 @@ from acclimate.adapters import NoAdapt
 from acclimate.adapters.atp import ATP
 from acclimate.core import rng, tree
 from acclimate.core.local import Work, batch_of
+from acclimate.core.worker import Worker
 from acclimate.methods.fedatp import FedATP
 from acclimate.ops.atp import directions, moved
 from acclimate.ops.losses import entropy
@@ -37,20 +38,37 @@ def test_zero_rates_adapt_nothing(live, online):
 def test_directions_and_steps_by_hand(live):
     worker, model = live
     vars, x = model["vars"], shards(seed=4).x[:8]
-    way = directions(worker.predict(), model, x)
+    way = directions(worker.predict(), model, x, worker.task.norm_momentum)
     leaves = {n: p.clone().requires_grad_() for n, p in vars["params"].items()}
     entropy(worker.task.apply({**vars, "params": leaves}, x).logits).mean().backward()
     assert gap(way["params"], {n: p.grad for n, p in leaves.items()}) < 1e-6
     for name, direction in way["buffers"].items():  # running less batch, whatever was running before
         batch = vars["buffers"][name] - direction
         other = {**model, "vars": {**vars, "buffers": tree.map(lambda b: 2 * b + 1, vars["buffers"])}}
-        again = other["vars"]["buffers"][name] - directions(worker.predict(), other, x)["buffers"][name]
+        again = (
+            other["vars"]["buffers"][name]
+            - directions(worker.predict(), other, x, worker.task.norm_momentum)["buffers"][name]
+        )
         assert gap({"b": batch}, {"b": again}) < 1e-4
     rates = tree.map(lambda r: r * 0 + 0.5, model["rates"])
     new = moved(vars, rates, way)
     assert gap(new, tree.map(lambda v, d: v - 0.5 * d, vars, way)) < 1e-6
     far = moved(vars, tree.map(lambda r: r * 0 - 1e3, rates), way)
     assert all(b.min() >= 0 for n, b in far["buffers"].items() if n.endswith("running_var"))
+
+
+def test_statistics_are_pulled_to_the_batch_however_slowly_they_follow():
+    pulls = []
+    for momentum in (0.1, 0.02):
+        t = task("cnn-batch")
+        for skeleton in t._skeletons.values():
+            for module in skeleton.modules():
+                if hasattr(module, "momentum"):
+                    module.momentum = momentum
+        t.norm_momentum = dict.fromkeys(t.norm_momentum, momentum)
+        worker = Worker(t, QUICK)
+        pulls.append(directions(worker.predict(), {"vars": t.init(rng.key(0))}, shards(seed=4).x[:8], t.norm_momentum))
+    assert t.norm_momentum and gap(pulls[0]["buffers"], pulls[1]["buffers"]) < 1e-4
 
 
 def test_online_answers_with_the_mean_of_the_adapted_models(live):
@@ -61,7 +79,9 @@ def test_online_answers_with_the_mean_of_the_adapted_models(live):
     for t in range(3):
         batch = x[8 * t : 8 * t + 8]
         logits, state = adapter.step(worker.task, worker.predict(), model, state, batch, rng.key(t))
-        each.append(moved(model["vars"], model["rates"], directions(worker.predict(), model, batch)))
+        each.append(
+            moved(model["vars"], model["rates"], directions(worker.predict(), model, batch, worker.task.norm_momentum))
+        )
     mean = tree.map(lambda *vs: sum(vs) / 3, *each)
     assert gap(state["vars"], mean) < 1e-5
     assert gap({"l": logits}, {"l": worker.task.apply(mean, batch).logits}) < 1e-4
@@ -75,7 +95,7 @@ def test_rates_descend_the_loss_after_adaptation(live):
     vars, rates = (tree.map(torch.Tensor.double, model[k]) for k in ("vars", "rates"))
     rates = tree.map(lambda r: r * 0 + 0.01, rates)
     x = batch["x"].double() / 255
-    way = directions(worker.predict(), {"vars": vars}, x)
+    way = directions(worker.predict(), {"vars": vars}, x, worker.task.norm_momentum)
 
     def loss(rates):
         return float(F.cross_entropy(t.apply(moved(vars, rates, way), x).logits, batch["y"]))

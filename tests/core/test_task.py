@@ -174,3 +174,17 @@ class Swapped(Bare):
 def test_models_that_do_not_fit_are_refused(model, says):
     with pytest.raises(ValueError, match=says):
         Task(model, (3, 10, 10), CLASSES)
+
+
+def test_an_activation_that_layers_share_is_no_stage():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.act = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.ReLU()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            features = self.act(self.two(self.act(self.one(x)))).mean((2, 3))
+            return features, self.head(features)
+
+    assert Task(Shared(), (3, 8, 8), 2).stages == ("one", "two")

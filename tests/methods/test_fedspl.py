@@ -10,14 +10,15 @@ from torch.func import grad, vmap
 
 from acclimate.adapters import NoAdapt
 from acclimate.adapters.mbsl import MBSL, average, contrastive, margins
-from acclimate.core import rng
+from acclimate.core import rng, tree
 from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
+from acclimate.core.worker import Worker
 from acclimate.methods import FedAvg
 from acclimate.methods.fedspl import FedSPL
 from acclimate.ops.augment import FlipCrop
 from acclimate.ops.components import principal
-from acclimate.ops.reorder import matched, mixed, reorder
+from acclimate.ops.reorder import matched, mixed, reorder, restyled
 from acclimate.personal import NoPersonal
 from support import BACKENDS, SMALL, fitted, gap, shards, small, task
 
@@ -34,13 +35,14 @@ def test_matching_keeps_one_samples_values_and_the_others_order():
             assert torch.equal(out[b, c].flatten().argsort(), x[b, c].flatten().argsort())
 
 
-def test_the_gradient_goes_to_whose_values_are_used_or_as_released_to_the_sample_itself():
+def test_the_gradient_goes_to_the_sample_itself_and_not_to_whose_values_are_used():
     x = rng.normal(rng.key(0), 3, 2, 4, 4)
     weight = rng.normal(rng.key(5), *x.shape)
     to_values = grad(lambda x: (reorder(x, rng.key(2)) * weight).sum())(x)
     assert torch.allclose(to_values.sum((2, 3)).sum(), weight.sum(), atol=1e-4) and not torch.equal(to_values, weight)
-    to_itself = grad(lambda x: (mixed(x, rng.key(2), 1.0, 0.1) * weight).sum())(x)
-    assert torch.equal(to_itself, weight)
+    for exchange in (lambda x: restyled(x, rng.key(2)), lambda x: mixed(x, rng.key(2), 1.0, 0.1)):
+        assert torch.equal(grad(lambda x, f=exchange: (f(x) * weight).sum())(x), weight)
+    torch.testing.assert_close(restyled(x, rng.key(2)), reorder(x, rng.key(2)))
     assert torch.equal(mixed(x, rng.key(2), 0.0, 0.1), x)
 
 
@@ -75,6 +77,29 @@ def test_margins_threshold_and_the_average():
     one, two = {"w": torch.tensor([1.0])}, {"w": torch.tensor([3.0])}
     assert average(one, two, 1.0)["w"].item() == 1.0
     assert average(one, two, 0.75)["w"].item() == 1.5
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_the_teacher_moves_with_every_step(variant):
+    """A student that all but stands still, half a unit away: the teacher goes a quarter of the way in each step."""
+    t, adapter = task("cnn-plain"), MBSL(opt=SGD(lr=1e-12), rho=0.75, views=2, variant=variant)
+    teacher = t.init(rng.key(0))
+    student = tree.map(lambda p: p + 0.5, teacher["params"])
+    zero = torch.zeros(())
+    now = {
+        "teacher": teacher["params"],
+        "student": student,
+        "opt": adapter.opt.init(student),
+        "grown": zero + 1,
+        "j": zero,
+    }
+    said = torch.full((4, t.num_classes), 1.0 / t.num_classes)
+    seen = {"x": torch.rand(4, 3, 10, 10), "said": said, "margin": torch.rand(4), "delta": zero + 0.5}
+    predict = Worker(t, FedAvg()).predict()
+    for steps in (1, 2, 3):
+        now = adapter._learn(predict, {"vars": teacher}, now, seen, rng.key(steps))
+        gone = tree.sub(now["teacher"], teacher["params"])
+        assert gap(gone, tree.map(lambda p, n=steps: torch.full_like(p, 0.5 * (1 - 0.75**n)), gone)) < 1e-4
 
 
 def test_the_strong_loss_dominates_and_the_weak_weight_grows_to_its_bound():

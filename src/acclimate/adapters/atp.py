@@ -37,7 +37,7 @@ class ATP(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        vars = moved(model["vars"], model["rates"], directions(predict, model, x))
+        vars = moved(model["vars"], model["rates"], directions(predict, model, x, task.norm_momentum))
         if self.online:
             count = state["count"] + 1
             vars = tree.map(lambda old, new: old + (new - old) / count, state["vars"], vars)

@@ -7,7 +7,8 @@ Sees the client's whole unlabelled set first. In every epoch:
   prediction: as printed it has the teacher's, which has no gradient), squared distance to the teacher's prediction on
   weak ones (Eq. 10), and a contrastive loss between two views (Eq. 11) on principal components of their features, each
   centred by its own mean;
-- the teacher moves to the student by an exponential average (Eq. 5). The teacher answers.
+- after every step the teacher moves to the student by an exponential average (Eq. 5; Algorithm 1 has it once per
+  epoch, where rho 0.999 would leave it where it was). The teacher answers.
 
 Weights, Eq. 12-14: (1 - a - b) strong + a weak + b contrast, b = b0 exp(-gamma j). As printed, a starts at 1, which
 makes the strong weight negative, against the text (strong samples first, and an upper bound of 0.001 for a). Read
@@ -16,8 +17,8 @@ Eq. 11 are one, over both views, since two bases could not be compared. rho and 
 
 `variant="released"`: the margin's mean is the mini-batch's, weak distances are between logits, the strong weight starts
 at 1 and shrinks by (1 - 0.001 exp(-margin)) per step with the rest going to the weak loss, the contrast has weight 0.5
-exp(-1e-4 j), weak samples only and no PCA, and the teacher moves before every step. Left out there: promoting weak
-samples, topping up missing classes, and a larger rate for the head.
+exp(-1e-4 j), weak samples only and no PCA, the teacher moves before every step, and the student answers. Left out
+there: promoting weak samples, topping up missing classes, a larger rate for the head, strong views for the student.
 """
 
 from __future__ import annotations
@@ -111,12 +112,10 @@ class MBSL(Adapter):
                 seen = {"x": x[plan[t]], "said": said[plan[t]], "margin": margin[plan[t]], "delta": delta}
                 new = self._learn(predict, model, now, seen, rng.fold(this, "step", t))
                 now = tree.where(live[t], new, now)
-            if self.variant == "paper":
-                now["teacher"] = average(now["teacher"], now["student"], self.rho)
-        return {"teacher": now["teacher"]}
+        return {"teacher": now["student" if self.variant == "released" else "teacher"]}
 
     def _learn(self, predict: Predict, model: Tree, now: Tree, seen: Tree, key: rng.Key) -> Tree:
-        """One step of the student, and in the released variant of the teacher before it."""
+        """One step of the student, and after it of the teacher; in the released variant before it."""
         teacher, student = now["teacher"], now["student"]
         if self.variant == "released":
             teacher = average(teacher, student, self.rho)
@@ -125,6 +124,8 @@ class MBSL(Adapter):
         weights, grown = self._weights(now["grown"], seen["delta"], seen["margin"].mean(), now["j"])
         grads = grad(self._loss)(student, predict, model, seen, weights, key)
         student, opt = self.opt.update(grads, now["opt"], student)
+        if self.variant == "paper":
+            teacher = average(teacher, student, self.rho)
         return {"teacher": teacher, "student": student, "opt": opt, "grown": grown, "j": now["j"] + 1}
 
     def _teach(self, predict: Predict, model: Tree, teacher: Tree, x: Tensor, n: Tensor, key: rng.Key) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -111,6 +112,8 @@ class Task:
         self.head_weight, self.head_bias = f"{head}.weight", f"{head}.bias"
         self.norm_eps = {n: m.eps for n, m in base.named_modules() if isinstance(m, PureBatchNorm)}
         """What batch norm layers, by name, add to a variance."""
+        self.norm_momentum = {n: m.momentum or 1.0 for n, m in base.named_modules() if isinstance(m, PureBatchNorm)}
+        """How far running statistics, by layer, go to a batch's own in one pass."""
         self.has_batch_norm = any(isinstance(m, PureBatchNorm) for m in base.modules())
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in base.modules())
         constants = {n: b for n, b in base.named_buffers() if not b.is_floating_point() and n not in self.dropout_keys}
@@ -272,11 +275,11 @@ def _check_outputs(
     Returns the names of the modules that make the feature maps: for each size of map, the last and outermost one.
     """
     label, training = type(model).__name__, module.training
-    stages: dict[tuple[int, ...], str] = {}
+    maps: list[tuple[tuple[int, ...], str]] = []
 
     def note(name: str, out: Any) -> None:
         if isinstance(out, Tensor) and out.dim() == 4:
-            stages[tuple(out.shape[2:])] = name
+            maps.append((tuple(out.shape[2:]), name))
 
     watch: Changes = {name: functools.partial(note, name) for name, _ in module.named_modules() if name}
     with torch.no_grad(), _changing(module, watch):
@@ -290,7 +293,9 @@ def _check_outputs(
             f"model {label} must return features [batch, {dim}] and logits [batch, {num_classes}], "
             f"for a batch of 2 it returns {shapes[0]} and {shapes[1]}"
         )
-    return tuple(stages.values())
+    # one that is called several times, such as an activation that layers share, is no place in the network
+    calls = Counter(name for _, name in maps)
+    return tuple({size: name for size, name in maps if calls[name] == 1}.values())
 
 
 @contextlib.contextmanager

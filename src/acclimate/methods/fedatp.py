@@ -96,7 +96,7 @@ class FedATP(Method):
         return rates
 
     def _risen(self, task: Task, predict: Predict, vars: Tree, rates: Tree, batch: Tree) -> Tree:
-        way = directions(predict, {"vars": vars}, batch["x"])
+        way = directions(predict, {"vars": vars}, batch["x"], task.norm_momentum)
 
         def loss(vars: Tree) -> Tensor:
             return F.cross_entropy(predict({"vars": vars}, batch["x"]).logits, batch["y"])

@@ -44,7 +44,9 @@ class FedICON(Method):
     opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
     work: Work = Work()
     """Of the encoder."""
-    head_opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
+    head_opt: Optimizer = SGD(lr=0.2, weight_decay=5e-4)
+    """Of the classifier, for which the paper names no rate. The contrastive loss leaves features short at the encoder's
+    rate, and a step on them grows with the square of their length."""
     head_work: Work = Work()
     """Of the classifier, in every round: on features that are computed once, so it costs little."""
     personal_work: Work = Work(epochs=1)

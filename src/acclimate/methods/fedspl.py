@@ -3,8 +3,9 @@
 After chosen modules each sample's feature map keeps its own order (the contours) and takes over the values of another
 sample of the batch (the colours), drawn anew in every step. The adapter `MBSL` is the other half. The paper does not
 say where: the first two sizes of feature maps are the default, as in the released code (a ResNet's first two layers).
-As printed (Eq. 3), every map is replaced and gradients reach the sample whose values are used. `variant="released"`:
-half of the batches, mixed with a Beta(0.1, 0.1) weight, and gradients reach the sample itself.
+As printed (Eq. 3), every map is replaced. Gradients reach the sample itself, as in the work that it builds on (Zhang et
+al., CVPR 2022) and in the released code: the values belong to another sample, whose label is another. `variant=
+"released"`: half of the batches, mixed with a Beta(0.1, 0.1) weight.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.reorder import mixed, reorder
+from ..ops.reorder import mixed, restyled
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,4 @@ class FedSPL(Method):
     def _change(self, key: rng.Key) -> Callable[[Tensor], Tensor]:
         if self.variant == "released":
             return lambda x: mixed(x, key, chance=0.5, beta=0.1)
-        return lambda x: reorder(x, key)
+        return lambda x: restyled(x, key)

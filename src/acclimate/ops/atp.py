@@ -13,14 +13,12 @@ from ..core.tree import Tree
 from .live import with_params
 from .losses import entropy
 
-_FOLD = 10.0
-"""Running statistics go a tenth of the way to a batch's own (torch's momentum): ten times that is all of it."""
 
-
-def directions(predict: Predict, model: Tree, x: Tensor) -> Tree:
+def directions(predict: Predict, model: Tree, x: Tensor, momentum: Mapping[str, float]) -> Tree:
     """Where an unlabelled batch pulls every variable, downhill being minus this.
 
-    Parameters: the gradient of the mean entropy under running statistics. Statistics: running less batch.
+    Parameters: the gradient of the mean entropy under running statistics. Statistics: running less batch; in one pass
+    they go a part of that way, which `momentum` says for each layer (`Task.norm_momentum`).
     """
     vars = model["vars"]
 
@@ -28,9 +26,10 @@ def directions(predict: Predict, model: Tree, x: Tensor) -> Tree:
         return entropy(predict(with_params(model, params), x).logits).mean()
 
     met = predict(model, x, "adapt").buffers if vars["buffers"] else {}
+    share = {name: momentum.get(name.rpartition(".running_")[0], 1.0) for name in vars["buffers"]}
     return {
         "params": grad(uncertain)(vars["params"]),
-        "buffers": tree.map(lambda old, new: _FOLD * (old - new.detach()), vars["buffers"], met),
+        "buffers": {n: (old - met[n].detach()) / share[n] for n, old in vars["buffers"].items()},
     }
 
 

@@ -25,6 +25,11 @@ def reorder(x: Tensor, key: rng.Key) -> Tensor:
     return matched(flat, partner).view_as(x)
 
 
+def restyled(x: Tensor, key: rng.Key) -> Tensor:
+    """`reorder`, with the gradient of x itself: a layer before it learns from the label of the sample that it saw."""
+    return x + (reorder(x, key) - x).detach()
+
+
 def mixed(x: Tensor, key: rng.Key, chance: float, beta: float) -> Tensor:
     """`reorder` in part: with this chance for the batch, and a Beta(beta, beta) weight of its own for each sample.
 
