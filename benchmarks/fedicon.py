@@ -265,6 +265,9 @@ def main() -> None:
     if args.show:
         show(body, args.table)
         return
+    known = {d for set in args.sets for d in domains_of(set)}
+    if odd := [d for d in args.held or () if d not in known]:
+        parser.error(f"--held {' '.join(odd)}: must be among {', '.join(sorted(known))}")
     asked = args.rows or list(TABLES[args.table])
     for set, shift, training in itertools.product(args.sets, args.shifts, TRAININGS):
         if names := [n for n in asked if ROWS[n].training == training]:

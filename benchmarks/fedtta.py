@@ -246,9 +246,8 @@ class Run:
     def checkpoint(self) -> None:
         """Write down how far it has come."""
         tensors, scores = self._files
-        store.write(
-            scores, json.dumps(self.curves) + "\n"
-        )  # first: looks that are too new are dropped, none comes back
+        # scores first: looks that are newer than the tensors are dropped, but none that is missing comes back
+        store.write(scores, json.dumps(self.curves) + "\n")
         store.write(tensors, store.pack(self.state, self.experiment.training_hash()))
 
     def close(self) -> None:
