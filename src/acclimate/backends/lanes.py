@@ -25,8 +25,8 @@ from ..core.stream import Protocol
 from ..core.tree import Tree
 from ..core.worker import Worker
 from .grouping import Group
-from .serial import stacked_start
-from .vmap import Vmap, VmapEngine, welcomed
+from .serial import stacked_start, welcomed
+from .vmap import Vmap, VmapEngine
 
 
 class Lane(NamedTuple):
@@ -120,7 +120,7 @@ class Lanes(Joint):
     def join(self, downs: Sequence[Tree], newcomers: int) -> Tree:
         who, device = range(self.clients, self.clients + newcomers), self.engine.device
         each = [welcomed(lane.worker, d, who, device) for lane, d in zip(self.lanes, downs, strict=True)]
-        models: Tree = tree.map(lambda *xs: torch.cat(xs), *each)
+        models: Tree = tree.stack([model for own in each for model in own])
         return models
 
     def live(self, models: Tree, client: int) -> Tree:

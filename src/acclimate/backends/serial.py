@@ -73,9 +73,7 @@ class SerialEngine(Engine):
         return models[client]
 
     def join(self, down: Tree, newcomers: int) -> list[Tree]:
-        first, method = self.shards.clients, self.worker.method
-        fresh = [self.worker.start(first + i, like=self.shards.n) for i in range(newcomers)]
-        return [method.deploy(self.worker.task, down, tree.to(mine, self.device)) for mine in fresh]
+        return welcomed(self.worker, down, range(self.shards.clients, self.shards.clients + newcomers), self.device)
 
     def serve(
         self, models: list[Tree], test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False
@@ -93,6 +91,12 @@ class SerialEngine(Engine):
     def _nothing(self, test: Shards, client: int) -> Tree:
         """A client with an empty stream: one row that is not counted."""
         return {**self._data(test, client, 0), "rows": test.rows[client, :1]}
+
+
+def welcomed(worker: Worker, down: Tree, clients: range, device: torch.device) -> list[Tree]:
+    """The live models of clients that were not there for training."""
+    fresh = [worker.start(c, like=torch.empty(0, device=device)) for c in clients]
+    return [worker.method.deploy(worker.task, down, tree.to(mine, device)) for mine in fresh]
 
 
 def stacked_start(worker: Worker, shards: Shards) -> Tree:

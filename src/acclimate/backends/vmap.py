@@ -30,7 +30,7 @@ from ..core.tree import Tree
 from ..core.worker import Worker
 from .capture import Captured, tf32
 from .grouping import Group, plan
-from .serial import stacked_start
+from .serial import stacked_start, welcomed
 
 log = logging.getLogger("acclimate")
 T = TypeVar("T")
@@ -343,7 +343,9 @@ class VmapEngine(Engine):
         return made
 
     def join(self, down: Tree, newcomers: int) -> Tree:
-        return welcomed(self.worker, down, range(self.shards.clients, self.shards.clients + newcomers), self.device)
+        who = range(self.shards.clients, self.shards.clients + newcomers)
+        models: Tree = tree.stack(welcomed(self.worker, down, who, self.device))
+        return models
 
     def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         test = self.options.placed(test, self.device)
@@ -397,10 +399,3 @@ class VmapEngine(Engine):
     def _there(self, x: Tensor) -> Tensor:
         """Numbers of the host on the device; the host does not wait for them to arrive."""
         return x.to(self.device) if self._side is None else x.pin_memory().to(self.device, non_blocking=True)
-
-
-def welcomed(worker: Worker, down: Tree, clients: range, device: torch.device) -> Tree:
-    """The live models of clients that were not there for training, stacked."""
-    fresh = [worker.start(c, like=torch.empty(0, device=device)) for c in clients]
-    models: Tree = tree.stack([worker.method.deploy(worker.task, down, tree.to(m, device)) for m in fresh])
-    return models
