@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import rows
 from rows import Record, Row
@@ -28,6 +28,7 @@ from rows import Record, Row
 import acclimate as ac
 from acclimate import api
 from acclimate.adapters.icon import ICON
+from acclimate.backends import Auto, Vmap
 from acclimate.core.method import Method
 from acclimate.methods.fedicon import FedICON
 from acclimate.ops.views import Views
@@ -42,6 +43,7 @@ MIRRORED = {"digit5": False, "office10": True}
 SETS: dict[str, Any] = {"digit5": ac.data.Digit5, "office10": ac.data.OfficeCaltech10}
 KITS = {"digit5": DIGIT5, "office10": OFFICE10}
 SHIFTS = ("covariate", "domain")
+Precision = Literal["tf32", "bf16"]
 
 
 class Training(NamedTuple):
@@ -140,7 +142,9 @@ def with_views(record: Any, set: str) -> Any:
     return record
 
 
-def experiment(training: str, place: Place, seed: int, rounds: int, fraction: float = 1.0) -> ac.Experiment:
+def experiment(
+    training: str, place: Place, seed: int, rounds: int, fraction: float = 1.0, precision: Precision = "tf32"
+) -> ac.Experiment:
     """The training that rows share."""
     domains, held = domains_of(place.set), (place.held,) if place.held else ()
     clients = len(domains) - len(held)
@@ -157,6 +161,7 @@ def experiment(training: str, place: Place, seed: int, rounds: int, fraction: fl
         rounds=rounds,
         seed=seed,
         eval_every=rounds,
+        backend=Auto() if precision == "tf32" else Vmap(precision=precision),
     )
 
 
@@ -174,8 +179,9 @@ def script(training: str, asked: Asked) -> rows.Script:
     """How the records of this training look, and how they are told of."""
 
     def about(fit: api.Fit, together: int) -> Record:
-        place, model = asked[fit.experiment], repr(fit.experiment.model)
-        return {"training": training, **place._asdict(), "model": model, "trained_together": together}
+        place, e = asked[fit.experiment], fit.experiment
+        told = {"training": training, **place._asdict(), "model": repr(e.model), "backend": repr(e.backend)}
+        return {**told, "validation": fit.history[-1]["val_accuracy"], "trained_together": together}
 
     def row(name: str) -> Row:
         return defined(name, next(iter(asked.values())))  # all are of one data set
@@ -258,6 +264,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
+    parser.add_argument("--precision", choices=get_args(Precision), default="tf32", help="of a GPU's products")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--show", action="store_true", help="print what --out holds")
     args = parser.parse_args()
@@ -272,7 +279,8 @@ def main() -> None:
     for set, shift, training in itertools.product(args.sets, args.shifts, TRAININGS):
         if names := [n for n in asked if ROWS[n].training == training]:
             each = itertools.product(places([set], [shift], args.held), args.seeds)
-            wanted = {experiment(training, p, seed, args.rounds, args.fraction): p for p, seed in each}
+            size = (args.rounds, args.fraction, args.precision)
+            wanted = {experiment(training, p, seed, *size): p for p, seed in each}
             todo = {e: lacking(body["records"], names, e, place) for e, place in wanted.items()}
             rows.add(body, args.out, f"{training}, {set} {shift}", todo, script(training, wanted))
 

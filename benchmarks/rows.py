@@ -20,8 +20,10 @@ import torch
 import acclimate as ac
 from acclimate import api, store
 from acclimate.core.adapter import Adapter
+from acclimate.core.fit import State
 from acclimate.core.personal import Personalizer
 from acclimate.data.world import World
+from acclimate.watch import Watch
 
 Record = dict[str, Any]
 """A part of the JSON file: all of it, a training, or a row."""
@@ -48,6 +50,17 @@ class Script(NamedTuple):
     """The numbers of a row that are worth printing while others run."""
     told: Callable[[ac.Experiment], str]
     """Which of a label's trainings this is, in a few words."""
+
+
+class Told(Watch):
+    """A line every tenth of a training, for logs."""
+
+    def training(self, label: str, seed: int, done: int, rounds: int) -> None:
+        self.step, self.began = max(rounds // 10, 1), time.perf_counter()
+
+    def round(self, state: State) -> None:
+        if state.round % self.step == 0 or state.round == 1:  # the first one is recorded, which takes longer
+            print(f"  round {state.round}: {time.perf_counter() - self.began:.1f} s", flush=True)
 
 
 def opened(out: Path, schema: str) -> Record:
@@ -113,7 +126,7 @@ def add(body: Record, out: Path, label: str, todo: Mapping[ac.Experiment, list[s
         print(f"{label}: there already", flush=True)
         return
     began = time.perf_counter()
-    fits = ac.train_together(list(todo))
+    fits = ac.train_together(list(todo), Told())
     seconds = time.perf_counter() - began
     print(f"{label}: {len(fits)} trained in {seconds:.1f} s", flush=True)
     records = {fit.experiment: record_of(fit, script.about(fit, len(fits)), seconds) for fit in fits}

@@ -80,9 +80,9 @@ def test_what_was_sent_ahead_is_used_and_never_stale(monkeypatch):
     assert counted == len(sent)  # nothing travelled twice
     engine.expect(torch.tensor([0, 1]))
     fit.one_round(engine.worker, engine, late.server, torch.tensor([2, 3]), 9)
-    assert engine._ahead.group.who.tolist() == [0, 1]
+    assert engine._feeder.ahead.group.who.tolist() == [0, 1]
     engine.mine = late.mine
-    assert engine._ahead is None  # rows of another version are of no use
+    assert engine._feeder.ahead is None  # rows of another version are of no use
 
 
 @pytest.mark.parametrize("personal", [ac.personal.NoPersonal(), FineTune(work=SMALL)], ids=lambda p: type(p).__name__)

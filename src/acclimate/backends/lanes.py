@@ -190,7 +190,7 @@ class _Engine(VmapEngine):
         return NonFinite(sorted({c % self._each for c in clients}), round, tuple(sorted(seeds)))
 
     def _of_lane(self, out: Tree, g: Group, lane: int) -> message.Partial:
-        members = self._there((g.who[: g.real] // self._each == lane).nonzero()[:, 0])
+        members = self._feeder.there((g.who[: g.real] // self._each == lane).nonzero()[:, 0])
         part = out[f"lane{lane}"]
         return message.Partial(
             g.ids[members] % self._each, part["sums"], part["weights"], tree.take(out["each"], members)

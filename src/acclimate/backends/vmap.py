@@ -3,7 +3,7 @@
 Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory. On CUDA
 each (bucket, chunk) shape is recorded once and replayed every round; where recording fails, one log line says why and
 the same function runs eagerly. Private state and examples lie on the device, or where there are too many of them in
-files and host memory: then the next group's travel while one computes. The host waits for the device once per round,
+files and host memory (feeding.py). The host waits for the device once per round,
 at its end, to learn whether all values are finite.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -29,6 +29,7 @@ from ..core.stream import Protocol
 from ..core.tree import Tree
 from ..core.worker import Worker
 from .capture import Captured, tf32
+from .feeding import Feeder
 from .grouping import Group, plan
 from .serial import stacked_start, welcomed
 
@@ -90,18 +91,6 @@ class Vmap(Backend):
         return clients > MANY_CLIENTS or clients * tree.nbytes(row) > MUCH_STATE
 
 
-class Load(NamedTuple):
-    """What a group needs on the device: sent ahead, so that it travels while another group computes."""
-
-    group: Group
-    examples: Tree
-    """`x`, `y` of these clients; empty where all examples lie on the device."""
-    block: Tensor | None
-    """Their private state as bytes (see `Rows`), where it does not lie on the device."""
-    slots: Tensor
-    """Where it was read."""
-
-
 class Undeployed(NamedTuple):
     """Live models of more clients than fit in memory: made when they are asked for."""
 
@@ -124,9 +113,8 @@ class VmapEngine(Engine):
         self._recorded: dict[Any, Captured] = {}
         self._met: set[Any] = set()
         self._pool = torch.cuda.graph_pool_handle() if self._capture else None
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._feeder = Feeder(self.shards, device)
         self._next: Tensor | None = None
-        self._ahead: Load | None = None
         self._mine = self._start()
 
     def _start(self) -> Private:
@@ -145,7 +133,7 @@ class VmapEngine(Engine):
 
     @mine.setter
     def mine(self, value: Any) -> None:
-        self._mine, self._ahead = value, None
+        self._mine, self._feeder.ahead = value, None
 
     def expect(self, cohort: Tensor) -> None:
         """Say who takes part in the next round: what they need travels at the end of this one."""
@@ -169,8 +157,11 @@ class VmapEngine(Engine):
 
     def _train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         now = torch.full((), round, dtype=torch.int64, device=self.device)
+        upcoming, self._next, then = self._next, None, None
+        if upcoming is not None and self._feeder.serves(self._mine):
+            then = next(self._groups(self.shards, upcoming))
         part, done = None, []
-        for g, mine, examples in self._feed(cohort):
+        for g, mine, examples in self._feeder.feed(list(self._groups(self.shards, cohort)), self._mine, then):
             present = torch.arange(len(g.ids), device=self.device) < g.real
             inputs = (down, mine, self._own(g, self.shards.clients), {"round": now}, present, examples)
             out = self._run(("train", g.ragged), self._round(g.ragged), inputs, often=True)
@@ -196,46 +187,6 @@ class VmapEngine(Engine):
     def _named(self, clients: list[int], round: int) -> NonFinite:
         """Whom a failed round is laid on."""
         return NonFinite(clients, round)
-
-    def _feed(self, cohort: Tensor) -> Iterator[tuple[Group, Tree, Tree]]:
-        """The groups of a cohort, with private state and examples; while one computes, the next one's are sent."""
-        groups = list(self._groups(self.shards, cohort))
-        load = self._ahead if self._ahead and groups[0].same(self._ahead.group) else self._send(groups[0], self._mine)
-        self._ahead = None
-        for following in groups[1:]:
-            yield self._arrived(load)
-            load = self._send(following, self._mine)
-        yield self._arrived(load)
-        if self._next is not None and (isinstance(self.shards, HostShards) or isinstance(self._mine, Rows)):
-            self._ahead = self._send(next(self._groups(self.shards, self._next)), self._mine)
-        self._next = None
-
-    def _send(self, g: Group, mine: Private) -> Load:
-        """Start the way of what a group needs and what does not lie on the device."""
-        pinned = self._side is not None
-        examples = self.shards.fetch(g.who, g.size, pinned) if isinstance(self.shards, HostShards) else {}
-        own = {"block": mine.block(g.who, pinned)} if isinstance(mine, Rows) else {}
-        with self._sideways():
-            sent = tree.map(lambda x: x.to(self.device, non_blocking=True), {"examples": examples, **own})
-        return Load(g, sent["examples"], sent.get("block"), mine.slots[g.who] if isinstance(mine, Rows) else g.who)
-
-    def _sideways(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._side is None else torch.cuda.stream(self._side)
-
-    def _arrived(self, load: Load) -> tuple[Group, Tree, Tree]:
-        """A group with its private state and its examples, once they are on the device (the host does not wait)."""
-        g, mine = load.group, self._mine
-        if self._side is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._side)
-            for x in (*tree.leaves(load.examples), *([] if load.block is None else [load.block])):
-                x.record_stream(torch.cuda.current_stream(self.device))
-        if not isinstance(mine, Rows) or load.block is None:
-            return g, tree.take(mine, g.ids), load.examples
-        block, changed = load.block, torch.ne(load.slots, mine.slots[g.who]).nonzero()[:, 0]
-        if len(changed):  # these clients took part in the round after which their rows were sent
-            newer = self._there(mine.block(g.who[changed]))
-            block = block.index_copy(0, self._there(changed), newer)
-        return g, mine.unpack(block), load.examples
 
     def _round(self, ragged: bool) -> Callable[..., Any]:
         """The vmapped client function and the reduction of its messages, as one pure function."""
@@ -336,10 +287,10 @@ class VmapEngine(Engine):
     def _live(self, models: Any, who: Tensor) -> Tree:
         """The live models of some clients, out of the handle that `deploy` gave."""
         if not isinstance(models, Undeployed):
-            taken: Tree = tree.take(models, self._there(who))
+            taken: Tree = tree.take(models, self._feeder.there(who))
             return taken
         distinct, places = who.unique(return_inverse=True)
-        made: Tree = tree.take(self._deployed(*models, distinct), self._there(places))
+        made: Tree = tree.take(self._deployed(*models, distinct), self._feeder.there(places))
         return made
 
     def join(self, down: Tree, newcomers: int) -> Tree:
@@ -374,7 +325,7 @@ class VmapEngine(Engine):
             return [(g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))) for g in groups]
 
         parts = self._with_fewer("test", each)
-        order = self._there(torch.argsort(torch.cat([who for who, _ in parts])))
+        order = self._feeder.there(torch.argsort(torch.cat([who for who, _ in parts])))
         return tree.map(lambda *xs: torch.cat(xs)[order], *(t for _, t in parts))
 
     def _groups(self, shards: Shards, clients: Tensor, work: Verb = "train") -> Iterator[Group]:
@@ -389,13 +340,9 @@ class VmapEngine(Engine):
     def _group(self, shards: Shards, who: Tensor, size: int, count: int, ragged: bool) -> Group:
         real = len(who)
         who = torch.cat([who, who[:1].expand(count - real)])
-        ids, n = self._there(who), self._there(shards.sizes[who])
+        ids, n = self._feeder.there(who), self._feeder.there(shards.sizes[who])
         if isinstance(shards, HostShards):  # fetched examples lie client after client
             rows = torch.arange(count * max(size, 1), device=self.device).view(count, -1)
         else:
             rows = shards.table(ids, size)
         return Group(ids, rows, n, ragged, real, who)
-
-    def _there(self, x: Tensor) -> Tensor:
-        """Numbers of the host on the device; the host does not wait for them to arrive."""
-        return x.to(self.device) if self._side is None else x.pin_memory().to(self.device, non_blocking=True)
