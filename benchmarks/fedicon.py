@@ -142,6 +142,11 @@ def with_views(record: Any, set: str) -> Any:
     return record
 
 
+def backend_of(precision: Precision) -> Auto | Vmap:
+    """What runs the clients; TF32 is what it computes with on a GPU by itself."""
+    return Auto() if precision == "tf32" else Vmap(precision=precision)
+
+
 def experiment(
     training: str, place: Place, seed: int, rounds: int, fraction: float = 1.0, precision: Precision = "tf32"
 ) -> ac.Experiment:
@@ -161,7 +166,7 @@ def experiment(
         rounds=rounds,
         seed=seed,
         eval_every=rounds,
-        backend=Auto() if precision == "tf32" else Vmap(precision=precision),
+        backend=backend_of(precision),
     )
 
 
@@ -205,11 +210,12 @@ Seeds = dict[int, dict[str, float]]
 """Seed -> domain -> accuracy in %."""
 
 
-def collected(records: list[dict[str, Any]]) -> dict[tuple[str, int, float], dict[str, Seeds]]:
-    """By data set and shift, rounds and fraction; then by row. Later results replace earlier ones."""
-    found: dict[tuple[str, int, float], dict[str, Seeds]] = {}
+def collected(records: list[dict[str, Any]]) -> dict[tuple[str, int, float, bool], dict[str, Seeds]]:
+    """By data set and shift, rounds, fraction and whether in bfloat16; then by row. Later ones replace earlier ones."""
+    found: dict[tuple[str, int, float, bool], dict[str, Seeds]] = {}
     for record in records:
-        by_row = found.setdefault((f"{record['set']} {record['shift']}", record["rounds"], record["fraction"]), {})
+        place, halved = f"{record['set']} {record['shift']}", "bf16" in record.get("backend", "")
+        by_row = found.setdefault((place, record["rounds"], record["fraction"], halved), {})
         for row in record["rows"]:
             cells = by_row.setdefault(row["row"], {}).setdefault(record["seed"], {})
             cells |= {domain: 100 * a for domain, a in row["accuracy"].items()}
@@ -248,8 +254,8 @@ def rendered(layout: dict[str, Any], place: str, by_row: dict[str, Seeds]) -> st
 def show(body: dict[str, Any], table: str) -> None:
     """Print a table for every data set, shift and size that was run."""
     lines = layout(table)
-    for (place, rounds, fraction), by_row in sorted(collected(body["records"]).items()):
-        part = "" if fraction == 1 else f", {fraction:g} of the data"
+    for (place, rounds, fraction, halved), by_row in sorted(collected(body["records"]).items()):
+        part = ("" if fraction == 1 else f", {fraction:g} of the data") + (", bfloat16" if halved else "")
         print(f"{place}, {rounds} rounds{part}; in brackets: {lines['source']}\n\n{rendered(lines, place, by_row)}\n")
 
 

@@ -105,28 +105,13 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_reason(caplog):
     assert equal(a.server, b.server)
 
 
-def test_memory_that_runs_out_halves_the_chunk(monkeypatch, caplog):
-    worker = Worker(task(), FedAvg(work=SMALL))
-    engine = Vmap(capture=False).open(worker, shards(), CUDA)
-    real, asked = engine._run, []
-
-    def tight(what, f, inputs, often=False):
-        asked.append(len(inputs[2]["id"]))
-        if asked[-1] > 1:
-            raise torch.cuda.OutOfMemoryError("pretend")
-        return real(what, f, inputs, often)
-
-    monkeypatch.setattr(engine, "_run", tight)
-    state = fit.start(worker, engine, 6)
-    server, _, _ = fit.one_round(worker, engine, state.server, torch.arange(6), 0)
-    assert asked[-1] == 1
-    assert (
-        gap(
-            tree.to(server, "cpu"),
-            tree.to(train(FedAvg(work=SMALL), Serial(), CUDA, cohort=6, rounds=1)[2].server, "cpu"),
-        )
-        < 1e-5
-    )
+def test_what_is_sent_from_files_and_host_memory_trains_the_same(tmp_path):
+    far = Vmap(chunk=2, private="mapped", examples="host", folder=str(tmp_path))
+    _, engine, a = train(small(SCAFFOLD()), far, CUDA)
+    assert engine._feeder.serves(engine.mine)
+    _, _, b = train(small(SCAFFOLD()), Vmap(chunk=2), CUDA)
+    assert equal(a.server, b.server)
+    assert equal(a.mine.take(torch.arange(6)), b.mine)
 
 
 needs_triton = pytest.mark.skipif(not kernels.AVAILABLE, reason="this build of PyTorch has no Triton")

@@ -44,7 +44,7 @@ class FedICON(Method):
     opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
     work: Work = Work()
     """Of the encoder."""
-    head_opt: Optimizer = SGD(lr=0.2, weight_decay=5e-4)
+    head_opt: Optimizer = SGD(lr=1.0, weight_decay=5e-4)
     """Of the classifier, for which the paper names no rate. The contrastive loss leaves features short at the encoder's
     rate, and a step on them grows with the square of their length."""
     head_work: Work = Work()
