@@ -272,6 +272,7 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
     parser.add_argument("--precision", choices=get_args(Precision), default="tf32", help="of a GPU's products")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what is trained, and use what lies there")
     parser.add_argument("--show", action="store_true", help="print what --out holds")
     args = parser.parse_args()
     body = rows.opened(args.out, SCHEMA)
@@ -288,7 +289,7 @@ def main() -> None:
             size = (args.rounds, args.fraction, args.precision)
             wanted = {experiment(training, p, seed, *size): p for p, seed in each}
             todo = {e: lacking(body["records"], names, e, place) for e, place in wanted.items()}
-            rows.add(body, args.out, f"{training}, {set} {shift}", todo, script(training, wanted))
+            rows.add(body, args.out, f"{training}, {set} {shift}", todo, script(training, wanted), args.keep)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATE, help="of local training")
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what is trained, and use what lies there")
     parser.add_argument("--show", action="store_true", help="print what --out holds")
     args = parser.parse_args()
     body = rows.opened(args.out, SCHEMA)
@@ -192,7 +193,7 @@ def main() -> None:
         places = [(domain, seed) for seed in args.seeds for domain in args.domains]
         wanted = [experiment(method, *place, args.rounds, args.fraction) for place in places]
         todo = {e: rows.missing(body["records"], asked, e) for e in wanted}
-        rows.add(body, args.out, type(method).__name__, todo, SCRIPT)
+        rows.add(body, args.out, type(method).__name__, todo, SCRIPT, args.keep)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +104,7 @@ def tested(fits: Sequence[api.Fit], name: str, script: Script) -> list[Record]:
     tables = ac.evaluate_together(fits, adapters=[row.adapter], personal=row.personal)
     about = {"row": name, "personal": repr(row.personal), "adapter": repr(row.adapter)}
     about |= {"test_seconds": round(time.perf_counter() - began, 2), "tested_together": len(fits)}
+    about |= {"tested_on": store.environment(fits[0].engine.device).get("device")}
     records = []
     for fit, table in zip(fits, tables, strict=True):
         if table.refused:
@@ -119,24 +121,74 @@ def missing(records: Iterable[Record], rows: Mapping[str, Row], e: ac.Experiment
     return [n for n, row in rows.items() if (n, repr(row.personal), repr(row.adapter)) not in held]
 
 
-def add(body: Record, out: Path, label: str, todo: Mapping[ac.Experiment, list[str]], script: Script) -> None:
-    """Train what lacks rows, all of it together; test these, and write to `out` after every one."""
+def add(
+    body: Record,
+    out: Path,
+    label: str,
+    todo: Mapping[ac.Experiment, list[str]],
+    script: Script,
+    keep: Path | None = None,
+) -> None:
+    """Train what lacks rows, all of it together; test these, and write to `out` after every one.
+
+    What is trained is kept in `keep`, and what lies there is not trained again: it may be tested on another machine.
+    """
     todo = {e: names for e, names in todo.items() if names}
     if not todo:
         print(f"{label}: there already", flush=True)
         return
-    began = time.perf_counter()
-    fits = ac.train_together(list(todo), Told())
-    seconds = time.perf_counter() - began
-    print(f"{label}: {len(fits)} trained in {seconds:.1f} s", flush=True)
-    records = {fit.experiment: record_of(fit, script.about(fit, len(fits)), seconds) for fit in fits}
+    trained = _trained(list(todo), label, script, keep)
+    records = {e: record for e, (_, record) in trained.items()}
     body["records"] += records.values()
     for name in dict.fromkeys(n for names in sorted(todo.values(), key=len, reverse=True) for n in names):
-        lacking = [fit for fit in fits if name in todo[fit.experiment]]
+        lacking = [fit for fit, _ in trained.values() if name in todo[fit.experiment]]
         for fit, row in zip(lacking, tested(lacking, name, script), strict=True):
             records[fit.experiment]["rows"].append(row)
             cells = "  ".join(f"{column} {a:.1%}" for column, a in script.accuracies(row).items())
             print(f"  {name:20s} {script.told(fit.experiment)}: {cells}  ({row['test_seconds']} s)", flush=True)
         store.write(out, json.dumps(body, indent=1) + "\n")
-    for fit in fits:
+    for fit, _ in trained.values():
         fit.engine.close()
+
+
+Trained = dict[ac.Experiment, tuple[api.Fit, Record]]
+"""What was trained, with its record."""
+
+
+def _trained(todo: list[ac.Experiment], label: str, script: Script, keep: Path | None) -> Trained:
+    """All of it: out of `keep` what lies there, the others trained together."""
+    found = _kept(todo, keep)
+    if found:
+        print(f"{label}: {len(found)} trained before", flush=True)
+    if fresh := [e for e in todo if e not in found]:
+        began = time.perf_counter()
+        fits = ac.train_together(fresh, Told())
+        seconds = time.perf_counter() - began
+        print(f"{label}: {len(fits)} trained in {seconds:.1f} s", flush=True)
+        for fit in fits:
+            record = record_of(fit, script.about(fit, len(fits)), seconds)
+            found[fit.experiment] = fit, record
+            if keep is not None:
+                _save(keep, fit, record)
+    return {e: found[e] for e in todo}
+
+
+RECORD = "record.json"
+"""Beside a kept training's state: its record, as it was before any test. Written last."""
+
+
+def _save(keep: Path, fit: api.Fit, record: Record) -> None:
+    e = fit.experiment
+    folder = store.RunFolder.create(keep / e.training_hash(), e, fit.engine.device, overwrite=True)
+    folder.save(fit.state, e.training_hash())
+    store.write(folder.path / RECORD, json.dumps(record, indent=1) + "\n")
+
+
+def _kept(todo: list[ac.Experiment], keep: Path | None) -> Trained:
+    """The trainings that lie in `keep`."""
+    if keep is None:
+        return {}
+    places = {e: keep / e.training_hash() for e in todo}
+    there = {e: place for e, place in places.items() if (place / RECORD).exists()}
+    loaded = {e: (ac.load(place), store.read_json(place / RECORD)) for e, place in there.items()}
+    return {e: (replace(fit, experiment=e), record) for e, (fit, record) in loaded.items()}

@@ -255,3 +255,26 @@ def test_the_benchmark_adds_what_is_missing_and_shows_it(bench, tmp_path, monkey
     assert "digit5 domain, 1 rounds" in shown and "| FedICON | 1 |" in shown and "bfloat16" not in shown
     assert "trained in" in run("--rows", "fedavg", "--shifts", "covariate", "--precision", "bf16")
     assert "digit5 covariate, 1 rounds, bfloat16;" in run("--show")
+
+
+def test_what_the_benchmark_keeps_is_tested_again_and_not_trained(bench, tmp_path, monkeypatch, capsys):
+    def tiny(training, place, seed, rounds, fraction, precision):
+        method = small(bench.TRAININGS[training].method, Work(iterations=2, batch=4))
+        data = ac.data.Digits(partition=ac.data.ByDomain(), clients=2, domains=("plain", "clutter"))
+        return ac.Experiment(data, ac.models.MLP((4,)), method, streams=(ac.shifts.Original(),), rounds=1, seed=seed)
+
+    monkeypatch.setattr(bench, "experiment", tiny)
+    monkeypatch.setattr(bench, "domains_of", lambda set: ("plain", "clutter"))
+    told, records = [], []
+    for out in ("first", "second"):
+        path = tmp_path / f"{out}.json"
+        asked = ["--sets", "digit5", "--shifts", "covariate", "--rows", "fedavg", "t3a", "--seeds", "0", "1"]
+        monkeypatch.setattr("sys.argv", ["x", *asked, "--keep", str(tmp_path / "kept"), "--out", str(path)])
+        bench.main()
+        told.append(capsys.readouterr().out)
+        records.append(json.loads(path.read_text())["records"])
+    assert "2 trained in" in told[0] and "2 trained before" in told[1] and "trained in" not in told[1]
+    assert [[r["accuracy"] for r in t["rows"]] for t in records[0]] == [
+        [r["accuracy"] for r in t["rows"]] for t in records[1]
+    ]
+    assert [t["train_seconds"] for t in records[0]] == [t["train_seconds"] for t in records[1]]

@@ -33,7 +33,7 @@ class ICON(Adapter):
 
     transductive: ClassVar[bool] = True
 
-    opt: Optimizer = SGD(lr=1e-3)
+    opt: Optimizer = SGD(lr=1e-4)
     work: Work = Work()
     """Over the whole test set, as long as training's; `batch` is also how many samples are told apart at once."""
     temperature: float = 0.1
