@@ -80,7 +80,12 @@ def test_the_index_also_reads_the_benchmarks(tmp_path):
     record = {"alpha": 0.1, "seed": 1, "rounds": 100, "fraction": 1.0, "environment": env, "rows": rows}
     (tmp_path / "table1.json").write_text(json.dumps({"schema": "acclimate.fedthe/1", "records": [record]}))
     (tmp_path / "other.json").write_text("[]")
+    held = [{"row": "FedAvg", "accuracy": {"Photo": 0.9077}}, {"row": "FMR", "accuracy": {"Photo": 0.5}}]
+    spl = {"held": "Photo", "seed": 0, "rounds": 40, "fraction": 1.0, "environment": env, "rows": held}
+    (tmp_path / "pacs.json").write_text(json.dumps({"schema": "acclimate.fedspl/1", "records": [spl]}))
     page = index(tmp_path)
+    assert "| FedSPL, benchmark | 40 rounds | 2 | 0 |" in page
+    assert "the median difference is 2.0" in page  # 90.77 against 92.77
     assert "| FedTHE, benchmark | 100 rounds | 2 | 1 | cuda (card) | abc | 1 of 1 numbers have a published one" in page
     assert "the median difference is 1.0" in page  # 65.25 against 64.25
     assert "Other files: `other.json`." in page

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from .. import store
-from . import brfl, fedicon, fedpcl, fedtta, published
+from . import brfl, fedicon, fedpcl, fedspl, fedtta, published
 from .federations import DIGIT5, OFFICE10
 from .record import Key, key
 from .runner import RESULT_SCHEMA, TRAINING_SCHEMA
@@ -159,6 +159,14 @@ def _fedicon(record: Mapping[str, Any]) -> Numbers:
                 yield (f"fedicon/table{table}", place), 100 * accuracy
 
 
+def _fedspl(record: Mapping[str, Any]) -> Numbers:
+    held = record["held"]
+    for row in record["rows"] if record["fraction"] == 1 else ():
+        if row["row"] in fedspl.ROWS:
+            place = key(method=row["row"], dataset="PACS", domain=held)
+            yield ("fedspl/table1", place), 100 * row["accuracy"][held]
+
+
 def _fedpcl(record: Mapping[str, Any]) -> Numbers:
     printed = {m.name: row for row, m in fedpcl.ROWS.items()}
     row, kind = printed.get(record.get("row", "")), {"s": "single", "m": "multi"}.get(record.get("backbones", ""))
@@ -178,6 +186,7 @@ READ: dict[str, Callable[[Mapping[str, Any]], Numbers]] = {
     "FedTTA": _fedtta,
     "FedICON": _fedicon,
     "FedPCL": _fedpcl,
+    "FedSPL": _fedspl,
 }
 """How the records of each benchmark are read."""
 
