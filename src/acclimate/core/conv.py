@@ -16,7 +16,8 @@ a grouped convolution. Outside `vmap`, and on a GPU without Triton, torch's own 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +27,12 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from . import kernels
 
 
-class Geometry(NamedTuple):
-    """What a convolution is besides its tensors: sizes of input and kernel, step and padding."""
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution is besides its tensors: sizes of input and kernel, step and padding.
+
+    No tuple, which torch would take apart and put together in every call.
+    """
 
     image: tuple[int, int]
     kernel: tuple[int, int]
