@@ -193,7 +193,7 @@ def small_pacs(bench, tmp_path, monkeypatch):
 
 def test_fedspl_on_pacs_goes_on_where_it_stopped_and_shows_every_row(small_pacs, tmp_path, monkeypatch, capsys):
     out, trained, real = tmp_path / "fedspl.json", [], small_pacs.rows.ac.train_together
-    monkeypatch.setattr(small_pacs.rows.ac, "train_together", lambda todo: trained.append(todo) or real(todo))
+    monkeypatch.setattr(small_pacs.rows.ac, "train_together", lambda todo, w: trained.append(todo) or real(todo, w))
 
     def call(*options):
         monkeypatch.setattr(sys, "argv", ["fedspl.py", "--rounds", "1", "--out", str(out), *options])
