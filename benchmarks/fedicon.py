@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import rows
 from rows import Record, Row
@@ -28,7 +28,6 @@ from rows import Record, Row
 import acclimate as ac
 from acclimate import api
 from acclimate.adapters.icon import ICON
-from acclimate.backends import Auto, Vmap
 from acclimate.core.method import Method
 from acclimate.methods.fedicon import FedICON
 from acclimate.ops.views import Views
@@ -43,7 +42,6 @@ MIRRORED = {"digit5": False, "office10": True}
 SETS: dict[str, Any] = {"digit5": ac.data.Digit5, "office10": ac.data.OfficeCaltech10}
 KITS = {"digit5": DIGIT5, "office10": OFFICE10}
 SHIFTS = ("covariate", "domain")
-Precision = Literal["tf32", "bf16"]
 
 
 class Training(NamedTuple):
@@ -142,14 +140,7 @@ def with_views(record: Any, set: str) -> Any:
     return record
 
 
-def backend_of(precision: Precision) -> Auto | Vmap:
-    """What runs the clients; TF32 is what it computes with on a GPU by itself."""
-    return Auto() if precision == "tf32" else Vmap(precision=precision)
-
-
-def experiment(
-    training: str, place: Place, seed: int, rounds: int, fraction: float = 1.0, precision: Precision = "tf32"
-) -> ac.Experiment:
+def experiment(training: str, place: Place, seed: int, rounds: int, fraction: float = 1.0) -> ac.Experiment:
     """The training that rows share."""
     domains, held = domains_of(place.set), (place.held,) if place.held else ()
     clients = len(domains) - len(held)
@@ -166,7 +157,6 @@ def experiment(
         rounds=rounds,
         seed=seed,
         eval_every=rounds,
-        backend=backend_of(precision),
     )
 
 
@@ -185,7 +175,7 @@ def script(training: str, asked: Asked) -> rows.Script:
 
     def about(fit: api.Fit, together: int) -> Record:
         place, e = asked[fit.experiment], fit.experiment
-        told = {"training": training, **place._asdict(), "model": repr(e.model), "backend": repr(e.backend)}
+        told = {"training": training, **place._asdict(), "model": repr(e.model)}
         return {**told, "validation": fit.history[-1]["val_accuracy"], "trained_together": together}
 
     def row(name: str) -> Row:
@@ -210,12 +200,11 @@ Seeds = dict[int, dict[str, float]]
 """Seed -> domain -> accuracy in %."""
 
 
-def collected(records: list[dict[str, Any]]) -> dict[tuple[str, int, float, bool], dict[str, Seeds]]:
-    """By data set and shift, rounds, fraction and whether in bfloat16; then by row. Later ones replace earlier ones."""
-    found: dict[tuple[str, int, float, bool], dict[str, Seeds]] = {}
+def collected(records: list[dict[str, Any]]) -> dict[tuple[str, int, float], dict[str, Seeds]]:
+    """By data set and shift, rounds and fraction; then by row. Later results replace earlier ones."""
+    found: dict[tuple[str, int, float], dict[str, Seeds]] = {}
     for record in records:
-        place, halved = f"{record['set']} {record['shift']}", "bf16" in record.get("backend", "")
-        by_row = found.setdefault((place, record["rounds"], record["fraction"], halved), {})
+        by_row = found.setdefault((f"{record['set']} {record['shift']}", record["rounds"], record["fraction"]), {})
         for row in record["rows"]:
             cells = by_row.setdefault(row["row"], {}).setdefault(record["seed"], {})
             cells |= {domain: 100 * a for domain, a in row["accuracy"].items()}
@@ -254,8 +243,8 @@ def rendered(layout: dict[str, Any], place: str, by_row: dict[str, Seeds]) -> st
 def show(body: dict[str, Any], table: str) -> None:
     """Print a table for every data set, shift and size that was run."""
     lines = layout(table)
-    for (place, rounds, fraction, halved), by_row in sorted(collected(body["records"]).items()):
-        part = ("" if fraction == 1 else f", {fraction:g} of the data") + (", bfloat16" if halved else "")
+    for (place, rounds, fraction), by_row in sorted(collected(body["records"]).items()):
+        part = "" if fraction == 1 else f", {fraction:g} of the data"
         print(f"{place}, {rounds} rounds{part}; in brackets: {lines['source']}\n\n{rendered(lines, place, by_row)}\n")
 
 
@@ -270,7 +259,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
-    parser.add_argument("--precision", choices=get_args(Precision), default="tf32", help="of a GPU's products")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what is trained, and use what lies there")
     parser.add_argument("--show", action="store_true", help="print what --out holds")
@@ -286,8 +274,7 @@ def main() -> None:
     for set, shift, training in itertools.product(args.sets, args.shifts, TRAININGS):
         if names := [n for n in asked if ROWS[n].training == training]:
             each = itertools.product(places([set], [shift], args.held), args.seeds)
-            size = (args.rounds, args.fraction, args.precision)
-            wanted = {experiment(training, p, seed, *size): p for p, seed in each}
+            wanted = {experiment(training, p, seed, args.rounds, args.fraction): p for p, seed in each}
             todo = {e: lacking(body["records"], names, e, place) for e, place in wanted.items()}
             rows.add(body, args.out, f"{training}, {set} {shift}", todo, script(training, wanted), args.keep)
 
