@@ -277,3 +277,22 @@ def test_what_the_benchmark_keeps_is_tested_again_and_not_trained(bench, tmp_pat
         [r["accuracy"] for r in t["rows"]] for t in records[1]
     ]
     assert [t["train_seconds"] for t in records[0]] == [t["train_seconds"] for t in records[1]]
+
+
+def test_rates_of_test_time_are_tried_on_validation_examples(bench, tmp_path, monkeypatch, capsys):
+    rates, rows = importlib.import_module("icon_rate"), importlib.import_module("rows")
+    data = ac.data.Digits(partition=ac.data.ByDomain(), clients=2, domains=("plain", "clutter"))
+    model, method = ac.models.CNN(widths=(2, 2), hidden=4, kernel=3), small(FedICON(), Work(iterations=2, batch=4))
+    e = ac.Experiment(data, model, method, streams=(ac.shifts.Original(),), rounds=1)
+    fit = ac.train(e)
+    rows._save(tmp_path, fit, {})
+    monkeypatch.setattr(rates.fedicon, "places", lambda *_: [rates.fedicon.Place("digit5", "covariate", None)])
+    monkeypatch.setattr(rates.fedicon, "experiment", lambda *_: e)
+    monkeypatch.setattr(rates, "TRIED", ((1e-12, 1),))
+    monkeypatch.setattr("sys.argv", ["x", "--keep", str(tmp_path), "--out", str(tmp_path / "rates.json")])
+    rates.main()
+    found = json.loads((tmp_path / "rates.json").read_text())["validation, corrupted"]
+    own = replace(fit, world=replace(fit.world, test=fit.world.val, val=fit.world.test))
+    expected = ac.evaluate(own, adapters=[ac.adapters.NoAdapt()]).rows[-1]["accuracy"]
+    assert [f["accuracy"] for f in found.values()] == [expected, expected]  # so small a rate does not tune
+    assert "1e-12, 1 epochs" in capsys.readouterr().out
