@@ -93,6 +93,20 @@ def lines(
 
 TRAININGS = methods()
 LINES = lines(TRAININGS)
+MODELS: dict[str, tuple[Model, Optimizer, float]] = {
+    "ResNet20-GN": (ResNet20(), MOMENTUM, 0.1),
+    "CCT4": (CCT(), Adam(lr=1e-3, weight_decay=5e-4), 0.01),
+    "CNN": (CNN(bias=False), RATE, 0.1),
+}
+"""The paper's architectures, each with its optimiser and FedTHE's rate."""
+
+
+def architecture(name: str) -> tuple[Model, dict[str, Line]]:
+    """A model and the rows as it takes them."""
+    model, rate, the = MODELS[name]
+    return model, lines(methods(rate), rate, the)
+
+
 TABLE1: tuple[str, ...] = (
     "local",
     "fedavg",
