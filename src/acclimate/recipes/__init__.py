@@ -1,7 +1,8 @@
 """Recipes: every table and figure with numbers of the five papers, as experiments beside the published numbers.
 
 `acclimate reproduce list` shows them. A module per paper says what stands behind every cell; `record` has the types,
-`published` the papers' numbers, `needs` what data is missing, `runner` runs them, `table` and `index` show results.
+`published` the papers' numbers. `planning` finds what can run (`needs`: what data is missing), `runner` trains, `testing`
+tests, `results` sets ours beside the published numbers; `table` and `index` show them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from .. import catalogue
 from ..config import ConfigError
 from . import fedicon, fedpcl, fedspl, fedthe, fedtta
 from .index import index
+from .planning import Plan, plan
 from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
-from .runner import Plan, plan, run
+from .runner import run
 
 PAPERS = (fedthe, fedtta, fedicon, fedspl, fedpcl)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}

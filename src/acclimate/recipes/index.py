@@ -17,7 +17,8 @@ from .. import store
 from . import brfl, fedicon, fedpcl, fedspl, fedtta, published
 from .federations import DIGIT5, OFFICE10
 from .record import Key, key
-from .runner import RESULT_SCHEMA, TRAINING_SCHEMA
+from .results import RESULT_SCHEMA
+from .runner import TRAINING_SCHEMA
 from .table import apart, grid, summary
 
 BENCHMARKS = {"acclimate.fedthe/": "FedTHE", "acclimate.fedtta/": "FedTTA", "acclimate.fedicon/": "FedICON"}

@@ -9,81 +9,28 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from .. import api, catalogue, store
+from .. import api, store
 from ..config import ConfigError, Experiment, encode
 from ..core import fit as loop
 from ..core.fit import State
-from ..core.shards import Shards
-from ..core.stream import Protocol
 from ..data import World
 from ..data.features import Features
-from ..eval.analysis import flat
 from ..eval.fairness import parameters_sent, parameters_trained
 from ..models.frozen import Frozen
-from ..shifts import Shift
 from ..watch import Watch
-from . import measures, needs, published
-from .record import Cell, Derived, Named, Recipe, Scale, Training, chosen, trainings
+from .planning import Plan
+from .record import Cell, Training
+from .results import Found, write
+from .testing import Server, Test, test_of
 
 TRAINING_SCHEMA = "acclimate.training/1"
-RESULT_SCHEMA = "acclimate.reproduction/1"
 CHECKPOINT = 50
 """Rounds between two checkpoints."""
-
-
-class Test(NamedTuple):
-    """One way to test a training."""
-
-    personal: Named
-    adapter: Named
-    stream: Shift
-    traced: bool = False
-    """Whether what the adapter tells of every sample is averaged too."""
-
-    @property
-    def name(self) -> str:
-        """The same for equal settings, in any recipe."""
-        parts = (self.personal.record, self.adapter.record, self.stream)
-        return ", ".join(catalogue.label(p) for p in parts) + (", traced" if self.traced else "")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is asked for, fitted to the data that is there."""
-
-    recipe: Recipe
-    scale: Scale
-    cells: tuple[Cell | Derived, ...]
-    """Those that can run, and what is derived from them."""
-    left_out: dict[str, list[str]]
-    """Why some cannot, or run with less: reason to `row, column`."""
-
-    @property
-    def trainings(self) -> dict[Training, list[Cell]]:
-        """What is trained, and for which cells."""
-        return trainings(self.cells)
-
-
-def plan(recipe: Recipe, scale: Scale, rows: Sequence[str] = ()) -> Plan:
-    """What can run of a recipe, and what is missing for the rest."""
-    cells: list[Cell | Derived] = []
-    left_out: dict[str, list[str]] = {}
-    for cell in chosen(recipe, recipe.cells(scale), rows):
-        if isinstance(cell, Derived):
-            cells.append(cell)
-            continue
-        fitted, lacks = (None, (cell.missing,)) if cell.missing else needs.fitted(cell)
-        for reason in lacks:
-            left_out.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
-        cells += [fitted] if fitted is not None else []
-    return Plan(recipe, scale, tuple(cells), left_out)
 
 
 def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto", watch: Watch | None = None) -> Any:
@@ -91,24 +38,21 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
     if not seeds:
         raise ConfigError("seeds=() must name at least one")
     watch = watch or Watch()
-    began, found = time.perf_counter(), dict[tuple[Training, int], dict[str, Any]]()
+    began, found = time.perf_counter(), Found()
     waiting = plan.trainings
     watch.suite(sum(t.rounds * len(seeds) for t in waiting))
     for training, cells in waiting.items():
         for seed, record in zip(seeds, _records(training, cells, seeds, device, out, watch), strict=True):
             found[training, seed] = record
         watch.done()
-    return _write(plan, seeds, found, out, time.perf_counter() - began)
-
-
-# --- one training ---------------------------------------------------------------------------------------------------
+    return write(plan, seeds, found, out, time.perf_counter() - began)
 
 
 def _records(
     training: Training, cells: Sequence[Cell], seeds: Sequence[int], device: str, out: Path, watch: Watch
 ) -> list[dict[str, Any]]:
     """The records of a training for every seed, with all tests that the cells need."""
-    tests = list(dict.fromkeys(_test(c) for c in cells))
+    tests = list(dict.fromkeys(test_of(c) for c in cells))
     whole = any(c.measure.startswith("similarity") for c in cells)
     experiments = [training.experiment(seed, device) for seed in seeds]
     paths = [out / "trainings" / f"{e.training_hash(exact=True)}.json" for e in experiments]
@@ -121,10 +65,6 @@ def _records(
         if i not in todo:
             watch.training(e.label, e.seed, e.rounds, e.rounds)
     return records
-
-
-def _test(cell: Cell) -> Test:
-    return Test(cell.personal, cell.adapter, cell.stream, cell.measure.startswith("trace:"))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -167,7 +107,7 @@ def _finish(
 ) -> dict[str, Any]:
     """Train from the last checkpoint, test, and write the record."""
     world, worker, engine = api.build(e)
-    server = _Server(world, worker, engine, tests)
+    server = Server(world, worker, engine, tests)
     state, curves = _restored(e, training, server, path, loop.start(worker, engine, world.clients))
     schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.rounds)
     watch.training(e.label, e.seed, state.round, e.rounds)
@@ -206,7 +146,7 @@ def _finish(
 Curves = dict[str, list[list[float]]]
 
 
-def _restored(e: Experiment, training: Training, server: _Server, path: Path, start: State) -> tuple[State, Curves]:
+def _restored(e: Experiment, training: Training, server: Server, path: Path, start: State) -> tuple[State, Curves]:
     """The last checkpoint and the curves up to it; from the first round where curves of other tests are asked for."""
     state = path.with_suffix(".safetensors")
     curves: Curves = {t.name: [] for t in server.tests} if training.every is not None else {}
@@ -225,73 +165,6 @@ def _save(path: Path, state: State, e: Experiment, curves: Curves) -> None:
     if curves:
         tests = {**_read(path).get("tests", {}), **{name: {"curve": curve} for name, curve in curves.items()}}
         store.write(path, json.dumps({"schema": TRAINING_SCHEMA, "finished": False, "tests": tests}) + "\n")
-
-
-class _Server:
-    """Serves the tests of one training with whatever state it is in."""
-
-    def __init__(self, world: World, worker: Any, engine: Any, tests: list[Test]) -> None:
-        self.world, self.worker, self.engine, self.tests = world, worker, engine, tests
-        streams = list(dict.fromkeys(t.stream for t in tests))
-        built = [api.streams_of(world, [s]) for s in streams]  # one by one: their names may be the same
-        self.streams = {s: next(iter(b.values()))[1] for s, b in zip(streams, built, strict=True)}
-
-    def look(self, state: State) -> dict[str, list[float]]:
-        """By test `[round, validation accuracy, accuracy]`: both adapted, and personalised where the test is."""
-        out, val = {}, self.world.shards(self.world.val)
-        for test, down, models in self._deployed(state):
-            own = _mean(self._serve(models, val, test))
-            out[test.name] = [float(state.round), own, _mean(self._met(test, down, models))]
-        return out
-
-    def tested(self, state: State, watch: Watch) -> dict[str, dict[str, Any]]:
-        """By test: accuracy, spread and calibration over clients, and every client's accuracy."""
-        out = {}
-        for test, down, models in self._deployed(state):
-            metrics = self._met(test, down, models)
-            n = self.streams[test.stream].shards.n
-            traces = flat(metrics.pop("trace", {}), n, test.adapter.name)
-            held = metrics["n"] > 0
-            accuracy = metrics["accuracy"][held].double()
-            out[test.name] = {
-                "accuracy": _mean(metrics),
-                "std": round(float(accuracy.std(correction=0)), 6),
-                "loss": round(float(metrics["loss"][held].double().mean()), 6),
-                "ece": round(float(metrics["ece"][held].double().mean()), 6),
-                "per_client": [round(a, 6) for a in accuracy.tolist()],
-                "stream_hash": api.stream_hash(self.streams[test.stream]),
-                "traces": {k: round(float(v.double().mean()), 6) for k, v in traces.items() if v.dim() == 1},
-            }
-            watch.tested()
-        return out
-
-    def _deployed(self, state: State) -> Iterable[tuple[Test, Any, Any]]:
-        """Every test with the models that it serves; tests of one personaliser share them."""
-        down = self.worker.method.download(self.worker.task, state.server)
-        for personal in dict.fromkeys(t.personal for t in self.tests):
-            models = self.engine.deploy(down, state.mine, personal.record)
-            for test in (t for t in self.tests if t.personal == personal):
-                reason = test.adapter.record.refusal(self.worker.task, self.engine.live(models, 0))
-                if reason:
-                    raise ConfigError(f"{test.name}: {reason}")
-                yield test, down, models
-
-    def _met(self, test: Test, down: Any, models: Any) -> Any:
-        stream = self.streams[test.stream]
-        live = self.engine.join(down, stream.shards.clients) if stream.new else models
-        return self._serve(live, stream.shards, test, test.traced)
-
-    def _serve(self, models: Any, shards: Shards, test: Test, trace: bool = False) -> Any:
-        """A batch is never longer than the longest stream: a large one stands for the whole set."""
-        protocol: Protocol = test.stream.protocol
-        longest = max(int(shards.n.max()), 1)
-        fits = replace(protocol, batch=min(protocol.batch, longest)) if protocol.batch > longest else protocol
-        return self.engine.serve(models, shards, test.adapter.record, fits, trace)
-
-
-def _mean(metrics: Any) -> float:
-    accuracy = metrics["accuracy"][metrics["n"] > 0].double()
-    return round(float(accuracy.mean()), 6) if len(accuracy) else 0.0
 
 
 def _about(e: Experiment, world: World, state: State, task: Any, seconds: list[float]) -> dict[str, Any]:
@@ -321,75 +194,3 @@ def _environment(device: str) -> dict[str, Any]:
     env = store.environment(api.device_of(device))
     env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
     return env
-
-
-# --- the results ----------------------------------------------------------------------------------------------------
-
-
-def _write(
-    plan: Plan, seeds: Sequence[int], found: dict[tuple[Training, int], dict[str, Any]], out: Path, took: float
-) -> dict[str, Any]:
-    """results JSON and a Markdown table."""
-    from .table import markdown
-
-    recipe = plan.recipe
-    body = {
-        "schema": RESULT_SCHEMA,
-        "recipe": recipe.name,
-        "title": recipe.title,
-        "scale": plan.scale,
-        "seeds": list(seeds),
-        "command": store.command_line(),
-        "environment": next(iter(found.values()), {}).get("environment", {}),
-        "published": recipe.published,
-        "notes": list(recipe.notes),
-        "left_out": [{"reason": reason, "cells": cells} for reason, cells in plan.left_out.items()],
-        "seconds": round(took, 1),
-        "trainings": sorted({r["training_hash"] for r in found.values()}),
-        "cells": _cells(plan, seeds, found),
-    }
-    place = out / f"{recipe.name}-{plan.scale}.json"
-    store.write(place, json.dumps(body, indent=1) + "\n")
-    store.write(place.with_suffix(".md"), markdown(body))
-    return body
-
-
-def _cells(plan: Plan, seeds: Sequence[int], found: dict[tuple[Training, int], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ours for every seed beside the published number, in the paper's order."""
-    per_seed: list[dict[str, dict[str, float]]] = [{} for _ in seeds]
-    out = []
-    for cell in plan.cells:
-        values = []
-        for seed, rows in zip(seeds, per_seed, strict=True):
-            value = _ours(cell, seed, rows.setdefault(cell.row, {}), found)
-            if value is not None:
-                rows[cell.row][cell.column] = value
-                values.append(round(value, 4))
-        if values:
-            out.append(_beside(plan.recipe, cell, values))
-    return out
-
-
-def _ours(
-    cell: Cell | Derived, seed: int, row: dict[str, float], found: dict[tuple[Training, int], dict[str, Any]]
-) -> float | None:
-    if isinstance(cell, Derived):
-        return cell.value(row)
-    record = found[cell.training, seed]
-    other = found[cell.against, seed] if cell.against is not None else None
-    return measures.value(cell.measure, record, record["tests"][_test(cell).name], other)
-
-
-def _beside(recipe: Recipe, cell: Cell | Derived, values: list[float]) -> dict[str, Any]:
-    theirs = published.find(recipe.published, cell.key) if recipe.published and cell.key is not None else None
-    mean = statistics.fmean(values)
-    return {
-        "row": cell.row,
-        "column": cell.column,
-        "percent": not isinstance(cell, Cell) or measures.in_percent(cell.measure),
-        "ours": values,
-        "mean": round(mean, 4),
-        "std": round(statistics.stdev(values), 4) if len(values) > 1 else None,
-        "published": None if theirs is None else {"mean": theirs.mean, "std": theirs.std, "doubt": theirs.doubt},
-        "difference": None if theirs is None else round(mean - theirs.mean, 4),
-    }

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from .. import catalogue
 from . import needs, published
+from .planning import plan
 from .record import Cell, Derived, Recipe, trainings
-from .runner import plan
 from .table import number
 
 
