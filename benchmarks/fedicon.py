@@ -19,10 +19,11 @@ import itertools
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import by_domain
 import rows
+from by_domain import Seeds
 from rows import Record, Row
 
 import acclimate as ac
@@ -196,25 +197,9 @@ def lacking(records: list[Record], names: list[str], e: ac.Experiment, place: Pl
     return rows.missing(here, {n: defined(n, place) for n in names}, e)
 
 
-Seeds = dict[int, dict[str, float]]
-"""Seed -> domain -> accuracy in %."""
-
-
-def collected(records: list[dict[str, Any]]) -> dict[tuple[str, int, float], dict[str, Seeds]]:
-    """By data set and shift, rounds and fraction; then by row. Later results replace earlier ones."""
-    found: dict[tuple[str, int, float], dict[str, Seeds]] = {}
-    for record in records:
-        by_row = found.setdefault((f"{record['set']} {record['shift']}", record["rounds"], record["fraction"]), {})
-        for row in record["rows"]:
-            cells = by_row.setdefault(row["row"], {}).setdefault(record["seed"], {})
-            cells |= {domain: 100 * a for domain, a in row["accuracy"].items()}
-    return found
-
-
-def cell(ours: list[float], theirs: list[float] | None) -> str:
-    """Our mean and standard error over seeds, and the published mean in brackets."""
-    error = f" ± {statistics.stdev(ours) / len(ours) ** 0.5:.1f}" if len(ours) > 1 else ""
-    return f"{statistics.fmean(ours):.1f}{error} ({f'{theirs[0]:.1f}' if theirs else '-'})"
+def table_of(record: Record) -> tuple[str, int, float]:
+    """Data set and shift, rounds and fraction: the table that a record belongs to."""
+    return f"{record['set']} {record['shift']}", record["rounds"], record["fraction"]
 
 
 def rendered(layout: dict[str, Any], place: str, by_row: dict[str, Seeds]) -> str:
@@ -222,28 +207,21 @@ def rendered(layout: dict[str, Any], place: str, by_row: dict[str, Seeds]) -> st
 
     A published mean is over the columns, or over all of the paper's domains where it has no others (Tables 8 and 9).
     """
-    domains = sorted({d for seeds in by_row.values() for cells in seeds.values() for d in cells})
-    lines = [f"| row | seeds | {' | '.join(domains)} | mean |", f"|---|---|{'---|' * len(domains)}---|"]
-    for line in layout["rows"]:
-        if not (seeds := by_row.get(line["row"])):
-            continue
-        theirs = line["published"].get(place, {})
-        cells = []
-        for d in domains:
-            ours = [s[d] for s in seeds.values() if d in s]
-            cells.append(cell(ours, theirs.get(d)) if ours else "-")
-        shared = [theirs[d][0] for d in domains if d in theirs]
-        mean = theirs.get("mean") or ([statistics.fmean(shared)] if len(shared) == len(domains) else None)
-        whole = [statistics.fmean(s.values()) for s in seeds.values() if len(s) == len(domains)]
-        cells.append(cell(whole, mean) if whole else "-")
-        lines.append(f"| {line['name']} | {len(seeds)} | {' | '.join(cells)} |")
+    columns = sorted({d for seeds in by_row.values() for cells in seeds.values() for d in cells})
+    lines = by_domain.head(columns)
+    for row in (r for r in layout["rows"] if r["row"] in by_row):
+        theirs = {domain: number[0] for domain, number in row["published"].get(place, {}).items()}
+        mean = theirs.pop("mean", None)
+        if mean is None and all(d in theirs for d in columns):
+            mean = statistics.fmean(theirs[d] for d in columns)
+        lines.append(by_domain.line(row["name"], by_row[row["row"]], columns, theirs, mean))
     return "\n".join(lines)
 
 
 def show(body: dict[str, Any], table: str) -> None:
     """Print a table for every data set, shift and size that was run."""
     lines = layout(table)
-    for (place, rounds, fraction), by_row in sorted(collected(body["records"]).items()):
+    for (place, rounds, fraction), by_row in sorted(by_domain.collected(body["records"], table_of).items()):
         part = "" if fraction == 1 else f", {fraction:g} of the data"
         print(f"{place}, {rounds} rounds{part}; in brackets: {lines['source']}\n\n{rendered(lines, place, by_row)}\n")
 
@@ -256,12 +234,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--shifts", nargs="+", choices=SHIFTS, default=list(SHIFTS))
     parser.add_argument("--held", nargs="+", metavar="DOMAIN", help="under domain shift: to leave out; default: each")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what is trained, and use what lies there")
-    parser.add_argument("--show", action="store_true", help="print what --out holds")
+    by_domain.add_options(parser, rounds=100)
     args = parser.parse_args()
     body = rows.opened(args.out, SCHEMA)
     if args.show:

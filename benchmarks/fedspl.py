@@ -23,12 +23,12 @@ holds is not run again, and it is written after every row. --fraction and --roun
 from __future__ import annotations
 
 import argparse
-import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import by_domain
 import rows
+from by_domain import Seeds
 from rows import Record, Row
 
 import acclimate as ac
@@ -126,44 +126,20 @@ def printed() -> dict[str, dict[str, float]]:
     return out
 
 
-Seeds = dict[int, dict[str, float]]
-"""Seed -> domain -> accuracy in %."""
-
-
-def collected(records: list[Record]) -> dict[tuple[int, float], dict[str, Seeds]]:
-    """By rounds and fraction, then by row. Later results replace earlier ones."""
-    found: dict[tuple[int, float], dict[str, Seeds]] = {}
-    for record in records:
-        by_row = found.setdefault((record["rounds"], record["fraction"]), {})
-        for row in record["rows"]:
-            cells = by_row.setdefault(row["row"], {}).setdefault(record["seed"], {})
-            cells |= {domain: 100 * a for domain, a in row["accuracy"].items()}
-    return found
-
-
-def cell(ours: list[float], theirs: float | None) -> str:
-    """Our mean and standard error over seeds, and the published number in brackets."""
-    if not ours:
-        return "-"
-    error = f" ± {statistics.stdev(ours) / len(ours) ** 0.5:.1f}" if len(ours) > 1 else ""
-    return f"{statistics.fmean(ours):.1f}{error} ({'-' if theirs is None else f'{theirs:.1f}'})"
-
-
 def rendered(by_row: dict[str, Seeds]) -> str:
-    """One Markdown table. The average is over the seeds that have every domain."""
-    lines = [f"| row | seeds | {' | '.join(DOMAINS)} | Avg |", f"|---|---|{'---|' * len(DOMAINS)}---|"]
+    """One Markdown table."""
+    lines = by_domain.head(DOMAINS)
     for name in (n for n in ROWS if n in by_row):
-        seeds, theirs = by_row[name], printed().get(name, {})
-        cells = [cell([s[d] for s in seeds.values() if d in s], theirs.get(d)) for d in DOMAINS]
-        whole = [statistics.fmean(s.values()) for s in seeds.values() if len(s) == len(DOMAINS)]
-        lines.append(f"| {name} | {len(seeds)} | {' | '.join(cells)} | {cell(whole, theirs.get('Avg'))} |")
+        theirs = printed().get(name, {})
+        lines.append(by_domain.line(name, by_row[name], DOMAINS, theirs, theirs.get("Avg")))
     return "\n".join(lines)
 
 
 def show(body: dict[str, Any]) -> None:
     """Print a table for every length of training and share of the data that was run."""
     source = f"{published.table('fedspl/table1')['paper']}, Tables 1 and 4 (ResNet-18)"
-    for (rounds, fraction), by_row in sorted(collected(body["records"]).items()):
+    tables = by_domain.collected(body["records"], lambda r: (r["rounds"], r["fraction"]))
+    for (rounds, fraction), by_row in sorted(tables.items()):
         part = "" if fraction == 1 else f", {fraction:g} of the data"
         print(f"PACS, {rounds} rounds{part}; in brackets: {source}\n\n{rendered(by_row)}\n")
 
@@ -174,13 +150,8 @@ def main() -> None:
     listed = f"instead: {', '.join(ROWS)}"
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), metavar="ROW", default=list(ASKED), help=listed)
     parser.add_argument("--domains", nargs="+", choices=DOMAINS, default=list(DOMAINS), help="to leave out")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--rate", type=float, default=RATE, help="of local training")
-    parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what is trained, and use what lies there")
-    parser.add_argument("--show", action="store_true", help="print what --out holds")
+    by_domain.add_options(parser, ROUNDS)
     args = parser.parse_args()
     body = rows.opened(args.out, SCHEMA)
     if args.show:

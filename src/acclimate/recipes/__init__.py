@@ -1,8 +1,8 @@
 """Recipes: every table and figure with numbers of the five papers, as experiments beside the published numbers.
 
 `acclimate reproduce list` shows them. A module per paper says what stands behind every cell; `record` has the types,
-`published` the papers' numbers. `planning` finds what can run (`needs`: what data is missing), `runner` trains, `testing`
-tests, `results` sets ours beside the published numbers; `table` and `index` show them.
+`published` the papers' numbers. `planning` finds what can run (`needs`: what data is missing), `runner` trains,
+`testing` tests, `results` sets ours beside the published numbers; `table` and `index` show them.
 """
 
 from __future__ import annotations
