@@ -124,6 +124,18 @@ def test_deployed_model_predicts(name, model):
 
 
 @every_method
+def test_answers_depend_on_the_sample_alone(name):
+    """So that a stream may be served in batches of any size, and clients of several sizes together."""
+    worker, _, state = trained(name, MLP)
+    down = worker.method.download(worker.task, state.server)
+    x = shards(seed=9).x[:7]
+    for mine in (tree.take(state.mine, 0), worker.start(9)):  # one that trained, and a newcomer
+        model = worker.method.deploy(worker.task, down, mine)
+        whole, part = (worker.predict()(model, some).logits for some in (x, x[2:4]))
+        assert gap(whole[2:4], part) < 1e-5
+
+
+@every_method
 def test_upload_is_the_bytes_of_the_message(name):
     _, _, state = trained(name, MLP)
     assert state.cost["up"] == 3 * 4 * sum(part["bytes"] for part in state.cost["message"])

@@ -1,10 +1,14 @@
 """The records equal torch.optim, step by step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.func import grad
 
+from acclimate import catalogue
 from acclimate.core.optim import SGD, Adam, AdamW, Constant, Cosine, StepDecay
+from acclimate.methods import FedAvg
 
 CASES = [
     (SGD(lr=0.1), torch.optim.SGD, {"lr": 0.1}),
@@ -66,3 +70,16 @@ def test_a_schedule_scales_the_step():
 def test_bad_fields_are_named(make, says):
     with pytest.raises(ValueError, match=says.replace("(", r"\(")):
         make()
+
+
+@pytest.mark.parametrize("name", ["tent", "tsa", "ttt", "the", "eata", "memo", "surgical"])
+def test_a_schedule_is_refused_where_no_clock_runs(name):
+    """It would be ignored."""
+    with pytest.raises(ValueError, match=r"opt\.schedule=StepDecay.* must be Constant"):
+        replace(catalogue.ADAPTERS[name], opt=SGD(schedule=StepDecay()))
+
+
+def test_the_servers_optimiser_has_no_schedule_either():
+    with pytest.raises(ValueError, match=r"server_opt\.schedule"):
+        FedAvg(server_opt=SGD(schedule=StepDecay()))
+    FedAvg(opt=SGD(schedule=StepDecay()))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from acclimate.adapters import NoAdapt
-from acclimate.adapters.mbsl import MBSL, average, contrastive, margins
+from acclimate.adapters.mbsl import MBSL, average, contrastive, margins, repeated, simclr
 from acclimate.core import rng, tree
 from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
@@ -35,15 +35,16 @@ def test_matching_keeps_one_samples_values_and_the_others_order():
             assert torch.equal(out[b, c].flatten().argsort(), x[b, c].flatten().argsort())
 
 
-def test_the_gradient_goes_to_the_sample_itself_and_not_to_whose_values_are_used():
-    x = rng.normal(rng.key(0), 3, 2, 4, 4)
+def test_gradients_go_to_the_sample_itself_and_as_released_also_to_whose_values_are_used():
+    x, key = rng.normal(rng.key(0), 3, 2, 4, 4), rng.key(2)
     weight = rng.normal(rng.key(5), *x.shape)
-    to_values = grad(lambda x: (reorder(x, rng.key(2)) * weight).sum())(x)
-    assert torch.allclose(to_values.sum((2, 3)).sum(), weight.sum(), atol=1e-4) and not torch.equal(to_values, weight)
-    for exchange in (lambda x: restyled(x, rng.key(2)), lambda x: mixed(x, rng.key(2), 1.0, 0.1)):
-        assert torch.equal(grad(lambda x, f=exchange: (f(x) * weight).sum())(x), weight)
-    torch.testing.assert_close(restyled(x, rng.key(2)), reorder(x, rng.key(2)))
-    assert torch.equal(mixed(x, rng.key(2), 0.0, 0.1), x)
+    torch.testing.assert_close(restyled(x, key), reorder(x, key))
+    assert torch.equal(grad(lambda x: (restyled(x, key) * weight).sum())(x), weight)
+    share = 1 - rng.dirichlet(rng.fold(key, "weight"), 0.1, 3, 2)[:, 0].float().view(-1, 1, 1, 1)
+    torch.testing.assert_close(mixed(x, key, 1.0, 0.1), x + share * (reorder(x, key) - x))
+    values = grad(lambda x: (reorder(x, key) * share * weight).sum())(x)
+    torch.testing.assert_close(grad(lambda x: (mixed(x, key, 1.0, 0.1) * weight).sum())(x), weight + values)
+    assert torch.equal(mixed(x, key, 0.0, 0.1), x)
 
 
 def test_features_are_exchanged_where_asked_and_only_there():
@@ -95,6 +96,7 @@ def test_the_teacher_moves_with_every_step(variant):
     }
     said = torch.full((4, t.num_classes), 1.0 / t.num_classes)
     seen = {"x": torch.rand(4, 3, 10, 10), "said": said, "margin": torch.rand(4), "delta": zero + 0.5}
+    seen["who"] = torch.arange(4)
     predict = Worker(t, FedAvg()).predict()
     for steps in (1, 2, 3):
         now = adapter._learn(predict, {"vars": teacher}, now, seen, rng.key(steps))
@@ -123,7 +125,64 @@ def test_the_contrastive_loss_is_the_sum_over_rows_as_printed():
             if n != m:
                 total += torch.exp(F.cosine_similarity(a[m], a[n], dim=0) / temperature)
         want.append(-torch.log(torch.exp(F.cosine_similarity(a[m], b[m], dim=0) / temperature) / total))
-    torch.testing.assert_close(contrastive(p, q, temperature), torch.stack(want), rtol=1e-4, atol=1e-5)
+    ours = contrastive(p, q, torch.arange(5), temperature)
+    torch.testing.assert_close(ours, torch.stack(want), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sample_that_a_short_client_repeats_is_not_told_from_itself():
+    who = torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    assert repeated(who).tolist() == [False] * 3 + [True] * 4
+    p, q = rng.normal(rng.key(0), 3, 6), rng.normal(rng.key(1), 3, 6)
+    once = contrastive(p, q, torch.arange(3), 0.3)
+    torch.testing.assert_close(contrastive(p[who], q[who], who, 0.3), once[who])
+    alone = grad(lambda p: contrastive(p, q[:1], torch.zeros(1), 0.3).sum())(p[:1])
+    assert torch.isfinite(alone).all()
+
+
+def test_components_are_counted_from_the_mean_of_the_batch():
+    """Features that share a large offset: the loss must not see it."""
+    t, adapter = task("cnn-plain"), MBSL(views=2, components=3)
+    model = {"vars": t.init(rng.key(0))}
+    seen = {"x": torch.rand(6, 3, 10, 10), "who": torch.arange(6), "strong": torch.zeros(6)}
+    plain = Worker(t, FedAvg()).predict()
+
+    def shifted(model, x, mode="eval", key=None):
+        out = plain(model, x, mode, key)
+        return out._replace(features=out.features + 5.0 * torch.arange(t.dim))
+
+    params = model["vars"]["params"]
+    losses = [adapter._contrast(params, predict, model, seen, rng.key(1)) for predict in (plain, shifted)]
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
+
+
+def test_the_released_contrast_is_a_loop_over_both_views_of_weak_samples():
+    p, q, temperature = rng.normal(rng.key(0), 4, 6), rng.normal(rng.key(1), 4, 6), 0.3
+    weak = torch.tensor([True, False, True, True])
+    z = F.normalize(torch.cat((p[weak], q[weak])), dim=-1)
+    z = z - z.mean()
+    want = []
+    for i in range(6):
+        others = [torch.dot(z[i], z[k]) / temperature for k in range(6) if k != i]
+        want.append(torch.logsumexp(torch.stack(others), 0) - torch.dot(z[i], z[(i + 3) % 6]) / temperature)
+    torch.testing.assert_close(simclr(p, q, weak, temperature), torch.stack(want).mean(), rtol=1e-4, atol=1e-5)
+    assert simclr(p, q, torch.zeros(4, dtype=torch.bool), temperature) == 0
+
+
+def test_released_margins_are_means_over_views():
+    logits = rng.normal(rng.key(3), 3, 5, 4)
+
+    class Fixed(MBSL):
+        def _on_views(self, *_):
+            return logits, logits
+
+    x, n = torch.zeros(5, 3, 10, 10), torch.tensor(5)
+    said, margin = Fixed(views=3, variant="released")._teach(None, {}, {}, x, n, rng.key(0))
+    top = logits.softmax(-1).topk(2, dim=-1).values
+    torch.testing.assert_close(margin, (top[..., 0] - top[..., 1]).mean(0))
+    torch.testing.assert_close(said, logits.mean(0))
+    said, margin = Fixed(views=3)._teach(None, {}, {}, x, n, rng.key(0))
+    torch.testing.assert_close(margin, margins(logits.softmax(-1).mean(0)))
+    assert torch.allclose(said.sum(-1), torch.ones(5))
 
 
 def test_principal_directions_are_those_of_the_singular_value_decomposition():

@@ -44,6 +44,7 @@ def test_features_enter_the_head(depth, dim):
 def test_the_large_stem_quarters_images():
     t = Task(ResNet(), (3, 64, 64), 4)
     assert t.stages == ("bn1", "layer1", "layer2", "layer3", "layer4")
+    assert Task(ResNet(50), (3, 64, 64), 4).stages == t.stages  # a bottleneck's first layers have the size before it
     seen = {}
     t.apply(t.init(rng.key(0)), torch.rand(1, 3, 64, 64), change={"layer1": lambda out: seen.update(shape=out.shape)})
     assert seen["shape"] == (1, 64, 16, 16)

@@ -54,6 +54,7 @@ class EATA(Adapter):
     steps: int = 1
 
     def __post_init__(self) -> None:
+        check.steady(self, "opt")
         check.one_of(self, "params", ("norm", "all"))
         if self.margin is not None:
             check.positive(self, "margin")

@@ -15,15 +15,16 @@ makes the strong weight negative, against the text (strong samples first, and an
 here: what Eq. 13 shrinks from 1 is the distance of a to its bound, a = bound (1 - prod(1 - delta)). The two PCAs of
 Eq. 11 are one, over both views, since two bases could not be compared. rho and the rates are the released code's.
 
-`variant="released"`: the margin's mean is the mini-batch's, weak distances are between logits, the strong weight starts
-at 1 and shrinks by (1 - 0.001 exp(-margin)) per step with the rest going to the weak loss, the contrast has weight 0.5
-exp(-1e-4 j), weak samples only and no PCA, the teacher moves before every step, and the student answers. Left out
-there: promoting weak samples, topping up missing classes, a larger rate for the head, strong views for the student.
+`variant="released"`: margins are taken view by view and averaged, their mean is the mini-batch's, and strong is above
+it; weak distances are between mean logits; the strong weight starts at 1 and shrinks by (1 - 0.001 exp(-margin)) per
+step, the rest going to the weak loss; the contrast is SimCLR's among weak samples, without PCA, with weight 0.5
+exp(-1e-4 j); the teacher moves before every step, and the student answers. `views=5` is its number. Left out there:
+labels made anew in every step, promoting weak samples, topping up missing classes, a larger rate for the head, a cosine
+for the rate, strong views for the student.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -104,12 +105,12 @@ class MBSL(Adapter):
         now |= {"grown": torch.ones((), device=x.device), "j": torch.zeros((), device=x.device)}
         for epoch in range(self.epochs):
             this = rng.fold(key, "epoch", epoch)
-            said = self._teach(predict, model, now["teacher"], x, own["n"], this)
+            said, margin = self._teach(predict, model, now["teacher"], x, own["n"], this)
             plan, live = Work(epochs=1, batch=self.batch).plan(own, rng.fold(this, "order"))
-            margin = margins(said)
             delta = mean_of(margin, real)
             for t in range(len(plan)):
-                seen = {"x": x[plan[t]], "said": said[plan[t]], "margin": margin[plan[t]], "delta": delta}
+                who = plan[t]
+                seen = {"x": x[who], "said": said[who], "margin": margin[who], "delta": delta, "who": who}
                 new = self._learn(predict, model, now, seen, rng.fold(this, "step", t))
                 now = tree.where(live[t], new, now)
         return {"teacher": now["student" if self.variant == "released" else "teacher"]}
@@ -117,27 +118,38 @@ class MBSL(Adapter):
     def _learn(self, predict: Predict, model: Tree, now: Tree, seen: Tree, key: rng.Key) -> Tree:
         """One step of the student, and after it of the teacher; in the released variant before it."""
         teacher, student = now["teacher"], now["student"]
+        strong = seen["margin"] >= seen["delta"]
         if self.variant == "released":
             teacher = average(teacher, student, self.rho)
-            seen = {**seen, "delta": seen["margin"].mean()}
-        seen = {**seen, "strong": (seen["margin"] >= seen["delta"]).to(seen["margin"].dtype)}
+            strong = seen["margin"] > seen["margin"].mean()
+        seen = {**seen, "strong": strong.to(seen["margin"].dtype)}
         weights, grown = self._weights(now["grown"], seen["delta"], seen["margin"].mean(), now["j"])
         grads = grad(self._loss)(student, predict, model, seen, weights, key)
-        student, opt = self.opt.update(grads, now["opt"], student)
+        scale = self.opt.scale(torch.zeros_like(now["j"]), now["j"])
+        student, opt = self.opt.update(grads, now["opt"], student, scale)
         if self.variant == "paper":
             teacher = average(teacher, student, self.rho)
         return {"teacher": teacher, "student": student, "opt": opt, "grown": grown, "j": now["j"] + 1}
 
-    def _teach(self, predict: Predict, model: Tree, teacher: Tree, x: Tensor, n: Tensor, key: rng.Key) -> Tensor:
-        """The teacher's mean over augmented views of every sample: probabilities, or logits as released."""
+    def _teach(
+        self, predict: Predict, model: Tree, teacher: Tree, x: Tensor, n: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tensor]:
+        """The teacher's mean over augmented views of every sample, and its margin: of mean probabilities, or as
+        released mean logits and the mean margin of probabilities."""
         steps = -(-len(x) // TAUGHT)
         # full batches, whatever the padding
         rows = torch.arange(steps * TAUGHT, device=x.device).view(steps, TAUGHT) % n
-        said = []
+        said, sure = [], []
         for t in range(steps):
             logits, _ = self._on_views(predict, model, teacher, x[rows[t]], rng.fold(key, "teach", t), self.views)
-            said.append((logits if self.variant == "released" else logits.softmax(-1)).mean(0))
-        return torch.cat(said)[: len(x)]
+            each = logits.softmax(-1)
+            if self.variant == "released":
+                said.append(logits.mean(0))
+                sure.append(margins(each).mean(0))
+            else:
+                said.append(each.mean(0))
+                sure.append(margins(each.mean(0)))
+        return torch.cat(said)[: len(x)], torch.cat(sure)[: len(x)]
 
     def _on_views(
         self, predict: Predict, model: Tree, params: Tree, x: Tensor, key: rng.Key, count: int
@@ -166,18 +178,18 @@ class MBSL(Adapter):
         each = {
             "strong": lambda: mean_of(F.cross_entropy(logits, said.argmax(-1), reduction="none"), strong),
             "weak": lambda: mean_of((said - kept).square().sum(-1), 1 - strong),
-            "contrast": lambda: self._contrast(student, predict, model, seen["x"], strong, key),
+            "contrast": lambda: self._contrast(student, predict, model, seen, key),
         }
         return torch.stack([weights[name] * each[name]() for name in self.losses]).sum()
 
-    def _contrast(
-        self, student: Tree, predict: Predict, model: Tree, x: Tensor, strong: Tensor, key: rng.Key
-    ) -> Tensor:
-        _, (first, second) = self._on_views(predict, model, student, x, rng.fold(key, "contrast"), 2)
+    def _contrast(self, student: Tree, predict: Predict, model: Tree, seen: Tree, key: rng.Key) -> Tensor:
+        _, (first, second) = self._on_views(predict, model, student, seen["x"], rng.fold(key, "contrast"), 2)
         if self.variant == "released":
-            return mean_of(contrastive(first, second, self.temperature), 1 - strong)
-        basis = principal(torch.cat((first, second)).detach(), self.components)
-        return contrastive(first @ basis, second @ basis, self.temperature).mean()
+            return simclr(first, second, ~repeated(seen["who"]) & (seen["strong"] == 0), self.temperature)
+        both = torch.cat((first, second)).detach()
+        centre, basis = both.mean(0), principal(both, self.components)
+        p, q = ((view - centre) @ basis for view in (first, second))
+        return contrastive(p, q, seen["who"], self.temperature).mean()
 
 
 def _answer(predict: Predict, model: Tree, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,11 +210,30 @@ def average(teacher: Tree, student: Tree, rho: float) -> Tree:
     return moved
 
 
-def contrastive(first: Tensor, second: Tensor, temperature: float) -> Tensor:
-    """Eq. 11 per row: every row centred by its own mean, compared by cosine."""
+def repeated(who: Tensor) -> Tensor:
+    """Which places of a batch hold a sample that an earlier place has: a client may have fewer samples than a batch."""
+    return (who[:, None] == who).tril(-1).any(1)
+
+
+def contrastive(first: Tensor, second: Tensor, who: Tensor, temperature: float) -> Tensor:
+    """Eq. 11 per row: every row centred by its own mean, compared by cosine; a repeated sample counts once."""
     p, q = (F.normalize(v - v.mean(-1, keepdim=True), dim=-1) for v in (first, second))
-    pairs = (p * q).sum(-1) / temperature
-    among = (p @ p.mT) / temperature
-    apart = among.masked_fill(torch.eye(len(p), dtype=torch.bool, device=p.device), -math.inf)
-    total = torch.logaddexp(torch.logsumexp(pairs, 0), torch.logsumexp(apart, 1))
+    nothing = torch.finfo(p.dtype).min  # finite, so that a row without others has a gradient
+    pairs, again = (p * q).sum(-1) / temperature, repeated(who)
+    apart = (p @ p.mT / temperature).masked_fill((who[:, None] == who) | again, nothing)
+    total = torch.logaddexp(pairs.masked_fill(again, nothing).logsumexp(0), apart.logsumexp(1))
     return total - pairs
+
+
+def simclr(first: Tensor, second: Tensor, counted: Tensor, temperature: float) -> Tensor:
+    """The released loss: among the counted samples each view tells its partner from all other views, of both kinds.
+
+    Unit vectors less one number, the mean of all their entries; a mean over anchors, zero where none is counted.
+    """
+    z = F.normalize(torch.cat((first, second)), dim=-1)
+    among = torch.cat((counted, counted))
+    z = z - mean_of(z.mean(-1), among)
+    own = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    scores = (z @ z.mT / temperature).masked_fill(own | ~among, torch.finfo(z.dtype).min).log_softmax(-1)
+    partner = torch.arange(len(z), device=z.device).roll(len(first))
+    return mean_of(-scores.gather(1, partner[:, None])[:, 0], among)

@@ -43,6 +43,7 @@ class MEMO(Adapter):
     traces: ClassVar[Mapping[str, str]] = {"entropy": "entropy of its answer, nats"}
 
     def __post_init__(self) -> None:
+        check.steady(self, "opt")
         check.at_least(self, "steps", 0)
         check.at_least(self, "views", 1)
         check.at_least(self, "chunk", 1)

@@ -34,6 +34,7 @@ class Surgical(Adapter):
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("Surgical: layers=() must name at least one layer")
+        check.steady(self, "opt")
         check.at_least(self, "steps", 1)
         check.one_of(self, "rate", ("same", "rgn"))
 
@@ -46,8 +47,9 @@ class Surgical(Adapter):
 
     def chosen(self, task: Task) -> frozenset[str]:
         """Names of the parameters to tune."""
-        first = task.params[0].rpartition(".")[0]
-        roles = [f"{first}.*" if layer == "first" and first else layer for layer in self.layers]
+        owner, _, own = task.params[0].rpartition(".")
+        first = f"{owner}.*" if owner else own  # a parameter of the model itself is a layer of its own
+        roles = [first if layer == "first" else layer for layer in self.layers]
         return task.select(roles) & frozenset(task.params)
 
     def init(self, task: Task, model: Tree) -> Tree:

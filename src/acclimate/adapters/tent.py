@@ -34,6 +34,7 @@ class Tent(Adapter):
     traces: ClassVar[Mapping[str, str]] = {"entropy": "entropy of its answer, nats"}
 
     def __post_init__(self) -> None:
+        check.steady(self, "opt")
         check.one_of(self, "params", ("norm", "all"))
         check.at_least(self, "steps", 1)
 

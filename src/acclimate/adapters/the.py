@@ -59,6 +59,7 @@ class THE(Adapter):
     }
 
     def __post_init__(self) -> None:
+        check.steady(self, "opt")
         check.within(self, "alpha", 0.0, 1.0)
         check.within(self, "beta", 0.0, 1.0)
         check.at_least(self, "steps", 0)

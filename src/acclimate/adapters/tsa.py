@@ -43,6 +43,7 @@ class TSA(Adapter):
     """Brightness and contrast are scaled by factors within 1 +- jitter."""
 
     def __post_init__(self) -> None:
+        check.steady(self, "opt")
         check.one_of(self, "per", ("batch", "sample"))
         check.at_least(self, "steps", 0)
         check.within(self, "floor", 0.0, 0.5)

@@ -44,6 +44,7 @@ class TTT(Adapter):
     """Samples tuned at once (per client) where not online; bounds memory."""
 
     def __post_init__(self) -> None:
+        check.steady(self, "opt")
         check.at_least(self, "steps", 0)
         check.at_least(self, "chunk", 1)
         if self.views is not None:

@@ -36,3 +36,12 @@ def one_of(record: Any, field: str, allowed: Sequence[Any]) -> None:
     """The field is one of the allowed values."""
     if getattr(record, field) not in allowed:
         _fail(record, field, "one of " + ", ".join(repr(a) for a in allowed))
+
+
+def steady(record: Any, *fields: str) -> None:
+    """The optimisers in these fields have no schedule: where they are used no clock runs, and one would do nothing."""
+    for field in fields:
+        schedule = getattr(record, field).schedule
+        if type(schedule).__name__ != "Constant":
+            where = f"{type(record).__name__}: {field}.schedule={schedule!r}"
+            raise ValueError(f"{where} must be Constant(): this rate does not change with time")

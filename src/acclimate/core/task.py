@@ -293,9 +293,27 @@ def _check_outputs(
             f"model {label} must return features [batch, {dim}] and logits [batch, {num_classes}], "
             f"for a batch of 2 it returns {shapes[0]} and {shapes[1]}"
         )
-    # one that is called several times, such as an activation that layers share, is no place in the network
+    return _stages(module, maps)
+
+
+def _stages(module: nn.Module, maps: list[tuple[tuple[int, ...], str]]) -> tuple[str, ...]:
+    """For each size of map the last and outermost module that makes it, in the order in which they are called.
+
+    One that is called several times, such as an activation that layers share, is no place in the network. Nor, where
+    there is another, one inside a block that ends in another size: a shortcut may pass it by.
+    """
     calls = Counter(name for _, name in maps)
-    return tuple({size: name for size, name in maps if calls[name] == 1}.values())
+    sizes = {name: size for size, name in maps if calls[name] == 1}
+
+    def passed_by(name: str) -> bool:
+        parts = name.split(".")
+        around = [".".join(parts[:i]) for i in range(1, len(parts))]
+        blocks = [o for o in around if not isinstance(module.get_submodule(o), nn.Sequential)]
+        return any(sizes.get(block, sizes[name]) != sizes[name] for block in blocks)
+
+    last = {size: name for name, size in sizes.items()}
+    ends = {size: name for name, size in sizes.items() if not passed_by(name)}
+    return tuple((last | ends).values())
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ class FedAvg(Method):
 
     def __post_init__(self) -> None:
         check.one_of(self, "weights", ("samples", "uniform"))
+        check.steady(self, "server_opt")
 
     @property
     def uplink(self) -> Rules:

@@ -50,7 +50,8 @@ class FedICON(Method):
     head_work: Work = Work()
     """Of the classifier, in every round: on features that are computed once, so it costs little."""
     personal_work: Work = Work(epochs=1)
-    """Of the classifier, when the last encoder has arrived; no epochs deploy the federated one."""
+    """Of the classifier, when the last encoder has arrived, with schedules that start anew; no epochs deploy the
+    federated one."""
     temperature: float = 0.1
     views: Views = Views()
     labels: bool = True

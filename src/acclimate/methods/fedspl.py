@@ -2,10 +2,11 @@
 
 After chosen modules each sample's feature map keeps its own order (the contours) and takes over the values of another
 sample of the batch (the colours), drawn anew in every step. The adapter `MBSL` is the other half. The paper does not
-say where: the first two sizes of feature maps are the default, as in the released code (a ResNet's first two layers).
-As printed (Eq. 3), every map is replaced. Gradients reach the sample itself, as in the work that it builds on (Zhang et
-al., CVPR 2022) and in the released code: the values belong to another sample, whose label is another. `variant=
-"released"`: half of the batches, mixed with a Beta(0.1, 0.1) weight.
+say where: the default is after the first two sizes of feature maps, and the released code's places are
+`after=("layer1", "layer2")` of a ResNet. As printed (Eq. 3), every map is replaced. It says nothing of gradients: ours
+reach the sample whose order is kept, and so its own label. `variant="released"`: half of the batches, mixed with a
+Beta(0.1, 0.1) weight, and as in the work that it builds on (Zhang et al., CVPR 2022) gradients reach the sample whose
+values are used too, in proportion to that weight.
 """
 
 from __future__ import annotations

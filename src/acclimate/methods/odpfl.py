@@ -50,6 +50,7 @@ class ODPFL(Method):
     """How many of its samples a training client describes itself with at most."""
 
     def __post_init__(self) -> None:
+        check.steady(self, "encoder_opt", "hyper_opt")
         check.at_least(self, "size", 1)
         check.at_least(self, "hidden", 1)
         check.at_least(self, "samples", 1)

@@ -33,10 +33,11 @@ def restyled(x: Tensor, key: rng.Key) -> Tensor:
 def mixed(x: Tensor, key: rng.Key, chance: float, beta: float) -> Tensor:
     """`reorder` in part: with this chance for the batch, and a Beta(beta, beta) weight of its own for each sample.
 
-    The gradient is that of x itself, whatever the weight.
+    Gradients are those of Zhang et al.: x has all of the result's, and the sample whose values are used has its share
+    of them besides.
     """
     own = rng.dirichlet(rng.fold(key, "weight"), beta, x.shape[0], 2)[:, :1].to(x.dtype)
     keep = own.view(-1, *[1] * (x.dim() - 1))
-    change = (1.0 - keep) * (reorder(x, key) - x)
+    change = (1.0 - keep) * (reorder(x, key) - x.detach())
     used = rng.uniform(rng.fold(key, "chance")) < chance
-    return x + torch.where(used, change, torch.zeros_like(change)).detach()
+    return x + torch.where(used, change, torch.zeros_like(change))
