@@ -57,7 +57,7 @@ CONTROLS: dict[str, Line] = {
     "BN": replace(recipes.FEDAVG, adapter=adapter("bn")),
     "FMR, BN": replace(recipes.FMR, adapter=adapter("bn")),
     "ATP, not adapted": replace(recipes.ROWS["ATP"], adapter=adapter("none")),
-    "FedSPL, released": Line(recipes.FMR.method.but(variant="released"), adapter("mbsl", variant="released")),
+    "FedSPL, released": Line(recipes.FMR.method.but(variant="released"), adapter("mbsl", variant="released", views=5)),
 }
 """Not in the paper: what a test batch's statistics do by themselves, ATP's shorter training, and FedSPL as its code has
 it, whose teacher moves in every step."""

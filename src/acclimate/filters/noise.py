@@ -1,7 +1,7 @@
 """Random noise on what is sent, as FedPCL's Table 15 has it (Tan et al., NeurIPS 2022, Appendix A.2.4).
 
-A value x is sent as (1 - p) x + p e, with noise e of scale s; p = 0 is the identity. This is perturbation without a
-promise: nothing bounds what x may be, so no epsilon follows from it. `LocalDP` gives one.
+A value x is sent as (1 - p) x + p e, with noise e of scale s (`ops.noise` says why); p = 0 is the identity. This is
+perturbation without a promise: nothing bounds what x may be, so no epsilon follows from it. `LocalDP` gives one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Gaussian and Laplace noise, mixed into a value as FedPCL's Table 15 does it with prototypes and with images."""
+"""Gaussian and Laplace noise, mixed into a value as in FedPCL's Table 15, with prototypes and with images.
+
+The paper names a scale s of the noise and a coefficient p of the perturbation, and prints (1 - p) x + e below its
+Figure 6. Read here: p is the noise's coefficient, as Table 15 calls it, so e is p times noise of scale s, and p = 0
+changes nothing. Were e of scale s itself, noise would be five to ten times as strong there: `s=0.5, p=0.1` has it.
+"""
 
 from __future__ import annotations
 
