@@ -34,12 +34,12 @@ class T3A(Adapter):
     def init(self, task: Task, model: Tree) -> Tree:
         params = model["vars"]["params"]
         rows = params[task.head_weight]
-        if self.keep is None:
-            return {"sum": F.normalize(rows, dim=-1)}
         logits = rows @ rows.T + params.get(task.head_bias, 0.0)
         # The row of class k sits in the support set of the class that the head assigns to it, as any feature would.
-        at = F.one_hot(logits.argmax(-1), task.num_classes).T.bool()
-        support, score = self._select(rows, entropy(logits), at, None)
+        at = F.one_hot(logits.argmax(-1), task.num_classes).T
+        if self.keep is None:
+            return {"sum": at.to(rows.dtype) @ F.normalize(rows, dim=-1)}
+        support, score = self._select(rows, entropy(logits), at.bool(), None)
         return {"support": support, "score": score}
 
     def step(
