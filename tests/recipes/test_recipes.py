@@ -276,6 +276,8 @@ def test_measures_read_what_they_say():
     assert value("round:1") == 10 and value("round:3") == 30
     assert value("worst10") == pytest.approx(20) and value("sent") == 7 and value("trace:entropy") == 1.5
     assert not measures.known("accuraccy") and not measures.known("round:")
+    test |= {"per_client": [0.6, 0.4], "clients": [1, 2]}  # client 0 has no examples in the stream
+    assert value("domain:a") == pytest.approx(40) and value("domain:b") == pytest.approx(60)
 
 
 def test_similarity_compares_two_trainings():

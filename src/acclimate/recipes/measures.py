@@ -58,7 +58,8 @@ def _value(measure: str, record: Mapping[str, Any], test: Mapping[str, Any], oth
     if word == "trace":
         return float(test["traces"][name])
     if word == "domain":
-        return fmean(_held(test["per_client"], record["client_domains"], name))
+        tested = test.get("clients", range(len(test["per_client"])))  # those that have examples in this stream
+        return fmean(_held(test["per_client"], [record["client_domains"][c] for c in tested], name))
     if word == "similarity":
         assert other is not None, "similarity compares two trainings"
         return fmean(_held(_similar(record["prototypes"], other["prototypes"]), record["client_domains"], name))

@@ -57,7 +57,7 @@ class Server:
         return out
 
     def tested(self, state: State, watch: Watch) -> dict[str, dict[str, Any]]:
-        """By test: accuracy, spread and calibration over clients, and every client's accuracy."""
+        """By test: accuracy, spread and calibration over clients, and the accuracy of each that has examples in it."""
         out = {}
         for test, down, models in self._deployed(state):
             metrics = self._met(test, down, models)
@@ -71,6 +71,7 @@ class Server:
                 "loss": round(float(metrics["loss"][held].double().mean()), 6),
                 "ece": round(float(metrics["ece"][held].double().mean()), 6),
                 "per_client": [round(a, 6) for a in accuracy.tolist()],
+                "clients": held.nonzero()[:, 0].tolist(),
                 "stream_hash": api.stream_hash(self.streams[test.stream]),
                 "traces": {k: round(float(v.double().mean()), 6) for k, v in traces.items() if v.dim() == 1},
             }
