@@ -20,6 +20,7 @@ from acclimate.backends.flower import Flower, expected_message
 from acclimate.backends.nodes import FleetError, nested, with_empty_groups
 from acclimate.core import fit, tree
 from acclimate.core.hetero import Hetero
+from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
 from acclimate.fleet.vault import LostState, Vault
@@ -370,6 +371,24 @@ def test_the_expected_message_is_the_real_one(name):
     reply = engine.train(worker.method.download(worker.task, state.server), torch.arange(2), 0)
     like = expected_message(worker, world.shards(world.train))
     assert shapes(like) == shapes(reply.up)
+
+
+@pytest.mark.parametrize("given", [Masked(secret="SITES"), LocalDP(secret="SITES")])
+def test_a_secret_of_the_nodes_is_not_needed_at_the_server(tmp_path, monkeypatch, given):
+    """It is in the environment while nodes work, and at no other time."""
+    if isinstance(given, LocalDP):
+        pytest.importorskip("dp_accounting")
+
+    class Sites(FakeGrid):
+        def push_messages(self, messages):
+            with monkeypatch.context() as only_here:
+                only_here.setenv("SITES", "a secret")
+                return super().push_messages(messages)
+
+    monkeypatch.delenv("SITES", raising=False)
+    e = of("fedavg")
+    e = replace(e, filters=(given,), method=replace(e.method, weights="uniform"), rounds=1)
+    assert run(Sites(tmp_path), e, tmp_path / "run")["faults"] == []
 
 
 def test_trees_cross_the_network_unchanged():
