@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -19,6 +20,7 @@ from acclimate.config import Experiment, dumps, expand
 from acclimate.fleet import server_app
 from acclimate.fleet.client_app import app
 from acclimate.fleet.link import GridLink
+from acclimate.fleet.records import WORDS
 
 Tamper = Callable[[int, Message, Message], Iterable[Message]]
 """From a node, a request and its honest answer to what the node really sends."""
@@ -120,6 +122,15 @@ def run(grid: FakeGrid, e: Experiment, folder: Path) -> dict[str, Any]:
 def state_of(folder: Path) -> dict[str, Any]:
     """The tensors of a run's last checkpoint by name."""
     return store._read(folder / "state.safetensors")[1]
+
+
+def saying(reply: Message, **words: Any) -> Message:
+    """A copy of an answer that says other words."""
+    other = changed(reply, lambda name, record: record)
+    told = json.loads(str(other.content[WORDS]["json"]))
+    told["words"] |= words
+    other.content[WORDS] = ConfigRecord({"json": json.dumps(told)})
+    return other
 
 
 def changed(reply: Message, change: Callable[[str, Any], Any]) -> Message:

@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
-from fakes import FakeGrid, changed, experiment, linked, run, state_of
-from flwr.app import Array, ArrayRecord
+from fakes import FakeGrid, changed, experiment, linked, run, saying, state_of
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
 
 from acclimate import api, catalogue
@@ -156,6 +156,103 @@ def test_a_missing_group_is_refused(tmp_path):
     results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg"), tmp_path / "run")
     assert [(f["round"], f["client"], f["kind"]) for f in results["faults"]] == [(0, 1, "groups"), (1, 1, "groups")]
     assert state_of(tmp_path / "run")["mine/version"].tolist() == [2, 0, 2, 2]
+
+
+def at_node_101(kind, change):
+    """All answers of node 101 to requests of a kind, changed."""
+
+    def tamper(node, request, reply):
+        return [change(reply)] if node == 101 and request.metadata.message_type == kind else [reply]
+
+    return tamper
+
+
+def with_parcel(reply, name, record):
+    other = changed(reply, lambda _, r: r)
+    other.content[name] = record
+    return other
+
+
+def raw(header):
+    """An array that says a shape and holds nothing."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f4", "fortran_order": False, **header})
+    return ArrayRecord({"x": Array(dtype="float32", shape=(0,), stype="numpy.ndarray", data=buffer.getvalue())})
+
+
+DEEP = ArrayRecord({"a/" * 1200 + "a": Array(np.zeros(1, np.float32))})
+MALFORMED = {
+    "failed is a number": (lambda r: saying(r, failed=3), {1, 3}, "error"),
+    "failed is no pair": (lambda r: saying(r, failed={"1": "x"}), {1, 3}, "error"),
+    "failed in another way": (lambda r: saying(r, failed={"1": ["late", "x"]}), {1, 3}, "error"),
+    "round is a word": (lambda r: saying(r, round="1"), {1, 3}, "error"),
+    "round is below 0": (lambda r: saying(r, round=-1), {1, 3}, "error"),
+    "superscript": (lambda r: with_parcel(r, "up.\u00b2", arrays(a=[0.0])), {-1}, "error"),
+    "long number": (lambda r: with_parcel(r, "up." + "1" * 5000, arrays(a=[0.0])), {-1}, "error"),
+    "no prefix": (lambda r: with_parcel(r, "1", arrays(a=[0.0])), {-1}, "error"),
+    "deep": (lambda r: with_parcel(r, "up.1", DEEP), {1}, "shape"),
+    "huge and empty": (lambda r: with_parcel(r, "up.1", raw({"shape": (0, 10**30)})), {1}, "shape"),
+    "many axes": (lambda r: with_parcel(r, "up.1", raw({"shape": (0,) * 100})), {1}, "shape"),
+    "negative": (lambda r: with_parcel(r, "up.1", raw({"shape": (0, -3)})), {1}, "shape"),
+    "big endian": (lambda r: with_parcel(r, "up.1", raw({"descr": ">f4", "shape": (0,)})), {1}, "shape"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_answer_is_refused_and_the_round_goes_on(tmp_path, name):
+    change, clients, kind = MALFORMED[name]
+    e = replace(of("fedavg"), rounds=1)
+    results = run(FakeGrid(tmp_path, tamper=at_node_101("train", change)), e, tmp_path / "run")
+    assert {f["client"] for f in results["faults"]} == clients and {f["kind"] for f in results["faults"]} == {kind}
+    assert all(0 < len(f["reason"]) < 1100 for f in results["faults"])
+
+
+MALFORMED_TEST = {
+    "unknown type": {"model": [["a", [1], "load"]]},
+    "type is a list": {"model": [["a", [1], ["float32"]]]},
+    "not a shape": {"model": [["a", 3, "float32"]]},
+    "endless": {"model": [["a", [10**30], "float32"]]},
+    "endless and empty": {"model": [["a", [0, 2**40], "float32"]]},
+    "twice": {"model": [["a", [1], "float32"], ["a/b", [1], "float32"]]},
+    "failed is no pair": {"failed": {"1": "x"}},
+    "lacks is a word": {"lacks": "no"},
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED_TEST)
+def test_a_malformed_answer_to_a_test_leaves_its_clients_out(tmp_path, name):
+    e = replace(of("fedavg"), rounds=1, eval_every=1)
+    tamper = at_node_101("evaluate", lambda r: saying(r, **MALFORMED_TEST[name]))
+    results = run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")
+    assert results["table"][0]["clients"] == 2
+
+
+def test_a_node_that_says_nonsense_of_itself_is_not_used(tmp_path):
+    e = replace(of("fedavg", patience=0.2), rounds=1)
+    grid = FakeGrid(tmp_path, tamper=at_node_101("query", lambda r: saying(r, clients=3)))
+    results = run(grid, e, tmp_path / "run")
+    assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "lost"), (3, "lost")}
+
+
+def test_words_without_end_are_refused():
+    for text in ("[" * 100_000, '{"words": ' + "9" * 5000 + "}", "3", '{"words": 3}'):
+        content = pack({}, {})
+        content["words"] = ConfigRecord({"json": text})
+        with pytest.raises(ValueError, match="words"):
+            parcels(content)
+
+
+def test_a_long_reason_is_cut(tmp_path):
+    tamper = at_node_101("train", lambda r: saying(changed(r, lambda n, x: x), failed={"1": ["error", "x" * 10**6]}))
+
+    def silent(node, request, reply):
+        (other,) = tamper(node, request, reply)
+        if node == 101 and "up.1" in other.content:
+            del other.content["up.1"]
+        return [other]
+
+    results = run(FakeGrid(tmp_path, tamper=silent), replace(of("fedavg"), rounds=1), tmp_path / "run")
+    assert [f["client"] for f in results["faults"]] == [1] and len(results["faults"][0]["reason"]) < 1100
 
 
 def test_a_stale_round_is_refused(tmp_path):

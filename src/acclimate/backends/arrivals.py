@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ..core import tree
 from ..core.backend import Fault
@@ -11,9 +10,19 @@ from ..core.intake import examine
 from ..core.message import Rules
 from ..core.tree import Tree
 from .nodes import Answer, Parcel, with_empty_groups
+from .words import brief
 
 HEADER = 512
 """Bytes that a tensor may take on the wire beyond its content: name, shape and type."""
+DIGITS = 9
+"""Of the number of a client."""
+
+
+def client_of(name: str) -> int:
+    """Whose message a parcel of this name is; -1 where its name is no such name."""
+    digits = name.removeprefix("up.")
+    told = digits != name and digits.isascii() and digits.isdecimal() and len(digits) <= DIGITS
+    return int(digits) if told else -1
 
 
 class Arrivals:
@@ -35,18 +44,20 @@ class Arrivals:
     def absent(self, clients: Iterable[int], kind: str, reason: str) -> None:
         """Note clients of whom nothing came."""
         for c in clients:
-            self.faults[c] = Fault(self.round, c, kind, reason)
+            self.faults[c] = Fault(self.round, c, kind, brief(reason))
 
     def take(self, answer: Answer, asked: list[int]) -> None:
         """Take over the messages of one node that may count."""
         self._note_missing(answer, asked)
         for name, parcel in answer.parcels.items():
-            client = int(name.removeprefix("up.")) if name.removeprefix("up.").isdigit() else -1
+            client = client_of(name)
             found = self._open(parcel, client, asked, answer.words.get("round"))
             if not isinstance(found, Fault):
                 self.ups[client] = found
                 self.faults.pop(client, None)
-            elif client in asked and client not in self.ups:
+                continue
+            found = found._replace(reason=brief(found.reason))
+            if client in asked and client not in self.ups:
                 self.faults[client] = found
             else:
                 self.refused.append(found)
@@ -57,12 +68,11 @@ class Arrivals:
             if answer.error is not None:
                 self.absent([c], answer.kind, answer.error)
             elif str(c) in failed:
-                kind, reason = failed[str(c)]
-                self.absent([c], str(kind), str(reason))
+                self.absent([c], *failed[str(c)])
             elif f"up.{c}" not in answer.parcels:
                 self.absent([c], "groups", "the answer holds no message of this client")
 
-    def _open(self, parcel: Parcel, client: int, asked: list[int], sent_round: Any) -> Tree | Fault:
+    def _open(self, parcel: Parcel, client: int, asked: list[int], sent_round: int | None) -> Tree | Fault:
         """A client's message, or why it may not count."""
         round = self.round
         if client in self.ups:  # said before `asked`: it is what happened
@@ -77,7 +87,7 @@ class Arrivals:
             up = with_empty_groups(parcel.open(), self._like)
         except ValueError as e:
             return Fault(round, client, "shape", str(e))
-        sent = sent_round if isinstance(sent_round, int) else -1
+        sent = -1 if sent_round is None else sent_round
         fault = examine(up, self._like, client=client, round=round, sent_round=sent, seen=self.ups)
         fault = fault or self._meant(up, client)
         return up if fault is None else fault

@@ -32,8 +32,9 @@ from ..core.tree import Tree
 from ..core.worker import Worker
 from ..ops import memo
 from .arrivals import Arrivals
-from .nodes import LINK, Answer, Ask, FleetError, Link, nested, stream_name
+from .nodes import LINK, Answer, Ask, FleetError, Link, stream_name
 from .roster import Roster
+from .words import model_of
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,8 @@ class FlowerEngine(Engine):
 
     def _learn(self, models: Models, answer: Answer) -> None:
         """Names, shapes and types of live models come with every answer about them."""
-        flat = {n: torch.zeros(shape, dtype=getattr(torch, kind)) for n, shape, kind in answer.words.get("model", ())}
-        if flat:
-            self._shapes.setdefault(models.recipe, nested(flat))
+        if said := answer.words.get("model"):
+            self._shapes.setdefault(models.recipe, model_of(said))
 
     def serve(
         self, models: Models, test: Shards, adapter: Adapter, protocol: StreamProtocol, trace: bool = False

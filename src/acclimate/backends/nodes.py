@@ -14,6 +14,8 @@ from ..core.tree import Tree
 from ..ops import memo
 
 Kind = Literal["query", "train", "evaluate"]
+DEPTH, NAME = 32, 1000
+"""Branches above a tensor, and characters of its name: far more than models have, few enough to walk through."""
 
 
 class Parcel(NamedTuple):
@@ -81,9 +83,14 @@ def stream_name(test: Shards) -> str:
 
 
 def nested(flat: Mapping[str, Tensor]) -> Tree:
-    """A tree from names such as `vars/params/head.weight`; ValueError where a name is both a tensor and a branch."""
+    """A tree from names such as `vars/params/head.weight`.
+
+    ValueError where a name is both a tensor and a branch, or lies deeper than functions that walk a tree can follow.
+    """
     out: Tree = {}
     for name, value in flat.items():
+        if len(name) > NAME or name.count("/") > DEPTH:
+            raise ValueError(f"tensor '{name[:60]}...' has too long a name, or lies too deep")
         at, *path = out, *name.split("/")
         for part in path[:-1]:
             at = at.setdefault(part, {})

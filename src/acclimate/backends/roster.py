@@ -65,7 +65,7 @@ class Roster:
             say(f"node {answer.node} is not used: {answer.error}")
             return
         for c in answer.words.get("clients", ()):
-            if not isinstance(c, int) or not 0 <= c < self._clients:
+            if c >= self._clients:
                 say(f"node {answer.node} says that it hosts {c!r}, which is no client of this run")
             elif (other := self.hosts.get(c)) in there and other != answer.node:
                 say(f"node {answer.node} says that it hosts client {c}, which is at node {other}; not used")

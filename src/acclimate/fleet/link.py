@@ -13,6 +13,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..backends.nodes import Answer, Ask
+from ..backends.words import brief
 from ..config import encode
 from ..core.tree import Tree
 from .records import pack, parcels, size
@@ -78,12 +79,12 @@ class GridLink:
     def _answer(self, node: int, reply: Message) -> Answer:
         if reply.has_error():
             kind = "lost" if reply.error.code in GONE else "error"
-            return Answer(node, {}, {}, str(reply.error.reason or f"error {reply.error.code}"), kind)
+            return Answer(node, {}, {}, brief(str(reply.error.reason or f"error {reply.error.code}")), kind)
         self.received += size(reply.content)
         try:
             return Answer(node, *parcels(reply.content))
         except ValueError as e:
-            return Answer(node, {}, {}, str(e))
+            return Answer(node, {}, {}, brief(str(e)))
 
 
 def _plain(words: Mapping[str, Any]) -> dict[str, Any]:

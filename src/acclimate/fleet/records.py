@@ -18,11 +18,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from ..backends.nodes import Parcel, nested
+from ..backends.words import KINDS, checked
 from ..core import tree
 from ..core.tree import Tree
 
 WORDS = "words"
-KINDS = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
 
 def skeleton(value: Any) -> Any:
@@ -58,12 +58,15 @@ def unpack(content: RecordDict) -> tuple[dict[str, Tree], dict[str, Any]]:
     return trees, told["words"]
 
 
-def parcels(content: RecordDict) -> tuple[dict[str, Parcel], dict[str, Any]]:
-    """An answer at the server: nothing is opened yet, because nodes are not trusted with its form."""
+def parcels(content: RecordDict) -> tuple[dict[str, Parcel], Mapping[str, Any]]:
+    """An answer at the server: words of the right form, and tensors that are not opened yet.
+
+    Nodes are not trusted with the form of what they send: ValueError where the words are others.
+    """
     words = _told(content).get("words")
     if not isinstance(words, dict):
         raise ValueError("the answer's words are not a JSON object")
-    return {name: _parcel(record) for name, record in content.array_records.items()}, words
+    return {name: _parcel(record) for name, record in content.array_records.items()}, checked(words)
 
 
 def _parcel(record: ArrayRecord) -> Parcel:
@@ -84,7 +87,7 @@ def size(content: RecordDict) -> int:
 def _told(content: RecordDict) -> dict[str, Any]:
     try:
         told = json.loads(str(content.config_records[WORDS]["json"]))
-    except (KeyError, json.JSONDecodeError) as e:
+    except (KeyError, ValueError, RecursionError) as e:  # brackets without end, and numbers without
         raise ValueError(f"the message has no readable words: {e}") from e
     if not isinstance(told, dict):
         raise ValueError("the message's words are not a JSON object")

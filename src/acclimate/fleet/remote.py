@@ -108,7 +108,7 @@ def _card(answer: Answer, clients: int) -> dict[int, Mapping[str, Any]]:
     card = answer.words.get("data")
     if card is None:
         raise FleetError(f'node {answer.node} was started without its data; its --node-config must hold data="FOLDER"')
-    return {c: card for c in answer.words["clients"] if 0 <= c < clients}
+    return {c: card for c in answer.words.get("clients", ()) if c < clients}
 
 
 def stream_names(world: World, streams: Mapping[str, Shards]) -> dict[str, str]:
