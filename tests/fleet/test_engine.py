@@ -227,6 +227,62 @@ def test_a_malformed_answer_to_a_test_leaves_its_clients_out(tmp_path, name):
     assert results["table"][0]["clients"] == 2
 
 
+def scored(reply, client, **new):
+    """An answer to a test in which a client has other metrics."""
+    held = reply.content[next(n for n in reply.content if n.startswith("metrics."))]
+    return with_parcel(reply, f"metrics.{client}", with_arrays(held, **new))
+
+
+def value(x):
+    return np.asarray(x, np.float32)
+
+
+BAD_METRICS = {
+    "not finite": ({"accuracy": value("nan")}, "nonfinite"),
+    "above 1": ({"accuracy": value(7)}, "error"),
+    "below 0": ({"loss": value(-1)}, "error"),
+    "three": ({"accuracy": value([0, 0, 0])}, "shape"),
+    "double": ({"ece": np.zeros((), np.float64)}, "shape"),
+    "missing": ({"ece": None}, "groups"),
+    "more": ({"extra": value(1)}, "groups"),
+    "large": ({"accuracy": np.zeros(10**5, np.float32)}, "oversize"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_METRICS)
+def test_metrics_that_cannot_be_are_refused_with_a_reason(tmp_path, name):
+    """Of the validation after round 1, which the second round tells."""
+    new, kind = BAD_METRICS[name]
+
+    def change(reply):
+        return scored(reply, 1, **new) if "metrics.1" in reply.content else reply
+
+    e = replace(of("fedavg"), eval_every=1)
+    results = run(FakeGrid(tmp_path, tamper=at_node_101("evaluate", change)), e, tmp_path / "run")
+    assert results["table"][0]["clients"] == 3 and np.isfinite(results["table"][0]["accuracy"])
+    told = [f for f in results["faults"] if f["round"] == 1]
+    assert [(f["client"], f["kind"]) for f in told] == [(1, kind)] and "not tested: " in told[0]["reason"]
+
+
+def test_a_node_cannot_tell_the_metrics_of_a_client_that_lives_elsewhere(tmp_path):
+    """Node 101 tells that clients 0 and 2 have nothing right."""
+
+    def change(reply):
+        if "metrics.1" not in reply.content:
+            return reply
+        for c in (0, 2):
+            reply = scored(reply, c, accuracy=value(0))
+        return reply
+
+    class Backwards(FakeGrid):
+        def pull_messages(self, message_ids):
+            return list(super().pull_messages(message_ids))[::-1]  # node 101 is always first
+
+    results = run(Backwards(tmp_path, tamper=at_node_101("evaluate", change)), of("fedavg"), tmp_path / "run")
+    honest = run(FakeGrid(tmp_path / "honest"), of("fedavg"), tmp_path / "honest-run")
+    assert [r["per_client"] for r in results["table"]] == [r["per_client"] for r in honest["table"]]
+
+
 def test_a_node_that_says_nonsense_of_itself_is_not_used(tmp_path):
     e = replace(of("fedavg", patience=0.2), rounds=1)
     grid = FakeGrid(tmp_path, tamper=at_node_101("query", lambda r: saying(r, clients=3)))

@@ -25,6 +25,18 @@ def client_of(name: str) -> int:
     return int(digits) if told else -1
 
 
+def opened(parcel: Parcel, like: Tree, client: int, round: int) -> Tree | Fault:
+    """The tree of a parcel, or why it cannot be read. What is too large beside `like` is not opened."""
+    limit = tree.nbytes(like) + HEADER * max(len(tree.leaves(like)), 1)
+    if parcel.nbytes > limit:
+        reason = f"the message has {parcel.nbytes:,} bytes on the wire, expected at most {limit:,}"
+        return Fault(round, client, "oversize", reason)
+    try:
+        return with_empty_groups(parcel.open(), like)
+    except ValueError as e:
+        return Fault(round, client, "shape", str(e))
+
+
 class Arrivals:
     """What came in one round so far.
 
@@ -79,14 +91,9 @@ class Arrivals:
             return Fault(round, client, "duplicate", f"client {client} was already counted in round {round}")
         if client not in asked:
             return Fault(round, client, "error", f"this node was not asked for client {client}")
-        limit = tree.nbytes(self._like) + HEADER * max(len(tree.leaves(self._like)), 1)
-        if parcel.nbytes > limit:
-            reason = f"the message has {parcel.nbytes:,} bytes on the wire, expected at most {limit:,}"
-            return Fault(round, client, "oversize", reason)
-        try:
-            up = with_empty_groups(parcel.open(), self._like)
-        except ValueError as e:
-            return Fault(round, client, "shape", str(e))
+        up = opened(parcel, self._like, client, round)
+        if isinstance(up, Fault):
+            return up
         sent = -1 if sent_round is None else sent_round
         fault = examine(up, self._like, client=client, round=round, sent_round=sent, seen=self.ups)
         fault = fault or self._meant(up, client)

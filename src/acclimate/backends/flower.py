@@ -32,9 +32,10 @@ from ..core.tree import Tree
 from ..core.worker import Worker
 from ..ops import memo
 from .arrivals import Arrivals
+from .metrics import metrics_of
 from .nodes import LINK, Answer, Ask, FleetError, Link, stream_name
 from .roster import Roster
-from .words import model_of
+from .words import brief, model_of
 
 
 @dataclass(frozen=True)
@@ -211,18 +212,24 @@ class FlowerEngine(Engine):
         words = {"test": self.link.names.get(name, name), "adapter": adapter, "protocol": protocol}
         scores: dict[int, Tree] = {}
         clients = [c for c in range(test.clients) if models.personal is None or c < self.shards.clients]
-        for answer in self.ask_all(models, clients, words):
-            for c in clients:
-                if (parcel := answer.parcels.get(f"metrics.{c}")) is not None and c not in scores:
-                    scores[c] = parcel.open()
+        for answer, asked in self.ask_all(models, clients, words):
+            for c in asked:  # of others this node may not speak
+                found = metrics_of(answer.parcels.get(f"metrics.{c}"), c, self._done)
+                if isinstance(found, Fault):
+                    self._leave_out(c, found.kind, f"not tested: {found.reason}")
+                else:
+                    scores[c] = found
         if not scores:
             raise FleetError("no client could be tested; the log says why")
         nothing = tree.zeros(next(iter(scores.values())))  # n = 0: does not count in any mean
         return tree.stack([scores.get(c, nothing) for c in range(test.clients)])
 
-    def ask_all(self, models: Models, clients: list[int], words: Mapping[str, Any], all: bool = False) -> list[Answer]:
+    def ask_all(
+        self, models: Models, clients: list[int], words: Mapping[str, Any], all: bool = False
+    ) -> list[tuple[Answer, list[int]]]:
         """Ask the nodes of these clients to do something with live models; with `all`, wait until all are there.
 
+        Gives the good answers, and of which clients each may speak: those that its node was asked for and could serve.
         The models travel once to each node; who has lost them says so and is sent them again.
         """
         everyone = range(self.shards.clients)
@@ -231,11 +238,12 @@ class FlowerEngine(Engine):
         groups = (
             self.roster.deal(clients, there) if newcomers else self.roster.by_node(c for c in clients if c in there)
         )
-        got: list[Answer] = []
+        got: list[tuple[Answer, list[int]]] = []
         for _ in range(2):
             answers, lacking = self._ask_live(models, groups, words)
-            got += [a for a in answers if a.error is None and a.node not in lacking]
-            self._missed(groups, answers)
+            failed = self._note_missing(groups, answers, "not tested" if "test" in words else "no live model")
+            good = [a for a in answers if a.error is None and a.node not in lacking]
+            got += [(a, [c for c in groups[a.node] if c not in failed]) for a in good]
             groups = {node: g for node, g in groups.items() if node in lacking}
             if not groups:
                 break
@@ -264,8 +272,8 @@ class FlowerEngine(Engine):
         versions = {str(c): models.versions[c] for c in clients}
         return {"models": models.name, "versions": versions, "personal": models.personal}
 
-    def _missed(self, groups: Mapping[int, list[int]], answers: list[Answer]) -> None:
-        """Clients without a test: logged now, and told with the next round."""
+    def _note_missing(self, groups: Mapping[int, list[int]], answers: list[Answer], what: str) -> set[int]:
+        """The clients for whom a node did not do what it was asked for."""
         reasons: dict[int, tuple[str, str]] = {}
         for answer in answers:
             for c in groups.get(answer.node, ()):
@@ -276,8 +284,20 @@ class FlowerEngine(Engine):
         for node in groups.keys() - {a.node for a in answers}:
             reasons |= dict.fromkeys(groups[node], ("late", f"no answer within {self.options.deadline:.0f} s"))
         for c, (kind, reason) in reasons.items():
-            self._late.append(Fault(int(self._versions.max()), c, str(kind), f"not tested: {reason}"))
-            self.link.say(f"client {c} is not in the test ({kind}): {reason}")
+            self._leave_out(c, kind, f"{what}: {reason}")
+        return set(reasons)
+
+    @property
+    def _done(self) -> int:
+        """Rounds so far."""
+        return int(self._versions.max())
+
+    def _leave_out(self, client: int, kind: str, reason: str) -> None:
+        """Note a client that is left out of a test: logged now, and told with the next round or by `missed`."""
+        fault = Fault(self._done, client, kind, brief(reason))
+        if fault not in self._late:  # every adapter and stream is a test of its own
+            self._late.append(fault)
+            self.link.say(f"client {client} is left out ({kind}): {fault.reason}")
 
 
 def _named(models: Models) -> Models:

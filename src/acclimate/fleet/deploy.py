@@ -31,7 +31,8 @@ def deploy(
         raise ValueError(f"adapter '{name}' cannot serve this model: {reason}")
     card = {"round": chosen.round, "selection": selection, "adapter": name, "label": fit.experiment.label}
     clients = list(range(fit.world.clients))
-    left = [c for a in engine.ask_all(models, clients, {"leave": card}, all=True) for c in a.words["left"]]
+    answers = engine.ask_all(models, clients, {"leave": card}, all=True)
+    left = [c for answer, asked in answers for c in asked if c in answer.words.get("left", ())]
     if missing := sorted(set(clients) - set(left)):
         raise FleetError(
             f"client(s) {missing} did not get their model; the log says why. Deploy again when they are up"
