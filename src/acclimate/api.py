@@ -100,7 +100,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
         "table": list(table.rows),
         "refused": list(table.refused),
         "cost": cost_card(fit),
-        "faults": list(fit.state.faults),
+        "faults": [*fit.state.faults, *(f._asdict() for f in engine.missed())],
         "data": {**world.card(), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
 
 from acclimate import api, catalogue
+from acclimate.adapters import NoAdapt
 from acclimate.backends import Serial
 from acclimate.backends.flower import Flower, expected_message
 from acclimate.backends.nodes import FleetError, nested, with_empty_groups
@@ -281,6 +282,27 @@ def test_a_node_cannot_tell_the_metrics_of_a_client_that_lives_elsewhere(tmp_pat
     results = run(Backwards(tmp_path, tamper=at_node_101("evaluate", change)), of("fedavg"), tmp_path / "run")
     honest = run(FakeGrid(tmp_path / "honest"), of("fedavg"), tmp_path / "honest-run")
     assert [r["per_client"] for r in results["table"]] == [r["per_client"] for r in honest["table"]]
+
+
+@pytest.mark.parametrize(("how", "kind"), [("silent", "late"), ("gone", "lost"), ("forgetful", "error")])
+def test_who_is_missing_in_the_last_test_is_in_the_results(tmp_path, how, kind):
+    """Node 101 fails once training is over."""
+    grid = FakeGrid(tmp_path)
+
+    def tamper(node, request, reply):
+        if node != 101 or request.metadata.message_type == "query":
+            return [reply]
+        if request.metadata.message_type == "train":
+            grid.offline |= {101} if how == "gone" else set()
+            return [reply]
+        return [saying(reply, lacks=True)] if how == "forgetful" else []
+
+    grid.tamper = tamper
+    e = replace(of("fedavg", deadline=0.3, patience=0.3), rounds=1, adapters=(NoAdapt(), NoAdapt()))
+    results = run(grid, e, tmp_path / "run")
+    assert results["table"][0]["clients"] == 2
+    assert [(f["round"], f["client"], f["kind"]) for f in results["faults"]] == [(1, 1, kind), (1, 3, kind)]
+    assert all(f["reason"].startswith("not tested: ") for f in results["faults"])
 
 
 def test_a_node_that_says_nonsense_of_itself_is_not_used(tmp_path):

@@ -12,8 +12,9 @@ Every wait has an end: `deadline` for a round or a test, `patience` for nodes th
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -102,7 +103,7 @@ class FlowerEngine(Engine):
         self._shapes: dict[str, Tree] = {}
         """A model of zeros by personaliser: what a live model looks like does not change from round to round."""
         self._late: list[Fault] = []
-        """Clients that missed a test; told with the next round."""
+        """Clients that missed a test; told with the next round, or at the end."""
 
     @property
     def mine(self) -> Tree:
@@ -174,10 +175,9 @@ class FlowerEngine(Engine):
         assert part is not None
         self._versions = self._versions.clone()
         self._versions[present] = got.round + 1
-        faults = (*self._late, *(got.faults[c] for c in clients if c in got.faults), *got.refused)
+        faults = (*self.missed(), *(got.faults[c] for c in clients if c in got.faults), *got.refused)
         for f in faults:
             self.link.say(f"round {f.round}: client {f.client} does not count ({f.kind}): {f.reason}")
-        self._late = []
         return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), self._like), faults)
 
     # --- live models ----------------------------------------------------------------------------------------------
@@ -238,15 +238,20 @@ class FlowerEngine(Engine):
         groups = (
             self.roster.deal(clients, there) if newcomers else self.roster.by_node(c for c in clients if c in there)
         )
+        what = "not tested" if "test" in words else "no live model"
+        if not newcomers:
+            self._leave_all_out([[c for c in clients if c not in there]], "lost", f"{what}: its node is not connected")
         got: list[tuple[Answer, list[int]]] = []
         for _ in range(2):
             answers, lacking = self._ask_live(models, groups, words)
-            failed = self._note_missing(groups, answers, "not tested" if "test" in words else "no live model")
+            failed = self._note_missing(groups, answers, what)
             good = [a for a in answers if a.error is None and a.node not in lacking]
             got += [(a, [c for c in groups[a.node] if c not in failed]) for a in good]
             groups = {node: g for node, g in groups.items() if node in lacking}
             if not groups:
                 break
+        else:
+            self._leave_all_out(groups.values(), "error", f"{what}: its node loses what it is sent")
         return got
 
     def _ask_live(
@@ -287,10 +292,18 @@ class FlowerEngine(Engine):
             self._leave_out(c, kind, f"{what}: {reason}")
         return set(reasons)
 
+    def missed(self) -> tuple[Fault, ...]:
+        late, self._late = tuple(self._late), []
+        return late
+
     @property
     def _done(self) -> int:
         """Rounds so far."""
         return int(self._versions.max())
+
+    def _leave_all_out(self, groups: Iterable[list[int]], kind: str, reason: str) -> None:
+        for client in itertools.chain(*groups):
+            self._leave_out(client, kind, reason)
 
     def _leave_out(self, client: int, kind: str, reason: str) -> None:
         """Note a client that is left out of a test: logged now, and told with the next round or by `missed`."""

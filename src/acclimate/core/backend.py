@@ -34,7 +34,7 @@ class NonFinite(ArithmeticError):
 
 
 class Fault(NamedTuple):
-    """A client whose message did not count in a round, and why. The round went on without it."""
+    """A client whose message did not count in a round, or that is not in a test, and why. The rest went on."""
 
     round: int
     client: int
@@ -98,6 +98,10 @@ class Engine(ABC):
         Where asked, `trace` is there besides: what the adapter's `trace` tells per sample, each [clients, size, ...],
         `size` being the longest stream. Rows beyond a client's own number mean nothing.
         """
+
+    def missed(self) -> tuple[Fault, ...]:
+        """Clients that were left out since the last round's `Reply`, of tests for example; each is told once."""
+        return ()
 
     def close(self) -> None:
         """Give back what the engine holds."""
