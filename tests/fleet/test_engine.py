@@ -21,10 +21,12 @@ from acclimate.backends.flower import Flower, expected_message
 from acclimate.backends.nodes import FleetError, nested, with_empty_groups
 from acclimate.core import fit, tree
 from acclimate.core.hetero import Hetero
+from acclimate.core.local import Work
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
 from acclimate.fleet.vault import LostState, Vault
+from acclimate.personal import FineTune
 from support import quick_or_slow
 
 
@@ -303,6 +305,17 @@ def test_who_is_missing_in_the_last_test_is_in_the_results(tmp_path, how, kind):
     assert results["table"][0]["clients"] == 2
     assert [(f["round"], f["client"], f["kind"]) for f in results["faults"]] == [(1, 1, kind), (1, 3, kind)]
     assert all(f["reason"].startswith("not tested: ") for f in results["faults"])
+
+
+@pytest.mark.parametrize("change", [{"model": []}, {"model": 3}])
+def test_one_node_that_cannot_tell_the_form_of_a_model_does_not_end_a_run(tmp_path, change):
+    """After a personaliser the form is a new one, and client 0 is the first who is asked for it."""
+
+    def tamper(node, request, reply):
+        return [saying(reply, **change)] if node == 100 and request.metadata.message_type == "evaluate" else [reply]
+
+    e = replace(of("fedavg"), rounds=1, personal=FineTune(work=Work(epochs=1, batch=8)))
+    assert run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")["table"][0]["clients"] >= 2
 
 
 def test_a_node_that_says_nonsense_of_itself_is_not_used(tmp_path):

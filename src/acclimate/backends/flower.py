@@ -189,13 +189,15 @@ class FlowerEngine(Engine):
         return _named(Models("", down, [0] * newcomers, None))
 
     def live(self, models: Models, client: int) -> Tree:
-        """A model of the right names, shapes and types, and of zeros: a client's own model does not leave its node."""
-        if (known := self._shapes.get(models.recipe)) is not None:
-            return known
-        if client not in self.roster.find([client]):
-            raise FleetError(f"client {client}: its node is not connected; start it and resume")
-        if not self.ask_all(models, [client], {}):
-            raise FleetError(f"client {client} cannot make its live model; the log says why")
+        """A model of the right names, shapes and types, and of zeros: a client's own model does not leave its node.
+
+        All clients have models of one form, so where this one cannot tell, the others are asked.
+        """
+        for clients in ([client], list(range(len(models.versions)))):
+            if models.recipe not in self._shapes:
+                self.ask_all(models, clients, {})
+        if models.recipe not in self._shapes:
+            raise FleetError("no client can make its live model; the log says why")
         return self._shapes[models.recipe]
 
     def _learn(self, models: Models, answer: Answer) -> None:
