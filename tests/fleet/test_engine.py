@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 from fakes import FakeGrid, changed, experiment, linked, run, saying, state_of
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
+from stumbling import Stumbling
 
 from acclimate import api, catalogue
 from acclimate.adapters import NoAdapt
@@ -22,6 +23,7 @@ from acclimate.backends.nodes import FleetError, nested, with_empty_groups
 from acclimate.core import fit, tree
 from acclimate.core.hetero import Hetero
 from acclimate.core.local import Work
+from acclimate.core.worker import Worker
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
@@ -513,6 +515,40 @@ def test_old_versions_go(tmp_path):
     run(FakeGrid(tmp_path), e, tmp_path / "run")
     (at,) = (tmp_path / "site0" / "runs").iterdir()
     assert len(Vault(at).versions(0)) <= 3 and Vault(at).versions(0)[-1] == 5
+
+
+def test_a_client_that_fails_does_not_take_others_with_it(tmp_path):
+    """Clients 1 and 3 live at one node."""
+    e = replace(of("fedavg"), method=Stumbling(work=Work(epochs=1, batch=8)), rounds=1)
+    results = run(FakeGrid(tmp_path), e, tmp_path / "run")
+    assert [(f["client"], f["kind"], f["reason"]) for f in results["faults"]] == [
+        (3, "error", "RuntimeError: client 3 cannot train")
+    ]
+    assert state_of(tmp_path / "run")["mine/version"].tolist() == [1, 1, 1, 0]
+
+
+def test_a_client_whose_model_or_test_fails_does_not_take_others_with_it(tmp_path, monkeypatch):
+    """Client 1 cannot be personalised, and client 3 cannot be served."""
+    made, served = Worker.personalise, Worker.adapt
+
+    def personalise(worker, down, mine, data, personal):
+        if int(data["id"]) == 1:
+            raise KeyError("client 1")
+        return made(worker, down, mine, data, personal)
+
+    def adapt(worker, model, data, *more):
+        if int(data["id"]) == 3:
+            raise RuntimeError("client 3 cannot be served")
+        return served(worker, model, data, *more)
+
+    monkeypatch.setattr(Worker, "personalise", personalise)
+    monkeypatch.setattr(Worker, "adapt", adapt)
+    results = run(FakeGrid(tmp_path), replace(of("fedavg"), rounds=1), tmp_path / "run")
+    assert results["table"][0]["clients"] == 2
+    assert {(f["client"], f["reason"]) for f in results["faults"]} == {
+        (1, "not tested: KeyError: 'client 1'"),
+        (3, "not tested: RuntimeError: client 3 cannot be served"),
+    }
 
 
 def test_a_lost_private_state_is_told_not_made_up(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from .remote import VALIDATION, card_of
 from .vault import LostState, Vault, deploy
 
 Answer = tuple[dict[str, Tree], dict[str, Any]]
+log = logging.getLogger("acclimate")
 
 
 @dataclass(frozen=True)
@@ -95,20 +97,27 @@ class Site:
         """A local round of the clients that were asked for. A client that fails does not take others with it."""
         round, ups, failed = int(words["round"]), {}, {}
         train = self.world.shards(self.world.train)
-        for name, version in words["versions"].items():
-            client = self._own(int(name))
+        for name in words["versions"]:
             try:
-                mine = self.vault.mine(client, int(version), self.worker.start)
-            except LostState as e:
-                failed[name] = ("error", str(e))
-                continue
-            up, new, ok = self.worker.train(down, mine, self._data(train, client, round))
-            if not bool(ok):
-                failed[name] = ("nonfinite", "training gave values that are not finite; nothing was sent or kept")
-                continue
-            self.vault.keep(client, round + 1, new, [int(v) for v in words["keep"][name]])
-            ups[f"up.{client}"] = up
+                up = self._round(train, down, words, name)
+            except Exception as e:
+                failed[name] = _reason(name, e)
+            else:
+                if up is not None:
+                    ups[f"up.{name}"] = up
+                else:
+                    failed[name] = ("nonfinite", "training gave values that are not finite; nothing was sent or kept")
         return ups, {"round": round, "failed": failed}
+
+    def _round(self, train: Shards, down: Tree, words: Mapping[str, Any], name: str) -> Tree | None:
+        """One client's message; None where it is not finite, and then its private state stays what it was."""
+        client, round = self._own(int(name)), int(words["round"])
+        mine = self.vault.mine(client, int(words["versions"][name]), self.worker.start)
+        up, new, ok = self.worker.train(down, mine, self._data(train, client, round))
+        if not bool(ok):
+            return None
+        self.vault.keep(client, round + 1, new, [int(v) for v in words["keep"][name]])
+        return up
 
     def _own(self, client: int) -> int:
         if client not in self.place.hosts(self.experiment.data.clients):
@@ -123,8 +132,8 @@ class Site:
         for name, version in words["versions"].items():
             try:
                 model = self._model(words, int(name), int(version), down)
-            except LostState as e:
-                failed[name] = ("error", str(e))
+            except Exception as e:
+                failed[name] = _reason(name, e)
                 continue
             if model is None:
                 return {}, {"lacks": True}
@@ -139,8 +148,10 @@ class Site:
         test = self._stream(str(words["test"]))
         scores = {}
         for c, model in live.items():
-            data = self._data(test, c, 0)
-            scores[f"metrics.{c}"] = self.worker.adapt(model, data, adapter, protocol)
+            try:
+                scores[f"metrics.{c}"] = self.worker.adapt(model, self._data(test, c, 0), adapter, protocol)
+            except Exception as e:
+                failed[str(c)] = _reason(str(c), e)
         return tree.to(scores, "cpu"), told
 
     def _model(self, words: Mapping[str, Any], client: int, version: int, down: Tree | None) -> Tree | None:
@@ -180,6 +191,12 @@ class Site:
         raise ValueError(
             f"test '{name}' is none of the experiment's streams here; do server and node hold the same data?"
         )
+
+
+def _reason(client: str, error: Exception) -> tuple[str, str]:
+    """What the server is told of a client that failed; the site's own log says where in the code it was."""
+    log.warning("client %s failed", client, exc_info=error)
+    return "error", str(error) if isinstance(error, LostState) else f"{type(error).__name__}: {error}"
 
 
 def shapes(model: Tree) -> list[tuple[str, list[int], str]]:
