@@ -664,6 +664,16 @@ def test_a_vault_refuses_what_it_does_not_have(tmp_path):
         Vault(tmp_path).mine(3, 5, lambda c: {})
 
 
+@pytest.mark.parametrize("name", ["../../../escaped", "/tmp/escaped", "", "a" * 65, "..", "\u00e9"])
+def test_the_server_does_not_choose_where_a_node_writes(tmp_path, name):
+    vault = Vault(tmp_path / "site" / "runs" / "abc")
+    with pytest.raises(ValueError, match="must be up to 64 letters and digits"):
+        vault.keep_model(name, 0, {"w": torch.zeros(1)})
+    with pytest.raises(ValueError, match="must be up to 64 letters and digits"):
+        vault.model(name, 0)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize("bad", [{"quorum": 1.5}, {"deadline": 0.0}, {"patience": float("inf")}, {"tries": 0}])
 def test_bad_settings_name_the_field(bad):
     with pytest.raises(ValueError, match=f"Flower: {next(iter(bad))}="):

@@ -19,7 +19,7 @@ from ..config import loads
 from ..core import tree
 from .records import dressed, flat_of, pack, skeleton, unpack
 from .site import Place, Site
-from .vault import Memory, Vault
+from .vault import Memory, Vault, safe
 
 app = ClientApp()
 HELD = "held"
@@ -42,7 +42,7 @@ def respond(message: Message, context: Context) -> Message:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     trees, words = unpack(message.content)
     place, run = place_of(context), str(words["run"])
-    vault = Vault(place.folder / "runs" / safe(run), remembered(context.state, run))
+    vault = Vault(place.folder / "runs" / safe("run", run), remembered(context.state, run))
     site = Site(place, loads(json.dumps(words["experiment"])), run, vault)
     made, told = site.answer(message.metadata.message_type.partition(".")[0], trees, words)
     remember(context.state, run, vault.memory)
@@ -52,13 +52,6 @@ def respond(message: Message, context: Context) -> Message:
 app.query()(respond)
 app.train()(respond)
 app.evaluate()(respond)
-
-
-def safe(name: str) -> str:
-    """A run's name as a folder name; the server does not choose where a node writes."""
-    if not name.isalnum() or len(name) > 64:
-        raise ValueError(f"run='{name}' must be up to 64 letters and digits")
-    return name
 
 
 def remembered(state: RecordDict, run: str) -> Memory:

@@ -29,6 +29,13 @@ class LostState(RuntimeError):
     """A private state that should be here is not."""
 
 
+def safe(what: str, name: str) -> str:
+    """A name that the server gave, as a folder's name: the server does not choose where a node writes."""
+    if not (name.isascii() and name.isalnum()) or len(name) > 64:
+        raise ValueError(f"{what}='{name}' must be up to 64 letters and digits")
+    return name
+
+
 def write_tree(path: Path, value: Tree) -> None:
     """A tree as a file."""
     flat = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(value).items()}
@@ -83,7 +90,7 @@ class Vault:
         return sorted(int(p.stem) for p in self._file(client, 0).parent.glob("*.safetensors"))
 
     def _model(self, name: str, client: int) -> Path:
-        return self.folder / "models" / name / f"{client}.safetensors"
+        return self.folder / "models" / safe("models", name) / f"{client}.safetensors"
 
     def model(self, name: str, client: int) -> Tree | None:
         """A client's live model, where it was made before."""
