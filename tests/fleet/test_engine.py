@@ -18,7 +18,7 @@ from stumbling import Stumbling
 from acclimate import api, catalogue
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Serial
-from acclimate.backends.flower import Flower, expected_message
+from acclimate.backends.flower import Flower, FlowerEngine, expected_message
 from acclimate.backends.nodes import FleetError, nested, with_empty_groups
 from acclimate.core import fit, tree
 from acclimate.core.hetero import Hetero
@@ -672,6 +672,13 @@ def test_the_server_does_not_choose_where_a_node_writes(tmp_path, name):
     with pytest.raises(ValueError, match="must be up to 64 letters and digits"):
         vault.model(name, 0)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("quorum", "clients", "need"), [(0.28, 25, 7), (0.55, 20, 11), (0.5, 5, 3), (0.0, 4, 1)])
+def test_a_quorum_is_not_one_more_by_rounding(quorum, clients, need):
+    engine = object.__new__(FlowerEngine)
+    engine.options = Flower(quorum=quorum)
+    assert engine._quorum(clients) == need
 
 
 @pytest.mark.parametrize("bad", [{"quorum": 1.5}, {"deadline": 0.0}, {"patience": float("inf")}, {"tries": 0}])

@@ -38,6 +38,9 @@ from .nodes import LINK, Answer, Ask, FleetError, Link, stream_name
 from .roster import Roster
 from .words import brief, model_of
 
+ROUNDING = 1e-9
+"""0.28 of 25 clients are 7, whatever the product is in floating point."""
+
 
 @dataclass(frozen=True)
 class Flower(Backend):
@@ -132,7 +135,7 @@ class FlowerEngine(Engine):
         return self._reply(clients, got)
 
     def _quorum(self, clients: int) -> int:
-        return max(math.ceil(self.options.quorum * clients), 1)
+        return max(math.ceil(self.options.quorum * clients - ROUNDING), 1)
 
     def _arrivals(self, round: int) -> Arrivals:
         """An empty intake."""
