@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -115,6 +116,14 @@ def test_init_writes_all_that_sites_need(tmp_path):
     text = (made / "app" / "pyproject.toml").read_text()
     assert 'settings = "backend=flower data.clients=2 method=fedthe rounds=3"' in text and 'data = "sites"' in text
     assert "port 8000" in (made / "HOWTO.md").read_text()
+
+
+def test_init_keeps_a_setting_with_a_blank_in_one_piece(tmp_path):
+    settings = "data=arrays data.file='my site.npz' rounds=1"
+    sites.init(tmp_path / "f", host="h", sites=["a", "b"], settings=settings)
+    app = tomllib.loads((tmp_path / "f" / "app" / "pyproject.toml").read_text())
+    made = server_app.prepared(tmp_path / "run", app["tool"]["flwr"]["app"]["config"]["settings"])
+    assert made.experiment().data.file == "my site.npz"
 
 
 @pytest.mark.parametrize(

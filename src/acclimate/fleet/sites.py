@@ -130,7 +130,7 @@ exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.cr
 def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000) -> None:
     """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites."""
     check(folder, host, sites, port)
-    settings = " ".join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
+    settings = shlex.join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
     expand([s for s in shlex.split(settings) if s != "backend=flower"])
     authority = keys.make_ca(folder / "authority", f"acclimate fleet at {host}")
     server = folder / "server"
