@@ -320,6 +320,22 @@ def test_one_node_that_cannot_tell_the_form_of_a_model_does_not_end_a_run(tmp_pa
     assert run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")["table"][0]["clients"] >= 2
 
 
+def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path):
+    """Node 101 cannot tell its clients at first, stays connected, and can in time for the first round."""
+    failures = []
+
+    def tamper(node, request, reply):
+        if node == 101 and request.metadata.message_type == "query" and len(failures) < 3:
+            failures.append(node)
+            return [saying(reply, clients=None)]
+        return [reply]
+
+    e = replace(of("fedavg", patience=5.0), rounds=1)
+    grid = FakeGrid(tmp_path, tamper=tamper)
+    assert run(grid, e, tmp_path / "run")["faults"] == []
+    assert grid.asked.count((101, "query")) == 4 and grid.asked.count((100, "query")) == 1
+
+
 def test_a_node_that_says_nonsense_of_itself_is_not_used(tmp_path):
     e = replace(of("fedavg", patience=0.2), rounds=1)
     grid = FakeGrid(tmp_path, tamper=at_node_101("query", lambda r: saying(r, clients=3)))

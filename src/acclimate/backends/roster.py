@@ -16,6 +16,9 @@ class Roster:
         self.hosts: dict[int, int] = {}
         """The node of each client."""
         self._greeted: set[int] = set()
+        """Nodes that have told their clients."""
+        self._unfit: dict[int, str] = {}
+        """Why a node could not tell them, when it was asked last."""
         self._met = False
         """Whether it was waited for all nodes once."""
 
@@ -48,22 +51,23 @@ class Roster:
         return {node: hand for node, hand in hands.items() if hand}
 
     def _greet(self) -> set[int]:
-        """The nodes that are connected; new ones are asked for their clients."""
+        """The nodes that are connected; new ones, and those that could not tell, are asked for their clients."""
         there = set(self._link.nodes())
         self._greeted &= there  # who was away is asked again
         if new := sorted(there - self._greeted):
             asks = [Ask(node, "query", {}, {}) for node in new]
             for answer in self._link.exchange(asks, self._patience, "hello"):
-                self._greeted.add(answer.node)
-                self._welcome(answer, there)
+                if answer.error is None:
+                    self._greeted.add(answer.node)
+                    self._welcome(answer, there)
+                elif self._unfit.get(answer.node) != answer.error:  # it is asked often, and this is said once
+                    self._link.say(f"node {answer.node} is not used: {answer.error}")
+                    self._unfit[answer.node] = answer.error
         return there
 
     def _welcome(self, answer: Answer, there: set[int]) -> None:
         """Note which clients a node hosts. A site that comes back may have a new number; nobody is taken over."""
         say = self._link.say
-        if answer.error is not None:
-            say(f"node {answer.node} is not used: {answer.error}")
-            return
         for c in answer.words.get("clients", ()):
             if c >= self._clients:
                 say(f"node {answer.node} says that it hosts {c!r}, which is no client of this run")
