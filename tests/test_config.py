@@ -1,6 +1,7 @@
 """Experiments as settings, TOML and JSON: every spelling gives the same record; every mistake is named."""
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass, replace
 
@@ -182,6 +183,20 @@ def test_own_records_and_objects_are_told_apart():
     assert a.settings()[0].startswith("model=torch.nn.modules.linear:Linear#")
     f, g = (lambda shape, classes: nn.Linear(1, 1)), (lambda shape, classes: nn.Linear(2, 2))
     assert replace(a, model=f).training_hash(exact=True) != replace(a, model=g).training_hash(exact=True)
+
+
+def test_functions_with_other_arguments_share_no_training():
+    def net(shape, classes, drop=0.0):
+        return nn.Sequential(nn.Flatten(), nn.Dropout(drop), nn.Linear(64, classes))
+
+    one, other = (Experiment(model=functools.partial(net, drop=drop)) for drop in (0.0, 0.9))
+    assert one.history_hash() != other.history_hash()
+    assert one.training_hash() == other.training_hash()  # a checkpoint knows Python objects by name
+
+
+def test_training_hashes_stay_what_they_were_in_stored_results():
+    assert Experiment().training_hash() == "2a5a5ddc186f95f4"
+    assert one("method=fedprox", "method.mu=0.5", "participation=0.5").training_hash() == "f1eb567c4d7e6c80"
 
 
 def test_foreign_and_damaged_files():

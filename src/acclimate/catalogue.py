@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import nn
 
 from . import adapters, backends, data, filters, methods, models, personal, shifts
 from .core import optim
 from .core.adapter import Adapter
 from .core.backend import Backend
 from .core.filter import Filter
+from .core.fingerprint import fingerprint
 from .core.method import Method
 from .core.personal import Personalizer
 from .core.task import Augment, Model
@@ -316,16 +313,7 @@ def text(value: Any) -> str:
 def identity(value: Any) -> str:
     """`module:name#hash` of a function, class or module: two objects that compute differently have different ones."""
     kind = value if hasattr(value, "__qualname__") else type(value)
-    h = hashlib.sha256()
-    if isinstance(value, nn.Module):
-        h.update(repr(value).encode())
-        for key, tensor in value.state_dict().items():
-            h.update(key.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    elif code := getattr(value, "__code__", None):
-        h.update(code.co_code + repr((code.co_consts, code.co_names, value.__defaults__)).encode())
-    else:
-        h.update(repr(vars(value)).encode() if hasattr(value, "__dict__") else b"")
-    return f"{kind.__module__}:{kind.__qualname__}#{h.hexdigest()[:12]}"
+    return f"{kind.__module__}:{kind.__qualname__}#{fingerprint(value)[:12]}"
 
 
 def nearest(word: str, allowed: list[str]) -> str:

@@ -98,6 +98,13 @@ def test_a_trained_model_becomes_a_backbone():
     assert torch.allclose(made, t.apply(vars, x).features, atol=1e-5)
 
 
+def test_features_behind_another_normalisation_have_another_name():
+    tasks = [Task(MLP(hidden=(8,)), (3, 16, 16), 10, (m,) * 3, (0.5,) * 3) for m in (0.5, 0.1)]
+    vars = tasks[0].init(rng.key(1))
+    (one,), (other,) = (Frozen((encoder_of(t, vars),)).parts() for t in tasks)
+    assert one[0] != other[0]
+
+
 def test_projection_has_the_paper_s_shapes():
     t = Task(Projection(), (1536,), 10)
     assert {n: tuple(p.shape) for n, p in t.init(rng.key(0))["params"].items()} == {

@@ -173,6 +173,9 @@ class _Normalised(nn.Module):
         super().__init__()
         self.module, self.mean, self.std = module, mean, std
 
+    def extra_repr(self) -> str:
+        return f"mean={self.mean}, std={self.std}" if self.mean else ""  # names of stored features come from this text
+
     def forward(self, x: Tensor) -> Any:
         return self.module((x - column(self.mean, x)) / column(self.std, x) if self.mean else x)
 
