@@ -14,10 +14,11 @@ from acclimate import catalogue, config
 from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
 from acclimate.config import ConfigError, Experiment, expand, flatten_toml
-from acclimate.core.optim import Adam, Cosine
-from acclimate.data import Digits, Pathological
+from acclimate.core.optim import SGD, Adam, Cosine
+from acclimate.data import ByDomain, Digits, Pathological
 from acclimate.methods import FedAvg, FedProx
 from acclimate.personal import FineTune
+from acclimate.shifts import Rotated
 
 EXPERIMENTS = st.builds(
     Experiment,
@@ -49,6 +50,36 @@ def test_every_catalogue_record_round_trips():
 def one(*settings):
     (e,) = expand(settings)
     return e
+
+
+@pytest.mark.parametrize(
+    "e",
+    [
+        Experiment(method=FedProx(mu=1)),
+        Experiment(method=FedAvg(server_opt=SGD(lr=1))),
+        Experiment(participation=1),
+        Experiment(data=Digits(mean=(0, 0, 0), std=(1, 1, 1))),
+        Experiment(data=Digits(partition=ByDomain(alpha=1), split=(1, 0, 0), angles=(15, 45))),
+        Experiment(streams=(Rotated(angles=(15, 30)),)),
+    ],
+)
+def test_whole_numbers_in_fields_of_floats_have_the_hash_of_the_file(e):
+    back = config.loads(config.dumps(e))
+    assert back == e and back.training_hash() == e.training_hash()
+    assert config.dumps(back) == config.dumps(e)
+    assert back.history_hash() == e.history_hash()
+
+
+def test_whole_numbers_stay_where_they_may_be():
+    @dataclass(frozen=True)
+    class Odd:
+        flag: float = True
+        either: int | float = 1
+        pair: tuple[int, float] = (1, 1)
+        maybe: tuple[float, ...] | None = (1,)
+
+    body = json.dumps(config.encode(Odd()))
+    assert '"flag": true, "either": 1, "pair": [1, 1.0], "maybe": [1.0]' in body
 
 
 def test_settings_reach_every_depth_in_any_order():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import itertools
@@ -131,16 +132,52 @@ class Experiment:
 # --- records as JSON ---------------------------------------------------------------------------------------------
 
 
-def encode(value: Any) -> Any:
-    """A record as plain JSON; `type` names its class (`module:Class` for classes that are not acclimate's)."""
+def encode(value: Any, hint: Any = Any) -> Any:
+    """A record as plain JSON; `type` names its class (`module:Class` for classes that are not acclimate's).
+
+    `hint` is the type of the field that holds the value: a whole number in a field of floats is written as a float,
+    because it is read back as one, and a record and its copy from a file must have one hash.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        body = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        hints = _hints(type(value))
+        body = {f.name: encode(getattr(value, f.name), hints.get(f.name, Any)) for f in dataclasses.fields(value)}
         return {"type": _class_name(type(value)), **body}
     if isinstance(value, list | tuple):
-        return [encode(v) for v in value]
+        return [encode(v, h) for v, h in zip(value, _hints_inside(hint, len(value)), strict=True)]
+    if isinstance(value, int) and not isinstance(value, bool) and _is_float(hint):
+        return float(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return {"type": "python", "name": catalogue.identity(value)}
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a record's fields; none where a user's own annotations cannot be read."""
+    try:
+        return typing.get_type_hints(cls)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows, None apart."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return tuple(t for t in typing.get_args(hint) if t is not type(None)) if union else (hint,)
+
+
+def _is_float(hint: Any) -> bool:
+    """Whether a field holds floats, or nothing: not where whole numbers are allowed by name."""
+    return _options(hint) == (float,)
+
+
+def _hints_inside(hint: Any, length: int) -> list[Any]:
+    """The types of the entries of a tuple."""
+    own = [o for o in _options(hint) if typing.get_origin(o) in (tuple, list)]
+    inner = typing.get_args(own[0]) if len(own) == 1 else ()
+    if len(inner) == 1 or inner[1:] == (...,):
+        return [inner[0]] * length
+    return list(inner) if len(inner) == length else [Any] * length
 
 
 def _by_name(value: Any) -> Any:
@@ -172,8 +209,9 @@ def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
             raise ConfigError(f"{where}: {cls.__name__} has no field '{unknown[0]}'; written by another version?")
         return _make(cls, {k: decode(v, hints[k], f"{where}.{k}") for k, v in fields.items()}, where)
     if isinstance(value, list):
-        return tuple(decode(v, Any, f"{where}[{i}]") for i, v in enumerate(value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        inner = enumerate(zip(value, _hints_inside(hint, len(value)), strict=True))
+        return tuple(decode(v, h, f"{where}[{i}]") for i, (v, h) in inner)
+    if isinstance(value, int) and not isinstance(value, bool) and _is_float(hint):
         return float(value)
     return value
 
