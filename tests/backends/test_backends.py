@@ -15,6 +15,7 @@ from acclimate.core.backend import NonFinite
 from acclimate.core.message import Mean, Sum
 from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
+from acclimate.filters import Masked
 from acclimate.methods import SCAFFOLD, FedAvg
 from support import BACKENDS, SMALL, Roll, equal, fitted, gap, shards, small, task
 
@@ -103,9 +104,10 @@ class Poison(FedAvg):
         return {**up, "delta": tree.map(lambda x: torch.where(bad, torch.nan, x), up["delta"])}, mine
 
 
+@pytest.mark.parametrize("filters", [(), (Masked(),)], ids=["open", "masked"])
 @pytest.mark.parametrize("name", BACKENDS)
-def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name):
-    worker = Worker(task(), Poison(work=SMALL, private=("head",)))
+def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, filters):
+    worker = Worker(task(), Poison(work=SMALL, private=("head",)), filters)
     engine = BACKENDS[name].open(worker, shards(), torch.device("cpu"))
     state = fit.start(worker, engine, 6)
     loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6), shards((4,) * 6, 1), state)

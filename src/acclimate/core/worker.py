@@ -60,15 +60,17 @@ class Worker:
         return self.key("init")
 
     def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
-        """One local round: the filtered message, the new private state, and whether all of it is finite."""
+        """One local round: the filtered message, the new private state, and whether all is finite, before and after the
+        filters."""
         key = self.key("train", data["round"], data["id"], like=data["id"])
         cohort, down = down.get(COHORT), tree.drop(down, (COHORT,))
         up, new = self.method.client(self.task, down, mine, data, key)
-        met = before_each(self.filters, self.method.uplink)
+        met, made = before_each(self.filters, self.method.uplink), up
         for i, f in enumerate(self.filters):
             sender = Sender(met[i], data["id"], data["round"], cohort)
             up = f.client(up, rng.fold(key, "filter", i), sender)
-        return up, new, tree.finite({"up": up, "mine": new})
+        seen = {"made": made, "mine": new}  # what a filter makes of NaN may be whole numbers, which are always finite
+        return up, new, tree.finite({**seen, "up": up} if self.filters else seen)
 
     def read(self, ups: Tree) -> Tree:
         """Messages with a leading client axis, as they arrived, in the form in which `uplink` combines them."""
