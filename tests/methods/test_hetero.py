@@ -220,6 +220,20 @@ def test_a_client_that_is_not_finite_is_named_and_nobody_has_changed():
     assert equal(engine.mine, before)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_round_that_fails_midway_changes_nobody(error, monkeypatch):
+    world, worker, engine = api.build(experiment())
+    state, before = loop.start(worker, engine, world.clients), engine.mine
+
+    def stop(*args):
+        raise error("stopped")
+
+    monkeypatch.setattr(engine.parts[-1].engine, "train", stop)
+    with pytest.raises(error, match="stopped"):
+        loop.one_round(worker, engine, state.server, torch.arange(world.clients), 0)
+    assert equal(engine.mine, before)
+
+
 def test_runs_are_checkpointed_loaded_and_resumed(tmp_path, fit):
     table = ac.run(experiment(), tmp_path / "run")
     assert table.rows == ac.evaluate(fit).rows

@@ -151,17 +151,26 @@ class MixedEngine(Engine):
                 part.engine.expect(own)
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        before, replies, bad = self.mine, [], []
+        before = self.mine
+        try:
+            replies = self._replies(down, cohort, round)
+        except BaseException:  # also Ctrl-C: a round is done for all architectures or for none
+            self.mine = before
+            raise
+        combined = reduce(message.combine, (r.part for r in replies))
+        return Reply(combined, replies[0].up, tuple(f for r in replies for f in r.faults))
+
+    def _replies(self, down: Tree, cohort: Tensor, round: int) -> list[Reply]:
+        """The round of every architecture that has clients in the cohort; names all clients that are not finite."""
+        replies, bad = [], []
         for part in self.parts:
             try:
                 replies += [part.train(down, cohort, round)] if len(part.among(cohort)) else []
             except NonFinite as error:
                 bad += error.clients
         if bad:
-            self.mine = before
             raise NonFinite(sorted(bad), round)
-        combined = reduce(message.combine, (r.part for r in replies))
-        return Reply(combined, replies[0].up, tuple(f for r in replies for f in r.faults))
+        return replies
 
     def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Models:
         handles = tuple(part.engine.deploy(down, mine[part.name], personal) for part in self.parts)
