@@ -159,14 +159,12 @@ def cost_card(fit: Fit) -> dict[str, Any]:
     """What left the clients, by name, shape and bytes."""
     e, method, task = fit.experiment, fit.worker.method, fit.worker.task
     down = method.download(task, fit.state.server)
-    rounds, cohort = fit.state.round, e.cohort_size
-    up_total = fit.state.cost["up"]
     return {
-        "rounds": rounds,
-        "cohort": cohort,
-        "up_bytes_per_client": up_total // (rounds * cohort),
+        "rounds": fit.state.round,
+        "cohort": e.cohort_size,
+        "up_bytes_per_client": sum(part["bytes"] for part in fit.state.cost["message"]),
         "down_bytes_per_client": tree.nbytes(down),
-        "up_bytes_total": up_total,
+        "up_bytes_total": fit.state.cost["up"],
         "down_bytes_total": fit.state.cost["down"],
         "message": fit.state.cost["message"],
         "filters": filter_cards(fit),

@@ -427,6 +427,10 @@ def test_a_slow_node_is_left_behind_at_the_deadline(tmp_path):
     results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg", deadline=0.5), tmp_path / "run")
     assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "late"), (3, "late")}
     assert len(results["faults"]) == 4 and "0 s" in results["faults"][0]["reason"]
+    cost = results["cost"]
+    assert cost["up_bytes_per_client"] == sum(part["bytes"] for part in cost["message"])
+    assert cost["up_bytes_total"] == 2 * 2 * cost["up_bytes_per_client"]  # two clients answered, in two rounds
+    assert cost["down_bytes_total"] == 2 * 4 * cost["down_bytes_per_client"]
 
 
 def test_a_node_that_goes_away_and_comes_back(tmp_path):

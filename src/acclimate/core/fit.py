@@ -66,7 +66,8 @@ class State:
     history: tuple[dict[str, Any], ...] = ()
     """One row per evaluated round."""
     cost: dict[str, Any] = field(default_factory=dict)
-    """Bytes so far, summed over clients (`up`, `down`), and what one client's `message` is made of."""
+    """Bytes so far, summed over clients (`up`: of messages that counted; `down`), and what one `message` is
+    made of."""
     faults: tuple[dict[str, Any], ...] = ()
     """Every client whose message did not count in some round (`round`, `client`, `kind`, `reason`), in order."""
 
@@ -130,11 +131,11 @@ def update(worker: Worker, server: Tree, reply: Reply, cohort: Tensor, round: in
     return server
 
 
-def add_cost(cost: dict[str, Any], reply: Reply, down: Tree, clients: int) -> dict[str, Any]:
-    """The bytes so far, with those of one more round."""
+def add_cost(cost: dict[str, Any], reply: Reply, down: Tree, asked: int) -> dict[str, Any]:
+    """The bytes so far, with those of one more round: sent to all that were asked, received from those that counted."""
     return {
-        "up": cost["up"] + tree.nbytes(reply.up) * clients,
-        "down": cost["down"] + tree.nbytes(down) * clients,
+        "up": cost["up"] + tree.nbytes(reply.up) * len(reply.part.clients),
+        "down": cost["down"] + tree.nbytes(down) * asked,
         "message": message.describe(reply.up),
     }
 
