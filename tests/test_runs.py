@@ -295,6 +295,45 @@ def test_a_finished_run_is_not_overwritten_unless_told(finished):
     assert (path / "results.json").read_bytes() == before
 
 
+SMALL = ("adapters=none", "streams=original", "rounds=1", "backend=serial")
+
+
+def test_a_run_that_replaces_several_is_the_one_that_is_found(tmp_path):
+    ac.run_all(quick(*SMALL, "seed=0,1"), tmp_path)
+    table = ac.run(quick(*SMALL, "method=fedprox")[0], tmp_path, overwrite=True)
+    assert [f.path for f in store.find_runs(tmp_path)] == [tmp_path]
+    assert ac.resume(tmp_path).rows == table.rows
+
+
+def test_several_runs_that_replace_one_leave_nothing_of_it(tmp_path):
+    ac.run(quick(*SMALL, "method=fedprox")[0], tmp_path)
+    ac.run_all(quick(*SMALL, "seed=0,1"), tmp_path, overwrite=True)
+    assert not (tmp_path / "results.json").exists() and not (tmp_path / "config.json").exists()
+    assert [f.finished for f in store.find_runs(tmp_path)] == [True, True]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_cannot_be_built_costs_no_earlier_results(finished, tmp_path, several):
+    path = copy_of(finished, tmp_path)
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    gone = [replace(e, data=ac.data.Arrays(file=str(tmp_path / "gone.npz"))) for e in quick("seed=0,1")]
+    with pytest.raises(FileNotFoundError):
+        ac.run_all(gone if several else gone[:1], path, overwrite=True)
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+
+
+def test_an_index_is_written_after_earlier_runs_are_removed(tmp_path, monkeypatch):
+    ac.run_all(quick(*SMALL, "seed=0,1"), tmp_path)
+
+    def stop(self, experiments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.IndexFolder, "plan", stop)
+    with pytest.raises(KeyboardInterrupt):
+        ac.run_all(quick(*SMALL, "seed=0,1", "method=fedprox"), tmp_path, overwrite=True)
+    assert not (tmp_path / "index.json").exists()
+
+
 def copy_of(finished, tmp_path) -> Path:
     path = tmp_path / "copy"
     path.mkdir()

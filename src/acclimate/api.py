@@ -11,16 +11,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import store
 from .building import Fit, Interrupted, build, check_mixed, cost_card, device_of
-from .config import Experiment
+from .config import Experiment, encode
 from .core import fit as loop
+from .core.backend import Engine
+from .core.worker import Worker
+from .data import World
 from .eval import Table, Traces, summary
 from .pictures.samples import samples
 from .reporting.html import render
-from .testing import by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
+from .testing import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
 from .training import can_join, lanes_of, train, train_from, train_lanes, train_together
 from .watch import Watch
 
@@ -58,24 +61,48 @@ def run(
 
     `reuse` is a sibling run of the same training (see `Experiment.training_hash`), whose state is taken over.
     """
-    folder = store.RunFolder.create(Path(out), experiment, device_of(experiment.device), overwrite)
+    path = Path(out)
+    store.refuse_overwrite(path, overwrite)
+    ready = _ready(experiment)  # before an earlier run is removed: what cannot be built should not cost its results
+    folder = store.RunFolder.create(path, experiment, device_of(experiment.device), overwrite)
     if reuse is not None:
         for name in (folder.state.name, "fleet.json"):  # the latter: the name by which nodes know the training
             if (reuse / name).exists():
                 store.write(folder.path / name, (reuse / name).read_bytes())
-    return _finish(folder, experiment, watch or Watch())
+    return _finish(folder, experiment, watch or Watch(), ready)
 
 
-def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Table:
-    """From whatever the folder holds to a finished run."""
+class _Ready(NamedTuple):
+    """What an experiment was built into."""
+
+    world: World
+    worker: Worker
+    engine: Engine
+    streams: Built
+    seconds: float
+    """How long that took."""
+
+
+def _ready(experiment: Experiment) -> _Ready | None:
+    """All that training and testing need; None where another process builds it."""
     check_mixed(experiment)
-    if (conductor := experiment.backend.conducted()) is not None:
-        return _hand_over(folder, conductor, watch)
+    if experiment.backend.conducted() is not None:
+        return None
     began = time.perf_counter()
     world, worker, engine = build(experiment)
+    streams = streams_of(world, experiment.streams)  # before training: what cannot be tested should not cost an hour
+    return _Ready(world, worker, engine, streams, time.perf_counter() - began)
+
+
+def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready: _Ready | None = None) -> Table:
+    """From whatever the folder holds to a finished run."""
+    ready = ready or _ready(experiment)
+    if ready is None:
+        return _hand_over(folder, str(experiment.backend.conducted()), watch)
+    began = time.perf_counter()
+    world, worker, engine, streams, seconds = ready
     state = loop.start(worker, engine, world.clients)
     state = folder.restore(state, experiment.training_hash()) or state
-    streams = streams_of(world, experiment.streams)  # before training: what cannot be tested should not cost an hour
     built = time.perf_counter()
     look = look_of(experiment, worker, engine, streams) if experiment.analysis else None
     fit = train_from(experiment, world, worker, engine, state, watch, folder, look)
@@ -87,7 +114,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Ta
         meanings = {name: a.traces for name, a in by_name(experiment.adapters).items()}
         folder.keep_analysis(kept, summary(kept, meanings, engine.device), experiment.seed, fit.state.round)
     timings = {
-        "build_seconds": built - began,
+        "build_seconds": seconds + built - began,
         "train_seconds": trained - built,
         "evaluate_seconds": time.perf_counter() - trained,
         "round_seconds_median": sorted(fit.seconds)[len(fit.seconds) // 2] if fit.seconds else None,
@@ -128,11 +155,19 @@ def run_all(
     if len(experiments) == 1:
         return run(experiments[0], path, overwrite, watch)
     store.refuse_overwrite(path, overwrite)
+    if store.holds_run(path):
+        _check_data(experiments)
     index = store.IndexFolder(path)
-    index.plan(list(experiments))
-    for run_path in index.runs():
-        store.RunFolder(run_path).clear()
+    index.clear(list(experiments))
+    index.plan(list(experiments))  # last: an index never names results of earlier runs as its own
     return _finish_index(index, list(experiments), watch or Watch())
+
+
+def _check_data(experiments: Sequence[Experiment]) -> None:
+    """An error where the data of one cannot be read, before earlier runs are removed."""
+    here = [e for e in experiments if e.backend.conducted() is None]
+    for data, seed in {json.dumps([encode(e.data), e.seed]): (e.data, e.seed) for e in here}.values():
+        data.world(seed)
 
 
 def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:

@@ -110,6 +110,7 @@ class RunFolder:
         self.metrics, self.state = path / "metrics.jsonl", path / "state.safetensors"
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
+        self.index = path / "index.json"
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, device: torch.device, overwrite: bool = False) -> RunFolder:
@@ -122,9 +123,9 @@ class RunFolder:
         return folder
 
     def clear(self) -> None:
-        """Remove what an earlier run left, results first."""
+        """Remove what an earlier run left, results first; of several runs the index, which would hide a new run."""
         tested = (self.results, self.report, self.traces, self.analysis)
-        for old in (*tested, self.metrics, self.state, self.env, self.config):
+        for old in (self.index, *tested, self.metrics, self.state, self.env, self.config):
             old.unlink(missing_ok=True)
 
     @property
@@ -180,6 +181,11 @@ class RunFolder:
         return {"path": str(self.path), **parts, "analysis": analysis}
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a folder is that of a run, finished or not, or of several."""
+    return any((path / name).exists() for name in ("results.json", "config.json", "index.json"))
+
+
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
     """An error where a folder holds a run already, unless told to overwrite."""
     if overwrite or not path.exists():
@@ -188,7 +194,7 @@ def refuse_overwrite(path: Path, overwrite: bool) -> None:
         raise RunError(f"{path} is a file; choose another --out")
     if (path / "results.json").exists():
         raise RunError(f"{path} holds a finished run; pass --overwrite, or choose another --out")
-    if (path / "config.json").exists() or (path / "index.json").exists():
+    if holds_run(path):
         raise RunError(f"{path} holds a run; continue it with `acclimate resume {path}`, or pass --overwrite")
 
 
@@ -287,6 +293,11 @@ class IndexFolder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.index = path, path / "index.json"
+
+    def clear(self, experiments: list[Experiment]) -> None:
+        """Remove what earlier runs left here and in the folders of these experiments."""
+        for path in (self.path, *(self.path / name for name in _names(experiments))):
+            RunFolder(path).clear()
 
     def plan(self, experiments: list[Experiment]) -> None:
         """Write which runs there will be."""
