@@ -399,6 +399,31 @@ def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):
     same_run(finished[0], path)
 
 
+def test_ctrl_c_leaves_no_temporary_file(tmp_path, monkeypatch):
+    (tmp_path / "kept").write_text("before")
+
+    def stop(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stop)
+    with pytest.raises(KeyboardInterrupt):
+        store.write(tmp_path / "kept", "after")
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"] and (tmp_path / "kept").read_text() == "before"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of POSIX")
+@pytest.mark.parametrize(("umask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_are_as_open_as_the_umask_lets_them(tmp_path, umask, expected):
+    old = os.umask(umask)
+    try:
+        store.write(tmp_path / "open", "x")
+        store.write(tmp_path / "mine", "x", mode=0o600)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "open").stat().st_mode & 0o777 == expected
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o600
+
+
 def test_fit_save_and_load(tmp_path):
     fit = ac.train(quick()[0])
     fit.save(tmp_path / "saved")

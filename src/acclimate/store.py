@@ -12,9 +12,9 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,23 +41,27 @@ class RunError(RuntimeError):
     """A run folder that cannot be used as asked: says which file, why, and what to do."""
 
 
-def write(path: Path, content: bytes | str) -> None:
-    """Write a file whole or not at all: to a temporary file beside it, flushed to disk, then renamed."""
+def write(path: Path, content: bytes | str, mode: int = 0o666) -> None:
+    """Write a file whole or not at all: to a temporary file beside it, flushed to disk, then renamed.
+
+    `mode` says who may read and write it, less what the umask takes away; 0o600 is for its owner alone.
+    """
     raw = content.encode() if isinstance(content, str) else content
-    name = None
+    fresh = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as f:
-            f.write(raw)
-            f.flush()
-            os.fsync(f.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except OSError as e:
-        if name is not None:
+        try:
+            with os.fdopen(os.open(fresh, how, mode), "wb") as f:
+                f.write(raw)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(fresh, path)
+        except BaseException:  # also Ctrl-C
             with contextlib.suppress(OSError):
-                os.unlink(name)
+                os.unlink(fresh)
+            raise
+    except OSError as e:
         raise RunError(f"cannot write {path}: {e.strerror or e}; what was there before is unchanged") from e
 
 
