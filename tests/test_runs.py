@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 import acclimate as ac
 from acclimate import api, store
@@ -378,6 +380,37 @@ def test_a_checkpoint_of_another_config_or_version_is_refused(finished, tmp_path
     state.write_bytes(state.read_bytes().replace(b"acclimate.state/1", b"acclimate.state/0"))
     with pytest.raises(store.RunError, match="schema='acclimate.state/0' must be 'acclimate.state/1'"):
         ac.resume(path)
+
+
+def rewritten(state: Path, **changes) -> None:
+    """The checkpoint with other metadata; None removes an entry."""
+    with safe_open(state, framework="pt") as f:
+        meta = {**json.loads(f.metadata()["acclimate"]), **changes}
+        tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    kept = {k: v for k, v in meta.items() if v is not None}
+    state.write_bytes(save(tensors, {"acclimate": json.dumps(kept, sort_keys=True)}))
+
+
+@pytest.mark.parametrize("changes", [{"round": 1}, {"best": {"round": 2, "score": 2.0}}, {"digest": None}])
+def test_checkpoints_with_other_metadata_are_refused(finished, tmp_path, changes):
+    path = copy_of(finished, tmp_path)
+    rewritten(path / "state.safetensors", **changes)
+    with pytest.raises(store.RunError, match="is damaged"):
+        ac.load(path)
+
+
+def test_checkpoints_of_earlier_versions_are_read(finished, tmp_path):
+    path = copy_of(finished, tmp_path)
+    rewritten(path / "state.safetensors", seal=None)
+    assert equal(ac.load(path).state.server, ac.load(finished[0]).state.server)
+
+
+def test_the_next_free_number_goes_beyond_a_thousand(tmp_path):
+    for n in (*range(1, 1000), 1001):
+        (tmp_path / f"{n:03d}-x").mkdir()
+    assert store.next_free(tmp_path, "a") == tmp_path / "1000-a"
+    (tmp_path / "1000-a").mkdir()
+    assert store.next_free(tmp_path, "a") == tmp_path / "1002-a"
 
 
 def test_a_full_disk_loses_nothing(finished, tmp_path, monkeypatch):

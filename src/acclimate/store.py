@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -218,15 +219,16 @@ def pack(state: State, training: str) -> bytes:
         "faults": list(state.faults),
         "digest": _digest(tensors),
     }
-    return save(tensors, {"acclimate": json.dumps(meta, sort_keys=True)})
+    return save(tensors, {"acclimate": json.dumps({**meta, "seal": _seal(meta)}, sort_keys=True)})
 
 
 def unpack(path: Path, like: State, training: str) -> State:
-    """The inverse of `pack`. Refuses files that are damaged, tampered with, or of another experiment."""
+    """The inverse of `pack`. Refuses files that are damaged, of another experiment, or whose tensors or metadata were
+    changed and their digests were not. (Files of earlier versions have none of their metadata.)"""
     meta, tensors = _read(path)
     if meta.get("schema") != STATE_SCHEMA:
         raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{STATE_SCHEMA}': written by another version")
-    if meta["digest"] != _digest(tensors):
+    if meta.get("digest") != _digest(tensors) or meta.get("seal", _seal(meta)) != _seal(meta):
         raise RunError(f"{path} is damaged: its content does not match its digest; remove it to start over")
     if meta["training"] != training:
         raise RunError(
@@ -266,7 +268,7 @@ def read_traces(path: Path) -> Traces:
     meta, tensors = _read(path)
     if meta.get("schema") != TRACES_SCHEMA:
         raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{TRACES_SCHEMA}': written by another version")
-    if meta["digest"] != _digest(tensors):
+    if meta.get("digest") != _digest(tensors):
         raise RunError(f"{path} is damaged: its content does not match its digest; run again with --overwrite")
     out: Traces = {}
     for key, (adapter, stream, name) in meta["names"].items():
@@ -290,6 +292,12 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         h.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
         h.update(t.view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
     return h.hexdigest()
+
+
+def _seal(meta: Mapping[str, Any]) -> str:
+    """A digest of a checkpoint's metadata."""
+    rest = {k: v for k, v in meta.items() if k != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 class IndexFolder:
@@ -360,8 +368,9 @@ def find_runs(path: Path) -> Iterator[RunFolder]:
 
 def next_free(root: Path, name: str) -> Path:
     """`root/001-name`, with the first number that is free."""
-    taken = {p.name[:3] for p in root.glob("[0-9][0-9][0-9]-*")} if root.exists() else set()
-    number = next(n for n in range(1, 10_000) if f"{n:03d}" not in taken)
+    heads = [p.name.partition("-")[0] for p in root.glob("[0-9]*-*")] if root.exists() else []
+    taken = {int(head) for head in heads if head.isdecimal()}
+    number = next(n for n in itertools.count(1) if n not in taken)
     return root / f"{number:03d}-{name}"
 
 
