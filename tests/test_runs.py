@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -380,6 +381,30 @@ def test_a_checkpoint_of_another_config_or_version_is_refused(finished, tmp_path
     state.write_bytes(state.read_bytes().replace(b"acclimate.state/1", b"acclimate.state/0"))
     with pytest.raises(store.RunError, match="schema='acclimate.state/0' must be 'acclimate.state/1'"):
         ac.resume(path)
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    def arrays(seed):
+        x = np.random.default_rng(seed).normal(size=(300, 8)).astype(np.float32)
+        np.savez(tmp_path / "site.npz", x=x, y=np.arange(300) % 3)
+
+    arrays(0)
+    (e,) = expand(["model=mlp", "rounds=4", "checkpoint_every=1", "adapters=none", "streams=original"])
+    e = replace(e, data=ac.data.Arrays(file=str(tmp_path / "site.npz"), clients=2))
+    with pytest.raises(api.Interrupted):
+        ac.run(e, tmp_path / "run", watch=StopAfter(2))
+    arrays(1)
+    with pytest.raises(store.RunError, match="was trained on other data: examples or splits have changed"):
+        ac.resume(tmp_path / "run")
+    state = tmp_path / "run" / "state.safetensors"
+    kept = state.read_bytes()
+    arrays(0)
+    ac.resume(tmp_path / "run")
+    arrays(1)
+    (tmp_path / "run" / "results.json").unlink()
+    state.write_bytes(kept)
+    rewritten(state, world=None, seal=None)  # as earlier versions wrote it
+    ac.resume(tmp_path / "run")
 
 
 def rewritten(state: Path, **changes) -> None:

@@ -101,6 +101,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         return _hand_over(folder, str(experiment.backend.conducted()), watch)
     began = time.perf_counter()
     world, worker, engine, streams, seconds = ready
+    folder.world = world.content
     state = loop.start(worker, engine, world.clients)
     state = folder.restore(state, experiment.training_hash()) or state
     built = time.perf_counter()
@@ -201,7 +202,10 @@ def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch:
         if can_join(same):
             device = device_of(same[0].device)
             folders = [store.RunFolder.create(p, e, device, overwrite=True) for p, e in members]
-            train_lanes(same, lanes_of(same, [build(e) for e in same]), folders, watch)
+            parts = [build(e) for e in same]
+            for folder, (world, _, _) in zip(folders, parts, strict=True):
+                folder.world = world.content
+            train_lanes(same, lanes_of(same, parts), folders, watch)
 
 
 def stored_table(folder: store.RunFolder) -> Table:

@@ -68,6 +68,7 @@ class Fit:
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a run folder that `load` reads back."""
         folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
+        folder.world = self.world.content
         folder.save(self.state, self.experiment.training_hash())
         return folder.path
 

@@ -116,6 +116,8 @@ class RunFolder:
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
         self.index = path / "index.json"
+        self.world: str | None = None
+        """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, device: torch.device, overwrite: bool = False) -> RunFolder:
@@ -146,7 +148,7 @@ class RunFolder:
 
     def checkpoint(self, state: State, training: str) -> None:
         """Write the loop's state; `training` names what is trained (Experiment.training_hash)."""
-        write(self.state, pack(state, training))
+        write(self.state, pack(state, training, self.world))
 
     def save(self, state: State, training: str) -> None:
         """Write the loop's state and the learning curve so far."""
@@ -159,7 +161,7 @@ class RunFolder:
 
     def restore(self, like: State, training: str) -> State | None:
         """The last checkpoint, checked against a fresh state of the same experiment; None where there is none."""
-        return unpack(self.state, like, training) if self.state.exists() else None
+        return unpack(self.state, like, training, self.world) if self.state.exists() else None
 
     def keep_analysis(self, traces: Traces, summary: Mapping[str, Any], seed: int, round: int) -> None:
         """Write what the adapters did: every value, and the summary that the report draws."""
@@ -203,8 +205,10 @@ def refuse_overwrite(path: Path, overwrite: bool) -> None:
         raise RunError(f"{path} holds a run; continue it with `acclimate resume {path}`, or pass --overwrite")
 
 
-def pack(state: State, training: str) -> bytes:
-    """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes."""
+def pack(state: State, training: str, world: str | None = None) -> bytes:
+    """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes.
+
+    `training` and `world` name what is trained (Experiment.training_hash) and on what (World.content)."""
     trees: dict[str, Any] = {"server": state.server, "mine": holding.saved(state.mine)}
     if state.best is not None:
         trees |= {"best_server": state.best.server, "best_mine": holding.saved(state.best.mine)}
@@ -217,14 +221,15 @@ def pack(state: State, training: str) -> bytes:
         "history": list(state.history),
         "cost": state.cost,
         "faults": list(state.faults),
+        **({} if world is None else {"world": world}),
         "digest": _digest(tensors),
     }
     return save(tensors, {"acclimate": json.dumps({**meta, "seal": _seal(meta)}, sort_keys=True)})
 
 
-def unpack(path: Path, like: State, training: str) -> State:
-    """The inverse of `pack`. Refuses files that are damaged, of another experiment, or whose tensors or metadata were
-    changed and their digests were not. (Files of earlier versions have none of their metadata.)"""
+def unpack(path: Path, like: State, training: str, world: str | None = None) -> State:
+    """The inverse of `pack`. Refuses files that are damaged, of another experiment or other data, or whose tensors or
+    metadata were changed and their digests were not. (Files of earlier versions have none of their metadata.)"""
     meta, tensors = _read(path)
     if meta.get("schema") != STATE_SCHEMA:
         raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{STATE_SCHEMA}': written by another version")
@@ -234,6 +239,11 @@ def unpack(path: Path, like: State, training: str) -> State:
         raise RunError(
             f"{path} was trained with another configuration ({meta['training']}, this one is {training}); "
             "restore config.json, or start a new run"
+        )
+    if world is not None and meta.get("world", world) != world:
+        raise RunError(
+            f"{path} was trained on other data: examples or splits have changed since ({meta['world']}, now {world}); "
+            "restore the data, or start a new run"
         )
     try:
         server = tree.unflatten(tensors, like.server, "server/")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -104,6 +106,16 @@ class World:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return tuple(self.examples.x.shape[1:])
+
+    @cached_property
+    def content(self) -> str | None:
+        """A hash over examples and splits; None where they are elsewhere and only their sizes are known."""
+        card = self.card()
+        if "hash" not in card:
+            return None
+        splits = {k: v["hash"] for k, v in card["splits"].items()}
+        splits |= {"public": card["public"]["hash"]} if "public" in card else {}
+        return hashlib.sha256(json.dumps([card["hash"], splits], sort_keys=True).encode()).hexdigest()[:16]
 
     def shards(self, rows: Iterable[Tensor]) -> Shards:
         """Examples by client, as backends take them."""

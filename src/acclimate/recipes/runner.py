@@ -97,7 +97,7 @@ def _together(experiments: list[Experiment], training: Training, paths: list[Pat
     fits = api.train_together([experiments[i] for i in fresh], watch)
     seconds = time.perf_counter() - began
     for i, fit in zip(fresh, fits, strict=True):
-        store.write(paths[i].with_suffix(".safetensors"), store.pack(fit.state, fit.experiment.training_hash()))
+        store.write(paths[i].with_suffix(".safetensors"), _packed(fit.state, fit.experiment, fit.world))
         fit.engine.close()
     return dict.fromkeys(fresh, seconds / len(fresh))
 
@@ -119,7 +119,7 @@ def _finish(
             for name, point in server.look(state).items():
                 curves[name].append(point)
         if state.round % CHECKPOINT == 0 or state.round == e.rounds:
-            _save(path, state, e, curves)
+            _save(path, state, e, world, curves)
         began = time.perf_counter()
     watch.testing(e.label, e.seed, len(tests))
     tested = time.perf_counter()
@@ -155,13 +155,17 @@ def _restored(e: Experiment, training: Training, server: Server, path: Path, sta
     held = {name: test.get("curve") for name, test in _read(path).get("tests", {}).items()}
     if any(not held.get(name) for name in curves):
         return start, curves
-    saved = store.unpack(state, start, e.training_hash())
+    saved = store.unpack(state, start, e.training_hash(), server.world.content)
     return saved, {name: [p for p in held[name] if p[0] <= saved.round] for name in curves}
 
 
-def _save(path: Path, state: State, e: Experiment, curves: Curves) -> None:
+def _packed(state: State, e: Experiment, world: World) -> bytes:
+    return store.pack(state, e.training_hash(), world.content)
+
+
+def _save(path: Path, state: State, e: Experiment, world: World, curves: Curves) -> None:
     """A checkpoint; curves so far stand in the record, which is not `finished` yet."""
-    store.write(path.with_suffix(".safetensors"), store.pack(state, e.training_hash()))
+    store.write(path.with_suffix(".safetensors"), _packed(state, e, world))
     if curves:
         tests = {**_read(path).get("tests", {}), **{name: {"curve": curve} for name, curve in curves.items()}}
         store.write(path, json.dumps({"schema": TRAINING_SCHEMA, "finished": False, "tests": tests}) + "\n")

@@ -74,6 +74,7 @@ def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFold
     if len(fresh) < 2 or not _on_gpu(experiments[0]):
         return
     for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
+        folders[i].world = fit.world.content
         folders[i].save(fit.state, fit.experiment.training_hash())
         fit.engine.close()
 
@@ -86,6 +87,7 @@ def _score(e: Experiment, folder: store.RunFolder, on: Sequence[Shift], watch: W
     began = time.perf_counter()
     world, worker, engine = api.build(e)
     state = loop.start(worker, engine, world.clients)
+    folder.world = world.content
     state = folder.restore(state, e.training_hash()) or state
     try:
         state = api.train_from(e, world, worker, engine, state, watch, folder).state
