@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from acclimate import comparing
+from acclimate import api, comparing
 from acclimate.cli import app
+from acclimate.config import expand
 from acclimate.store import RunError
 
 
-def run_folder(path, label, seed, accuracies, adapter="none", data="same", metrics=()):
+def run_folder(path, label, seed, accuracies, adapter="none", data="same", metrics=(), **card):
     """A finished run with these accuracies of clients, by stream and selection."""
     path.mkdir(parents=True)
     method, _, personal = label.partition("+")
@@ -20,7 +21,8 @@ def run_folder(path, label, seed, accuracies, adapter="none", data="same", metri
         | {"seed": seed, "selection": selection, "per_client": own, "accuracy": sum(own) / len(own)}
         for (stream, selection), own in accuracies.items()
     ]
-    results = {"schema": "acclimate.results/1", "label": label, "seed": seed, "table": rows, "data": {"hash": data}}
+    results = {"schema": "acclimate.results/1", "label": label, "seed": seed, "table": rows}
+    results["data"] = {"hash": data, **card}
     (path / "results.json").write_text(json.dumps(results))
     (path / "config.json").write_text("{}")
     (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
@@ -116,3 +118,38 @@ def test_what_cannot_be_paired_is_refused(tmp_path):
         comparing.compare(tmp_path)
     with pytest.raises(RunError, match="holds no run"):
         comparing.compare(tmp_path / "nothing")
+
+
+def test_other_splits_are_refused_by_name(tmp_path):
+    for name, test in (("a", "1"), ("b", "2")):
+        splits = {"train": {"hash": "0"}, "test": {"hash": test}}
+        run_folder(tmp_path / name, f"fed{name}", 0, {("original", "last"): [0.5, 0.7]}, splits=splits)
+    with pytest.raises(ValueError, match=r"seed 0: .* different data \(not the same: test\)"):
+        comparing.compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_streams_of_other_examples_are_left_out_and_named(tmp_path):
+    for name, severity in (("a", "1"), ("b", "5")):
+        own = {(stream, "last"): [0.5, 0.7] for stream in ("original", "corrupted")}
+        streams = {"original": {"hash": "0"}, "corrupted": {"hash": severity}}
+        run_folder(tmp_path / name, f"fed{name}", 0, own, streams=streams)
+        run_folder(tmp_path / f"{name}-one", f"fed{name}", 0, {("corrupted", "last"): [0.5]}, streams=streams)
+    found = comparing.compare(tmp_path / "a", tmp_path / "b")
+    assert {d.stream for d in found.differences} == {"original"} and found.left_out == ("corrupted",)
+    assert "different examples: corrupted" in (found.caveat() or "")
+    with pytest.raises(ValueError, match=r"different examples in every stream that both have \(corrupted\)"):
+        comparing.compare(tmp_path / "a-one", tmp_path / "b-one")
+
+
+def test_runs_with_other_partitions_are_not_compared(tmp_path):
+    def of(alpha, method):
+        (e,) = expand(
+            ["data.clients=3", "model=mlp", "rounds=1", "adapters=none", "streams=original", "data.partition=dirichlet"]
+            + [f"data.partition.alpha={alpha}", f"method={method}"]
+        )
+        return e
+
+    api.run(of(0.5, "fedavg"), tmp_path / "a")
+    api.run(of(100, "fedprox"), tmp_path / "b")
+    with pytest.raises(ValueError, match=r"not the same: train, val, test"):
+        comparing.compare(tmp_path / "a", tmp_path / "b")

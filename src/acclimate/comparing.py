@@ -63,6 +63,8 @@ class Comparison:
     differences: tuple[Difference, ...]
     best: Mapping[str, tuple[float, float]]
     """Best accuracy over all rounds of both sides by stream: chosen on test data, so an upper bound and no result."""
+    left_out: tuple[str, ...] = ()
+    """Streams that both have under one name, but not with the same examples."""
 
     def sentences(self, selection: str = "last") -> list[str]:
         """The result in plain words, a sentence per stream."""
@@ -78,16 +80,20 @@ class Comparison:
         return said + f"{100 * (d.better if d.mean > 0 else 1 - d.better):.0f} % of clients."
 
     def caveat(self) -> str | None:
-        """What the intervals do not cover."""
+        """What the numbers do not cover."""
+        said = []
         if any(d.seeds < 2 for d in self.differences):
-            return "One seed: the interval covers the choice of clients, not that of splits and initial weights."
-        return None
+            said.append("One seed: the interval covers the choice of clients, not that of splits and initial weights.")
+        if self.left_out:
+            said.append(f"Left out, because the two were tested on different examples: {', '.join(self.left_out)}.")
+        return " ".join(said) or None
 
     def to_json(self) -> str:
         """All numbers."""
         rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.told} for d in self.differences]
         body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
-        return json.dumps(body | {"differences": rows, "best_over_rounds_on_test_data": self.best}, indent=1) + "\n"
+        body |= {"differences": rows, "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
+        return json.dumps(body, indent=1) + "\n"
 
     def to_markdown(self) -> str:
         """A table: a row per stream and selection."""
@@ -159,8 +165,10 @@ class Side:
     adapter: str
     cells: Mapping[tuple[str, str], PerSeed]
     """By stream and selection."""
-    data: Mapping[int, Any]
-    """The hash of the data, by seed."""
+    data: Mapping[int, Mapping[str, str]]
+    """The hashes of the examples and of every split, by seed."""
+    streams: Mapping[int, Mapping[str, str]]
+    """The hash of every stream, by seed."""
     curves: Mapping[int, Sequence[Mapping[str, Any]]]
     """What was logged at every evaluated round, by seed."""
 
@@ -182,12 +190,24 @@ def sides(paths: Iterable[Path]) -> list[Side]:
 
 def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
     cells: dict[tuple[str, str], dict[int, list[float]]] = {}
-    data, curves = {}, {}
+    data, streams, curves = {}, {}, {}
     for row, run in members:
         cells.setdefault((row["stream"], row["selection"]), {}).setdefault(row["seed"], row["per_client"])
-        data[row["seed"]] = (run["results"].get("data") or {}).get("hash")
+        card = run["results"].get("data") or {}
+        data[row["seed"]] = _hashes({"examples": card, **card.get("splits", {})})
+        streams[row["seed"]] = _hashes(card.get("streams", {}))
         curves[row["seed"]] = [m for m in run["metrics"] if m.get("adapter") == adapter]
-    return Side(name, adapter, cells, data, curves)
+    return Side(name, adapter, cells, data, streams, curves)
+
+
+def _hashes(cards: Mapping[str, Any]) -> dict[str, str]:
+    """The hashes that cards hold, by name; a fleet's server knows none of its sites' data."""
+    return {name: card["hash"] for name, card in cards.items() if card.get("hash") is not None}
+
+
+def _apart(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """The names under which two sides have different hashes."""
+    return [name for name in first if name in second and first[name] != second[name]]
 
 
 def compare(*runs: Path | str, rows: Sequence[str] = ()) -> Comparison:
@@ -219,19 +239,27 @@ def _named(found: Sequence[Side], row: str) -> Side:
 
 
 def compared(first: Side, second: Side) -> Comparison:
-    """The comparison of two sides; refuses runs on other data."""
-    for seed in first.data.keys() & second.data.keys():
-        if first.data[seed] != second.data[seed]:
+    """The comparison of two sides; refuses runs on other data, and leaves out streams of other examples."""
+    seeds = sorted(first.data.keys() & second.data.keys())
+    for seed in seeds:
+        if others := _apart(first.data[seed], second.data[seed]):
             raise ValueError(
                 f"seed {seed}: {first.title} and {second.title} were run on different data "
-                f"({first.data[seed]} and {second.data[seed]}); only the same splits can be paired"
+                f"(not the same: {', '.join(others)}); only the same splits can be paired"
             )
     streams = list(dict.fromkeys(s for s, _ in first.cells if any(s == t for t, _ in second.cells)))
     if not streams:
         raise ValueError(f"{first.title} and {second.title} have no stream in common")
+    unlike = {name for seed in seeds for name in _apart(first.streams[seed], second.streams[seed])}
+    left_out, streams = tuple(s for s in streams if s in unlike), [s for s in streams if s not in unlike]
+    if not streams:
+        raise ValueError(
+            f"{first.title} and {second.title} were tested on different examples in every stream that both have "
+            f"({', '.join(left_out)}); only the same can be paired"
+        )
     pairs = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
     found = tuple(difference(s, how, first.cells[s, how], second.cells[s, how]) for s, how in pairs)
-    return Comparison(first.title, second.title, found, _best(first, second, streams))
+    return Comparison(first.title, second.title, found, _best(first, second, streams), left_out)
 
 
 def _best(first: Side, second: Side, streams: Sequence[str]) -> dict[str, tuple[float, float]]:
