@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from safetensors.torch import save
 import acclimate as ac
 from acclimate import api, store
 from acclimate.config import dumps, expand
+from acclimate.core import fit as loop
+from acclimate.eval import Table
 from acclimate.watch import Watch
 from support import equal
 
@@ -405,6 +408,29 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
     state.write_bytes(kept)
     rewritten(state, world=None, seal=None)  # as earlier versions wrote it
     ac.resume(tmp_path / "run")
+
+
+def test_numbers_that_are_not_finite_are_null_in_the_files(tmp_path, monkeypatch):
+    real, judge = api.evaluated, loop.judge
+
+    def evaluated(*args):
+        table, cards = real(*args)
+        return Table(tuple({**row, "loss": math.inf} for row in table.rows), table.refused), cards
+
+    def judged(state, metrics):
+        return judge(state, {**metrics, "loss": metrics["loss"] * math.nan})
+
+    monkeypatch.setattr(api, "evaluated", evaluated)
+    monkeypatch.setattr(loop, "judge", judged)
+    ac.run(quick(*SMALL)[0], tmp_path)
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    lines = [(tmp_path / "results.json").read_text(), *(tmp_path / "metrics.jsonl").read_text().splitlines()]
+    results, row = (json.loads(line, parse_constant=refuse) for line in lines)
+    assert results["table"][0]["loss"] is None and row["val_loss"] is None
+    assert ac.resume(tmp_path).rows[0]["loss"] is None  # and the report was written
 
 
 def rewritten(state: Path, **changes) -> None:

@@ -221,3 +221,14 @@ def test_both_tell_everything():
     both = Both(Note())
     both.suite(1), both.training("a", 0, 0, 1), both.round(None), both.testing("a", 0, 1), both.tested(), both.done()
     assert calls == [n for n in vars(ac.Watch) if not n.startswith("_")]
+
+
+def test_what_is_not_finite_is_left_out_of_a_point():
+    row = {"round": 1, "val_accuracy": 0.5, "val_std": 0.1, "val_loss": None, "up_bytes": 3, "down_bytes": 4}
+    assert tracking._point(row, []).keys() == {
+        "validation/accuracy",
+        "validation/std",
+        "bytes/up",
+        "bytes/down",
+        "faults",
+    }

@@ -134,7 +134,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
     engine.close()
-    store.write(folder.results, json.dumps(results, indent=1) + "\n")
+    store.write(folder.results, store.json_text(results, indent=1) + "\n")
     store.write(folder.report, render([folder.load()]))
     return table
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import platform
 import secrets
@@ -64,6 +65,19 @@ def write(path: Path, content: bytes | str, mode: int = 0o666) -> None:
             raise
     except OSError as e:
         raise RunError(f"cannot write {path}: {e.strerror or e}; what was there before is unchanged") from e
+
+
+def json_text(value: Any, **style: Any) -> str:
+    """JSON that every reader takes: numbers that are not finite are null, because JSON has no word for them."""
+    return json.dumps(_finite(value), allow_nan=False, **style)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> Any:
@@ -157,7 +171,7 @@ class RunFolder:
 
     def log(self, state: State) -> None:
         """Write the learning curve so far."""
-        write(self.metrics, "".join(json.dumps(row, sort_keys=True) + "\n" for row in state.history))
+        write(self.metrics, "".join(json_text(row, sort_keys=True) + "\n" for row in state.history))
 
     def restore(self, like: State, training: str) -> State | None:
         """The last checkpoint, checked against a fresh state of the same experiment; None where there is none."""
@@ -167,7 +181,7 @@ class RunFolder:
         """Write what the adapters did: every value, and the summary that the report draws."""
         write(self.traces, pack_traces(traces, seed, round))
         body = {"schema": ANALYSIS_SCHEMA, "seed": seed, "round": round, **summary}
-        write(self.analysis, json.dumps(body) + "\n")
+        write(self.analysis, json_text(body) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """The learning curve."""

@@ -282,7 +282,8 @@ def _point(row: Row, faults: Sequence[Row]) -> dict[str, float]:
         "bytes/down": float(row["down_bytes"]),
         "faults": float(sum(f["round"] < row["round"] for f in faults)),
     }
-    return kept | {f"stream/{name}": value for name, value in row.get("streams", {}).items()}
+    kept |= {f"stream/{name}": value for name, value in row.get("streams", {}).items()}
+    return {name: value for name, value in kept.items() if value is not None}  # a file has null for what is not finite
 
 
 class Both(Watch):
