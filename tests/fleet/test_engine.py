@@ -679,6 +679,8 @@ def test_a_vault_refuses_what_it_does_not_have(tmp_path):
         vault.mine(3, 5, lambda c: {})
     vault.keep(3, 5, {"a": torch.ones(2), "none": {}}, [])
     assert Vault(tmp_path).mine(3, 5, lambda c: {})["none"] == {}
+    (file,) = (tmp_path / "mine" / "3").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600  # private to the client, so to whoever runs its node
     next(tmp_path.rglob("*.safetensors")).write_bytes(b"rubbish")
     with pytest.raises(LostState, match="cannot be read"):
         Vault(tmp_path).mine(3, 5, lambda c: {})

@@ -37,9 +37,9 @@ def safe(what: str, name: str) -> str:
 
 
 def write_tree(path: Path, value: Tree) -> None:
-    """A tree as a file."""
+    """A tree as a file that its owner alone can read: what is private to a client, or made for it."""
     flat = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(value).items()}
-    write(path, save(flat, {"acclimate": json.dumps(skeleton(value))}))
+    write(path, save(flat, {"acclimate": json.dumps(skeleton(value))}), mode=0o600)
 
 
 def read_tree(path: Path) -> Tree:
