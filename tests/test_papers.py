@@ -94,9 +94,10 @@ def test_fedadam_first_step_is_the_sign_of_the_difference():
     assert gap(new["vars"]["params"], tree.map(lambda p, d: p + 0.1 * d.sign(), x0, d)) < 1e-5
 
 
-def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit():
-    a = fitted(FedAvg(work=SMALL), rounds=2)[2]
-    b = fitted(FedProx(mu=0.0, work=SMALL), rounds=2)[2]
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit(weights):
+    a = fitted(FedAvg(work=SMALL, weights=weights), rounds=2)[2]
+    b = fitted(FedProx(mu=0.0, work=SMALL, weights=weights), rounds=2)[2]
     assert equal(a.server["vars"], b.server["vars"])
 
 

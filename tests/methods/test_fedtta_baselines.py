@@ -160,10 +160,12 @@ def heads(state):
     return state.server["heads"]
 
 
-@pytest.mark.parametrize("joins", ["sampled", "ensemble"])
-def test_pfl_trains_as_fedper_does(joins):
-    worker, engine, state = fitted(PFL(joins, work=SMALL), cohort=6)
-    _, other, fedper = fitted(FedAvg(private=("head",), work=SMALL), cohort=6)
+@pytest.mark.parametrize(
+    ("joins", "weights"), [("sampled", "samples"), ("ensemble", "samples"), ("ensemble", "uniform")]
+)
+def test_pfl_trains_as_fedper_does(joins, weights):
+    worker, engine, state = fitted(PFL(joins, work=SMALL, weights=weights), cohort=6)
+    _, other, fedper = fitted(FedAvg(private=("head",), work=SMALL, weights=weights), cohort=6)
     assert gap(state.server["vars"], fedper.server["vars"]) < 1e-5
     assert [h["val_accuracy"] for h in state.history] == pytest.approx([h["val_accuracy"] for h in fedper.history])
     assert gap(heads(state), state.mine["head"]) < 1e-6  # the server's copies are the clients' own

@@ -6,13 +6,16 @@ The text lets each client stop at its own inexactness gamma; as in the released 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
+from ..core.message import Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.counting import mean_by
 from ..ops.losses import proximal
 
 
@@ -23,11 +26,19 @@ class FedProx(Method):
     mu: float = 0.1
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "mu", 0.0)
+        check.one_of(self, "weights", ("samples", "uniform"))
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": mean_by(self.weights)} | ({"n": Sum()} if self.weights == "samples" else {})
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         received = down["vars"]
         w = train(proximal(task.loss, received, self.mu), received, data, self.opt, self.work, key)
-        return {"delta": tree.sub(w, received), "n": data["n"]}, mine
+        up = {"delta": tree.sub(w, received)} | ({"n": data["n"]} if self.weights == "samples" else {})
+        return up, mine

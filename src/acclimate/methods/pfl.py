@@ -20,11 +20,12 @@ from torch import Tensor
 
 from ..core import check, rng, tree
 from ..core.local import Work, train
-from ..core.message import Gather, Mean, Rules, Sum
+from ..core.message import Gather, Rules, Sum
 from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
+from ..ops.counting import mean_by
 from ..ops.private import merge, private, shared
 
 
@@ -36,13 +37,17 @@ class PFL(Method):
     """What a newcomer is answered with."""
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
+    weights: Literal["samples", "uniform"] = "samples"
+    """Whether a client counts by its number of examples or as one in the mean of the bodies."""
 
     def __post_init__(self) -> None:
         check.one_of(self, "joins", ("sampled", "ensemble"))
+        check.one_of(self, "weights", ("samples", "uniform"))
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n"), "n": Sum(), "head": Gather(), "id": Gather()}
+        counts = {"n": Sum()} if self.weights == "samples" else {}
+        return {"delta": mean_by(self.weights), **counts, "head": Gather(), "id": Gather()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         vars = task.init(key)
@@ -66,8 +71,8 @@ class PFL(Method):
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         w = train(task.loss, _whole(down["vars"], mine["head"]), data, self.opt, self.work, key)
         head = private(w, task.head)["params"]
-        up = {"delta": tree.sub(shared(w, task.head), down["vars"]), "n": data["n"], "head": head, "id": data["id"]}
-        return up, {**mine, "head": head}
+        up = {"delta": tree.sub(shared(w, task.head), down["vars"]), "head": head, "id": data["id"]}
+        return up | ({"n": data["n"]} if self.weights == "samples" else {}), {**mine, "head": head}
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         heads = tree.put(server["heads"], total["id"], total["head"])

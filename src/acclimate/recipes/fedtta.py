@@ -73,7 +73,7 @@ def rates(dataset: str) -> Rates:
 
 
 def lines(r: Rates, work: Work = WORK) -> dict[str, Line]:
-    """Table 1's rows. Clients count as one each, as in Algorithm 1; but for FEMNIST they are of one size."""
+    """Table 1's rows. Clients count as one each, as in Algorithm 1; but AFL learns their weights."""
 
     def sgd(row: str, parameter: str = "eta") -> SGD:
         return SGD(lr=r[row][parameter])
@@ -82,24 +82,25 @@ def lines(r: Rates, work: Work = WORK) -> dict[str, Line]:
         own = {"inner_lr": r[row]["eta_inner"], "opt": sgd(row, "eta_outer"), "net_opt": sgd(row, "eta_adapt")}
         return method("fedtta", **own, work=work, **more)
 
-    fedavg = method("fedavg", opt=sgd("FedAvg"), work=work, weights="uniform")
+    def mean(name: str, opt: SGD, **more: Any) -> Named:
+        return method(name, opt=opt, work=work, weights="uniform", **more)
+
+    fedavg = mean("fedavg", sgd("FedAvg"))
     prox = fedtta("FedTTA-Prox", mu=r["FedTTA-Prox"]["mu"])
     odpfl, gma, scaffold = r["ODPFL-HN"], r["FedGMA"], r["SCAFFOLD"]
     hyper = {"encoder_opt": SGD(lr=odpfl["eta_encoder"]), "hyper_opt": SGD(lr=odpfl["eta_hn"])}
     return {
         "FedAvg": Line(fedavg),
-        "FedProx": Line(method("fedprox", opt=sgd("FedProx"), mu=r["FedProx"]["mu"], work=work)),
+        "FedProx": Line(mean("fedprox", sgd("FedProx"), mu=r["FedProx"]["mu"])),
         "SCAFFOLD": Line(
             method("scaffold", opt=sgd("SCAFFOLD", "eta_l"), server_lr=float(scaffold["eta_g"]), work=work)
         ),
         "AFL": Line(method("afl", opt=sgd("AFL", "gamma_omega"), lambda_lr=r["AFL"]["gamma_lambda"], work=work)),
-        "FedGMA": Line(
-            method("gma", opt=sgd("FedGMA", "eta_l"), server_lr=float(gma["eta_g"]), tau=gma["tau"], work=work)
-        ),
-        "FedADG": Line(method("fedadg", opt=sgd("FedADG", "eta_f"), work=work)),
-        "FedSR": Line(method("fedsr", opt=sgd("FedSR"), work=work)),
-        "PFL-Sampled": Line(method("pfl-sampled", opt=sgd("PFL-Sampled"), work=work)),
-        "PFL-Ensemble": Line(method("pfl-ensemble", opt=sgd("PFL-Ensemble"), work=work)),
+        "FedGMA": Line(mean("gma", sgd("FedGMA", "eta_l"), server_lr=float(gma["eta_g"]), tau=gma["tau"])),
+        "FedADG": Line(mean("fedadg", sgd("FedADG", "eta_f"))),
+        "FedSR": Line(mean("fedsr", sgd("FedSR"))),
+        "PFL-Sampled": Line(mean("pfl-sampled", sgd("PFL-Sampled"))),
+        "PFL-Ensemble": Line(mean("pfl-ensemble", sgd("PFL-Ensemble"))),
         "ODPFL-HN": Line(method("odpfl", opt=sgd("ODPFL-HN", "eta_local"), work=work, **hyper), adapter("odpfl")),
         "TENT": Line(fedavg, tent(r["TENT"]["eta"])),
         "FedTTA": Line(fedtta("FedTTA"), adapter("fedtta")),
