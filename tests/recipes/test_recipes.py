@@ -1,5 +1,6 @@
 """Recipes: complete, with the published numbers, runnable at smoke scale, resumable, and frank about missing data."""
 
+import itertools
 import json
 import math
 import re
@@ -9,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acclimate import api
+from acclimate import api, tuning
 from acclimate.config import ConfigError
 from acclimate.data import ByDomain, Digit5, Digits
 from acclimate.models import MLP
@@ -88,6 +89,12 @@ def test_smoke_and_paper_run_the_same_methods_and_adapters():
         assert used[0] == used[1], found.name
         used = [{c.adapter.name for c in found.cells(s) if isinstance(c, Cell)} for s in SCALES]
         assert used[0] == used[1], found.name
+
+
+def test_fedthes_figure_16_has_the_grid_that_can_be_tuned():
+    searched = dict(tuning.grid("fedthe").settings)
+    ran = {(c.adapter.record.alpha, c.adapter.record.beta) for c in RECIPES["fedthe/figure16"].cells("paper")}
+    assert ran == set(itertools.product(searched["adapters.the.alpha"], searched["adapters.the.beta"]))
 
 
 @pytest.mark.slow
