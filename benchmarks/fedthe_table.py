@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from acclimate.recipes import brfl as recipes
 from acclimate.recipes import published
 
-TABLES = {"1": "fedthe/table1", "ablations": "fedthe/table13"}
+TABLES = {"1": ("fedthe/table1", "fedthe/table4"), "ablations": ("fedthe/table13",)}
+"""Where the published numbers lie; Table 4 is Table 1 at Dir(10)."""
 OWN = {"local": "Local training", "fedavg+lp": "FedAvg + LP", "fedavg+lp-ft": "FedAvg + LP-FT"}
 OWN |= {"ttt-episodic": "TTT, reset per sample", "tsa": "TSA on FedTHE's two heads"}
 """Rows that are not in the paper's Table 1."""
@@ -29,19 +30,20 @@ STREAMS = ("original", "corrupted", "natural", "out-of-client", "mixture")
 
 def layout(table: str) -> dict[str, Any]:
     """The rows of a table with their published numbers by alpha and stream."""
-    body = published.table(TABLES[table])
+    bodies = [published.table(name) for name in TABLES[table]]
     names = recipes.PRINTED if table == "1" else recipes.ABLATIONS
     lines = {row: {"row": row, "name": OWN.get(row, row), "published": {}} for row in recipes.TABLE1 if table == "1"}
     for row in names.values():
         lines.setdefault(row, {"row": row, "name": row, "published": {}})
-    for number in body["rows"]:
+    for number in (row for body in bodies for row in body["rows"]):
         row = names.get(number["method"] if table == "1" else number["design_choice"])
         if row is not None and number["stream"] in STREAMS:
             lines[row]["name"] = number["method"]
             alpha = number["partition"].removeprefix("dir(").removesuffix(")")
             cells = lines[row]["published"].setdefault(alpha, {})
             cells[number["stream"]] = [number["mean"], number["std"]]
-    return {"source": f"{body['paper']}, {body['place']}", "rows": list(lines.values())}
+    places = " and ".join(body["place"] for body in bodies)
+    return {"source": f"{bodies[0]['paper']}, {places}", "rows": list(lines.values())}
 
 
 class Setting(NamedTuple):
