@@ -159,7 +159,8 @@ class Setting:
     model: Model = CNN(bias=False)
 
     def training(self, trained: Named, scale: Scale) -> Training:
-        """One training of this setting."""
+        """One training of this setting. Pixels have CIFAR-10's mean and deviation taken out, as in the released code;
+        Appendix C.1 has 0.5 for both."""
         if scale == "paper":
             partition = Dirichlet(self.alpha)
             data: Dataset = CIFAR10(partition, self.clients, self.split, augment=FlipCrop())

@@ -76,8 +76,9 @@ class Interleaved(Corrupted):
 class Natural(Shift):
     """Examples of another, naturally shifted set (CIFAR-10.1, ImageNet variants) with the client's class histogram.
 
-    Every client gets `scale * its test histogram`, with the largest scale that the other set can serve. With CIFAR-10
-    and CIFAR-10.1 it is also FedICON's attribute shift.
+    Every client gets `scale * its test histogram`, with the largest scale that the other set can serve. FedTHE's
+    Appendix D takes the training set's histogram: a larger draw of the same distribution, as splits are random. With
+    CIFAR-10 and CIFAR-10.1 it is also FedICON's attribute shift.
     """
 
     source: Any = None
