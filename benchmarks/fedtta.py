@@ -234,7 +234,8 @@ class Run:
         return self.place.with_name(self.place.name + ".safetensors"), self.place.with_name(self.place.name + ".json")
 
     def look(self) -> None:
-        """Score every row now, each client's whole set being one batch."""
+        """Score every row now, each client's whole set being one batch; in it shorter clients wrap around, which the
+        rows' adapters leave out of what they learn from."""
         down = self.worker.method.download(self.worker.task, self.state.server)
         parts = (
             (self.engine.deploy(down, self.state.mine, ac.personal.NoPersonal()), self.val),

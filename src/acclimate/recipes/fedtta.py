@@ -31,6 +31,7 @@ from ..data import (
 from ..models import CNN, MLP, Mixed
 from ..shifts import NewClients
 from . import published
+from .once import TentOnce
 from .record import SMOKE_ROUNDS, Cell, Line, Named, Recipe, Scale, Training, adapter, key, method
 
 CLIP = 10.0
@@ -113,8 +114,8 @@ def lines(r: Rates, work: Work = WORK) -> dict[str, Line]:
 
 
 def tent(lr: float) -> Named:
-    """TENT on all parameters, one step on the whole set; it answers with what it had before its last step."""
-    return adapter("tent-all", opt=SGD(lr=lr), steps=2)
+    """TENT on all parameters, one step on the whole set."""
+    return Named("adapter", "tent once", base=TentOnce(SGD(lr=lr)))
 
 
 LAMBDAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -95,7 +95,10 @@ class Server:
         return self._serve(live, stream.shards, test, test.traced)
 
     def _serve(self, models: Any, shards: Shards, test: Test, trace: bool = False) -> Any:
-        """A batch is never longer than the longest stream: a large one stands for the whole set."""
+        """A batch is never longer than the longest stream: a large one stands for the whole set.
+
+        In it shorter streams wrap around; where every sample must count once, the adapter must be transductive.
+        """
         protocol: Protocol = test.stream.protocol
         longest = max(int(shards.n.max()), 1)
         fits = replace(protocol, batch=min(protocol.batch, longest)) if protocol.batch > longest else protocol
