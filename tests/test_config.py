@@ -227,7 +227,8 @@ def test_functions_with_other_arguments_share_no_training():
 
 def test_training_hashes_stay_what_they_were_in_stored_results():
     assert Experiment().training_hash() == "2a5a5ddc186f95f4"
-    assert one("method=fedprox", "method.mu=0.5", "participation=0.5").training_hash() == "f1eb567c4d7e6c80"
+    scaffold = one("method=scaffold", "method.opt.lr=0.5", "participation=0.5")
+    assert scaffold.training_hash() == "c52f2c2d6c722293"
 
 
 def test_foreign_and_damaged_files():
