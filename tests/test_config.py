@@ -104,6 +104,34 @@ def test_settings_reach_every_depth_in_any_order():
     assert one("model.norm=group").model.norm == "group"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("data.clients=20", "cohort=15"),
+        ("method.opt.nesterov=true", "method.opt.momentum=0.9"),
+        ("data.mean=", "data.std="),
+        ("data=mnist", "data.channels=3", "data.mean=.1,.1,.1", "data.std=.3,.3,.3"),
+        ("model=cct", "model.heads=5", "model.dim=100"),
+        ("adapters=tent", "adapters.tent.opt=sgd", "adapters.tent.opt.nesterov=true", "adapters.tent.opt.momentum=0.9"),
+        ("adapters=tent", "adapters.tent.params=all", "adapters.tent.steps=3"),
+    ],
+)
+def test_settings_that_fit_only_together_may_come_in_any_order(settings):
+    e = one(*settings)
+    assert e == one(*reversed(settings))
+    assert e == one(*((key, value) for key, _, value in (s.partition("=") for s in settings)))
+    assert e != Experiment()
+
+
+def test_fields_that_do_not_fit_together_are_named():
+    with pytest.raises(ConfigError, match="^cohort, data.clients: Experiment: cohort=10 must be .* clients, 3"):
+        expand(["cohort=10", "data.clients=3", "rounds=2"])
+    with pytest.raises(ConfigError, match="^model.heads, model.dim: CCT: dim=100 must be a multiple of heads=3"):
+        expand(["model=cct", "model.layers=2", "model.heads=3", "model.dim=100"])
+    with pytest.raises(ConfigError, match="^rounds: Experiment: rounds=0"):
+        expand(["seed=1", "rounds=3,0"])
+
+
 def test_lists_of_records_and_their_entries():
     e = one("adapters=none,tent,t3a", "adapters.tent.steps=3", "adapters.t3a.keep=none")
     assert e.adapters == (NoAdapt(), Tent(steps=3), T3A(keep=None))

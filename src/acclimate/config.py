@@ -9,6 +9,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -43,6 +44,10 @@ EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "ana
 
 class ConfigError(ValueError):
     """A setting that cannot be: says which, what it was, and what is allowed."""
+
+
+class NoSuchField(ConfigError):
+    """A setting of a field that the record does not have: a file's is passed over where another record was chosen."""
 
 
 @dataclass(frozen=True)
@@ -261,15 +266,12 @@ def loads(text: str, **given: Any) -> Experiment:
 def expand(settings: Iterable[str | tuple[str, Any]], base: Experiment | None = None) -> list[Experiment]:
     """The experiments that settings describe: `rounds=5`, `method=fedprox`, `method.mu=0.01,0.1` (a sweep).
 
-    Choices of records come first, then their fields, whatever the order given. Commas make a tuple where the field is
-    one, and a sweep over all combinations where it is not.
+    Choices of records come first, then their fields, whatever the order given; each record is made and checked once,
+    with all of its fields. Commas make a tuple where the field is one, and a sweep over all combinations where it is
+    not.
     """
-    pairs = [_pair(s) for s in settings]
-    pairs.sort(key=lambda p: p[0].count("."))
-    out = [base or Experiment()]
-    for path, value in pairs:
-        out = list(itertools.chain.from_iterable(_assign(e, path.split("."), value, path) for e in out))
-    return list(dict.fromkeys(out))
+    drafts = _drafts([_pair(s) for s in settings], base or Experiment())
+    return list(dict.fromkeys(_made(d) for d in drafts))
 
 
 def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, Any]]:
@@ -308,53 +310,102 @@ def _pair(setting: str | tuple[str, Any]) -> tuple[str, Any]:
     return path.strip(), value.strip()
 
 
-def _assign(record: Any, path: list[str], value: Any, said: str) -> list[Any]:
-    """Copies of `record` with the field at `path` set: one, or several for a sweep."""
+@dataclass(frozen=True)
+class _Draft:
+    """A record and the settings for it, not made yet: fields that fit only together must not be set one by one."""
+
+    record: Any
+    fields: dict[str, Any] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    """The keys of the settings that concern it, as they were typed."""
+
+    def get(self, name: str) -> Any:
+        """The field's value so far, itself perhaps a draft."""
+        return self.fields[name] if name in self.fields else getattr(self.record, name)
+
+    def put(self, name: str, value: Any, said: str) -> _Draft:
+        """A copy with this field set."""
+        return _Draft(self.record, {**self.fields, name: value}, (*self.said, said))
+
+
+def _drafts(pairs: Iterable[tuple[str, Any]], base: Any) -> list[_Draft]:
+    """What the settings make of `base`: one draft, or several for a sweep, the deepest setting fastest."""
+    out = [_Draft(base)]
+    for path, value in sorted(pairs, key=_depth):
+        out = list(itertools.chain.from_iterable(_assign(d, path.split("."), value, path) for d in out))
+    return out
+
+
+def _depth(pair: tuple[str, Any]) -> int:
+    return pair[0].count(".")
+
+
+def _made(value: Any) -> Any:
+    """The record that a draft describes, its inner records first."""
+    if isinstance(value, tuple):
+        return tuple(_made(v) for v in value)
+    if not isinstance(value, _Draft):
+        return value
+    if not value.fields:
+        return value.record
+    fields = {name: _made(v) for name, v in value.fields.items()}
+    try:
+        return replace(value.record, **fields)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{_to_blame(value.said, str(e))}: {e}") from e
+
+
+def _to_blame(said: Sequence[str], message: str) -> str:
+    """The settings that an error names, or else all that concern the record."""
+    words = set(re.findall(r"\w+", message))
+    return ", ".join(dict.fromkeys([s for s in said if s.rpartition(".")[2] in words] or said))
+
+
+def _assign(draft: _Draft, path: list[str], value: Any, said: str) -> list[_Draft]:
+    """Copies of `draft` with the field at `path` set: one, or several for a sweep."""
     name, rest = path[0], path[1:]
-    hints = typing.get_type_hints(type(record))
-    names = [f.name for f in dataclasses.fields(record)]
+    names = [f.name for f in dataclasses.fields(draft.record)]
     if name not in names:
-        raise ConfigError(f"{said}: {type(record).__name__} has no '{name}'; {nearest(name, names)}")
-    old = getattr(record, name)
+        raise NoSuchField(f"{said}: {type(draft.record).__name__} has no '{name}'; {nearest(name, names)}")
+    old, news = draft.get(name), list[Any]()
     if rest and isinstance(old, tuple):
         news = _assign_inside(old, rest, value, said)
     elif rest:
-        if not dataclasses.is_dataclass(old):
-            raise ConfigError(f"{said}: '{name}' is {old!r}, which has no fields")
-        news = _assign(old, rest, value, said)
-    elif name == "method" and isinstance(value, str) and "+" in value:
-        return _with_personal(record, value, said)
+        inner = _drafted(old)
+        if not dataclasses.is_dataclass(inner.record):
+            raise NoSuchField(f"{said}: '{name}' is {old!r}, which has no fields")
+        news = _assign(inner, rest, value, said)
+    elif name == "method" and "+" in str(value):
+        return _with_personal(draft, value, said)
     else:
-        news = _parse(value, hints[name], said)
-    return [_replace(record, {name: n}, said) for n in news]
+        news = _parse(value, typing.get_type_hints(type(draft.record))[name], said)
+    return [draft.put(name, n, said) for n in news]
 
 
-def _replace(record: Any, changes: dict[str, Any], said: str) -> Any:
-    try:
-        return replace(record, **changes)
-    except (TypeError, ValueError) as e:
-        raise ConfigError(f"{said}: {e}") from e
+def _drafted(value: Any) -> _Draft:
+    return value if isinstance(value, _Draft) else _Draft(value)
 
 
-def _with_personal(record: Any, value: str, said: str) -> list[Any]:
+def _with_personal(draft: _Draft, value: Any, said: str) -> list[_Draft]:
     """`method=fedavg+finetune,fedbn`: a method with its personaliser."""
     out = []
-    for item in value.split(","):
-        method, _, personal = item.partition("+")
-        made = _replace(record, {"method": _lookup(method, catalogue.kind_of(Method), said)}, said)
+    for item in value if isinstance(value, list) else str(value).split(","):
+        method, _, personal = str(item).partition("+")
+        made = draft.put("method", _lookup(method, catalogue.kind_of(Method), said), said)
         if personal:
-            made = _replace(made, {"personal": _lookup(personal, catalogue.kind_of(Personalizer), said)}, said)
+            made = made.put("personal", _lookup(personal, catalogue.kind_of(Personalizer), said), said)
         out.append(made)
     return out
 
 
 def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, said: str) -> list[tuple[Any, ...]]:
     """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
-    labels = [catalogue.name(i) for i in items]
+    drafts = [_drafted(i) for i in items]
+    labels = [catalogue.name(d.record) for d in drafts]
     if path[0] not in labels or len(path) < 2:
-        raise ConfigError(f"{said}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
-    choices = [_assign(i, path[1:], value, said) if n == path[0] else [i] for i, n in zip(items, labels, strict=True)]
-    return list(itertools.product(*choices))
+        raise NoSuchField(f"{said}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
+    pairs = zip(drafts, labels, strict=True)
+    return list(itertools.product(*(_assign(d, path[1:], value, said) if n == path[0] else [d] for d, n in pairs)))
 
 
 def _parse(value: Any, hint: Any, said: str) -> list[Any]:
