@@ -185,3 +185,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"go on with: acclimate resume {out}" in err
+
+
+def test_a_given_personaliser_goes_with_every_default_method():
+    from acclimate.cli import _experiments
+
+    assert [e.label for e in _experiments(["personal=lp"], None, 1)] == ["fedavg+lp", "fedbn+lp", "scaffold+lp"]
+    assert [e.label for e in _experiments([], None, 1)][:2] == ["fedavg", "fedavg+finetune"]

@@ -157,6 +157,18 @@ def test_methods_with_personalisers():
     assert one("adapters=bn").training_hash() == one("adapters=t3a").training_hash()
 
 
+def test_one_place_names_the_personaliser():
+    (e,) = expand(flatten_toml({"method": ["fedavg+finetune"]}))
+    assert e.label == "fedavg+finetune"
+    both = "method=.*finetune and personal=lp both name a personaliser; leave one of them out"
+    for settings in (["method=fedavg+finetune", "personal=lp"], ["personal=lp", "method=fedavg,fedavg+finetune"]):
+        with pytest.raises(ConfigError, match=both):
+            expand(settings)
+    with pytest.raises(ConfigError, match=r"method: 'fedavg\+' must name a personaliser after the '\+'; allowed: none"):
+        expand(["method=fedbn,fedavg+"])
+    assert one("method=fedavg+finetune", "personal.opt.lr=0.5").personal.opt.lr == 0.5
+
+
 def test_sweeps_are_products():
     found = expand(["method=fedprox", "method.mu=0.01,0.1", "seed=0,1,2"])
     assert sorted((e.method.mu, e.seed) for e in found) == [(m, s) for m in (0.01, 0.1) for s in (0, 1, 2)]

@@ -133,8 +133,11 @@ def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[A
     from .config import expand, merged
 
     pairs = merged(config, list(settings))
-    if not any((p if isinstance(p, str) else p[0] + "=").startswith("method=") for p in pairs):
-        pairs.append(f"method={DEFAULT_METHODS}")
+    given = {p.partition("=")[0].strip() if isinstance(p, str) else p[0] for p in pairs}
+    if "method" not in given:
+        # a personaliser that is given goes with every method, so none of them brings its own
+        methods = [m for m in DEFAULT_METHODS.split(",") if "personal" not in given or "+" not in m]
+        pairs.append(f"method={','.join(methods)}")
     return api.with_seeds(expand(pairs), seeds)
 
 

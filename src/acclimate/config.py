@@ -270,7 +270,9 @@ def expand(settings: Iterable[str | tuple[str, Any]], base: Experiment | None = 
     with all of its fields. Commas make a tuple where the field is one, and a sweep over all combinations where it is
     not.
     """
-    drafts = _drafts([_pair(s) for s in settings], base or Experiment())
+    pairs = [_pair(s) for s in settings]
+    _check_personal(dict(pairs))
+    drafts = _drafts(pairs, base or Experiment())
     return list(dict.fromkeys(_made(d) for d in drafts))
 
 
@@ -375,7 +377,7 @@ def _assign(draft: _Draft, path: list[str], value: Any, said: str) -> list[_Draf
         if not dataclasses.is_dataclass(inner.record):
             raise NoSuchField(f"{said}: '{name}' is {old!r}, which has no fields")
         news = _assign(inner, rest, value, said)
-    elif name == "method" and "+" in str(value):
+    elif name == "method" and _names_personal(value):
         return _with_personal(draft, value, said)
     else:
         news = _parse(value, typing.get_type_hints(type(draft.record))[name], said)
@@ -386,11 +388,28 @@ def _drafted(value: Any) -> _Draft:
     return value if isinstance(value, _Draft) else _Draft(value)
 
 
+def _check_personal(last: Mapping[str, Any]) -> None:
+    """Refuse two places that name a personaliser: which one was meant cannot be known."""
+    if "personal" in last and _names_personal(last.get("method")):
+        method, personal = (
+            ",".join(map(str, v)) if isinstance(v, list) else v for v in (last["method"], last["personal"])
+        )
+        raise ConfigError(f"method={method} and personal={personal} both name a personaliser; leave one of them out")
+
+
+def _names_personal(method: Any) -> bool:
+    """Whether a value of `method` is, or has among others, one of the form `method+personal`."""
+    return "+" in str(method)
+
+
 def _with_personal(draft: _Draft, value: Any, said: str) -> list[_Draft]:
     """`method=fedavg+finetune,fedbn`: a method with its personaliser."""
     out = []
     for item in value if isinstance(value, list) else str(value).split(","):
-        method, _, personal = str(item).partition("+")
+        method, plus, personal = str(item).partition("+")
+        if plus and not personal:
+            names = ", ".join(catalogue.PERSONALS)
+            raise ConfigError(f"{said}: '{item}' must name a personaliser after the '+'; allowed: {names}")
         made = draft.put("method", _lookup(method, catalogue.kind_of(Method), said), said)
         if personal:
             made = made.put("personal", _lookup(personal, catalogue.kind_of(Personalizer), said), said)
