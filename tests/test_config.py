@@ -13,9 +13,9 @@ from torch import nn
 from acclimate import catalogue, config
 from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
-from acclimate.config import ConfigError, Experiment, expand, flatten_toml
+from acclimate.config import ConfigError, Experiment, expand, flatten_toml, merged
 from acclimate.core.optim import SGD, Adam, Cosine
-from acclimate.data import ByDomain, Digits, Pathological
+from acclimate.data import IID, ByDomain, Digits, Pathological
 from acclimate.methods import FedAvg, FedProx
 from acclimate.personal import FineTune
 from acclimate.shifts import Rotated
@@ -188,6 +188,40 @@ def test_toml_is_the_same_language():
         "rounds=3", "adapters=none,bn", "method=fedprox", "method.mu=0.5", "method.opt=adam", "method.opt.lr=1"
     )
     assert [x.seed for x in expand(flatten_toml({"seed": [4, 5]}))] == [4, 5]
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """The experiments of a file beside settings of the command line."""
+
+    def make(text, *settings):
+        (tmp_path / "experiment.toml").write_text(text)
+        return expand(merged(tmp_path / "experiment.toml", settings))
+
+    return make
+
+
+def test_a_record_of_the_command_line_drops_what_the_file_says_of_fields_it_lacks(beside):
+    file = '[method]\nname = "fedprox"\nmu = 0.5\nopt = {momentum = 0.9}\n[data.partition]\nalpha = 3.0\n'
+    file += '[data]\nclients = 7\n[personal]\nname = "finetune"\nopt = {lr = 0.5}\n'
+    (e,) = beside(file, "method=fedavg", "data.partition=iid")
+    assert e.method == FedAvg(
+        opt=SGD(lr=FedAvg().opt.lr, momentum=0.9)
+    )  # a field that both have stays as the file says
+    assert e.data == Digits(partition=IID(), clients=7)
+    (e,) = beside(file, "method.opt=adam", "personal=none")
+    assert (e.method.mu, type(e.method.opt), e.label) == (0.5, Adam, "fedprox")
+    (e,) = beside(file, "method=fedavg+lp")
+    assert e.label == "fedavg+lp" and e.personal.opt.lr == 0.5
+    (e,) = beside('"adapters.tent.steps" = 3', "adapters=none")
+    assert e.adapters == (NoAdapt(),)
+
+
+def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
+    with pytest.raises(ConfigError, match="method.mu: FedAvg has no 'mu'"):
+        beside('[method]\nname = "fedprox"\nmu = 0.5\n', "method=fedprox,fedavg")
+    with pytest.raises(ConfigError, match="method.mu: 'much' is not a number"):
+        beside('[method]\nname = "fedprox"\nmu = "much"\n', "method=fedprox")
 
 
 @pytest.mark.parametrize(

@@ -286,8 +286,45 @@ def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, 
         raise ConfigError(f"{file} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{file} is not valid TOML: {e}") from e
-    said = {s.partition("=")[0] for s in settings}
-    return [*(p for p in pairs if p[0] not in said), *settings]
+    return [*_left_by(pairs, [_pair(s) for s in settings]), *settings]
+
+
+def _left_by(pairs: list[tuple[str, Any]], typed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """A file's settings that the command line leaves.
+
+    Not those it gives itself, nor the fields of a record in whose place it puts one that has no such field.
+    """
+    kept: list[tuple[str, Any]] = []
+    for path, value in sorted(pairs, key=_depth):
+        over = [p for p in typed if any(_is_over(key, path) for key in _keys(p))]
+        if any(path in _keys(p) for p in over):
+            continue
+        above = [p for p in kept if _is_over(p[0], path)]
+        if not over or not all(_lacks(d, path, value) for d in _drafts([*above, *over], Experiment())):
+            kept.append((path, value))
+    return kept
+
+
+def _keys(pair: tuple[str, Any]) -> list[str]:
+    """The fields that a setting chooses: `method=fedavg+finetune` chooses two."""
+    both = pair[0] == "method" and _names_personal(pair[1])
+    return ["method", "personal"] if both else [pair[0]]
+
+
+def _is_over(key: str, path: str) -> bool:
+    """Whether a setting of `key` changes what `path` means, or is it."""
+    return f"{path}.".startswith(f"{key}.")
+
+
+def _lacks(draft: _Draft, path: str, value: Any) -> bool:
+    """Whether the record at `path` has no such field; any other mistake is found, and named, later."""
+    try:
+        _assign(draft, path.split("."), value, path)
+    except NoSuchField:
+        return True
+    except ConfigError:
+        return False
+    return False
 
 
 def flatten_toml(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
