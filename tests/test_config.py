@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import json
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from acclimate.config import ConfigError, Experiment, expand, flatten_toml, merg
 from acclimate.core.optim import SGD, Adam, Cosine
 from acclimate.data import IID, ByDomain, Digits, Pathological
 from acclimate.methods import FedAvg, FedProx
+from acclimate.models import CNN, MLP, ResNet20
 from acclimate.personal import FineTune
 from acclimate.shifts import Rotated
 
@@ -248,11 +250,41 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("method=nowhere.mine:Mine", "cannot import 'nowhere.mine:Mine'"),
         ("method=acclimate.adapters:Tent", "'acclimate.adapters:Tent' is a Tent, not a Method"),
         ("method.work.drop_last=maybe", "'maybe' is not true or false"),
+        ("adapters.tent=3", "adapters.tent: set its fields instead, adapters.tent.FIELD=...; allowed: .*steps"),
+        ("data.split=nan,nan,nan", r"data.split: Digits: split=\(nan, nan, nan\) must be three shares"),
+        ("model.groups=0", "model.groups: CNN: groups=0 must be a finite number of at least 1"),
     ],
 )
 def test_mistakes_are_named(setting, says):
     with pytest.raises(ConfigError, match=says):
         expand([setting])
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"adapters": [{"name": "tent"}]}, "adapters: {'name': 'tent'} is not a name; allowed: none"),
+        ({"method": [["a"]]}, r"method: \['a'\] is not a name; allowed: local"),
+        ({"rounds": float("inf")}, "rounds: inf is not a whole number"),
+        ({"rounds": float("nan")}, "rounds: nan is not a whole number"),
+        ({"seed": []}, r"seed: \[\] must have at least one value"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(table, says):
+    with pytest.raises(ConfigError, match=says):
+        expand(flatten_toml(table))
+
+
+def test_a_folder_is_no_file_of_settings(tmp_path):
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be read: Is a directory"):
+        merged(tmp_path, [])
+
+
+@pytest.mark.parametrize("model", [MLP, CNN, ResNet20])
+def test_groups_are_at_least_one(model):
+    for groups in (0, -1):
+        with pytest.raises(ValueError, match=f"{model.__name__}: groups={groups} must be .* at least 1"):
+            model(norm="group", groups=groups)
 
 
 @dataclass(frozen=True)
@@ -268,6 +300,34 @@ def test_own_records_by_dotted_path_and_in_files():
     assert type(e.method).__name__ == "Mine"
     back = config.loads(config.dumps(e))
     assert dataclasses.asdict(back.method) == dataclasses.asdict(e.method)
+
+
+@dataclass(frozen=True)
+class _Needy(NoAdapt):
+    must: int = field(kw_only=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("x = (\n", r"cannot import 'own_code:X': .*own_code.py, line 1: SyntaxError: '\(' was never closed"),
+        ("x = 1\ny = 1 / 0\n", r"cannot import 'own_code:X': .*own_code.py, line 2: ZeroDivisionError: division by"),
+        ("x = 1\n", "cannot import 'own_code:X': module 'own_code' has no attribute 'X'"),
+    ],
+)
+def test_own_code_that_fails_is_named_by_file_and_line(tmp_path, monkeypatch, code, says):
+    (tmp_path / "own_code.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    with pytest.raises(ConfigError, match=f"method: {says}"):
+        expand(["method=own_code:X"])
+    sys.modules.pop("own_code", None)
+
+
+def test_own_records_without_defaults_are_named():
+    says = "adapters: cannot make 'test_config:_Needy' without arguments: .*'must'; every field needs a default"
+    with pytest.raises(ConfigError, match=says):
+        expand(["adapters=test_config:_Needy"])
 
 
 def test_python_objects_are_named_in_the_file_and_asked_for_on_loading():

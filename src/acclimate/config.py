@@ -11,6 +11,7 @@ import json
 import math
 import re
 import tomllib
+import traceback
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -284,6 +285,8 @@ def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, 
         pairs = flatten_toml(tomllib.loads(file.read_text()))
     except FileNotFoundError:
         raise ConfigError(f"{file} does not exist") from None
+    except OSError as e:
+        raise ConfigError(f"{file} cannot be read: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{file} is not valid TOML: {e}") from e
     return [*_left_by(pairs, [_pair(s) for s in settings]), *settings]
@@ -458,8 +461,11 @@ def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, said: st
     """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
     drafts = [_drafted(i) for i in items]
     labels = [catalogue.name(d.record) for d in drafts]
-    if path[0] not in labels or len(path) < 2:
+    if path[0] not in labels:
         raise NoSuchField(f"{said}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
+    if len(path) < 2:
+        names = [f.name for f in dataclasses.fields(drafts[labels.index(path[0])].record)]
+        raise ConfigError(f"{said}: set its fields instead, {said}.FIELD=...; allowed: {', '.join(names) or 'none'}")
     pairs = zip(drafts, labels, strict=True)
     return list(itertools.product(*(_assign(d, path[1:], value, said) if n == path[0] else [d] for d, n in pairs)))
 
@@ -471,6 +477,8 @@ def _parse(value: Any, hint: Any, said: str) -> list[Any]:
         items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]
         return [tuple(_one(v, inner, said) for v in items)]
     items = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
+    if not items:
+        raise ConfigError(f"{said}: [] must have at least one value")
     return [_one(v, hint, said) for v in items]
 
 
@@ -503,28 +511,53 @@ def _scalar(value: Any, hint: type, said: str) -> Any:
         if hint is int and isinstance(value, float) and value != int(value):
             raise ValueError
         return hint(value)
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         raise ConfigError(f"{said}: {value!r} is not {words[hint]}") from None
 
 
 def _lookup(name: Any, kind: catalogue.Kind | None, said: str) -> Any:
     """A record by its catalogue name, or a user's own by `module:Class`."""
     assert kind is not None
-    if isinstance(name, str) and ":" in name:
+    own = " (or your own as module:Class)"
+    if not isinstance(name, str):
+        raise ConfigError(f"{said}: {name!r} is not a name; allowed: {', '.join(kind.entries)}{own}")
+    if ":" in name:
         return _own(name, kind, said)
     if name not in kind.entries:
-        own = " (or your own as module:Class)"
-        raise ConfigError(f"{said}: there is no {kind.name} '{name}'; {nearest(str(name), list(kind.entries))}{own}")
+        raise ConfigError(f"{said}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
     return kind.entries[name]
 
 
 def _own(name: str, kind: catalogue.Kind, said: str) -> Any:
+    """A user's own record. Their code may fail in any way: the error names the place, and is chained to theirs."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:
         raise ConfigError(f"{said}: cannot import '{name}': {e}") from e
-    made = found() if isinstance(found, type) else found
+    except Exception as e:
+        raise ConfigError(f"{said}: cannot import '{name}': {_place(e)}{type(e).__name__}: {_words(e)}") from e
+    try:
+        made = found() if isinstance(found, type) else found
+    except Exception as e:
+        where = "" if isinstance(e, TypeError | ValueError) else _place(e)
+        raise ConfigError(
+            f"{said}: cannot make '{name}' without arguments: {where}{_words(e)}; every field needs a default that is "
+            "possible, or name a record of it instead of the class"
+        ) from e
     if not isinstance(made, kind.base):
         raise ConfigError(f"{said}: '{name}' is a {type(made).__name__}, not a {kind.base.__name__}")
     return made
+
+
+def _words(error: Exception) -> str:
+    """What an error says, without the place that a syntax error adds."""
+    return str(error.msg if isinstance(error, SyntaxError) else error)
+
+
+def _place(error: Exception) -> str:
+    """`file, line 3: ` of the code that failed."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: "
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}, line {last.lineno}: "

@@ -51,7 +51,8 @@ class Dataset:
         check.at_least(self, "new_clients", 0)
         if not 0 < self.fraction <= 1:
             raise ValueError(f"{name}: fraction={self.fraction} must be above 0 and at most 1")
-        if len(self.split) != 3 or min(self.split) < 0 or abs(sum(self.split) - 1) > 1e-6 or self.split[0] <= 0:
+        three = len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0
+        if not three or not abs(sum(self.split) - 1) <= 1e-6:  # which NaN is not, nor is it above
             raise ValueError(f"{name}: split={self.split} must be three shares (train, val, test) that add up to 1")
         if len(self.mean) != len(self.std) or any(s <= 0 for s in self.std):
             raise ValueError(

@@ -30,6 +30,7 @@ class CNN:
         check.one_of(self, "norm", ("none", "batch", "group"))
         check.at_least(self, "hidden", 1)
         check.at_least(self, "kernel", 1)
+        check.at_least(self, "groups", 1)
         check.within(self, "dropout", 0.0, 0.999)
         if not self.widths or min(self.widths) < 1:
             raise ValueError(f"CNN: widths={self.widths!r} must name at least one layer of at least one channel")

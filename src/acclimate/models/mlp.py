@@ -22,6 +22,7 @@ class MLP:
 
     def __post_init__(self) -> None:
         check.one_of(self, "norm", ("none", "batch", "group"))
+        check.at_least(self, "groups", 1)
         check.within(self, "dropout", 0.0, 0.999)
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"MLP: hidden={self.hidden!r} must name at least one layer of at least one unit")

@@ -31,6 +31,7 @@ class ResNet20:
     def __post_init__(self) -> None:
         check.one_of(self, "norm", ("none", "batch", "group"))
         check.positive(self, "width")
+        check.at_least(self, "groups", 1)
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""
