@@ -252,6 +252,12 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("method.work.drop_last=maybe", "'maybe' is not true or false"),
         ("adapters.tent=3", "adapters.tent: set its fields instead, adapters.tent.FIELD=...; allowed: .*steps"),
         ("data.split=nan,nan,nan", r"data.split: Digits: split=\(nan, nan, nan\) must be three shares"),
+        ("data.angles=nan", r"data.angles: Digits: angles=\(nan,\) must be finite numbers"),
+        ("data.new_angles=0,inf", "new_angles=.* must be finite numbers"),
+        ("data.mean=nan,nan,nan", "data.mean: Digits: mean=.* must be finite numbers"),
+        ("data.std=nan,nan,nan", "data.std: Digits: std=.* must be finite numbers"),
+        ("data.seed=-1", "data.seed: Digits: seed=-1 must be a finite number of at least 0"),
+        ("seed=0,-1", "seed: Experiment: seed=-1 must be a finite number of at least 0"),
         ("model.groups=0", "model.groups: CNN: groups=0 must be a finite number of at least 1"),
     ],
 )
@@ -278,6 +284,19 @@ def test_mistakes_in_a_file_are_named(table, says):
 def test_a_folder_is_no_file_of_settings(tmp_path):
     with pytest.raises(ConfigError, match=f"{tmp_path} cannot be read: Is a directory"):
         merged(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value", "says"),
+    [
+        ("streams=rotated", "streams.rotated.angles", "15,nan", "Rotated: angles=.* must be finite numbers"),
+        ("adapters=mbsl", "adapters.mbsl.decay", "nan", "MBSL: decay=nan must be a finite number of at least 0"),
+        ("data.partition=natural-users", "data.partition.floor", "-1", "NaturalUsers: floor=-1 must be a finite"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(record, key, value, says):
+    with pytest.raises(ConfigError, match=f"{key}: {says}"):
+        expand([record, f"{key}={value}"])
 
 
 @pytest.mark.parametrize("model", [MLP, CNN, ResNet20])

@@ -84,6 +84,7 @@ class Experiment:
     def __post_init__(self) -> None:
         for name in ("rounds", "eval_every", "checkpoint_every"):
             check.at_least(self, name, 1)
+        check.at_least(self, "seed", 0)
         if not 0 < self.participation <= 1:
             raise ValueError(f"Experiment: participation={self.participation!r} must be above 0 and at most 1")
         if self.cohort is not None and not 1 <= self.cohort <= self.data.clients:

@@ -80,6 +80,7 @@ class MBSL(Adapter):
             check.at_least(self, name, 1)
         for name in ("rho", "weak", "contrast"):
             check.within(self, name, 0.0, 1.0)
+        check.at_least(self, "decay", 0.0)
         check.positive(self, "temperature")
         check.one_of(self, "variant", ("paper", "released"))
         if not set(self.losses) <= {"strong", "weak", "contrast"}:

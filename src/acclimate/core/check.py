@@ -25,6 +25,13 @@ def at_least(record: Any, field: str, low: float) -> None:
         _fail(record, field, f"a finite number of at least {low}")
 
 
+def all_finite(record: Any, *fields: str) -> None:
+    """The fields hold finite numbers only: NaN passes comparisons that look for what is wrong."""
+    for field in fields:
+        if not all(math.isfinite(value) for value in getattr(record, field)):
+            _fail(record, field, "finite numbers")
+
+
 def within(record: Any, field: str, low: float, high: float) -> None:
     """The field lies in [low, high]."""
     value = getattr(record, field)

@@ -49,6 +49,9 @@ class Dataset:
         if self.clients < 1:
             raise ValueError(f"{name}: clients={self.clients} must be at least 1")
         check.at_least(self, "new_clients", 0)
+        if self.seed is not None:
+            check.at_least(self, "seed", 0)
+        check.all_finite(self, "angles", "new_angles", "mean", "std")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"{name}: fraction={self.fraction} must be above 0 and at most 1")
         three = len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0

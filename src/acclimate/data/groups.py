@@ -79,6 +79,9 @@ class NaturalUsers(Partition):
     floor: int = 20
     """Users with fewer examples are left out."""
 
+    def __post_init__(self) -> None:
+        check.at_least(self, "floor", 1)
+
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         if examples.users is None:
             raise ValueError("NaturalUsers: this data set does not say who made an example; FEMNIST does")

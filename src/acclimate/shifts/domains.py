@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core import rng
+from ..core import check, rng
 from ..core.shards import Shards
 from ..ops.geometry import rotate
 from .base import Federation, Shift, Stream, consecutive, ordered, shuffled
@@ -43,6 +43,7 @@ class Rotated(Shift):
         super().__post_init__()
         if not self.angles:
             raise ValueError("Rotated: angles=() must name at least one")
+        check.all_finite(self, "angles")
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         rows = ordered(world, key)
