@@ -299,6 +299,14 @@ def test_numbers_that_make_no_sense_are_refused(record, key, value, says):
         expand([record, f"{key}={value}"])
 
 
+@pytest.mark.parametrize("key", ["cohort=1", "data.clients=1", "participation=0.1"])
+def test_masks_need_two_clients_in_a_round(key):
+    says = f"filters, {key.partition('=')[0]}: Experiment: filters=Masked needs at least 2 clients in a round, not 1"
+    with pytest.raises(ConfigError, match=says):
+        expand(["filters=masked", key])
+    assert one("filters=masked", "cohort=2").cohort_size == 2
+
+
 @pytest.mark.parametrize("model", [MLP, CNN, ResNet20])
 def test_groups_are_at_least_one(model):
     for groups in (0, -1):

@@ -91,6 +91,12 @@ class Experiment:
             raise ValueError(
                 f"Experiment: cohort={self.cohort} must be between 1 and the number of clients, {self.data.clients}"
             )
+        for f in self.filters:
+            if self.cohort_size < f.least:
+                raise ValueError(
+                    f"Experiment: filters={type(f).__name__} needs at least {f.least} clients in a round, not "
+                    f"{self.cohort_size}; raise cohort or participation, or the number of clients, {self.data.clients}"
+                )
         if not self.adapters:
             raise ValueError("Experiment: adapters=() must name at least one; use 'none' for no adaptation")
         if not self.streams:

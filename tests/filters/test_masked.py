@@ -81,6 +81,12 @@ def test_a_lost_client_is_refused():
         summed(Masked(), sent(Masked(), ups()), count=3)
 
 
+def test_a_cohort_of_one_has_nobody_to_mask_with():
+    one = {"delta": {"w": torch.ones(1, 3)}, "n": torch.tensor([5]), "plain": torch.ones(1, 6)}
+    with pytest.raises(ValueError, match="Masked: a cohort of 1 has no pair to mask for; it needs 2"):
+        sent(Masked(), one, cohort=COHORT[:1])
+
+
 @pytest.mark.parametrize("value", [1e9, torch.nan, torch.inf])
 def test_what_would_overflow_is_refused_and_counted(value):
     up = ups()

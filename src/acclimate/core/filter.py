@@ -51,6 +51,8 @@ class Filter:
     """Whether a single message tells nothing and only the sum can be read. Such a filter comes last."""
     needs_sums: ClassVar[bool] = False
     """Whether the server half relies on sums and means that really are such: no later filter may gather instead."""
+    least: ClassVar[int] = 1
+    """The fewest clients in a round with which it does what it says."""
 
     def refusal(self, rules: Rules) -> str | None:
         """Why this filter cannot serve messages of these rules, in one sentence, or None where it can."""

@@ -7,8 +7,9 @@ all modulo 2^32.
 
 Who cannot read a message: a server that follows the protocol and does not have the secret. Who can: any client, if the
 server passes a message on to it, because all clients share one secret. If a client drops out, the masks of the others
-stay in the sum; the round is then refused instead of read wrongly. Sums that would overflow are refused too. Every run
-needs a secret of its own: two messages under one mask give away their difference.
+stay in the sum; the round is then refused instead of read wrongly. Sums that would overflow are refused too, and so are
+cohorts of one, which have no pair: their sum is the message. Every run needs a secret of its own: two messages under
+one mask give away their difference.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Masked(Filter):
 
     hides: ClassVar[bool] = True
     needs_sums: ClassVar[bool] = True
+    least: ClassVar[int] = 2
 
     secret: str = ""
     """The environment variable that holds the clients' common secret; empty in simulations, where nothing is hidden."""
@@ -55,6 +57,8 @@ class Masked(Filter):
     def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
         if sender.cohort is None:
             raise ValueError("Masked: the cohort is not known to the client; send it Worker.outgoing(down, cohort)")
+        if len(sender.cohort) < self.least:  # the sum of one message is the message
+            raise ValueError(f"Masked: a cohort of {len(sender.cohort)} has no pair to mask for; it needs {self.least}")
         most = (_HALF - 1) // len(sender.cohort)  # of one client, so that the sum cannot overflow
         fixed = tree.map(lambda x: self._fixed(x), sums.to_sums(up, sender.rules))
         beyond = [(x.abs() > most).sum() for x in tree.leaves(fixed)]
