@@ -47,6 +47,14 @@ def test_commas_are_choices_dots_are_ranges_and_the_rest_stays():
     assert space.size == float("inf")
 
 
+def test_settings_that_fit_only_together_are_tried_together():
+    space = parse(["cohort=15", "data.clients=20", "method.opt.nesterov=true", "method.opt.momentum=0.5..0.9"])
+    assert space.dims == (Range("method.opt.momentum", 0.5, 0.9),)
+    assert space.experiment(space.corner).cohort == 15
+    with pytest.raises(ConfigError, match="cohort, data.clients: Experiment: cohort=15 must be .* clients, 12"):
+        parse(["cohort=15", "data.clients=20,12"])
+
+
 def test_a_range_is_of_the_fields_own_type():
     assert parse(["method=fedprox", "method.mu=0..1"]).dims == (Range("method.mu", 0.0, 1.0),)
     assert parse(["adapters=tent", "adapters.tent.steps=1..3"]).dims == (

@@ -284,6 +284,14 @@ def expand(settings: Iterable[str | tuple[str, Any]], base: Experiment | None = 
     return list(dict.fromkeys(_made(d) for d in drafts))
 
 
+def values_of(key: str, settings: Iterable[str | tuple[str, Any]]) -> list[Any]:
+    """The values that settings give one field, several for a sweep, without making the records they are for.
+
+    So one setting can be read before those are known that it fits together with.
+    """
+    return [_at(d, key.split(".")) for d in _drafts([_pair(s) for s in settings], Experiment())]
+
+
 def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, Any]]:
     """The settings of a TOML file and of the command line, which wins."""
     if file is None:
@@ -383,6 +391,15 @@ def _drafts(pairs: Iterable[tuple[str, Any]], base: Any) -> list[_Draft]:
     for path, value in sorted(pairs, key=_depth):
         out = list(itertools.chain.from_iterable(_assign(d, path.split("."), value, path) for d in out))
     return out
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    """What drafts hold at a path, entries of tuples by their catalogue names."""
+    if not path:
+        return value.record if isinstance(value, _Draft) else value
+    if isinstance(value, tuple):
+        return _at(next(d for d in map(_drafted, value) if catalogue.name(d.record) == path[0]), path[1:])
+    return _at(_drafted(value).get(path[0]), path[1:])
 
 
 def _depth(pair: tuple[str, Any]) -> int:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import catalogue
-from ..config import ConfigError, Experiment, expand
+from ..config import ConfigError, Experiment, expand, values_of
 
 Setting = str | tuple[str, Any]
 Value = int | float | str
@@ -105,7 +104,10 @@ class Space:
 
 
 def parse(settings: Iterable[Setting]) -> Space:
-    """The space that settings describe. Every value is tried on the experiment, so that none fails after an hour."""
+    """The space that settings describe. Every value is tried on the experiment, so that none fails after an hour.
+
+    They are tried when all settings are known, because some fit only together.
+    """
     pairs = sorted((_pair(s) for s in settings), key=lambda p: p[0].count("."))
     fixed: list[tuple[str, Any]] = []
     dims: list[Choice | Range] = []
@@ -119,6 +121,9 @@ def parse(settings: Iterable[Setting]) -> Space:
         else:
             fixed.append((key, value))
         sample.append((key, options.low if isinstance(options, Range) else options.values[0]))
+    for dim in dims:
+        for value in dim.values if isinstance(dim, Choice) else (dim.low, dim.high):
+            expand([*sample, (dim.key, value)])
     if expand(sample)[0].analysis:
         raise ConfigError("analysis=true looks at test streams, which a search must not; run best.toml with it")
     return Space(tuple(fixed), tuple(dims))
@@ -136,26 +141,15 @@ def _pair(setting: Setting) -> tuple[str, Any]:
 def _options(key: str, value: Any, sample: Sequence[tuple[str, Any]]) -> Choice | Range:
     """A range, or the values that a setting names: one where commas make a tuple (`adapters=none,tent`)."""
     if isinstance(value, str) and (found := RANGE.fullmatch(value)):
-        ends = [_at(expand([*sample, (key, end)])[0], key) for end in found.group(1, 2)]
+        ends = [values_of(key, [*sample, (key, end)])[0] for end in found.group(1, 2)]
         if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in ends):
             raise ConfigError(f"{key}={value}: a range needs a number, and {key} is none; list its values with commas")
         whole = all(isinstance(end, int) for end in ends)
         return Range(key, ends[0], ends[1], log=found[3] is not None, whole=whole)
-    tried = expand([*sample, (key, value)])
-    if len(tried) == 1:
+    if len(values_of(key, [*sample, (key, value)])) == 1:
         return Choice(key, (_number(value),))
     items = value if isinstance(value, list) else str(value).split(",")
     return Choice(key, tuple(dict.fromkeys(_number(i) for i in items)))
-
-
-def _at(record: Any, key: str) -> Any:
-    """The value of a setting."""
-    for name in key.split("."):
-        if isinstance(record, tuple):
-            record = next(item for item in record if catalogue.name(item) == name)
-        else:
-            record = getattr(record, name)
-    return record
 
 
 def _number(value: Any) -> Any:
