@@ -279,6 +279,14 @@ def test_a_point_is_not_trained_twice_and_a_failed_one_does_not_stop_the_rest(tm
     assert found.best.values == {"method.mu": 0.5} and sum(t.same_as is not None for t in found.trials) == 9
 
 
+@needs_optuna
+def test_an_adapter_that_diverges_is_a_failed_trial(tmp_path):
+    settings = [*SMALL, "adapters=memo", "adapters.memo.views=2", "adapters.memo.opt.lr=0.001,1e30"]
+    tame, wild = tuning.tune(settings, tmp_path).trials
+    assert tame.score is not None and wild.score is None
+    assert wild.failed == "adapter memo produced values that are not finite on original"
+
+
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 

@@ -218,6 +218,13 @@ def test_scores_by_hand_ignore_rows_beyond_n():
     assert float(s["ece"]) == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_what_is_not_finite_shows_in_the_loss_unless_it_lies_beyond_n():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [torch.nan, 0.0]])
+    whole, part = (stream.score(logits, torch.tensor([0, 1, 0]), torch.tensor(n)) for n in (3, 2))
+    assert not torch.isfinite(whole["loss"])
+    assert float(part["accuracy"]) == 1 and all(bool(torch.isfinite(v)) for v in part.values())
+
+
 def test_bad_protocols_are_named():
     with pytest.raises(ValueError, match="Protocol: batch=0"):
         Protocol(batch=0)

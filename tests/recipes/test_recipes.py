@@ -12,6 +12,7 @@ import pytest
 
 from acclimate import api, tuning
 from acclimate.config import ConfigError
+from acclimate.core.optim import SGD
 from acclimate.data import ByDomain, Digit5, Digits
 from acclimate.models import MLP
 from acclimate.recipes import OMITTED, RECIPES, measures, needs, plan, published, recipe, run, runner
@@ -183,6 +184,15 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path, monkeypatch, e
     watch = Count()
     assert run(plan(made, "smoke"), stopped, watch=watch)["cells"] == wanted["cells"]
     assert watch.rounds == 2  # two were checkpointed, the third was not
+
+
+def test_an_adapter_that_diverges_is_named_and_not_scored(tmp_path):
+    wild = adapter("memo", views=2, steps=2, opt=SGD(lr=1e30))
+    trained = Training(method("fedavg").at("smoke"), Digits(clients=3, fraction=0.1), MLP((8,)), 1)
+    made = Recipe("fedthe/table99", "wild", lambda scale: [Cell("a", "original", trained, adapter=wild)])
+    with pytest.raises(ArithmeticError, match=r"memo.* produced values that are not finite on client\(s\) 0, 1, 2"):
+        run(plan(made, "smoke"), tmp_path)
+    assert not (tmp_path / "fedthe").exists()
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):

@@ -130,6 +130,7 @@ def _carry(protocol: Protocol, step: int, logits: Tensor, new: Tree, fresh: Tree
 def score(logits: Tensor, y: Tensor, n: Tensor) -> Tree:
     """Accuracy, mean cross-entropy, mean confidence and calibration error over the first `n` rows."""
     real = (torch.arange(logits.shape[0], device=logits.device) < n).to(torch.float32)
+    logits = torch.where(real[:, None] > 0, logits, 0.0)  # what is not finite beyond n would be NaN in every sum
     count = real.sum().clamp_min(1.0)
     hit = (logits.argmax(-1) == y).to(torch.float32)
     confidence = logits.softmax(-1).amax(-1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..core import tree
@@ -58,7 +59,7 @@ def evaluate(
 
     Where `traces` is given, it is filled with what the adapters did at the last round.
     """
-    rows: list[Row] = []
+    rows = _Rows(names)
     refused: tuple[Refused, ...] = ()
     for round, selections, server, mine in _selected(state):
         down = worker.method.download(worker.task, server)
@@ -68,11 +69,53 @@ def evaluate(
             for stream_name, test in streams.items():
                 trace = traces is not None and "last" in selections
                 metrics = engine.serve(_live(engine, down, models, test), test.shards, adapter, test.protocol, trace)
-                if traces is not None and (kept := flat(metrics.pop("trace", {}), test.shards.n, adapter_name)):
+                told = metrics.pop("trace", {})
+                sound = rows.add(metrics, adapter_name, stream_name, selections, round)
+                if sound and traces is not None and (kept := flat(told, test.shards.n, adapter_name)):
                     traces.setdefault(adapter_name, {})[stream_name] = kept
-                rows += [_row(metrics, names, adapter_name, stream_name, s, round) for s in selections]
                 tick()
-    return Table(tuple(rows), refused)
+    return rows.table(refused)
+
+
+class _Rows:
+    """The rows of one experiment, and which adapters have none on a stream because they diverged there."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.rows: list[Row] = []
+        self.diverged: dict[tuple[str, str], str] = {}
+
+    def add(
+        self, metrics: Mapping[str, Tensor], adapter: str, stream: str, selections: Sequence[str], round: int
+    ) -> bool:
+        """A row per selection; none, and False, where the answers were not finite: argmax makes a class of them."""
+        if clients := diverged(metrics):
+            reason = f"{adapter} {said_diverged(clients)} of stream {stream} at round {round}"
+            self.diverged.setdefault((adapter, stream), reason)
+            return False
+        self.rows += [_row(metrics, self.names, adapter, stream, s, round) for s in selections]
+        return True
+
+    def table(self, refused: tuple[Refused, ...]) -> Table:
+        """What diverged at one of the tested rounds has no row of the other either: a mean of what is left misleads."""
+        rows = tuple(r for r in self.rows if (r["adapter"], r["stream"]) not in self.diverged)
+        names = self.names
+        gone = tuple(
+            Refused(method=names.method, personal=names.personal, adapter=adapter, reason=reason)
+            for (adapter, _), reason in self.diverged.items()
+        )
+        return Table(rows, refused + gone)
+
+
+def diverged(metrics: Mapping[str, Tensor]) -> list[int]:
+    """The clients whose answers were not finite: their loss is not either, so nothing is computed again."""
+    return (~torch.isfinite(metrics["loss"]) & (metrics["n"] > 0)).nonzero()[:, 0].tolist()
+
+
+def said_diverged(clients: Sequence[int]) -> str:
+    """`produced values that are not finite on client(s) 0, 2`."""
+    who = ", ".join(map(str, clients[:10])) + (" ..." if len(clients) > 10 else "")
+    return f"produced values that are not finite on client(s) {who}"
 
 
 class Trained(NamedTuple):
@@ -95,7 +138,7 @@ def evaluate_together(
     `tick` is called after every adapter on every stream. Streams have the same names everywhere. Rounds that validation
     selected are tested together too, whichever they are.
     """
-    task, rows = joint.task, [list[Row]() for _ in trained]
+    task, rows = joint.task, [_Rows(t.names) for t in trained]
     tests = {name: joint.gather([t.streams[name].shards for t in trained]) for name in trained[0].streams}
     chosen = [_selected(t.state) for t in trained]
     refused: tuple[Refused, ...] = ()
@@ -110,9 +153,9 @@ def evaluate_together(
                 for i, metrics in enumerate(joint.serve(live, tests[stream], adapter, test.protocol)):
                     round, selections, *_ = picked[i]
                     if turn < len(chosen[i]):
-                        rows[i] += [_row(metrics, trained[i].names, name, stream, s, round) for s in selections]
+                        rows[i].add(metrics, name, stream, selections, round)
                 tick()
-    return [Table(tuple(own), refused) for own in rows]
+    return [own.table(refused) for own in rows]
 
 
 def stream_accuracy(
@@ -125,8 +168,8 @@ def stream_accuracy(
 ) -> dict[str, Any]:
     """A point of the learning curves: the accuracy of every stream (`streams`) with the first adapter that can serve.
 
-    It is what the table would say if training ended here. The streams' labels are read for this number alone: the
-    round that validation selects does not depend on it.
+    It is what the table would say if training ended here, without the streams where the adapter diverges. Labels of the
+    streams are read for this number alone: the round that validation selects does not depend on it.
     """
     down = worker.method.download(worker.task, state.server)
     models = engine.deploy(down, state.mine, personal)
@@ -137,7 +180,8 @@ def stream_accuracy(
     seen = {}
     for stream, test in streams.items():
         metrics = engine.serve(_live(engine, down, models, test), test.shards, adapters[name], test.protocol)
-        seen[stream] = float(_accuracy(metrics).mean())
+        if not diverged(metrics):
+            seen[stream] = float(_accuracy(metrics).mean())
     return {"adapter": name, "streams": seen}
 
 

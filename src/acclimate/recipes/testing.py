@@ -13,6 +13,7 @@ from ..core.shards import Shards
 from ..core.stream import Protocol
 from ..data import World
 from ..eval.analysis import flat
+from ..eval.grid import diverged, said_diverged
 from ..shifts import Shift
 from ..watch import Watch
 from .record import Cell, Named
@@ -102,7 +103,10 @@ class Server:
         protocol: Protocol = test.stream.protocol
         longest = max(int(shards.n.max()), 1)
         fits = replace(protocol, batch=min(protocol.batch, longest)) if protocol.batch > longest else protocol
-        return self.engine.serve(models, shards, test.adapter.record, fits, trace)
+        metrics = self.engine.serve(models, shards, test.adapter.record, fits, trace)
+        if clients := diverged(metrics):  # argmax would make a class, and a table an accuracy, of them
+            raise ArithmeticError(f"{test.name}: {test.adapter.name} {said_diverged(clients)}; lower its learning rate")
+        return metrics
 
 
 def _mean(metrics: Any) -> float:

@@ -109,8 +109,12 @@ def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: Sta
     down = worker.method.download(worker.task, state.server)
     if reason := adapter.refusal(worker.task, engine.live(engine.deploy(down, state.mine, e.personal), 0)):
         raise ConfigError(f"adapter {catalogue.name(adapter)} (the first of adapters=, which is scored): {reason}")
-    seen = stream_accuracy(worker, engine, state, tests, {catalogue.name(adapter): adapter}, e.personal)
-    return float(torch.tensor(list(seen["streams"].values()), dtype=torch.float64).mean())
+    seen = stream_accuracy(worker, engine, state, tests, {catalogue.name(adapter): adapter}, e.personal)["streams"]
+    if gone := [name for name in tests if name not in seen]:
+        raise ArithmeticError(
+            f"adapter {catalogue.name(adapter)} produced values that are not finite on {', '.join(gone)}"
+        )
+    return float(torch.tensor(list(seen.values()), dtype=torch.float64).mean())
 
 
 def validation_world(world: World) -> World:

@@ -1,0 +1,43 @@
+"""The table of an experiment: an adapter that diverges on a stream has a reason there, and no number."""
+
+import json
+import re
+from dataclasses import replace
+
+import acclimate as ac
+from acclimate import testing, training
+
+WILD = ac.adapters.MEMO(views=2, steps=2, opt=ac.optim.SGD(lr=1e30))
+SMALL = ac.Experiment(
+    ac.data.Digits(clients=3, fraction=0.2),
+    ac.models.MLP(hidden=(8,), norm="batch"),
+    streams=(ac.shifts.Original(), ac.shifts.Corrupted()),
+    adapters=(ac.adapters.NoAdapt(), WILD),
+    rounds=2,
+)
+REASON = r"memo produced values that are not finite on client\(s\) 0, 1, 2 of stream (original|corrupted) at round"
+
+
+def test_an_adapter_that_diverges_is_refused_and_not_scored(tmp_path):
+    table = ac.run(SMALL, tmp_path / "run")
+    assert {r["adapter"] for r in table.rows} == {"none"}
+    assert [r["adapter"] for r in table.refused] == ["memo", "memo"]  # one for each stream
+    for refused in table.refused:
+        assert re.match(REASON, refused["reason"])
+    kept = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert kept["refused"] == list(table.refused)
+    assert "produced values that are not finite" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_nothing_but_what_diverges_is_a_table_without_rows(tmp_path):
+    table = ac.run(replace(SMALL, adapters=(WILD,)), tmp_path / "run")
+    assert table.rows == () and len(table.refused) == 2
+
+
+def test_what_is_tested_together_is_refused_alike(monkeypatch):
+    monkeypatch.setattr(training, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
+    fits = ac.train_together([SMALL, replace(SMALL, seed=4)])
+    assert testing._shared(fits) is not None
+    for fit, table in zip(fits, ac.evaluate_together(fits), strict=True):
+        assert table.refused and table.refused == ac.evaluate(fit).refused
+        assert {r["adapter"] for r in table.rows} == {"none"}
