@@ -262,6 +262,16 @@ def test_more_trials_go_on_and_another_space_is_refused(tmp_path):
 
 
 @needs_optuna
+def test_another_space_is_refused_after_a_stop_in_the_first_trial(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune([*SMALL, RATES], tmp_path, watch=Stop(1))
+    with pytest.raises(RunError, match="another search: space was"):
+        tuning.tune([*SMALL, "method.mu=0.1,1"], tmp_path)
+    assert "0 of 2 trials" in (tmp_path / "report.html").read_text()
+    assert len(tuning.tune([*SMALL, RATES], tmp_path).trials) == 2
+
+
+@needs_optuna
 def test_a_point_is_not_trained_twice_and_a_failed_one_does_not_stop_the_rest(tmp_path, monkeypatch):
     trained = []
 

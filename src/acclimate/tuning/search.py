@@ -90,6 +90,7 @@ def tune(
     study = _Study(_space(settings, grid), Path(out), trials, seeds, sampler, tuple(on), grid)
     watch = watch or Watch()
     try:
+        study.write()  # before the first trial: what is stopped in it is known as this search
         left = study.left()
         watch.suite(len(left) * seeds)
         for number in left:
