@@ -312,6 +312,15 @@ def test_best_toml_is_the_experiment_that_won_and_the_trial_can_be_tested(tmp_pa
 
 
 @needs_optuna
+@pytest.mark.parametrize("named", [[], ["personal=finetune"]])
+def test_best_toml_names_the_method_where_the_settings_do_not(tmp_path, named):
+    found = tuning.tune([*SMALL[1:], RATES, *named], tmp_path)
+    said = tomllib.loads((tmp_path / "best.toml").read_text())
+    assert said["method"] == "fedavg" and said["personal"] == ("finetune" if named else "none")
+    assert expand(merged(tmp_path / "best.toml", [])) == [ac.load(tmp_path / found.best.path).experiment]
+
+
+@needs_optuna
 def test_tune_json_says_all_and_the_section_shows_it(tmp_path):
     grid = tuning.grid("fedicon/fedprox")
     found = tuning.tune([*SMALL, "method.mu=0.001,1"], tmp_path, grid=grid)  # settings win over the grid's

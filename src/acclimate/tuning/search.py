@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import api, catalogue, store
-from ..config import ConfigError
+from ..config import ConfigError, Experiment
 from ..core.backend import NonFinite
 from ..shifts import Original, Shift
 from ..watch import Watch
@@ -261,7 +261,8 @@ class _Study:
         search.card["seconds"] = round(sum(s["seconds"] for t in done if t.same_as is None for s in t.seeds), 2)
         store.write(self.path / "tune.json", json.dumps(search.card, indent=1) + "\n")
         if best is not None:
-            store.write(self.path / "best.toml", to_toml(self.space.settings(best.values), _head(best, len(done))))
+            chosen_settings = _whole(self.space.settings(best.values))
+            store.write(self.path / "best.toml", to_toml(chosen_settings, _head(best, len(done))))
         store.write(self.path / "report.html", page(search.card))
         return search
 
@@ -289,6 +290,15 @@ def _alone(path: Path) -> Any:
         handle.close()
         raise store.RunError(f"another search is at work in {path}; wait for it, or choose another --out") from None
     return handle
+
+
+def _whole(settings: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """With the method and personaliser that were searched: `acclimate run` without a method compares several."""
+    said, default = {key for key, _ in settings}, Experiment()
+    if "method" in said:
+        return settings
+    unsaid = {"method": default.method, "personal": default.personal}
+    return [*((key, catalogue.name(record)) for key, record in unsaid.items() if key not in said), *settings]
 
 
 def _head(best: Trial, tried: int) -> str:
