@@ -176,6 +176,10 @@ def test_streams_of_other_data_and_of_newcomers_are_refused(tmp_path):
     experiment = ac.Experiment()
     with pytest.raises(ConfigError, match="natural"):
         trials.check(experiment, [ac.shifts.Mixture(parts=(ac.shifts.Natural(),))])
+    with pytest.raises(ConfigError, match="--on new-clients: clients that join later are there for the test alone"):
+        trials.check(experiment, [ac.shifts.NewClients()])
+    with pytest.raises(ConfigError, match="--on unseen-domain: a domain that is held out"):
+        trials.check(experiment, [ac.shifts.UnseenDomain()])
     world = trials.validation_world(Digits(clients=3).world(0))
     with pytest.raises(ValueError, match="new"):
         ac.shifts.NewClients().build(world, 0)
@@ -183,8 +187,21 @@ def test_streams_of_other_data_and_of_newcomers_are_refused(tmp_path):
 
 @needs_optuna
 def test_an_adapter_that_cannot_serve_is_named(tmp_path):
+    seen = Stop(99)
     with pytest.raises(ConfigError, match=r"adapter tent .*normalisation"):
-        tuning.tune([*SMALL, RATES, "adapters=tent"], tmp_path)
+        tuning.tune([*SMALL, RATES, "adapters=tent"], tmp_path / "t", watch=seen)
+    with pytest.raises(ConfigError, match=r"adapter tent .*normalisation"):  # of the second model alone
+        tuning.tune([*SMALL[2:], "model=cnn-bn,mlp", "adapters=tent"], tmp_path / "t", watch=seen)
+    assert seen.rounds == [] and not (tmp_path / "t").exists()
+
+
+@needs_optuna
+@pytest.mark.parametrize("more", [[], ["method.opt.lr=0.01..0.1", f"rounds={','.join(map(str, range(1, 200)))}"]])
+def test_values_that_do_not_fit_together_are_refused_before_a_trial(tmp_path, more):
+    settings = ["method=fedprox,fedavg", "method.mu=0.1,1", "model=mlp", *more]
+    with pytest.raises(ConfigError, match=r"method=fedavg, .*method.mu=0.1.*: .*FedAvg has no 'mu'"):
+        tuning.tune(settings, tmp_path / "t", trials=2)
+    assert not (tmp_path / "t").exists()
 
 
 # --- stopping and going on --------------------------------------------------------------------------------------------

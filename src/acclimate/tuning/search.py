@@ -139,10 +139,14 @@ class _Study:
         if seeds < 1:
             raise ConfigError(f"--seeds {seeds} must be at least 1")
         first = space.experiment(space.corner)
-        trials.check(first, on)
+        for experiment in space.experiments():
+            trials.check(experiment, on)
         self.seed, self.device = first.seed, api.device_of(first.device)
         self.scored = {"adapter": catalogue.label(first.adapters[0]), "streams": catalogue.distinct(on)}
         self._refuse_another()
+        if not (self.path / "tune.json").exists():  # else it was found out then
+            for kind in space.kinds():
+                trials.check_adapter(kind)
         self.path.mkdir(parents=True, exist_ok=True)
         self._alone = _alone(path)
         journal = importlib.import_module("optuna.storages.journal")

@@ -19,6 +19,8 @@ Point = dict[str, Value]
 """A value for every dimension, by its key."""
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+MANY = 500
+"""Combinations that are all tried; of more, those of two values."""
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(:log)?")
 
 
@@ -96,6 +98,29 @@ class Space:
             raise ConfigError(f"--sampler grid: {ranges[0]} is a range, which has no end; list its values with commas")
         axes = [[(d.key, v) for v in d.values] for d in self.dims if isinstance(d, Choice)]
         return (dict(pairs) for pairs in itertools.product(*axes))
+
+    def experiments(self) -> list[Experiment]:
+        """Every combination of values and ends of ranges, to refuse what does not fit together before a trial runs.
+
+        Of a large space, every combination of two values: a field and the record that lacks it are two.
+        """
+        axes = [[(d.key, v) for v in (d.values if isinstance(d, Choice) else (d.low, d.high))] for d in self.dims]
+        few = math.prod(map(len, axes)) <= MANY
+        groups = [axes] if few else list(itertools.combinations(axes, 2))
+        points = (dict(pairs) for group in groups for pairs in itertools.product(*group))
+        return list(dict.fromkeys(self._tried({**self.corner, **point}) for point in points))
+
+    def _tried(self, point: Point) -> Experiment:
+        try:
+            return self.experiment(point)
+        except ConfigError as e:
+            raise ConfigError(f"{', '.join(f'{k}={v}' for k, v in point.items())}: {e}") from e
+
+    def kinds(self) -> list[Experiment]:
+        """An experiment for every combination of records and words, with the first of all numbers."""
+        words = [d for d in self.dims if isinstance(d, Choice) and any(isinstance(v, str) for v in d.values)]
+        axes = [[(d.key, v) for v in d.values] for d in words]
+        return [self.experiment({**self.corner, **dict(pairs)}) for pairs in itertools.product(*axes)]
 
     @property
     def card(self) -> dict[str, Any]:

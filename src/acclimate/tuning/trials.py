@@ -17,10 +17,11 @@ import torch
 from .. import api, catalogue, store
 from ..config import ConfigError, Experiment
 from ..core import fit as loop
+from ..core.adapter import Adapter
 from ..core.fit import State
 from ..data import World
 from ..eval import Test, stream_accuracy
-from ..shifts import Natural, Shift
+from ..shifts import Natural, NewClients, Shift, UnseenDomain
 from ..watch import Watch
 
 
@@ -36,6 +37,14 @@ class Score:
     seconds: float
 
 
+OTHERS: dict[type[Shift], str] = {
+    Natural: "natural streams are a test set of their own",
+    UnseenDomain: "a domain that is held out is there for the test alone",
+    NewClients: "clients that join later are there for the test alone",
+}
+"""Streams that bring examples of their own: they cannot be made of validation examples."""
+
+
 def check(experiment: Experiment, on: Sequence[Shift]) -> None:
     """Refuse what cannot be searched, before anything is trained."""
     if experiment.backend.conducted() is not None:
@@ -43,8 +52,17 @@ def check(experiment: Experiment, on: Sequence[Shift]) -> None:
         raise ConfigError(f"backend={name} cannot be searched over, because its clients hold the data; use another")
     for shift in on:
         for part in (shift, *getattr(shift, "parts", ())):
-            if isinstance(part, Natural):
-                raise ConfigError("--on: natural streams are a test set of their own; a search must not look at it")
+            if why := next((why for kind, why in OTHERS.items() if isinstance(part, kind)), None):
+                raise ConfigError(f"--on {catalogue.name(shift)}: {why}; a search must not look at it")
+
+
+def check_adapter(experiment: Experiment) -> None:
+    """Refuse an adapter that cannot serve the model, which an untrained one shows as well."""
+    world, worker, engine = api.build(experiment)
+    try:
+        _served(experiment, worker, engine, loop.start(worker, engine, world.clients))
+    finally:
+        engine.close()
 
 
 def run(experiments: Sequence[Experiment], path: Path, on: Sequence[Shift], watch: Watch) -> list[Score]:
@@ -105,16 +123,22 @@ def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: Sta
     """Accuracy with the experiment's personaliser and first adapter on streams that are made of validation data."""
     built = api.streams_of(validation_world(world), on)
     tests = {name: Test(stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
-    adapter = e.adapters[0]
-    down = worker.method.download(worker.task, state.server)
-    if reason := adapter.refusal(worker.task, engine.live(engine.deploy(down, state.mine, e.personal), 0)):
-        raise ConfigError(f"adapter {catalogue.name(adapter)} (the first of adapters=, which is scored): {reason}")
+    adapter = _served(e, worker, engine, state)
     seen = stream_accuracy(worker, engine, state, tests, {catalogue.name(adapter): adapter}, e.personal)["streams"]
     if gone := [name for name in tests if name not in seen]:
         raise ArithmeticError(
             f"adapter {catalogue.name(adapter)} produced values that are not finite on {', '.join(gone)}"
         )
     return float(torch.tensor(list(seen.values()), dtype=torch.float64).mean())
+
+
+def _served(e: Experiment, worker: Any, engine: Any, state: State) -> Adapter:
+    """The adapter that is scored; an error where it cannot serve the model."""
+    adapter = e.adapters[0]
+    down = worker.method.download(worker.task, state.server)
+    if reason := adapter.refusal(worker.task, engine.live(engine.deploy(down, state.mine, e.personal), 0)):
+        raise ConfigError(f"adapter {catalogue.name(adapter)} (the first of adapters=, which is scored): {reason}")
+    return adapter
 
 
 def validation_world(world: World) -> World:
