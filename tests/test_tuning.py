@@ -370,6 +370,13 @@ def test_the_command_line_searches_and_says_what_to_do_next(tmp_path):
     assert card["score"]["streams"] == ["original", "corrupted"]
 
 
+@needs_optuna
+def test_the_command_line_fails_where_every_trial_did(tmp_path):
+    args = ["tune", *SMALL, "method.opt.lr=1e30,1e31", "--out", str(tmp_path / "t"), "--quiet"]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 1 and f"no trial has a score; see {tmp_path / 't' / 'tune.json'}" in done.output
+
+
 def test_the_command_line_lists_the_grids():
     done = CliRunner().invoke(app, ["tune", "--grids"])
     assert done.exit_code == 0

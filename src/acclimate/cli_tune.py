@@ -108,8 +108,8 @@ def _span(seconds: float) -> str:
 def _show(search: Search) -> None:
     best, root = search.best, search.path
     if best is None:
-        typer.echo(f"no trial has a score; see {root / 'tune.json'}")
-        return
+        typer.echo(f"no trial has a score; see {root / 'tune.json'}", err=True)
+        raise typer.Exit(1)
     typer.echo(
         f"best of {len(search.trials)}: {100 * (best.score or 0):.2f} % on validation data (trial {best.number})"
     )
