@@ -314,6 +314,18 @@ def test_an_adapter_that_diverges_is_a_failed_trial(tmp_path):
     assert wild.failed == "adapter memo produced values that are not finite on original"
 
 
+@needs_optuna
+def test_a_folder_of_a_run_or_none_at_all_is_refused_by_name(tmp_path):
+    for name in ("config.json", "index.json", "results.json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("{}")
+        with pytest.raises(RunError, match=rf"--out .* holds a run \({name}\); choose another"):
+            tuning.tune([*SMALL, RATES], tmp_path / name)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"--out .*file/t is no folder to write to \(Not a directory\); choose another"):
+        tuning.tune([*SMALL, RATES], tmp_path / "file" / "t")
+
+
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 

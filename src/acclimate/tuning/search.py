@@ -27,6 +27,8 @@ from .space import Choice, Point, Range, Setting, Space, parse, to_toml
 SCHEMA = "acclimate.tune/1"
 TRIALS = 20
 """Trials of a search that has no end of its own."""
+RUN_FILES = ("config.json", "index.json", "results.json")
+"""What a run or a folder of runs is known by."""
 Sampler = Literal["auto", "tpe", "random", "grid"]
 SAMPLERS = ("auto", "tpe", "random", "grid")
 
@@ -147,7 +149,6 @@ class _Study:
         if not (self.path / "tune.json").exists():  # else it was found out then
             for kind in space.kinds():
                 trials.check_adapter(kind)
-        self.path.mkdir(parents=True, exist_ok=True)
         self._alone = _alone(path)
         journal = importlib.import_module("optuna.storages.journal")
         backend = journal.JournalFileBackend(str(path / "journal.log"), lock_obj=_NoLock())
@@ -229,8 +230,10 @@ class _Study:
         return store.read_json(file).get("sampler", "auto") if file.exists() else "auto"
 
     def _refuse_another(self) -> None:
-        """A folder holds one search; more trials of it are welcome."""
+        """A folder holds one search, and nothing else; more trials of it are welcome."""
         if not (self.path / "tune.json").exists():
+            if held := [name for name in RUN_FILES if (self.path / name).exists()]:
+                raise store.RunError(f"--out {self.path} holds a run ({held[0]}); choose another --out")
             return
         old, new = store.read_json(self.path / "tune.json"), self._about()
         if old.get("schema") != SCHEMA:
@@ -282,8 +285,12 @@ class _NoLock:
 
 
 def _alone(path: Path) -> Any:
-    """The one search of a folder: a lock that ends with the process, or as soon as it is closed."""
-    handle = (path / "lock").open("w")
+    """The one search of a folder, which is made: a lock that ends with the process, or as soon as it is closed."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = (path / "lock").open("w")
+    except OSError as e:
+        raise store.RunError(f"--out {path} is no folder to write to ({e.strerror}); choose another --out") from e
     try:
         import fcntl
     except ImportError:  # Windows: nobody watches there
