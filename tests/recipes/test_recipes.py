@@ -159,6 +159,22 @@ def test_a_recipe_runs_once_and_is_then_read(tmp_path):
     assert more.rounds == 2  # fedavg is there
 
 
+def test_a_narrower_run_takes_nothing_from_the_table(tmp_path):
+    whole = run(plan(tiny(), "smoke"), tmp_path, (0, 1))
+    narrow, watch = plan(tiny(), "smoke", ["scaffold"]), Count()
+    assert run(narrow, tmp_path, (0,), watch=watch)["cells"] == whole["cells"]
+    assert watch.rounds == 0
+    assert run(narrow, tmp_path, (0, 1), device="cpu")["cells"] == whole["cells"]  # as it was, with "auto"
+    more = run(narrow, tmp_path, (0, 1, 2))
+    assert more["seeds"] == [0, 1, 2] and len(more["trainings"]) == 5
+    assert [len(c["ours"]) for c in more["cells"]] == [2] * 3 + [3] * 3
+    assert [c.get("seeds") for c in more["cells"]] == [[0, 1]] * 3 + [None] * 3
+    assert more["cells"][0] == {**whole["cells"][0], "seeds": [0, 1]}
+    assert "- Fewer seeds: fedavg has seeds 0, 1 alone\n" in (tmp_path / "fedthe" / "table99-smoke.md").read_text()
+    other = run(plan(tiny(("fedavg", "scaffold"), rounds=1), "smoke", ["fedavg"]), tmp_path)  # other settings now
+    assert {c["row"] for c in other["cells"]} == {"fedavg"} and other["seeds"] == [0]
+
+
 def test_the_numbers_are_those_of_an_experiment(tmp_path):
     result = run(plan(tiny(("scaffold",)), "smoke"), tmp_path)
     cell = next(c for c in tiny(("scaffold",)).cells("smoke") if isinstance(c, Cell))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from . import needs
@@ -39,3 +39,16 @@ def plan(recipe: Recipe, scale: Scale, rows: Sequence[str] = ()) -> Plan:
             left_out.setdefault(reason, []).append(f"{cell.row}, {cell.column}")
         cells += [fitted] if fitted is not None else []
     return Plan(recipe, scale, tuple(cells), left_out)
+
+
+def widened(narrow: Plan, rows: Collection[str]) -> Plan:
+    """A plan with more rows: those that results have already, where the recipe still has them."""
+    if not set(rows) - {c.row for c in narrow.cells}:
+        return narrow
+    all_rows, whole = {*rows, *(c.row for c in narrow.cells)}, plan(narrow.recipe, narrow.scale)
+    left_out = {reason: list(cells) for reason, cells in narrow.left_out.items()}
+    for reason, cells in whole.left_out.items():
+        more = [c for c in cells if any(c.startswith(f"{row}, ") for row in rows)]
+        if more:
+            left_out[reason] = list(dict.fromkeys([*left_out.get(reason, ()), *more]))
+    return Plan(narrow.recipe, narrow.scale, tuple(c for c in whole.cells if c.row in all_rows), left_out)

@@ -20,6 +20,20 @@ Found = dict[tuple[Training, int], dict[str, Any]]
 """The record of every training and seed."""
 
 
+def file_of(plan: Plan, out: Path) -> Path:
+    """Where the results of a recipe at a scale lie."""
+    return out / f"{plan.recipe.name}-{plan.scale}.json"
+
+
+def held(plan: Plan, out: Path) -> tuple[set[str], list[int]]:
+    """The rows and seeds of the results that are there already."""
+    file = file_of(plan, out)
+    body = store.read_json(file) if file.exists() else {}
+    if body.get("schema") != RESULT_SCHEMA:
+        return set(), []
+    return {c["row"] for c in body["cells"]}, list(body["seeds"])
+
+
 def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float) -> dict[str, Any]:
     """results JSON and a Markdown table."""
     recipe = plan.recipe
@@ -38,34 +52,44 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
         "trainings": sorted({r["training_hash"] for r in found.values()}),
         "cells": _cells(plan, seeds, found),
     }
-    place = out / f"{recipe.name}-{plan.scale}.json"
+    place = file_of(plan, out)
     store.write(place, json.dumps(body, indent=1) + "\n")
     store.write(place.with_suffix(".md"), markdown(body))
     return body
 
 
 def _cells(plan: Plan, seeds: Sequence[int], found: Found) -> list[dict[str, Any]]:
-    """Ours for every seed beside the published number, in the paper's order."""
-    per_seed: list[dict[str, dict[str, float]]] = [{} for _ in seeds]
+    """Ours for every seed beside the published number, in the paper's order; `seeds` where it has not all of them."""
+    per_seed: dict[int, dict[str, dict[str, float]]] = {seed: {} for seed in seeds}
     out = []
     for cell in plan.cells:
-        values = []
-        for seed, rows in zip(seeds, per_seed, strict=True):
+        values = {}
+        for seed, rows in per_seed.items():
             value = _ours(cell, seed, rows.setdefault(cell.row, {}), found)
             if value is not None:
                 rows[cell.row][cell.column] = value
-                values.append(round(value, 4))
+                values[seed] = round(value, 4)
         if values:
-            out.append(_beside(plan.recipe, cell, values))
+            some = {"seeds": list(values)} if len(values) < len(seeds) else {}
+            out.append({**_beside(plan.recipe, cell, list(values.values())), **some})
     return out
 
 
 def _ours(cell: Cell | Derived, seed: int, row: dict[str, float], found: Found) -> float | None:
+    """Our number, or None where what it is read from was not run with this seed."""
     if isinstance(cell, Derived):
         return cell.value(row)
-    record = found[cell.training, seed]
-    other = found[cell.against, seed] if cell.against is not None else None
+    record = found.get((cell.training, seed), {})
+    other = found.get((cell.against, seed), {}) if cell.against is not None else None
+    if not has(record, cell) or (other is not None and not has(other, cell)):
+        return None
     return measures.value(cell.measure, record, record["tests"][test_of(cell).name], other)
+
+
+def has(record: dict[str, Any], cell: Cell) -> bool:
+    """Whether the record of a training has what a cell reads."""
+    whole = not cell.measure.startswith("similarity") or "prototypes" in record
+    return bool(record.get("finished")) and test_of(cell).name in record["tests"] and whole
 
 
 def _beside(recipe: Recipe, cell: Cell | Derived, values: list[float]) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from ..data.features import Features
 from ..eval.fairness import parameters_sent, parameters_trained
 from ..models.frozen import Frozen
 from ..watch import Watch
-from .planning import Plan
+from .planning import Plan, widened
 from .record import Cell, Training
-from .results import Found, write
+from .results import Found, has, held, write
 from .testing import Server, Test, test_of
 
 TRAINING_SCHEMA = "acclimate.training/1"
@@ -45,7 +45,28 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
         for seed, record in zip(seeds, _records(training, cells, seeds, device, out, watch), strict=True):
             found[training, seed] = record
         watch.done()
-    return write(plan, seeds, found, out, time.perf_counter() - began)
+    wide = _with_earlier(plan, out, device, found)
+    return write(wide, sorted({seed for _, seed in found}), found, out, time.perf_counter() - began)
+
+
+def _with_earlier(plan: Plan, out: Path, device: str, found: Found) -> Plan:
+    """The plan with the rows of results that are there already; puts their records of the same settings into `found`.
+
+    So a run of some rows, or of fewer seeds, adds to the table and takes nothing from it.
+    """
+    rows, seeds = held(plan, out)
+    wide = widened(plan, rows)
+    for training, cells in wide.trainings.items():
+        for seed in (s for s in seeds if (training, s) not in found):
+            devices = dict.fromkeys((device, "auto", "cpu", "cuda"))  # the rows may have run elsewhere
+            records = (_read(_record_of(training.experiment(seed, name), out)) for name in devices)
+            if record := next((r for r in records if any(has(r, c) for c in cells)), None):
+                found[training, seed] = record
+    return wide
+
+
+def _record_of(experiment: Experiment, out: Path) -> Path:
+    return out / "trainings" / f"{experiment.training_hash(exact=True)}.json"
 
 
 def _records(
@@ -55,7 +76,7 @@ def _records(
     tests = list(dict.fromkeys(test_of(c) for c in cells))
     whole = any(c.measure.startswith("similarity") for c in cells)
     experiments = [training.experiment(seed, device) for seed in seeds]
-    paths = [out / "trainings" / f"{e.training_hash(exact=True)}.json" for e in experiments]
+    paths = [_record_of(e, out) for e in experiments]
     records = [_read(path) for path in paths]
     todo = [i for i, record in enumerate(records) if not _complete(record, tests, whole, training)]
     together = _together([experiments[i] for i in todo], training, [paths[i] for i in todo], watch)

@@ -75,11 +75,17 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         )
     for gone in result["left_out"]:
         out.append(f"Missing: {gone['reason']} [{_some(gone['cells'])}]")
+    out += [f"Fewer seeds: {row} has seeds {seeds} alone" for row, seeds in _seeds(result["cells"]).items()]
     doubts: dict[str, list[str]] = {}
     for c in result["cells"]:
         if c["published"] and c["published"]["doubt"]:
             doubts.setdefault(c["published"]["doubt"], []).append(f"{c['row']}, {c['column']}")
     return out + [f"Doubtful in print ({_some(cells)}): {reason}" for reason, cells in doubts.items()]
+
+
+def _seeds(cells: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Rows that were not run with all seeds of the table, and with which they were."""
+    return {c["row"]: ", ".join(map(str, c["seeds"])) for c in cells if "seeds" in c}
 
 
 def _some(cells: Sequence[str]) -> str:
