@@ -18,6 +18,7 @@ from acclimate.models import MLP
 from acclimate.recipes import OMITTED, RECIPES, measures, needs, plan, published, recipe, run, runner
 from acclimate.recipes.record import SCALES, Cell, Derived, Recipe, Training, adapter, key, method, trainings
 from acclimate.recipes.show import details
+from acclimate.recipes.table import remarks
 from acclimate.shifts import Corrupted, Mixture, Natural, Original
 from acclimate.watch import Watch
 
@@ -173,6 +174,12 @@ def test_a_narrower_run_takes_nothing_from_the_table(tmp_path):
     assert "- Fewer seeds: fedavg has seeds 0, 1 alone\n" in (tmp_path / "fedthe" / "table99-smoke.md").read_text()
     other = run(plan(tiny(("fedavg", "scaffold"), rounds=1), "smoke", ["fedavg"]), tmp_path)  # other settings now
     assert {c["row"] for c in other["cells"]} == {"fedavg"} and other["seeds"] == [0]
+
+
+def test_notes_about_paper_scale_say_so_at_smoke_scale():
+    result = {"notes": ["50 rounds."], "left_out": [], "cells": []}
+    assert remarks({**result, "scale": "paper"}) == ["50 rounds."]
+    assert remarks({**result, "scale": "smoke"})[0] == "At paper scale: 50 rounds."
 
 
 def test_the_numbers_are_those_of_an_experiment(tmp_path):

@@ -70,6 +70,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     """What a reader must know: what differs from the paper, what is missing, which published numbers are doubtful."""
     out = list(result["notes"])
     if result["scale"] == "smoke":
+        out = [f"At paper scale: {note}" for note in out]  # its models, data and rounds are not those of this run
         out.append(
             "Smoke scale: tiny models on embedded digits. It shows that all of it runs, not what the paper found."
         )
