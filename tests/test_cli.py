@@ -52,6 +52,20 @@ def test_help_needs_no_torch_and_names_every_command():
     assert cli("--version").stdout.startswith("acclimate 0.")
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run"], "key=value"),
+        (["resume"], "A run folder, or a folder of them."),
+        (["tune"], "ranges"),
+        (["fleet", "up"], "ACCLIMATE_FLEET"),
+        (["reproduce", "run"], "A recipe of"),
+    ],
+)
+def test_help_says_what_the_positional_arguments_are(args, says, here):
+    assert says in here(*args, "--help").stdout
+
+
 def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path, here):
     done = cli("run", "method=fedavg,fedbn", "adapters=none,tent", "streams=original,corrupted", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ LAYERS = [
     {"api"},
     {"comparing", "fleet", "joining", "recipes", "tracking", "tuning"},
     {"describe", "progress", "threads"},
-    {"cli_compare", "cli_data", "cli_fleet", "cli_join", "cli_reproduce", "cli_tune"},
+    {"cli_compare", "cli_data", "cli_fleet", "cli_help", "cli_join", "cli_reproduce", "cli_tune"},
     {"bench", "serve", "cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}

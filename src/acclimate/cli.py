@@ -12,6 +12,7 @@ import typer
 from .cli_compare import compare
 from .cli_data import data_app
 from .cli_fleet import fleet_app
+from .cli_help import command
 from .cli_join import join
 from .cli_reproduce import reproduce_app
 from .cli_tune import tune
@@ -174,7 +175,7 @@ def main() -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
     try:
-        code = app(standalone_mode=False)
+        code = command(app)(standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted before anything was to be saved", 130)
