@@ -153,3 +153,12 @@ def test_runs_with_other_partitions_are_not_compared(tmp_path):
     api.run(of(100, "fedprox"), tmp_path / "b")
     with pytest.raises(ValueError, match=r"not the same: train, val, test"):
         comparing.compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_names_are_whole_where_no_window_limits_the_table(tmp_path):
+    first = "fedavg+a_personaliser_with_a_very_long_name"
+    for label in (first, "scaffold"):
+        run_folder(tmp_path / label, label, 0, {("original", "last"): [0.9, 0.8]})
+    done = CliRunner().invoke(app, ["compare", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert any(first in line and "scaffold" in line and "interval" in line for line in done.output.splitlines())

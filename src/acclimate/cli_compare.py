@@ -24,10 +24,10 @@ def compare(
     clients.
     """
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     from . import comparing, store
+    from .describe import console
 
     if out is not None and out.suffix not in (".json", ".md"):
         raise ValueError(f"--out={out}: must end in .json or .md")
@@ -36,9 +36,11 @@ def compare(
     table = Table(*head, box=SIMPLE, pad_edge=False, padding=0)  # 80 columns have room for it
     for column in (table.columns[0], table.columns[5]):
         column.no_wrap = True
+    for column in (table.columns[2], table.columns[3]):
+        column.overflow = "fold"  # the methods' names are whole, over several lines where they are long
     for cells in found.cells():
         table.add_row(*cells)
-    Console().print(table)
+    console().print(table)
     for sentence in found.sentences():
         typer.echo(sentence)
     if caveat := found.caveat():

@@ -153,29 +153,51 @@ def _root() -> str:
     return f"{root} ({len(list(root.iterdir()))} entries)"
 
 
+WIDE = 100_000
+"""Columns of output that no window limits."""
+
+
+def console() -> Console:
+    """Standard output: as wide as the window, or as wide as needed where a file or a program reads it."""
+    found = Console()
+    return found if found.is_terminal else Console(width=WIDE)
+
+
 def results_table(table: Table, root: Path) -> None:
     """Print the results of the last round, and of the validation-selected one where it differs."""
-    console = Console()
-    console.print(
-        _pivot(table, "last", "accuracy at the last round, % ± std over clients; upload per client and round")
-    )
+    out = console()
+    print_pivot(out, table, "last", "accuracy at the last round, % ± std over clients; upload per client and round")
     if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
-        console.print(_pivot(table, "validation", "accuracy at the validation-selected round"))
+        print_pivot(out, table, "validation", "accuracy at the validation-selected round")
     for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():
-        console.print(f"[dim]not run: {r['reason']}[/dim]", highlight=False)
+        out.print(f"[dim]not run: {r['reason']}[/dim]", highlight=False)
     report = root / "report.html"
-    console.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
+    out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
 
 
 def _last(table: Table, row: Any) -> int:
     return max(r["round"] for r in table.rows if r["selection"] == "last" and r["method"] == row["method"])
 
 
-def _pivot(table: Table, selection: str, title: str) -> RichTable:
-    streams, upload = table.streams(), table.uploads()
+def print_pivot(out: Console, table: Table, selection: str, title: str) -> None:
+    """Methods down and streams across, in blocks of as many streams as the window has room for."""
+    blocks: list[list[str]] = [[]]
+    for stream in table.streams():
+        wider = _pivot(table, selection, [*blocks[-1], stream], out.width)
+        needed = out.measure(wider, options=out.options.update(max_width=WIDE)).maximum
+        if blocks[-1] and needed > out.width:
+            blocks.append([])
+        blocks[-1].append(stream)
+    for i, streams in enumerate(blocks):
+        out.print(_pivot(table, selection, streams, out.width, None if i else title))
+
+
+def _pivot(table: Table, selection: str, streams: list[str], room: int, title: str | None = None) -> RichTable:
+    """A block of streams. Names of methods are whole up to half of the room, and go on in the next line beyond it."""
+    upload = table.uploads()
     out = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    out.add_column("method", overflow="fold")
-    out.add_column("adapter", overflow="fold")
+    out.add_column("method", overflow="fold", max_width=room // 2)
+    out.add_column("adapter", no_wrap=True)
     for s in streams:
         out.add_column(s, justify="right", no_wrap=True)
     out.add_column("upload", justify="right", no_wrap=True)

@@ -1,0 +1,59 @@
+"""Tables on windows of any width, and where there is none."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from acclimate.describe import print_pivot, results_table
+from acclimate.eval import Table
+
+STREAMS = ("original", "corrupted", "label_shift", "feature_shift", "mixture", "drifting", "newcomers")
+METHODS = ("fedavg", "fedavg+finetune", "a-method-with-a-name-of-forty-characters")
+
+
+def table(methods=METHODS, adapters=("none", "batch_adaptation")):
+    return Table(
+        tuple(
+            {"method": m, "personal": "none", "adapter": a, "stream": s, "settings": [], "seed": 0, "clients": 3}
+            | {"accuracy": 0.812, "std": 0.04, "selection": "last", "round": 1, "up_bytes": 4600, "per_client": []}
+            for m in methods
+            for a in adapters
+            for s in STREAMS
+        )
+    )
+
+
+def test_a_file_gets_every_row_whole(tmp_path, capsys):
+    results_table(table(), tmp_path)
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    head = next(line for line in said if line.startswith("method"))
+    assert head.split() == ["method", "adapter", *STREAMS, "upload"]
+    for name in METHODS:
+        line = next(line for line in said if line.startswith(f"{name} "))
+        assert line.split()[:2] == [name, "none"] and line.count("81.2") == len(STREAMS)
+    assert max(map(len, said)) < 250  # as wide as needed, and no wider
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_window_gets_as_many_streams_at_once_as_fit(width):
+    out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    print_pivot(out, table(METHODS[:2]), "last", "accuracy")
+    assert max(map(len, out.file.getvalue().splitlines())) <= width
+    said = [line.strip() for line in out.file.getvalue().splitlines()]
+    assert said.count("accuracy") == 1
+    heads = [line.split() for line in said if line.startswith("method")]
+    assert len(heads) > 1 and [s for h in heads for s in h[2:-1]] == list(STREAMS)
+    for name in METHODS[:2]:
+        lines = [line.split() for line in said if line.startswith(f"{name} ") and "batch_adaptation" in line]
+        assert len(lines) == len(heads) and "…" not in out.file.getvalue()
+
+
+def test_names_longer_than_half_of_a_window_go_on_in_the_next_line():
+    out = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
+    print_pivot(out, table(METHODS[2:]), "last", "accuracy")
+    said = out.file.getvalue()
+    parts = [line.split()[0] for line in said.splitlines() if line.startswith(" a-method")]
+    assert len(parts) == 2 * len(STREAMS)
+    assert all(METHODS[2].startswith(part) for part in parts) and "…" not in said
+    assert METHODS[2][len(parts[0]) :] in said
