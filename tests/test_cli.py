@@ -206,3 +206,22 @@ def test_a_given_personaliser_goes_with_every_default_method():
 
     assert [e.label for e in _experiments(["personal=lp"], None, 1)] == ["fedavg+lp", "fedbn+lp", "scaffold+lp"]
     assert [e.label for e in _experiments([], None, 1)][:2] == ["fedavg", "fedavg+finetune"]
+
+
+def stop(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedavg,fedprox"])
+def test_ctrl_c_outside_of_the_rounds_says_how_to_go_on_too(here, monkeypatch, methods):
+    one = ["streams=original", "adapters=none", "-q", *QUICK]
+    with monkeypatch.context() as early:
+        early.setattr("acclimate.api.run_all", stop)
+        done = here("run", "-o", "out", f"method={methods}", *one)
+        assert (done.returncode, done.stderr) == (130, "acclimate: stopped before anything was saved\n")
+    with monkeypatch.context() as late:
+        late.setattr("acclimate.api.evaluated", stop)
+        for command in (["run", "-o", "out", f"method={methods}", *one], ["resume", "out", "-q"]):
+            done = here(*command)
+            assert (done.returncode, done.stderr) == (130, "acclimate: stopped; go on with: acclimate resume out\n")
+    assert here("resume", "out", "-q").returncode == 0

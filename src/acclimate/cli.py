@@ -68,13 +68,17 @@ def run(
 
     Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `seed=0,1,2`.
     """
-    experiments = _experiments(settings or [], config, seeds)
-    from . import api, store, threads, tracking
+    root = out
+    try:
+        experiments = _experiments(settings or [], config, seeds)
+        from . import api, store, threads, tracking
 
-    threads.steady()
-    root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
-    with _watch(quiet) as watch, tracking.tracked(root, track, watch) as told:
-        table = api.run_all(experiments, root, overwrite, told)
+        threads.steady()
+        root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
+        with _watch(quiet) as watch, tracking.tracked(root, track, watch) as told:
+            table = api.run_all(experiments, root, overwrite, told)
+    except KeyboardInterrupt:
+        _stopped(root)
     _show(table, root)
 
 
@@ -85,11 +89,14 @@ def resume(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
-    from . import api, threads, tracking
+    try:
+        from . import api, threads, tracking
 
-    threads.steady()
-    with _watch(quiet) as watch, tracking.tracked(path, track, watch) as told:
-        table = api.resume(path, told)
+        threads.steady()
+        with _watch(quiet) as watch, tracking.tracked(path, track, watch) as told:
+            table = api.resume(path, told)
+    except KeyboardInterrupt:
+        _stopped(path)
     _show(table, path)
 
 
@@ -160,6 +167,12 @@ def _show(table: Any, root: Path) -> None:
     results_table(table, root)
 
 
+def _stopped(root: Path | None) -> NoReturn:
+    """Say how to go on after Ctrl-C outside of the rounds, which say so themselves; typer would end without a word."""
+    saved = root is not None and any((root / name).exists() for name in ("config.json", "index.json"))
+    _fail(f"stopped; go on with: acclimate resume {root}" if saved else "stopped before anything was saved", 130)
+
+
 def _fail(message: str, code: int) -> NoReturn:
     typer.echo(f"acclimate: {message}", err=True)
     raise SystemExit(code)
@@ -178,7 +191,7 @@ def main() -> None:
         code = command(app)(standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted before anything was to be saved", 130)
+        _fail("stopped before anything was saved", 130)
     except Exception as e:
         _explain(e)
 
