@@ -241,7 +241,7 @@ def test_kill_at_any_moment_then_resume_is_bit_identical(checkpointed, tmp_path,
 def test_several_runs_share_training_make_an_index_and_resume(tmp_path):
     path = tmp_path / "suite"
     experiments = quick("method=fedavg,fedavg+finetune", "adapters=none", "streams=original")
-    with pytest.raises(api.Interrupted):
+    with pytest.raises(api.Interrupted, match=f"go on with: acclimate resume {path}$"):
         ac.run_all(experiments, path, watch=StopAfter(2))
     trained = []
 

@@ -172,6 +172,14 @@ def _check_data(experiments: Sequence[Experiment]) -> None:
 
 
 def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:
+    """From whatever the folders hold to finished runs and their report."""
+    try:
+        return _finish_each(index, experiments, watch)
+    except Interrupted as stop:  # one run was stopped; what is to be gone on with is all of them
+        raise Interrupted(index.path, stop.round) from None
+
+
+def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:
     table = Table()
     trained: dict[str, Path] = {}
     watch.suite(len(experiments))
