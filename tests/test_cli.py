@@ -85,6 +85,12 @@ def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path, here
     again = here("resume", str(root))
     assert again.returncode == 0
     assert "fedbn" in again.stdout
+    (root / "fedavg-s0" / "results.json").unlink()
+    part = here("report", str(root), "-o", "part.html")
+    assert (part.returncode, part.stderr) == (0, "1 of 2 runs are not finished, and not in it\n")
+    (root / "fedbn-s0" / "results.json").unlink()
+    none = here("report", str(root))
+    assert none.returncode == 2 and f"no finished run in {root} (2 not finished)" in none.stderr
 
 
 def test_toml_and_seeds(tmp_path, here):

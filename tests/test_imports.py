@@ -20,7 +20,7 @@ LAYERS = [
     {"store", "reporting", "watch"},
     {"pictures"},
     {"building"},
-    {"testing"},
+    {"checking", "testing"},
     {"training"},
     {"api"},
     {"comparing", "fleet", "joining", "recipes", "tracking", "tuning"},

@@ -328,6 +328,24 @@ def test_what_cannot_be_built_costs_no_earlier_results(finished, tmp_path, sever
     assert {p.name: p.read_bytes() for p in path.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["method=fedavg,fedbn", "model.norm=none"], r"^fedbn-s0: 'norm' selects nothing"),
+        (["method.work.batch=8,4000"], r"^fedavg-method.work.batch=4000-s0: client 0 has \d+ training examples"),
+    ],
+)
+def test_one_of_several_that_cannot_be_built_is_named_before_any_is_trained(tmp_path, settings, says):
+    with pytest.raises(ValueError, match=says):
+        ac.run_all(quick(*SMALL, *settings), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_while_one_of_several_runs_says_which(tmp_path):
+    with pytest.raises(ValueError, match=r"^fedavg-s0: stream 'out-of-client' cannot be made"):
+        ac.run_all(quick(*SMALL, "data.clients=1", "streams=out-of-client", "seed=0,1"), tmp_path)
+
+
 def test_an_index_is_written_after_earlier_runs_are_removed(tmp_path, monkeypatch):
     ac.run_all(quick(*SMALL, "seed=0,1"), tmp_path)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple
 
 from . import store
 from .building import Fit, Interrupted, build, check_mixed, cost_card, device_of
-from .config import Experiment, encode
+from .checking import check_all, naming
+from .config import Experiment
 from .core import fit as loop
 from .core.backend import Engine
 from .core.worker import Worker
@@ -156,19 +156,11 @@ def run_all(
     if len(experiments) == 1:
         return run(experiments[0], path, overwrite, watch)
     store.refuse_overwrite(path, overwrite)
-    if store.holds_run(path):
-        _check_data(experiments)
+    check_all(experiments)  # before earlier runs are removed, and before hours of training
     index = store.IndexFolder(path)
     index.clear(list(experiments))
     index.plan(list(experiments))  # last: an index never names results of earlier runs as its own
     return _finish_index(index, list(experiments), watch or Watch())
-
-
-def _check_data(experiments: Sequence[Experiment]) -> None:
-    """An error where the data of one cannot be read, before earlier runs are removed."""
-    here = [e for e in experiments if e.backend.conducted() is None]
-    for data, seed in {json.dumps([encode(e.data), e.seed]): (e.data, e.seed) for e in here}.values():
-        data.world(seed)
 
 
 def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:
@@ -188,10 +180,12 @@ def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch:
         folder, training = store.RunFolder(path), experiment.history_hash()
         if folder.finished:
             table += stored_table(folder)
-        elif folder.state.exists():
-            table += _finish(folder, experiment, watch)
         else:
-            table += run(experiment, path, overwrite=True, watch=watch, reuse=trained.get(training))
+            with naming(path.name):
+                if folder.state.exists():
+                    table += _finish(folder, experiment, watch)
+                else:
+                    table += run(experiment, path, overwrite=True, watch=watch, reuse=trained.get(training))
         trained.setdefault(training, path)
         watch.done()
     report(index.path, out=index.path / "report.html")
@@ -250,7 +244,10 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
     folders = [f for r in runs for f in store.find_runs(Path(r))]
     finished = [f for f in folders if f.finished]
     if not finished:
-        raise store.RunError(f"no finished run in {', '.join(map(str, runs))}; try `acclimate resume`")
+        where = ", ".join(map(str, runs))
+        raise store.RunError(
+            f"no finished run in {where} ({len(folders)} not finished); go on with `acclimate resume {runs[0]}`"
+        )
     target = Path(out)
     store.write(target, render([f.load() for f in finished], more=more))
     return target

@@ -92,12 +92,18 @@ def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
     check_sizes(experiment, world)
     if check_mixed(experiment, world):
         return world, *_mixed(experiment, world)
+    worker = worker_of(experiment, world)
+    engine = experiment.backend.open(worker, world.shards(world.train), device_of(experiment.device))
+    return world, worker, engine
+
+
+def worker_of(experiment: Experiment, world: World) -> Worker:
+    """The client half, where all clients have one architecture."""
     task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
     worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
     if reason := worker.refusal():
         raise ValueError(f"{type(experiment.method).__name__} with {reason}")
-    engine = experiment.backend.open(worker, world.shards(world.train), device_of(experiment.device))
-    return world, worker, engine
+    return worker
 
 
 def check_mixed(experiment: Experiment, world: World | None = None) -> bool:

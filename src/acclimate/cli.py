@@ -106,10 +106,13 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page over finished runs."""
-    from . import api, tuning
+    from . import api, store, tuning
 
     tested = [r for r in runs if not (r / "tune.json").exists()]
     typer.echo(f"wrote {api.report(*tested, out=out, more=tuning.sections(runs))}")
+    found = [f for r in tested for f in store.find_runs(r)]
+    if missing := sum(not f.finished for f in found):
+        typer.echo(f"{missing} of {len(found)} runs are not finished, and not in it", err=True)
 
 
 @app.command("list")

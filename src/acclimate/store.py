@@ -17,7 +17,7 @@ import platform
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -332,12 +332,12 @@ class IndexFolder:
 
     def clear(self, experiments: list[Experiment]) -> None:
         """Remove what earlier runs left here and in the folders of these experiments."""
-        for path in (self.path, *(self.path / name for name in _names(experiments))):
+        for path in (self.path, *(self.path / name for name in folder_names(experiments))):
             RunFolder(path).clear()
 
     def plan(self, experiments: list[Experiment]) -> None:
         """Write which runs there will be."""
-        names = _names(experiments)
+        names = folder_names(experiments)
         runs = [
             {"path": name, "label": e.label, "seed": e.seed, "config": json.loads(dumps(e))}
             for name, e in zip(names, experiments, strict=True)
@@ -359,7 +359,7 @@ class IndexFolder:
         return [loads(json.dumps(r["config"]), **given) for r in self._entries()]
 
 
-def _names(experiments: list[Experiment]) -> list[str]:
+def folder_names(experiments: Sequence[Experiment]) -> list[str]:
     """A readable folder name per experiment, distinct within the group: method, what differs, seed."""
     settings = [e.settings() for e in experiments]
     common = set.intersection(*map(set, settings))
