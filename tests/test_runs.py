@@ -266,6 +266,11 @@ def joined(monkeypatch):
     monkeypatch.setattr(api, "can_join", lambda experiments: len(experiments) > 1)
 
 
+def test_no_seed_runs_twice():
+    swept = api.with_seeds(quick("method=fedavg,fedprox", "seed=0,1"), 2)
+    assert [(e.label, e.seed) for e in swept] == [(m, s) for m in ("fedavg", "fedprox") for s in (0, 1, 2)]
+
+
 def test_seeds_together_are_checkpointed_by_ctrl_c_and_end_alike(joined, tmp_path):
     experiments = api.with_seeds(quick("checkpoint_every=100", "streams=original"), 2)
     api.run_all(experiments, tmp_path / "whole")

@@ -254,7 +254,11 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
 
 
 def with_seeds(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
-    """Each experiment with `seeds` consecutive seeds."""
+    """Each experiment with `seeds` consecutive seeds; none twice, where the experiments are the same but for theirs."""
     if seeds < 1:
         raise ValueError(f"seeds={seeds} must be at least 1")
-    return [replace(e, seed=e.seed + s) for e in experiments for s in range(seeds)]
+    out: list[Experiment] = []
+    for e in (replace(e, seed=e.seed + s) for e in experiments for s in range(seeds)):
+        if e not in out:  # not a set: a record of a user need not be hashable
+            out.append(e)
+    return out
