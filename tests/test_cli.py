@@ -162,6 +162,24 @@ def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_
     assert not (tmp_path / "b" / "state.safetensors").exists()
 
 
+def test_what_no_adapter_can_serve_is_an_error(tmp_path, here):
+    plain = ["data.clients=3", "model=mlp", "model.hidden=8", "rounds=1", "streams=original", "adapters=tent,bn", "-q"]
+    for methods in ("fedavg", "fedavg,fedprox"):
+        done = here("run", "-o", "out", f"method={methods}", *plain)
+        assert done.returncode == 2 and "no adapter can be tested" in done.stderr
+        assert "Tent" in done.stderr and "BNStats" in done.stderr
+        assert not (tmp_path / "out").exists()
+    done = here("run", "-o", "out", "method=fedavg+finetune", *plain)
+    assert (done.returncode, done.stderr) == (2, "acclimate: no adapter could be tested: nothing was measured\n")
+
+
+def test_of_several_runs_some_may_have_no_adapter(here):
+    plain = ["data.clients=3", "model=mlp", "model.hidden=8", "rounds=1", "streams=original", "-q"]
+    done = here("run", "-o", "out", "method=fedavg,fedthe", "adapters=the", *plain)
+    assert done.returncode == 0, done.stderr
+    assert "not run: " in done.stdout
+
+
 def test_list_show_doctor(here):
     names = here("list").stdout
     for word in ("methods:", "scaffold", "adapters:", "t3a", "streams:", "mixture", "partitions:", "dirichlet"):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from . import store
 from .building import Fit, Interrupted, build, check_mixed, cost_card, device_of
-from .checking import check_all, naming
+from .checking import check_all, naming, untestable
 from .config import Experiment
 from .core import fit as loop
 from .core.backend import Engine
@@ -61,15 +61,24 @@ def run(
 
     `reuse` is a sibling run of the same training (see `Experiment.training_hash`), whose state is taken over.
     """
-    path = Path(out)
+    return _run(experiment, Path(out), overwrite, watch or Watch(), reuse)
+
+
+def _run(
+    experiment: Experiment, path: Path, overwrite: bool, watch: Watch, reuse: Path | None, alone: bool = True
+) -> Table:
+    """`run`. Of several, one that no adapter can serve is named below their table; alone, it would measure nothing."""
     store.refuse_overwrite(path, overwrite)
     ready = _ready(experiment)  # before an earlier run is removed: what cannot be built should not cost its results
+    if alone and ready is not None and (reason := untestable(experiment, ready.world, ready.worker)):
+        ready.engine.close()
+        raise ValueError(reason)
     folder = store.RunFolder.create(path, experiment, device_of(experiment.device), overwrite)
     if reuse is not None:
         for name in (folder.state.name, "fleet.json"):  # the latter: the name by which nodes know the training
             if (reuse / name).exists():
                 store.write(folder.path / name, (reuse / name).read_bytes())
-    return _finish(folder, experiment, watch or Watch(), ready)
+    return _finish(folder, experiment, watch, ready)
 
 
 class _Ready(NamedTuple):
@@ -185,7 +194,7 @@ def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch:
                 if folder.state.exists():
                     table += _finish(folder, experiment, watch)
                 else:
-                    table += run(experiment, path, overwrite=True, watch=watch, reuse=trained.get(training))
+                    table += _run(experiment, path, True, watch, trained.get(training), alone=False)
         trained.setdefault(training, path)
         watch.done()
     report(index.path, out=index.path / "report.html")

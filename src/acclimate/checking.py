@@ -1,4 +1,4 @@
-"""What can be known of several experiments before one of them is trained."""
+"""What can be known of experiments before one of them is trained."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import replace
 
 from . import store
 from .building import check_mixed, check_sizes, device_of, worker_of
-from .config import Experiment, encode
+from .config import Experiment, dumps, encode
+from .core.hetero import Hetero
+from .core.personal import Personalizer
+from .core.worker import Worker
 from .data import World
 
 
@@ -24,6 +27,7 @@ def naming(name: str) -> Iterator[None]:
 
 def check_all(experiments: Sequence[Experiment]) -> None:
     """An error where one of several cannot be built: it should not stop them after hours of training the others.
+    Another where none can be tested; that some cannot is for the table to say.
 
     Data are dealt once per seed, and everything else is tried with the first seed only.
     """
@@ -33,13 +37,16 @@ def check_all(experiments: Sequence[Experiment]) -> None:
             check_mixed(e)
         if e.backend.conducted() is None:  # else another process builds it, perhaps from data that are not here
             worlds.setdefault(json.dumps([encode(e.data), e.seed]), []).append((name, e))
-    tried: set[str] = set()
+    tried: dict[str, str | None] = {}
     for members in worlds.values():
         _check_members(members, tried)
+    reasons = [reason for reason in tried.values() if reason]
+    if len(reasons) == len(tried) > 0 and all(e.backend.conducted() is None for e in experiments):
+        raise ValueError(reasons[0])
 
 
-def _check_members(members: Sequence[tuple[str, Experiment]], tried: set[str]) -> None:
-    """Those of one data set and seed; `tried` has what was tried with another seed."""
+def _check_members(members: Sequence[tuple[str, Experiment]], tried: dict[str, str | None]) -> None:
+    """Those of one data set and seed; `tried` has what was tried already, and why that cannot be tested."""
     name, first = members[0]
     with naming(name):
         world = first.data.world(first.seed)
@@ -47,14 +54,32 @@ def _check_members(members: Sequence[tuple[str, Experiment]], tried: set[str]) -
         with naming(name):
             check_sizes(e, world)
             device_of(e.device)
-            if (same := replace(e, seed=0).training_hash()) not in tried:
-                _check_start(e, world)
-            tried.add(same)
+            if (same := dumps(replace(e, seed=0))) not in tried:
+                tried[same] = _check_start(e, world)
 
 
-def _check_start(experiment: Experiment, world: World) -> None:
-    """An error where the method cannot start with this model."""
-    if not check_mixed(experiment, world):
-        worker = worker_of(experiment, world)
-        worker.method.init_server(worker.task, world.clients, worker.key("init"))
-        worker.start(0)
+def _check_start(experiment: Experiment, world: World) -> str | None:
+    """An error where the method cannot start with this model; why it cannot be tested, where that is so."""
+    if check_mixed(experiment, world):
+        return None
+    return untestable(experiment, world, worker_of(experiment, world))
+
+
+def untestable(experiment: Experiment, world: World, worker: Worker) -> str | None:
+    """Why none of the adapters can serve the model that will be trained; None where one can.
+
+    Asked of the untrained model, which has the parts of the trained one. A personaliser may add some: then nothing is
+    known before it has run.
+    """
+    method, task = worker.method, worker.task
+    if isinstance(method, Hetero):  # every architecture has a model of its own
+        return None
+    server, own = method.init_server(task, world.clients, worker.key("init")), worker.start(0)
+    if type(experiment.personal).run is not Personalizer.run:
+        return None
+    model = method.deploy(task, method.download(task, server), own)
+    reasons = [a.refusal(task, model) for a in experiment.adapters]
+    if None in reasons:
+        return None
+    told = "; ".join(dict.fromkeys(r for r in reasons if r))
+    return f"no adapter can be tested, so nothing would be measured: {told}; adapters=none tests the model as it is"

@@ -168,6 +168,8 @@ def _show(table: Any, root: Path) -> None:
     from .describe import results_table
 
     results_table(table, root)
+    if not table.rows:  # known only now where a personaliser might have added what the adapters lack
+        _fail("no adapter could be tested: nothing was measured", 2)
 
 
 def _stopped(root: Path | None) -> NoReturn:
