@@ -180,6 +180,28 @@ def test_of_several_runs_some_may_have_no_adapter(here):
     assert "not run: " in done.stdout
 
 
+def test_runs_and_searches_do_not_share_a_folder(tmp_path, here):
+    once = ["method=fedavg", "data.clients=3", "model=mlp", "model.hidden=4", "rounds=1", "-q"]
+    search = tmp_path / "search"
+    search.mkdir()
+    card = {"trials": [], "planned": 1, "sampler": "grid", "seeds": [0], "space": [], "chosen": None, "seconds": 0}
+    card |= {"score": {"streams": ["original"], "adapter": "none"}, "settings": {}, "command": ""}
+    (search / "tune.json").write_text(json.dumps(card))
+    for more in ([], ["--overwrite"], ["seed=0,1"]):
+        done = here("run", "-o", "search", *more, *once)
+        assert (done.returncode, done.stderr) == (2, "acclimate: search holds a search; choose another --out\n")
+    alone = here("report", "search")
+    assert alone.returncode == 2 and "a search, with a page of its own, search/report.html" in alone.stderr
+    done = here("run", "-o", "run", "streams=original", "adapters=none", *once)
+    assert done.returncode == 0, done.stderr
+    done = here("tune", "-o", "run", "method.opt.lr=0.1,0.2", *once)
+    assert done.returncode == 2 and "run holds a run" in done.stderr
+    (tmp_path / "run" / "tune.json").write_text(json.dumps(card))  # as earlier versions let it be
+    assert here("report", "run", "search", "-o", "both.html").returncode == 0
+    page = (tmp_path / "both.html").read_text()
+    assert "Search run" in page and "Search search" in page and "fedavg" in page
+
+
 def test_list_show_doctor(here):
     names = here("list").stdout
     for word in ("methods:", "scaffold", "adapters:", "t3a", "streams:", "mixture", "partitions:", "dirichlet"):

@@ -108,7 +108,10 @@ def report(
     """Write one self-contained HTML page over finished runs."""
     from . import api, store, tuning
 
-    tested = [r for r in runs if not (r / "tune.json").exists()]
+    tested = [r for r in runs if store.holds_run(r) or not store.holds_search(r)]
+    if not tested:
+        pages = ", ".join(str(r / "report.html") for r in runs)
+        raise store.RunError(f"{', '.join(map(str, runs))}: a search, with a page of its own, {pages}; name a run too")
     typer.echo(f"wrote {api.report(*tested, out=out, more=tuning.sections(runs))}")
     found = [f for r in tested for f in store.find_runs(r)]
     if missing := sum(not f.finished for f in found):

@@ -48,6 +48,8 @@ def tune(
         return
     pairs = merged(config, list(settings or []))
     root = out or store.next_free(Path("runs"), "tune")
+    if store.holds_run(root):
+        raise store.RunError(f"{root} holds a run, whose report.html a search would replace; choose another --out")
     streams = expand([f"streams={on}"])[0].streams
     console = Console(stderr=True)
     threads.steady()

@@ -207,8 +207,15 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in ("results.json", "config.json", "index.json"))
 
 
+def holds_search(path: Path) -> bool:
+    """Whether a folder is that of a search (`acclimate tune`), begun or finished."""
+    return any((path / name).exists() for name in ("tune.json", "journal.log"))
+
+
 def refuse_overwrite(path: Path, overwrite: bool) -> None:
-    """An error where a folder holds a run already, unless told to overwrite."""
+    """An error where a folder holds a search, or a run already unless told to overwrite."""
+    if holds_search(path):  # whatever is told: the two would share report.html, and each be a part of the other
+        raise RunError(f"{path} holds a search; choose another --out")
     if overwrite or not path.exists():
         return
     if path.is_file():
