@@ -1,11 +1,13 @@
-"""Tables on windows of any width, and where there is none."""
+"""Tables on windows of any width, and where there is none; and what the doctor looks for."""
 
 import io
+import tomllib
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from acclimate.describe import print_pivot, results_table
+from acclimate.describe import EXTRAS, doctor, print_pivot, results_table
 from acclimate.eval import Table
 
 STREAMS = ("original", "corrupted", "label_shift", "feature_shift", "mixture", "drifting", "newcomers")
@@ -57,3 +59,9 @@ def test_names_longer_than_half_of_a_window_go_on_in_the_next_line():
     assert len(parts) == 2 * len(STREAMS)
     assert all(METHODS[2].startswith(part) for part in parts) and "…" not in said
     assert METHODS[2][len(parts[0]) :] in said
+
+
+def test_the_doctor_looks_for_every_extra_there_is():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(EXTRAS) == set(project["optional-dependencies"])
+    assert all(f"extra       {name}: " in doctor() for name in EXTRAS)

@@ -26,14 +26,16 @@ from .version import __version__
 EXTRAS = {
     "flower": ("flwr",),
     "ray": ("ray",),
-    "serve": ("fastapi", "uvicorn"),
     "privacy": ("dp_accounting",),
-    "report": ("matplotlib",),
-    "track": ("tensorboard", "mlflow", "optuna"),
+    "track": ("tensorboard", "mlflow", "sqlalchemy", "alembic"),
+    "tune": ("optuna",),
     "backbones": ("efficientnet_lite_pytorch",),
-    "docs": ("mkdocs",),
-    "dev": ("pytest", "ruff", "mypy"),
+    "images": ("PIL", "h5py"),
+    "huggingface": ("datasets", "PIL"),
+    "docs": ("mkdocs", "mkdocstrings"),
+    "dev": ("pytest", "hypothesis", "ruff", "mypy"),
 }
+"""The extras of pyproject.toml, and modules by which each is known to be installed."""
 
 
 def listing(kind: str | None = None) -> str:
