@@ -153,6 +153,7 @@ def test_an_adapter_that_needs_a_personal_part_is_refused_by_name():
         (torch.zeros(0, 3, 16, 16), "no samples"),
         (torch.zeros(2, 3, 16, 16, dtype=torch.int64), "expected uint8"),
         (torch.full((2, 3, 16, 16), torch.nan), "not finite"),
+        (np.array(["one", "two"]), "x is of type <U3, expected uint8"),
     ],
 )
 def test_bad_samples_are_refused_in_a_sentence(fit, x, says):
@@ -160,6 +161,8 @@ def test_bad_samples_are_refused_in_a_sentence(fit, x, says):
         join(fit, x, PLUS)
     with pytest.raises(ValueError, match="selection='best' must be"):
         join(fit, newcomer(fit), PLUS, selection="best")
+    with pytest.raises(ValueError, match="client=-5 must be at least 0"):
+        join(fit, newcomer(fit), PLUS, client=-5)
 
 
 # the command

@@ -378,6 +378,23 @@ def test_an_unfinished_run_points_to_resume(finished, tmp_path):
         ac.run(quick()[0], path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("results.json", "[]", r"results.json is damaged: it holds '\[\]', not a JSON object"),
+        ("results.json", "{", "results.json is damaged: Expecting"),
+        ("metrics.jsonl", '{"round": 1}\n{"rou', "metrics.jsonl, line 2, is damaged: "),
+        ("metrics.jsonl", "3\n", "metrics.jsonl, line 1, is damaged: it holds '3'"),
+        ("config.json", "null", "config.json is damaged: it holds 'null'"),
+    ],
+)
+def test_a_report_names_the_file_that_is_damaged(finished, tmp_path, name, content, says):
+    path = copy_of(finished, tmp_path)
+    (path / name).write_text(content)
+    with pytest.raises(store.RunError, match=says):
+        ac.report(path, out=tmp_path / "report.html")
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "garbage", "empty"])
 def test_damaged_checkpoints_are_refused(finished, tmp_path, damage):
     path = copy_of(finished, tmp_path)

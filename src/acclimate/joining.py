@@ -120,6 +120,8 @@ def join(
     Where clients share no weights (HeteroFedTTA), `model` is the newcomer's own architecture: one of the federation's
     by its number, from 0, or any other; None: as the federation would deal it.
     """
+    if client < 0:
+        raise ValueError(f"join: client={client} must be at least 0: newcomers are numbered from 0")
     worker, device = _worker(fit, client, model), fit.engine.device
     x = _checked(worker.task, x).to(device)
     live = _deployed(fit, worker, client, selection)
@@ -180,15 +182,22 @@ def _filled(outline: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> An
     return {k: _filled(v, tensors, f"{prefix}{k}/") for k, v in outline.items()}
 
 
+_ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
+
+
 def _checked(task: Task, x: Tensor | np.ndarray) -> Tensor:
     """The samples as a tensor of the model's shape, or an error that says what is wrong with them."""
-    x = torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x
+    if isinstance(x, np.ndarray):
+        try:
+            x = torch.from_numpy(np.array(x))
+        except TypeError:  # text, objects, dates
+            raise ValueError(f"join: x is of type {x.dtype}, {_ALLOWED}") from None
     if x.dim() != 1 + len(task.shape) or tuple(x.shape[1:]) != task.shape:
         raise ValueError(f"join: x has shape {tuple(x.shape)}, expected [N, {', '.join(map(str, task.shape))}]")
     if not len(x):
         raise ValueError("join: x has no samples; a newcomer needs at least one")
     if x.dtype != torch.uint8 and not x.is_floating_point():
-        raise ValueError(f"join: x is of type {x.dtype}, expected uint8 (pixels) or float (pixels in 0..1, features)")
+        raise ValueError(f"join: x is of type {x.dtype}, {_ALLOWED}")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ValueError("join: x holds values that are not finite")
     return x.float() if x.is_floating_point() else x

@@ -80,14 +80,26 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file, or an error that names it."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds, or an error that names it."""
     try:
-        return json.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; is {path.parent} a run folder?") from None
-    except json.JSONDecodeError as e:
+    except UnicodeDecodeError as e:
         raise RunError(f"{path} is damaged: {e}") from e
+    return _object(text, str(path))
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    """A JSON object, or an error that says where it should be."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise RunError(f"{where} is damaged: {e}") from e
+    if not isinstance(found, dict):
+        raise RunError(f"{where} is damaged: it holds {text.strip()[:40]!r}, not a JSON object")
+    return found
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -187,7 +199,8 @@ class RunFolder:
         """The learning curve."""
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        lines = self.metrics.read_text(errors="replace").splitlines()
+        return [_object(line, f"{self.metrics}, line {i},") for i, line in enumerate(lines, 1)]
 
     def load(self) -> dict[str, Any]:
         """All that a report needs of a finished run."""

@@ -175,3 +175,12 @@ def test_places():
     assert Place(1, 3, "x").hosts(7) == [1, 4] and Place(1, 3, "x", "d").hosts(7) == [1]
     with pytest.raises(ValueError, match="node=3"):
         Place(3, 3, "x")
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 99999999])
+def test_a_port_that_cannot_be_is_refused_before_anything_is_written(tmp_path, port):
+    with pytest.raises(ValueError, match=f"port={port} must be between 1 and 65535"):
+        loopback.up(tmp_path / "fleet", 2, port)
+    with pytest.raises(ValueError, match=f"port={port} must be between 1 and 65535"):
+        sites.init(tmp_path / "fleet", "host", ["a"], "method=fedavg", port)
+    assert not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ from typing import Any
 from ..store import RunError, read_json, write
 from . import keys
 from .folder import write_app, write_superexec
-from .processes import Process, free_ports, listening, started, stop
+from .processes import Process, check_port, free_ports, listening, started, stop
 
 SCHEMA = "acclimate.fleet/1"
 RECORD = "fleet.json"
@@ -127,6 +127,8 @@ def up(folder: Path, nodes: int, port: int | None = None, via: int | None = None
     """Start a SuperLink and `nodes` SuperNodes on this machine; returns when all nodes have joined."""
     if nodes < 1:
         raise ValueError(f"clients={nodes} must be at least 1")
+    if port is not None:
+        check_port(port)
     require_flower()
     folder = folder.absolute()
     if (folder / RECORD).exists():

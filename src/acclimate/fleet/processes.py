@@ -102,6 +102,12 @@ def listening(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
+def check_port(port: int) -> None:
+    """An error where this cannot be the number of a port."""
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port={port} must be between 1 and 65535")
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nobody listens on now."""
     held = [socket.socket() for _ in range(count)]

@@ -11,6 +11,7 @@ from ..store import RunError, write
 from ..version import __version__
 from . import keys
 from .folder import FLOWER, program, write_app, write_superexec
+from .processes import check_port
 
 HOWTO = """\
 # Running this fleet
@@ -166,8 +167,7 @@ def check(folder: Path, host: str, sites: Sequence[str], port: int) -> None:
         raise RunError(f"{folder} is not empty; choose a new folder")
     if not host or any(c.isspace() or c in "\"'`$\\/" for c in host):
         raise ValueError(f"host='{host}' must be a host name or an address")
-    if not 1 <= port <= 65535:
-        raise ValueError(f"port={port} must be between 1 and 65535")
+    check_port(port)
     if not sites or len(set(sites)) < len(sites):
         raise ValueError(f"sites={list(sites)} must be at least one name, and all different")
     for name in sites:
