@@ -199,7 +199,7 @@ def test_an_adapter_that_cannot_serve_is_named(tmp_path):
 @pytest.mark.parametrize("more", [[], ["method.opt.lr=0.01..0.1", f"rounds={','.join(map(str, range(1, 200)))}"]])
 def test_values_that_do_not_fit_together_are_refused_before_a_trial(tmp_path, more):
     settings = ["method=fedprox,fedavg", "method.mu=0.1,1", "model=mlp", *more]
-    with pytest.raises(ConfigError, match=r"method=fedavg, .*method.mu=0.1.*: .*FedAvg has no 'mu'"):
+    with pytest.raises(ConfigError, match=r"method.mu: FedAvg has no 'mu'"):
         tuning.tune(settings, tmp_path / "t", trials=2)
     assert not (tmp_path / "t").exists()
 
