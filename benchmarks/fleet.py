@@ -27,9 +27,10 @@ import torch
 from acclimate import api, store
 from acclimate.backends import Serial
 from acclimate.backends.flower import Flower
-from acclimate.config import Experiment, expand
+from acclimate.config import Experiment
 from acclimate.core.fit import State
 from acclimate.fleet import launch, loopback, processes
+from acclimate.settings import expand
 from acclimate.watch import Watch
 
 NODES, CLIENTS = 2, 4

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.func import vmap
 
-from acclimate.config import expand
 from acclimate.core import rng
 from acclimate.core.task import Task
 from acclimate.ops.augment import FlipCrop, flip, shift_crop
+from acclimate.settings import expand
 from support import CLASSES, MODELS, images
 
 

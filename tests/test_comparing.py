@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from acclimate import api, comparing
 from acclimate.cli import app
-from acclimate.config import expand
+from acclimate.settings import expand
 from acclimate.store import RunError
 
 

@@ -14,12 +14,13 @@ from torch import nn
 from acclimate import catalogue, config
 from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
-from acclimate.config import ConfigError, Experiment, expand, flatten_toml, merged
+from acclimate.config import ConfigError, Experiment
 from acclimate.core.optim import SGD, Adam, Cosine
 from acclimate.data import IID, ByDomain, Digits, Pathological
 from acclimate.methods import FedAvg, FedProx
 from acclimate.models import CNN, MLP, ResNet20
 from acclimate.personal import FineTune
+from acclimate.settings import expand, flatten_toml, merged
 from acclimate.shifts import Rotated
 
 EXPERIMENTS = st.builds(

@@ -145,7 +145,7 @@ def check_acclimate(sub, args):
             assert describe.details(params["name"])
         case "tune":
             from acclimate import tuning
-            from acclimate.config import merged
+            from acclimate.settings import merged
 
             grid = tuning.grid(params["grid"]).settings if params["grid"] else ()
             said = {s.partition("=")[0] for s in params["settings"] or ()}

@@ -17,6 +17,7 @@ LAYERS = [
     {"backends", "eval"},
     {"catalogue"},
     {"config"},
+    {"settings"},
     {"store", "reporting", "watch"},
     {"pictures"},
     {"building"},

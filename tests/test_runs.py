@@ -19,9 +19,10 @@ from safetensors.torch import save
 
 import acclimate as ac
 from acclimate import api, store
-from acclimate.config import dumps, expand
+from acclimate.config import dumps
 from acclimate.core import fit as loop
 from acclimate.eval import Table
+from acclimate.settings import expand
 from acclimate.watch import Watch
 from support import equal
 

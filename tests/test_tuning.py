@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 import acclimate as ac
 from acclimate import api, tuning
 from acclimate.cli import app
-from acclimate.config import ConfigError, expand, merged
+from acclimate.config import ConfigError
 from acclimate.data import Digits
+from acclimate.settings import expand, merged
 from acclimate.store import RunError
 from acclimate.tuning import Choice, Range, parse, search, trials
 

@@ -144,7 +144,7 @@ def doctor() -> None:
 
 def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
     from . import api
-    from .config import expand, merged
+    from .settings import expand, merged
 
     pairs = merged(config, list(settings))
     given = {p.partition("=")[0].strip() if isinstance(p, str) else p[0] for p in pairs}

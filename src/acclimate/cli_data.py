@@ -58,7 +58,7 @@ def check(
 
     Exit 0: as published. Exit 1: something differs. Exit 2: files are missing.
     """
-    from .config import expand
+    from .settings import expand
 
     said = [s if s.startswith("data.") else f"data.{s}" for s in settings or []]
     findings = [line for e in expand([f"data={name}", *said]) for line in _findings(e.data)]
@@ -90,7 +90,8 @@ def preview(
 
 def _experiment(settings: list[str], config: Path | None) -> Experiment:
     """The one experiment that settings describe; those that differ in what is not pictured count as one."""
-    from .config import ConfigError, expand, merged
+    from .config import ConfigError
+    from .settings import expand, merged
 
     found = expand(merged(config, list(settings)))
     different = {(e.data, e.streams, e.seed): e for e in found}

@@ -69,7 +69,8 @@ def chosen(experiment: Experiment, settings: list[str]) -> tuple[Adapter | None,
 
 def _adapter(experiment: Experiment, settings: list[str]) -> Adapter | None:
     """The one adapter that the settings name."""
-    from .config import ConfigError, expand
+    from .config import ConfigError
+    from .settings import expand
 
     if not settings:
         return None
@@ -81,7 +82,8 @@ def _adapter(experiment: Experiment, settings: list[str]) -> Adapter | None:
 
 def _model(experiment: Experiment, settings: list[str]) -> Architecture | int | None:
     """The one model that the settings name: a number among the federation's, or a record."""
-    from .config import ConfigError, expand
+    from .config import ConfigError
+    from .settings import expand
 
     if not settings:
         return None

@@ -41,7 +41,7 @@ def tune(
     from rich.console import Console
 
     from . import store, threads, tuning
-    from .config import expand, merged
+    from .settings import expand, merged
 
     if grids:
         typer.echo(_listing(tuning.GRIDS))

@@ -18,7 +18,6 @@ from acclimate.backends import Serial, Vmap
 from acclimate.backends import vmap as vmap_module
 from acclimate.backends.capture import tf32
 from acclimate.backends.grouping import plan
-from acclimate.config import expand
 from acclimate.core import fit, holding, tree
 from acclimate.core.backend import NonFinite
 from acclimate.core.holding import Layout, Rows
@@ -27,6 +26,7 @@ from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, Ditto, FedAvg
 from acclimate.personal import FineTune
+from acclimate.settings import expand
 from support import SMALL, equal, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 

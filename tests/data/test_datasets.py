@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
-from acclimate import config
+from acclimate import config, settings
 from acclimate.data import IID, Digits
 from acclimate.data.check_sets import check_published
 from acclimate.data.cifar import CIFAR10, CIFAR10_1, CIFAR10C, CIFAR100, CIFAR100_SUPERCLASSES
@@ -105,7 +105,7 @@ def test_a_missing_set_says_which_files_where_and_from_where(
 def test_records_are_settings(dataset: FileDataset) -> None:
     experiment = config.Experiment(data=dataset)
     assert config.loads(config.dumps(experiment)) == experiment
-    (changed,) = config.expand(
+    (changed,) = settings.expand(
         [("data.size", 16), ("data.channels", 1), ("data.root", "/x"), ("data.part", "all")], experiment
     )
     assert isinstance(changed.data, FileDataset)

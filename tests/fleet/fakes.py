@@ -16,11 +16,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from acclimate import api, store
 from acclimate.backends.flower import Flower
 from acclimate.backends.nodes import LINK
-from acclimate.config import Experiment, dumps, expand
+from acclimate.config import Experiment, dumps
 from acclimate.fleet import server_app
 from acclimate.fleet.client_app import app
 from acclimate.fleet.link import GridLink
 from acclimate.fleet.records import WORDS
+from acclimate.settings import expand
 
 Tamper = Callable[[int, Message, Message], Iterable[Message]]
 """From a node, a request and its honest answer to what the node really sends."""

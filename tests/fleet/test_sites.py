@@ -20,9 +20,9 @@ from acclimate import store
 from acclimate.backends.flower import Flower
 from acclimate.backends.nodes import FleetError
 from acclimate.cli import app
-from acclimate.config import expand
 from acclimate.fleet import keys, loopback, processes, server_app, sites
 from acclimate.fleet.site import Place
+from acclimate.settings import expand
 
 
 class SiteGrid(FakeGrid):

@@ -22,9 +22,10 @@ from safetensors import safe_open
 from .. import api, store
 from ..backends.flower import Flower
 from ..backends.nodes import LINK
-from ..config import Experiment, dumps, expand
+from ..config import Experiment, dumps
 from ..core.fit import State
 from ..core.tree import Tree
+from ..settings import expand
 from ..watch import Watch
 from .deploy import deploy
 from .link import GridLink

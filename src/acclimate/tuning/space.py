@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import ConfigError, Experiment, expand, values_of
+from ..config import ConfigError, Experiment
+from ..settings import expand, values_of
 
 Setting = str | tuple[str, Any]
 Value = int | float | str
