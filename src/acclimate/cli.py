@@ -51,7 +51,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    pass
+    pass  # the option acts by itself; a docstring here would be the text of --help
 
 
 @app.command()

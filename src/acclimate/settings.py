@@ -36,7 +36,7 @@ def expand(settings: Iterable[str | tuple[str, Any]], base: Experiment | None = 
     with all of its fields. Commas make a tuple where the field is one, and a sweep over all combinations where it is
     not.
     """
-    pairs = [_pair(s) for s in settings]
+    pairs = [pair(s) for s in settings]
     _check_personal(dict(pairs))
     drafts = _drafts(pairs, base or Experiment())
     return list(dict.fromkeys(_made(d) for d in drafts))
@@ -47,7 +47,7 @@ def values_of(key: str, settings: Iterable[str | tuple[str, Any]]) -> list[Any]:
 
     So one setting can be read before those are known that it fits together with.
     """
-    return [_at(d, key.split(".")) for d in _drafts([_pair(s) for s in settings], Experiment())]
+    return [_at(d, key.split(".")) for d in _drafts([pair(s) for s in settings], Experiment())]
 
 
 def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, Any]]:
@@ -62,7 +62,7 @@ def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, 
         raise ConfigError(f"{file} cannot be read: {e.strerror}") from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError(f"{file} is not valid TOML: {e}") from e
-    return [*_left_by(pairs, [_pair(s) for s in settings]), *settings]
+    return [*_left_by(pairs, [pair(s) for s in settings]), *settings]
 
 
 def _left_by(pairs: list[tuple[str, Any]], typed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -116,7 +116,8 @@ def flatten_toml(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, 
     return out
 
 
-def _pair(setting: str | tuple[str, Any]) -> tuple[str, Any]:
+def pair(setting: str | tuple[str, Any]) -> tuple[str, Any]:
+    """Key and value of a setting as it is typed; a pair is one already."""
     if isinstance(setting, tuple):
         return setting
     path, equals, value = setting.partition("=")

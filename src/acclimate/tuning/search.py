@@ -281,7 +281,7 @@ class _NoLock:
         return True
 
     def release(self) -> None:
-        pass
+        """Nothing was held."""
 
 
 def _alone(path: Path) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, Experiment
-from ..settings import expand, values_of
+from ..settings import expand, pair, values_of
 
 Setting = str | tuple[str, Any]
 Value = int | float | str
@@ -134,7 +134,7 @@ def parse(settings: Iterable[Setting]) -> Space:
 
     They are tried when all settings are known, because some fit only together.
     """
-    pairs = sorted((_pair(s) for s in settings), key=lambda p: p[0].count("."))
+    pairs = sorted((pair(s) for s in settings), key=lambda p: p[0].count("."))
     fixed: list[tuple[str, Any]] = []
     dims: list[Choice | Range] = []
     sample: list[tuple[str, Any]] = []  # a setting of each, so that fields of chosen records can be looked up
@@ -153,15 +153,6 @@ def parse(settings: Iterable[Setting]) -> Space:
     if expand(sample)[0].analysis:
         raise ConfigError("analysis=true looks at test streams, which a search must not; run best.toml with it")
     return Space(tuple(fixed), tuple(dims))
-
-
-def _pair(setting: Setting) -> tuple[str, Any]:
-    if isinstance(setting, tuple):
-        return setting
-    key, equals, value = setting.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"'{setting}' must be key=value, for example method.mu=0.01,0.1")
-    return key.strip(), value.strip()
 
 
 def _options(key: str, value: Any, sample: Sequence[tuple[str, Any]]) -> Choice | Range:
