@@ -8,8 +8,6 @@ adapter; and so was the released exchange rather than the printed one. rho is 0.
 0.999 of itself stays where it is.
 """
 
-from statistics import fmean
-
 import pytest
 
 import acclimate as ac
@@ -19,6 +17,7 @@ from acclimate.core.local import Work
 from acclimate.core.optim import SGD
 from acclimate.methods.fedspl import FedSPL
 from acclimate.ops.views import Views
+from learning import accuracies, show
 
 DOMAINS = ("plain", "textured", "clutter")
 STREAMS = (ac.shifts.UnseenDomain(shared=False), ac.shifts.Corrupted())
@@ -35,12 +34,6 @@ def trained(method, held, seed):
     return ac.train(ac.Experiment(data, MODEL, method, streams=STREAMS, rounds=20, eval_every=20, seed=seed))
 
 
-def accuracies(fit, adapter):
-    """On the domain left out, dealt to the clients, and on the clients' own corrupted examples."""
-    table = ac.evaluate(fit, adapters=[adapter])
-    return [table.accuracy(stream=s) for s in ("unseen-domain", "corrupted")]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # 18 trainings one after the other
 def test_fedspl_is_above_fedavg_under_domain_and_covariate_shift():
@@ -55,18 +48,6 @@ def test_fedspl_is_above_fedavg_under_domain_and_covariate_shift():
     assert covariate > 0.01
 
 
-def show():
-    """Per row and stream the mean over domains and seeds, then each seed's; and the accuracy on validation data."""
-    tests = {"not adapted": NoAdapt(), "bn": BNStats(), "MBSL": ADAPTER}
-    for name, method in {"FedAvg": FEDAVG, "FedSPL": FEDSPL}.items():
-        fits = {(seed, held): trained(method, held, seed) for seed in range(3) for held in DOMAINS}
-        print(f"{name}: {100 * fmean(f.history[-1]['val_accuracy'] for f in fits.values()):.1f} on validation data")
-        for row, adapter in tests.items():
-            found = {place: accuracies(fit, adapter) for place, fit in fits.items()}
-            for i, stream in enumerate(("domain left out", "corrupted")):
-                seeds = [100 * fmean(a[i] for (s, _), a in found.items() if s == seed) for seed in range(3)]
-                print(f"  {row}, {stream}: {fmean(seeds):.1f} ({', '.join(f'{s:.1f}' for s in seeds)})", flush=True)
-
-
 if __name__ == "__main__":
-    show()
+    tests = {"not adapted": NoAdapt(), "bn": BNStats(), "MBSL": ADAPTER}
+    show(trained, {"FedAvg": (FEDAVG, tests), "FedSPL": (FEDSPL, tests)}, DOMAINS)
