@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from harness import environment
 from torch import Tensor
 
+from acclimate import store
 from acclimate.core import conv, kernels
 
 LAYERS = {"first layer": (3, 32, 32), "second layer": (32, 14, 64)}
@@ -125,8 +127,8 @@ def main() -> None:
         raise SystemExit("this benchmark needs a CUDA device and Triton")
     rows = measure(False) + measure(True)
     if args.out:
-        body = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-        args.out.write_text(json.dumps(body, indent=1) + "\n")
+        body = {**environment(torch.device("cuda")), "rows": rows}
+        store.write(args.out, json.dumps(body, indent=1) + "\n")
 
 
 if __name__ == "__main__":

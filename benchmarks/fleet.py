@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import command
 
 from acclimate import api, store
 from acclimate.backends import Serial
@@ -131,6 +132,7 @@ def summary(folder: Path, meter: Meter, rounds: int) -> dict[str, Any]:
         "faults": len(flower["results"]["faults"]),
         "cores": os.cpu_count(),
         "load_average": [round(x, 1) for x in os.getloadavg()],
+        "command": command(),
         "env": flower["env"],
     }
 

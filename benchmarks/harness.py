@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -157,11 +158,16 @@ def commit() -> str | None:
     return os.environ.get("ACCLIMATE_COMMIT")
 
 
+PLACES = ("--out", "--keep")
+"""Options that name a place, which is nobody else's."""
+
+
 def command(argv: Sequence[str] | None = None) -> str:
-    """The command line without the place that figures are written to."""
+    """The command line without the places that things are written to."""
     script, *words = sys.argv if argv is None else argv
-    kept = [w for before, w in zip(["", *words], words, strict=False) if "--out" not in (w, before)]
-    return " ".join(["python", f"benchmarks/{Path(script).name}", *(w for w in kept if not w.startswith("--out="))])
+    kept = [w for before, w in zip(["", *words], words, strict=False) if not {before, w} & set(PLACES)]
+    kept = [w for w in kept if not w.startswith(tuple(f"{option}=" for option in PLACES))]
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *kept])
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from harness import command
 
 import acclimate as ac
 from acclimate import api, store
@@ -71,7 +72,7 @@ def opened(out: Path, schema: str) -> Record:
 
 
 def trained_on(e: ac.Experiment, world: World, device: torch.device) -> Record:
-    """What a record says of any training: settings, hashes and where it ran."""
+    """What a record says of any training: settings, hashes, the command and where it ran."""
     env, card = store.environment(device), world.card()
     env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
     return {
@@ -81,6 +82,7 @@ def trained_on(e: ac.Experiment, world: World, device: torch.device) -> Record:
         "method": repr(e.method),
         "training_hash": e.training_hash(),
         "data_hashes": {"examples": card["hash"]} | {k: v["hash"] for k, v in card["splits"].items()},
+        "command": command(),
         "environment": env,
     }
 

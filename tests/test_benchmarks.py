@@ -148,6 +148,8 @@ def test_the_record_says_how_it_was_made(bench, monkeypatch):
     spoken = harness.command(["/somewhere/gpu.py", "--only", "zipf", "--out", "/somewhere/else.json", "--repeats", "2"])
     assert spoken == "python benchmarks/gpu.py --only zipf --repeats 2"
     assert harness.command(["gpu.py", "--out=/x"]) == "python benchmarks/gpu.py"
+    spoken = harness.command(["fedspl.py", "--keep", "/there", "--rows", "FMR, BN"])
+    assert spoken == "python benchmarks/fedspl.py --rows 'FMR, BN'"
     monkeypatch.setattr(harness.Path, "exists", lambda self: False)  # a copy without its history
     monkeypatch.setenv("ACCLIMATE_COMMIT", "abc1234")
     assert harness.commit() == "abc1234"
