@@ -277,7 +277,7 @@ def test_either_kind_of_state_reads_the_others_checkpoints(tmp_path, wrote, read
 def test_a_checkpoint_holds_the_written_rows_alone(tmp_path):
     _, _, state = trained(small(SCAFFOLD()), FAR, rounds=1, cohort=2, model="mlp-dropout")
     (tmp_path / "s").write_bytes(store.pack(state, "t"))
-    _, tensors = store._read(tmp_path / "s")
+    _, tensors = store.read_tensors(tmp_path / "s")
     assert tensors["mine/@ids"].tolist() == state.mine.written.tolist()
     assert {len(t) for name, t in tensors.items() if name.startswith("mine/@rows/")} == {2}
 

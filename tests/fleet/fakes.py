@@ -122,7 +122,7 @@ def run(grid: FakeGrid, e: Experiment, folder: Path) -> dict[str, Any]:
 
 def state_of(folder: Path) -> dict[str, Any]:
     """The tensors of a run's last checkpoint by name."""
-    return store._read(folder / "state.safetensors")[1]
+    return store.read_tensors(folder / "state.safetensors")[1]
 
 
 def saying(reply: Message, **words: Any) -> Message:

@@ -1,0 +1,48 @@
+"""Where results come from: versions, device, commit and command. No host or user names."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..version import __version__
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """env.json: versions, device and commit; no host or user names."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    import numpy
+
+    return {
+        "acclimate": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": f"{device} ({name})",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def command_line() -> str:
+    """The command that made a run, without the interpreter's path."""
+    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

@@ -1,0 +1,128 @@
+"""Checkpoints and traces as safetensors, with digests that show damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..core import holding, tree
+from ..core.fit import Best, State
+from ..eval.analysis import Traces
+from .files import RunError
+
+STATE_SCHEMA = "acclimate.state/1"
+TRACES_SCHEMA = "acclimate.traces/1"
+
+
+def pack(state: State, training: str, world: str | None = None) -> bytes:
+    """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes.
+
+    `training` and `world` name what is trained (Experiment.training_hash) and on what (World.content)."""
+    trees: dict[str, Any] = {"server": state.server, "mine": holding.saved(state.mine)}
+    if state.best is not None:
+        trees |= {"best_server": state.best.server, "best_mine": holding.saved(state.best.mine)}
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()}
+    meta = {
+        "schema": STATE_SCHEMA,
+        "training": training,
+        "round": state.round,
+        "best": None if state.best is None else {"round": state.best.round, "score": state.best.score},
+        "history": list(state.history),
+        "cost": state.cost,
+        "faults": list(state.faults),
+        **({} if world is None else {"world": world}),
+        "digest": _digest(tensors),
+    }
+    return save(tensors, {"acclimate": json.dumps({**meta, "seal": _seal(meta)}, sort_keys=True)})
+
+
+def unpack(path: Path, like: State, training: str, world: str | None = None) -> State:
+    """The inverse of `pack`. Refuses files that are damaged, of another experiment or other data, or whose tensors or
+    metadata were changed and their digests were not. (Files of earlier versions have none of their metadata.)"""
+    meta, tensors = read_tensors(path)
+    if meta.get("schema") != STATE_SCHEMA:
+        raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{STATE_SCHEMA}': written by another version")
+    if meta.get("digest") != _digest(tensors) or meta.get("seal", _seal(meta)) != _seal(meta):
+        raise RunError(f"{path} is damaged: its content does not match its digest; remove it to start over")
+    if meta["training"] != training:
+        raise RunError(
+            f"{path} was trained with another configuration ({meta['training']}, this one is {training}); "
+            "restore config.json, or start a new run"
+        )
+    if world is not None and meta.get("world", world) != world:
+        raise RunError(
+            f"{path} was trained on other data: examples or splits have changed since ({meta['world']}, now {world}); "
+            "restore the data, or start a new run"
+        )
+    try:
+        server = tree.unflatten(tensors, like.server, "server/")
+        mine: Any = holding.restored(tensors, like.mine, "mine/")
+        best = None
+        if meta["best"] is not None:
+            best_server = tree.unflatten(tensors, server, "best_server/")
+            best_mine: Any = holding.restored(tensors, like.mine, "best_mine/")
+            best = Best(meta["best"]["round"], meta["best"]["score"], best_server, best_mine)
+    except ValueError as e:
+        raise RunError(f"{path} does not fit this experiment: {e}") from e
+    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], tuple(meta.get("faults", ())))
+
+
+def pack_traces(traces: Traces, seed: int, round: int) -> bytes:
+    """Traces as safetensors named `adapter/stream/trace`; `names` in the metadata holds the three parts of each."""
+    names = {
+        f"{adapter}/{stream}/{name}": (adapter, stream, name)
+        for adapter, streams in traces.items()
+        for stream, kept in streams.items()
+        for name in kept
+    }
+    tensors = {key: traces[a][s][name].detach().cpu().contiguous().clone() for key, (a, s, name) in names.items()}
+    meta = {"schema": TRACES_SCHEMA, "seed": seed, "round": round, "names": names, "digest": _digest(tensors)}
+    return save(tensors, {"acclimate": json.dumps(meta, sort_keys=True)})
+
+
+def read_traces(path: Path) -> Traces:
+    """The inverse of `pack_traces`: tensors by adapter, stream and name."""
+    if not path.exists():
+        raise RunError(f"{path} does not exist: a run keeps traces with analysis=true, and writes them at its end")
+    meta, tensors = read_tensors(path)
+    if meta.get("schema") != TRACES_SCHEMA:
+        raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{TRACES_SCHEMA}': written by another version")
+    if meta.get("digest") != _digest(tensors):
+        raise RunError(f"{path} is damaged: its content does not match its digest; run again with --overwrite")
+    out: Traces = {}
+    for key, (adapter, stream, name) in meta["names"].items():
+        out.setdefault(adapter, {}).setdefault(stream, {})[name] = tensors[key]
+    return out
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Metadata and tensors of a file that `pack` or `pack_traces` made, unchecked."""
+    try:
+        with safe_open(path, framework="pt") as f:
+            text = (f.metadata() or {}).get("acclimate", "{}")
+            return json.loads(text), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError, OSError) as e:
+        raise RunError(f"{path} is damaged or truncated ({e}); remove it to start the run over") from e
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    h = hashlib.sha256()
+    for name in sorted(tensors):
+        t = tensors[name].contiguous()
+        h.update(f"{name}{tuple(t.shape)}{t.dtype}".encode())
+        h.update(t.view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+    return h.hexdigest()
+
+
+def _seal(meta: Mapping[str, Any]) -> str:
+    """A digest of a checkpoint's metadata."""
+    rest = {k: v for k, v in meta.items() if k != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
