@@ -50,6 +50,7 @@ from acclimate.core.method import Method
 from acclimate.core.shards import Shards
 from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
+from acclimate.data import Pathological
 from acclimate.recipes import fedtta as recipes
 from acclimate.recipes import published
 from acclimate.recipes.record import NONE, Line
@@ -401,6 +402,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, help=f"rounds between two looks ({EVERY}; hetero rows {HETERO_EVERY})")
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the data that is used")
     parser.add_argument("--clients", type=int, help="how many train, and as many join (default: the paper's)")
+    parser.add_argument("--shards", choices=("random", "in-order"), default="random", help="whose classes meet")
     parser.add_argument("--clip", type=float, help="bound of a gradient's norm (the released code has 10)")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="print these results as a table")
@@ -412,6 +414,9 @@ def main() -> None:
     preset = PRESETS[args.data]
     if args.clip is not None:
         preset = preset._replace(work=replace(preset.work, clip=args.clip))
+    if isinstance(dealt := preset.world.data.partition, Pathological):
+        data = replace(preset.world.data, partition=replace(dealt, shards=args.shards))
+        preset = preset._replace(world=replace(preset.world, data=data))
     body: dict[str, Any] = store.read_json(args.out) if args.out.exists() else {"schema": SCHEMA, "records": []}
     lines, size = rows(preset), Size(args.rounds, args.every, args.fraction, args.clients)
     for training in trainings(preset):

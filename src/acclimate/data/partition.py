@@ -82,21 +82,28 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """Every client holds examples of `classes_per_client` classes only (McMahan et al.'s sorted shards)."""
+    """Every client holds examples of at most `classes_per_client` classes: as many shards of one class each (McMahan et
+    al., AISTATS 2017). Where clients have fewer shards than there are classes, the last classes belong to nobody."""
 
     classes_per_client: int = 2
+    shards: Literal["random", "in-order"] = "random"
+    """Which shards meet: any, so that a client may get two of one class, or those of neighbouring classes (0 and 1, 2
+    and 3, ...), so that few sets of classes occur, each at many clients."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "classes_per_client", 1)
+        check.one_of(self, "shards", ("random", "in-order"))
 
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         enough(examples, clients)
         classes, per = len(examples.classes), self.classes_per_client
         if per > classes:
             raise ValueError(f"Pathological: classes_per_client={per} must be at most the number of classes, {classes}")
-        # Slots go round the classes, so every class is held as often as any other; then clients are shuffled.
+        # Slots go round the classes, so every class is held as often as any other; then clients or slots are shuffled.
         slots = torch.arange(clients * per) % classes
         owners = rng.permutation(rng.fold(key, "owner"), clients)
+        if self.shards == "random":
+            slots = slots[rng.permutation(rng.fold(key, "shard"), len(slots))]
         out: list[list[Tensor]] = [[] for _ in range(clients)]
         for c in range(classes):
             holders = owners[(slots == c).nonzero().flatten() // per].tolist()
