@@ -5,7 +5,8 @@ import torch
 
 from acclimate.core import rng
 from acclimate.data import Digits
-from acclimate.shifts import Corrupted, Mixture, Original, OutOfClient, brfl
+from acclimate.pictures import contact_sheet
+from acclimate.shifts import Corrupted, Gradual, Mixture, NewClients, Original, OutOfClient, brfl
 
 WORLD = Digits(clients=6).world(0)
 KEY = rng.key(11)
@@ -62,13 +63,42 @@ def test_mixture_is_equal_parts_of_the_very_same_streams():
         assert mine != expected
 
 
+@pytest.mark.parametrize("newcomers", [2, 6, 9])
+def test_a_mixture_refuses_newcomers_who_have_other_models(newcomers):
+    world = Digits(clients=6, new_clients=newcomers).world(0)
+    for parts in ((Original(), NewClients()), (Original(), Mixture(parts=(NewClients(),)))):
+        with pytest.raises(ValueError, match="Mixture: part NewClients is of clients that join after training"):
+            Mixture(parts=parts).build(world, KEY)
+
+
+def test_a_mixture_refuses_a_part_that_would_be_served_otherwise():
+    says = "Mixture: part Corrupted has batch=1, but the mixture is served with batch=32; set batch for the mixture"
+    with pytest.raises(ValueError, match=says):
+        Mixture(parts=(Original(), Corrupted(batch=1)))
+    with pytest.raises(ValueError, match="Mixture: part Gradual has reset='shift', but the mixture is served with"):
+        Mixture(parts=(Gradual(reset="shift"),))
+    assert Mixture(batch=1).protocol.batch == 1
+    assert Mixture(batch=1, reset="batch", parts=(Original(batch=1), OutOfClient(reset="batch"))).protocol.batch == 1
+
+
+def test_a_mixture_says_what_its_parts_say():
+    parts = (Original(), Corrupted(severity=2), Corrupted(kinds=("fog",)))
+    stream = Mixture(parts=parts).build(WORLD, KEY)
+    said = [p.build(WORLD, KEY).card for p in parts]
+    assert stream.card == {"parts": dict(zip(("Original", "Corrupted", "Corrupted 2"), said, strict=True))}
+    assert stream.card["parts"]["Corrupted"]["severity"] == 2
+    assert len(contact_sheet(WORLD, {"mixture": stream})) > 0  # pictures quote the card
+
+
 def test_bad_streams_are_named():
-    with pytest.raises(ValueError, match="Corrupted: severity=6 must be between 1 and 5"):
-        Corrupted(severity=6)
+    for severity in (0, 6, 2.5, True):
+        with pytest.raises(ValueError, match=f"Corrupted: severity={severity} must be a whole number between 1 and 5"):
+            Corrupted(severity=severity)
     with pytest.raises(ValueError, match=r"kinds=\['rain'\] must name some of gaussian_noise"):
         Corrupted(kinds=("rain",))
-    with pytest.raises(ValueError, match="batch=0"):
-        Original(batch=0)
+    for batch in (0, 2.5):
+        with pytest.raises(ValueError, match=f"Original: batch={batch} must be a whole number of at least 1"):
+            Original(batch=batch)
     with pytest.raises(ValueError, match="at least one stream"):
         Mixture(parts=())
     assert [type(s).__name__ for s in brfl()] == ["Original", "Corrupted", "OutOfClient", "Mixture"]

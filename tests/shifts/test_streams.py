@@ -1,5 +1,6 @@
 """The streams beyond BRFL: where their examples come from, in what order, and what resets mean."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,8 +14,10 @@ from acclimate.core import rng
 from acclimate.core.stream import Protocol
 from acclimate.core.stream import run as serve
 from acclimate.data import ByDomain, Dataset, Digits, Dirichlet, Examples, Pathological
+from acclimate.ops import memo
 from acclimate.shifts import (
     Continual,
+    Corrupted,
     Gradual,
     Interleaved,
     LabelDrift,
@@ -29,7 +32,9 @@ from acclimate.shifts import (
     brfl,
     severity_sweep,
 )
+from acclimate.shifts.base import frost
 from acclimate.shifts.corruptions import COMMON
+from acclimate.shifts.drift import Segments
 from support import client_data, shards, task
 
 WORLD = Digits(clients=6).world(0)
@@ -70,10 +75,12 @@ def test_no_stream_holds_a_training_example_and_each_is_fixed_by_the_key(shift):
 
 @dataclass(frozen=True)
 class Pictures(Dataset):
-    """A second data set of the same classes, with few examples of some of them."""
+    """A second data set of the same classes, with few examples of some of them and none of some that may be named."""
+
+    lacks: tuple[int, ...] = ()
 
     def load(self):
-        y = torch.tensor([c for c in range(10) for _ in range(20 + 7 * c)])
+        y = torch.tensor([c for c in range(10) for _ in range(20 + 7 * c) if c not in self.lacks])
         x = torch.zeros(len(y), 3, 16, 16, dtype=torch.uint8)
         return Examples(x, y, tuple("0123456789"), torch.zeros_like(y), ("pictures",))
 
@@ -97,6 +104,21 @@ def test_natural_refuses_what_does_not_fit():
         Natural().build(WORLD, KEY)
     with pytest.raises(ValueError, match=r"has inputs \(3, 16, 16\), the clients' are \(3, 20, 20\)"):
         Natural(source=Pictures()).build(Digits(side=20).world(0), KEY)
+
+
+def test_natural_names_the_classes_that_the_other_set_lacks():
+    for lacks, says in (
+        ((3,), "Natural: Pictures has no example of '3', which clients are tested on; name a source"),
+        ((1, 4), "has no example of '1', '4', which clients are tested on"),
+        ((0, 1, 2, 3, 4, 5, 6), "has no example of '0', '1', '2', '3', '4' and 2 more, which"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Natural(source=Pictures(lacks=lacks)).build(WORLD, KEY)
+    threes = WORLD.examples.y == 3
+    nobody = replace(WORLD, test=tuple(rows[~threes[rows]] for rows in WORLD.test))
+    stream = Natural(source=Pictures(lacks=(3,))).build(nobody, KEY)
+    assert stream.card["scale"] > 0
+    assert bool((stream.shards.n > 0).all())
 
 
 def test_unseen_domains_are_seen_by_all_and_trained_on_by_none():
@@ -173,6 +195,45 @@ def test_drifting_streams_follow_their_plan():
     assert [p[0] for p in Continual().plan()] == list(COMMON)
 
 
+def saved_frost(root, level):
+    """A data root with one frost picture, of one grey."""
+    image = pytest.importorskip("PIL.Image", reason="writes pictures with Pillow")
+    (root / "frost").mkdir(exist_ok=True)
+    image.new("RGB", (120, 120), (level,) * 3).save(root / "frost" / "frost1.png")
+
+
+@pytest.mark.parametrize("shift", [Corrupted(kinds=("frost",)), Continual(kinds=("frost",), segment=8)])
+def test_a_changed_frost_picture_is_seen_although_streams_are_kept(shift, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCLIMATE_DATA", str(tmp_path))
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(memo, "remembered", functools.partial(memo.remembered, least=1))
+    shown = []
+    for level in (40, 240, 40):
+        saved_frost(tmp_path, level)
+        stream = shift.build(WORLD, KEY)
+        assert stream.card["frost"] == "files"
+        shown.append(stream.shards.x.clone())
+    assert float(shown[1].float().mean()) > float(shown[0].float().mean()) + 50
+    assert torch.equal(shown[0], shown[2])
+    assert len(list((tmp_path / "cache" / "streams").iterdir())) == 2
+
+
+def test_cache_entries_are_named_by_frost_pictures_only_where_these_matter(tmp_path, monkeypatch):
+    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
+    assert frost().mark(COMMON) == "synthesised"  # the word alone, as in the caches of earlier versions
+    monkeypatch.setenv("ACCLIMATE_DATA", str(tmp_path))
+    assert frost().mark(COMMON) == "synthesised"
+    saved_frost(tmp_path, 100)
+    assert frost().mark(("fog", "snow")) == "files"
+    assert frost().mark(COMMON) == f"files {memo.fingerprint(*frost().textures)}"
+
+
+def test_drifting_streams_say_where_their_frost_comes_from():
+    assert Continual(kinds=("frost", "fog"), segment=8).build(WORLD, KEY).card["frost"] == frost().source
+    for without in (Continual(kinds=("fog",), segment=8), Continual(kinds=("frost",), severity=0, segment=8)):
+        assert "frost" not in without.build(WORLD, KEY).card
+
+
 def test_label_drift_orders_without_losing_anything():
     plain, waves = Original().build(WORLD, KEY).shards, LabelDrift(alpha=0.01).build(WORLD, KEY).shards
 
@@ -232,11 +293,25 @@ def test_reset_policies(protocol, counts):
     assert seen == counts
 
 
+@dataclass(frozen=True)
+class Stepwise(Segments):
+    """A plan of one's own, with a severity that there is not."""
+
+    def plan(self):
+        return [("fog", 2), ("fog", 2.5)]
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: Gradual(kind="rain"), "kind 'rain' must be one of"),
-        (lambda: Continual(severity=6), "severity 6 must be between 0"),
+        (lambda: Continual(severity=6), "Continual: severity=6 must be a whole number between 0 and 5"),
+        (lambda: Continual(severity=2.5), "Continual: severity=2.5 must be a whole number"),
+        (lambda: Recurring(severity=2.5), "Recurring: severity=2.5 must be a whole number"),
+        (lambda: Stepwise(), "Stepwise: severity 2.5 must be one of 0"),
+        (lambda: Gradual(segment=8.5), "Gradual: segment=8.5 must be a whole number of at least 1"),
+        (lambda: Recurring(cycles=1.5), "Recurring: cycles=1.5 must be a whole number"),
+        (lambda: LabelDrift(slots=2.5), "LabelDrift: slots=2.5 must be a whole number"),
         (lambda: Continual(batch=5, segment=32, reset="shift"), "segment=32 to be a multiple of batch=5"),
         (lambda: Original(reset="shift"), "needs a stream of segments"),
         (lambda: Recurring(cycles=0), "cycles=0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 
@@ -37,6 +38,22 @@ def within(record: Any, field: str, low: float, high: float) -> None:
     value = getattr(record, field)
     if not low <= value <= high:
         _fail(record, field, f"between {low} and {high}")
+
+
+def whole(record: Any, field: str, low: int | None = None, high: int | None = None) -> None:
+    """The field is a whole number, not below `low` and not above `high` where these are given."""
+    value = getattr(record, field)
+    number = isinstance(value, Integral) and not isinstance(value, bool)  # True is 1 to Python, but not to a reader
+    if not (number and (low is None or value >= low) and (high is None or value <= high)):
+        _fail(record, field, "a whole number" + _bounds(low, high))
+
+
+def _bounds(low: int | None, high: int | None) -> str:
+    if low is not None and high is not None:
+        return f" between {low} and {high}"
+    if low is not None:
+        return f" of at least {low}"
+    return "" if high is None else f" of at most {high}"
 
 
 def one_of(record: Any, field: str, allowed: Sequence[Any]) -> None:

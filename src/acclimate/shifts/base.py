@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from ..core import check, rng, stream
 from ..core.shards import Shards
+from ..ops import memo
 from ..ops.places import data_root
-from .corruptions import frost_textures
+from .corruptions import Textures, frost_textures
 
 
 class Federation(Protocol):
@@ -65,7 +67,7 @@ class Shift:
     """When the adapter starts afresh."""
 
     def __post_init__(self) -> None:
-        check.at_least(self, "batch", 1)
+        check.whole(self, "batch", 1)
         self.protocol  # noqa: B018 - refuses what the stream loop cannot serve
 
     @property
@@ -78,15 +80,41 @@ class Shift:
         raise TypeError(f"{type(self).__name__} must define build(world, key)")
 
 
+@dataclass(frozen=True)
+class Frost:
+    """The pictures of ice that the corruption "frost" lays over images."""
+
+    textures: Textures
+    source: str
+    """Where they come from: "files" or "synthesised"."""
+    content: str = ""
+    """A hash of the pictures in files. Synthesised ones are always the same and need none."""
+
+    def mark(self, kinds: Iterable[str]) -> str:
+        """What the name of a cache entry says of the pictures, for images under these corruptions."""
+        return f"{self.source} {self.content}" if self.content and "frost" in kinds else self.source
+
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+"""What tells a changed folder without reading it: name, size and times of its files."""
+
+
+def frost() -> Frost:
+    """The frost textures of the data root (ACCLIMATE_DATA), else synthesised ones. Changed files are read again."""
+    root = data_root()
+    return _frost(root, _stamp(root / "frost") if root else ())
+
+
 @functools.lru_cache(maxsize=4)
-def _frost(root: Path | None) -> tuple[Any, str]:
-    textures, source = frost_textures(root)
-    return textures, source.partition(":")[0]  # "files" or "synthesised"; a reason would name the user's folder
+def _frost(root: Path | None, stamp: Stamp) -> Frost:
+    textures, reason = frost_textures(root)
+    source = reason.partition(":")[0]  # the rest would name the user's folder
+    return Frost(textures, source, memo.fingerprint(*textures) if source == "files" else "")
 
 
-def frost() -> tuple[Any, str]:
-    """The frost textures of the data root (ACCLIMATE_DATA), else synthesised ones; and which of the two."""
-    return _frost(data_root())
+def _stamp(folder: Path) -> Stamp:
+    found = [(p.name, p.stat()) for p in sorted(folder.glob("*")) if p.is_file()]
+    return tuple((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
 
 
 def shuffled(rows: Tensor, key: rng.Key) -> Tensor:

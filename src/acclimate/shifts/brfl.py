@@ -35,7 +35,7 @@ class Corrupted(Shift):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.within(self, "severity", 1, 5)
+        check.whole(self, "severity", 1, 5)
         unknown = [k for k in self.kinds if k not in CORRUPTIONS]
         if unknown or not self.kinds:
             raise ValueError(
@@ -52,7 +52,7 @@ class Corrupted(Shift):
         x, kinds = corrupted(world, used, self.kinds, self.severity, key)
         mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
         places = [torch.searchsorted(used, r) for r in rows]
-        card = {"severity": self.severity, "kinds": mix} | ({"frost": frost()[1]} if mix.get("frost") else {})
+        card = {"severity": self.severity, "kinds": mix} | ({"frost": frost().source} if mix.get("frost") else {})
         return Stream(Shards.of(x, world.examples.y[used], places), card)
 
 
@@ -98,6 +98,12 @@ class Natural(Shift):
         wanted = torch.stack([torch.bincount(world.examples.y[r], minlength=classes) for r in world.test])
         pools = [shuffled((y == c).nonzero().flatten(), rng.fold(key, "natural", c)) for c in range(classes)]
         demand = wanted.sum(0)
+        missing = [name for name, p, d in zip(world.examples.classes, pools, demand, strict=True) if d and not len(p)]
+        if missing:  # the only scale that could be served would be 0
+            raise ValueError(
+                f"Natural: {type(self.source).__name__} has no example of {_listed(missing)}, which clients are tested "
+                "on; name a source that has every class of the clients"
+            )
         scale = min((len(p) / int(d) for p, d in zip(pools, demand, strict=True) if d > 0), default=0.0)
         counts = (wanted.double() * scale + 1e-9).floor().long()
         ends = counts.cumsum(0)
@@ -110,7 +116,10 @@ class Natural(Shift):
 
 @dataclass(frozen=True)
 class Mixture(Shift):
-    """Equal parts of other streams, shuffled: as many of each as the shortest has."""
+    """Equal parts of other streams, shuffled: as many of each as the shortest has.
+
+    It is served by its own `batch` and `reset`; a part that sets others is refused, as they would do nothing.
+    """
 
     parts: tuple[Shift, ...] = (Original(), Corrupted(), OutOfClient())
 
@@ -118,9 +127,22 @@ class Mixture(Shift):
         super().__post_init__()
         if not self.parts:
             raise ValueError("Mixture: parts must name at least one stream")
+        for part in self.parts:
+            self._check_served(part)
+
+    def _check_served(self, part: Shift) -> None:
+        for field in ("batch", "reset"):
+            value, own = getattr(part, field), getattr(self, field)
+            if value not in (own, getattr(Shift, field)):
+                raise ValueError(
+                    f"Mixture: part {type(part).__name__} has {field}={value!r}, but the mixture is served with "
+                    f"{field}={own!r}; set {field} for the mixture"
+                )
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        built = [part.build(world, key).shards for part in self.parts]  # the same key: the same streams as on their own
+        # the same key: the same streams as on their own
+        streams = [_of_trained(part, part.build(world, key)) for part in self.parts]
+        built = [stream.shards for stream in streams]
         used = [s.rows.unique() for s in built]
         x = torch.cat([s.x[u] for s, u in zip(built, used, strict=True)])
         y = torch.cat([s.y[u] for s, u in zip(built, used, strict=True)])
@@ -131,7 +153,9 @@ class Mixture(Shift):
             parts = zip(built, used, starts, strict=True)
             equal = torch.cat([torch.searchsorted(u, s.own(c)[:each]) + a for s, u, a in parts])
             rows.append(shuffled(equal, rng.fold(key, "mixture", c)))
-        return Stream(Shards.of(x, y, rows), {"parts": [type(p).__name__ for p in self.parts]})
+        names = _numbered([type(part).__name__ for part in self.parts])
+        cards = {name: stream.card for name, stream in zip(names, streams, strict=True)}
+        return Stream(Shards.of(x, y, rows), {"parts": cards})
 
 
 def brfl(natural: Any = None) -> tuple[Shift, ...]:
@@ -150,13 +174,35 @@ def corrupted(
     keys = rng.fold(rng.fold(key, "image"), rows)
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
-    textures, source = frost()
-    name = memo.fingerprint("corrupted/1", clean, keys, kinds, names, severity, source)
+    ice = frost()
+    name = memo.fingerprint("corrupted/1", clean, keys, kinds, names, severity, ice.mark(names))
 
     def make() -> Tensor:
-        return corrupt_each(clean, kinds, severity, keys, names=names, frost=textures)
+        return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures)
 
     return memo.remembered("streams", name, make), kinds
+
+
+def _of_trained(part: Shift, stream: Stream) -> Stream:
+    """The part's stream, where its clients are those that trained: newcomers have other models."""
+    if stream.new:
+        raise ValueError(
+            f"Mixture: part {type(part).__name__} is of clients that join after training, and the other parts are not; "
+            "give it as a stream of its own"
+        )
+    return stream
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """The names, those that come again with a number: Natural, Natural 2."""
+    before = [names[:i].count(name) for i, name in enumerate(names)]
+    return [f"{name} {n + 1}" if n else name for name, n in zip(names, before, strict=True)]
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    """The names in a sentence, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more
 
 
 def _renumbered(shifted: Any, classes: tuple[str, ...]) -> Tensor:

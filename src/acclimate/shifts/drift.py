@@ -25,13 +25,15 @@ class Segments(Shift):
     segment: int = 32
 
     def __post_init__(self) -> None:
-        check.at_least(self, "segment", 1)
+        check.whole(self, "segment", 1)
         super().__post_init__()
         for kind, severity in self.plan():
             if kind not in CORRUPTIONS:
                 raise ValueError(f"{type(self).__name__}: kind {kind!r} must be one of {', '.join(CORRUPTIONS)}")
-            if not 0 <= severity <= 5:
-                raise ValueError(f"{type(self).__name__}: severity {severity} must be between 0 (clean) and 5")
+            if severity not in range(6):
+                raise ValueError(
+                    f"{type(self).__name__}: severity {severity} must be one of 0 (clean), 1, 2, 3, 4 and 5"
+                )
 
     @property
     def protocol(self) -> stream.Protocol:
@@ -48,7 +50,8 @@ class Segments(Shift):
         where = torch.cat([(torch.arange(len(w)) // self.segment) for w in walked])
         x = self._pixels(world, rows, where, rng.fold(key, type(self).__name__))
         shards = Shards.of(x, world.examples.y[rows], consecutive(walked))
-        return Stream(shards, {"segment": self.segment, "plan": [[k, s] for k, s in plan]})
+        card = {"segment": self.segment, "plan": [[k, s] for k, s in plan]}
+        return Stream(shards, card | ({"frost": frost().source} if any(k == "frost" and s for k, s in plan) else {}))
 
     def _pixels(self, world: Federation, rows: Tensor, where: Tensor, key: rng.Key) -> Tensor:
         plan, clean = self.plan(), world.examples.x[rows]
@@ -56,14 +59,15 @@ class Segments(Shift):
         kinds = torch.tensor([names.index(k) for k, _ in plan])[where]
         severities = torch.tensor([s for _, s in plan])[where]
         keys = rng.fold(rng.fold(rng.fold(key, "image"), rows), where)
-        textures, source = frost()
+        ice = frost()
 
         def make() -> Tensor:
             x, hit = clean.clone(), (severities > 0).nonzero().flatten()
-            x[hit] = corrupt_each(clean[hit], kinds[hit], severities[hit], keys[hit], names=names, frost=textures)
+            x[hit] = corrupt_each(clean[hit], kinds[hit], severities[hit], keys[hit], names=names, frost=ice.textures)
             return x
 
-        return memo.remembered("streams", memo.fingerprint("segments/1", clean, keys, plan, where, source), make)
+        name = memo.fingerprint("segments/1", clean, keys, plan, where, ice.mark(names))
+        return memo.remembered("streams", name, make)
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,10 @@ class Continual(Segments):
     kinds: tuple[str, ...] = COMMON
     severity: int = 5
 
+    def __post_init__(self) -> None:
+        check.whole(self, "severity", 0, 5)
+        super().__post_init__()
+
     def plan(self) -> list[tuple[str, int]]:
         return [(k, self.severity) for k in self.kinds]
 
@@ -96,7 +104,8 @@ class Recurring(Segments):
     cycles: int = 3
 
     def __post_init__(self) -> None:
-        check.at_least(self, "cycles", 1)
+        check.whole(self, "severity", 0, 5)
+        check.whole(self, "cycles", 1)
         super().__post_init__()
 
     def plan(self) -> list[tuple[str, int]]:
@@ -118,7 +127,7 @@ class LabelDrift(Shift):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.positive(self, "alpha")
-        check.at_least(self, "slots", 1)
+        check.whole(self, "slots", 1)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         rows = [self._drift(world, r, rng.fold(key, "drift", c)) for c, r in enumerate(ordered(world, key))]
