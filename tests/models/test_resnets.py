@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_named(checkpoint, tmp_path):
     assert "has extra.weight, which it should not" in said({**checkpoint, "extra.weight": torch.zeros(1)})
     assert "conv1.weight of shape (64, 3, 3, 3), expected (64, 3, 7, 7)" in said(checkpoint, stem="imagenet")
     assert "lacks" in said(checkpoint, depth=50)
-    with pytest.raises(FileNotFoundError, match="not a file"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         ResNet(weights=str(tmp_path / "nowhere.pt")).build((3, 8, 8), 7)
     with pytest.raises(ValueError, match="depth"):
         ResNet(depth=34)

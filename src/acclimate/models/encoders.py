@@ -8,13 +8,13 @@
 | `resnet18@FILE` | a checkpoint, e.g. of the ResNet-18s that FedPCL takes (QuickDraw, Aircraft, Birds; 512 features) |
 | `torchvision:NAME`, `timm:NAME`, `transformers:NAME` | these packages, where a user has them and their weights |
 
-A checkpoint is a state dict, or holds one under `state_dict` or `model`; only tensors are unpickled.
+models/checkpoints.py says which files a checkpoint may be.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import checkpoints
 from .resnets import BasicBlock
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -157,25 +158,10 @@ class _ResNet18(nn.Module):
 
 def resnet18(file: str | Path) -> nn.Module:
     """A ResNet-18 encoder with the weights of a checkpoint; what belongs to a classifier is left out."""
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"backbone resnet18@{file}: there is no such file")
-    weights = _state_dict(torch.load(path, map_location="cpu", weights_only=True), path)
-    if "conv1.weight" not in weights:
-        raise ValueError(f"{path}: is no checkpoint of a ResNet-18: it has no conv1.weight")
-    module = _ResNet18(weights["conv1.weight"].shape[-1])
-    lacking = [k for k in module.state_dict() if k not in weights and not k.endswith("num_batches_tracked")]
-    if lacking:
-        raise ValueError(f"{path}: is no checkpoint of a ResNet-18: it lacks {lacking[0]} and {len(lacking) - 1} more")
-    module.load_state_dict({k: v for k, v in weights.items() if k in module.state_dict()}, strict=False)
+    weights = checkpoints.read(file)
+    first = weights.get("conv1.weight")
+    if first is None or first.dim() != 4:
+        raise ValueError(f"checkpoint '{file}' is none of a ResNet-18: it has no conv1.weight of a convolution")
+    module = _ResNet18(first.shape[-1])
+    checkpoints.fill(module, weights, file, head="")
     return module
-
-
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict in a checkpoint, without the prefix that parallel training leaves."""
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{path}: holds a {type(content).__name__}, expected a state dict")
-    return {str(k).removeprefix("module."): v for k, v in content.items() if isinstance(v, Tensor)}

@@ -11,10 +11,11 @@ the encoders run inside it: slower, but test streams may change the images.
 from __future__ import annotations
 
 import copy
-import hashlib
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import FunctionType, SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 
 from ..core import check, rng
+from ..core.fingerprint import SCALARS, fingerprint
 from ..core.task import Model, Task
 from ..core.tree import Tree
 from . import encoders
@@ -86,7 +88,7 @@ class Frozen:
     top: Model = Projection()
     """What is trained."""
     mean: tuple[float, ...] = ()
-    """As a model: the data set's own mean, which is put back before the encoders see the pixels."""
+    """As a model: the data set's own mean, which is put back before the encoders see the pixels; empty: the task's."""
     std: tuple[float, ...] = ()
     """The same for its deviation."""
 
@@ -98,6 +100,10 @@ class Frozen:
                 check.at_least(self, name, 1)
         if len(self.mean) != len(self.std):
             raise ValueError(f"Frozen: mean={self.mean} and std={self.std} need one entry per channel each")
+
+    def for_inputs(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Frozen:
+        """The same for inputs that are normalised so, unless it says otherwise."""
+        return self if self.mean else replace(self, mean=mean, std=std)
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The encoders with a fresh `top`, for images of this shape."""
@@ -113,7 +119,7 @@ class Frozen:
 
     def _part(self, backbone: str | nn.Module, device: torch.device) -> tuple[str, Callable[[Tensor], Tensor]]:
         encoder = _encoder(backbone)
-        name = f"{_identity(encoder)} size={self.size} on {device.type}"
+        name = f"{_identity(backbone, encoder)} size={self.size} on {device.type}"
         here = encoder._replace(module=_copy(encoder.module, device))
 
         def encode(x: Tensor) -> Tensor:
@@ -173,9 +179,6 @@ class _Normalised(nn.Module):
         super().__init__()
         self.module, self.mean, self.std = module, mean, std
 
-    def extra_repr(self) -> str:
-        return f"mean={self.mean}, std={self.std}" if self.mean else ""  # names of stored features come from this text
-
     def forward(self, x: Tensor) -> Any:
         return self.module((x - column(self.mean, x)) / column(self.std, x) if self.mean else x)
 
@@ -184,7 +187,9 @@ def encoder_of(task: Task, vars: Tree) -> nn.Module:
     """A trained model as a backbone: its features, from pixels in 0..1. For encoders trained with acclimate itself."""
     if not isinstance(task.model, Model):
         raise ValueError(f"encoder_of: the task's model must be a model record, it is a {type(task.model).__name__}")
-    module = task.model.build(task.shape, task.num_classes)
+    fitting = getattr(task.model, "for_inputs", None)  # a model that undoes the task's normalisation must know it
+    model = fitting(task.mean, task.std) if fitting else task.model
+    module = model.build(task.shape, task.num_classes)
     module.load_state_dict({**vars["params"], **vars["buffers"]}, strict=False)
     return _Normalised(module, task.mean, task.std).eval()
 
@@ -215,12 +220,57 @@ def _directions(part: int, inputs: int, width: int, device: torch.device) -> Ten
         return (rng.normal(rng.fold(rng.key(0), "directions", part), inputs, width) / width**0.5).to(device)
 
 
-def _identity(encoder: Encoder) -> str:
-    """A hash over architecture, weights and preprocessing."""
-    h = hashlib.sha256(repr((encoder.module, encoder.mean, encoder.std)).encode())
-    for name, tensor in encoder.module.state_dict().items():
-        h.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return h.hexdigest()
+def _identity(backbone: str | nn.Module, encoder: Encoder) -> str:
+    """A hash over architecture, weights, preprocessing, and what else decides how an encoder computes.
+
+    That is the name of a published one, and the settings and code of any other's layers, without the functions that
+    they call. Where a layer keeps something that cannot be looked into, the encoder has another name every time.
+    """
+    if isinstance(backbone, str):
+        return _hash(encoder, backbone.partition("@")[0])  # weights tell one file from another, wherever it lies
+    again = copy.deepcopy(encoder.module)  # what counts by its place in memory has another one there
+    told, copied = (_hash(encoder._replace(module=m), _layers(m)) for m in (encoder.module, again))
+    return told if told == copied else secrets.token_hex()
+
+
+def _hash(encoder: Encoder, how: Any) -> str:
+    weights = {**dict(encoder.module.named_buffers()), **encoder.module.state_dict()}
+    about = (repr(encoder.module), weights, encoder.mean, encoder.std, how)
+    return fingerprint(SimpleNamespace(about=about))  # a bare tuple would count by its place in memory
+
+
+def _layers(module: nn.Module) -> list[Any]:
+    """What architecture and weights do not say of a module: what its layers keep, their hooks, and their code."""
+    layers = list(module.modules())
+    kinds = dict.fromkeys(kind for layer in layers for kind in type(layer).__mro__ if not _of_torch(kind))
+    return [*(_kept(layer) for layer in layers), *((kind, _written(kind)) for kind in kinds)]
+
+
+def _of_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+_EVERY = frozenset(vars(nn.Module()))
+"""What any module keeps: its weights, its parts, its hooks and its mode."""
+
+
+def _kept(layer: nn.Module) -> tuple[dict[str, Any], list[Any]]:
+    """A layer's own attributes, and its hooks. Those that torch's layers hide follow from the others."""
+    own = {k: v for k, v in vars(layer).items() if k not in _EVERY and not (k[0] == "_" and _of_torch(type(layer)))}
+    places = (torch.device, torch.dtype)  # these are what their text says
+    hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()]
+    return {k: str(v) if isinstance(v, places) else v for k, v in own.items()}, hooks
+
+
+def _written(kind: type) -> dict[str, Any]:
+    """The functions and constants of a class. One that was edited has the same name as before."""
+    members = {k: getattr(v, "__func__", getattr(v, "fget", v)) for k, v in vars(kind).items()}
+    constants = (*SCALARS, tuple, list, dict, Tensor)
+    return {
+        k: v
+        for k, v in members.items()
+        if isinstance(v, FunctionType) or (isinstance(v, constants) and not k.startswith("__"))
+    }
 
 
 def _pixels(x: Tensor) -> Tensor:

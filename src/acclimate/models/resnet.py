@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
+from . import checkpoints
 from .norms import NormKind, norm_layer
 
 
@@ -18,7 +16,7 @@ from .norms import NormKind, norm_layer
 class ResNet20:
     """ResNet-20 with parameter-free shortcuts; `norm="group"` with 2 groups is FedTHE's ResNet20-GN.
 
-    Parameter names are those of the widely used CIFAR-10 checkpoints, which `weights` reads (batch norm, width 1).
+    Parameter names are those of the widely used CIFAR-10 checkpoints, which `weights` reads (`norm="batch"`, width 1).
     """
 
     norm: NormKind = "group"
@@ -26,7 +24,7 @@ class ResNet20:
     width: float = 1.0
     """Multiplies the stages' 16, 32 and 64 channels."""
     weights: str = ""
-    """A checkpoint to start from: a state dict, as such or under `state_dict`, names perhaps prefixed `module.`."""
+    """A checkpoint to start from (models/checkpoints.py). A classifier for other classes starts afresh."""
 
     def __post_init__(self) -> None:
         check.one_of(self, "norm", ("none", "batch", "group"))
@@ -39,22 +37,8 @@ class ResNet20:
             raise ValueError(f"ResNet20: needs images [channels, height, width], got inputs of shape {shape}")
         net = _ResNet(self, shape[0], num_classes)
         if self.weights:
-            net.load_state_dict(read_checkpoint(self.weights))
+            checkpoints.fill(net, checkpoints.read(self.weights), self.weights, net.head_name)
         return net
-
-
-def read_checkpoint(path: str) -> dict[str, Tensor]:
-    """A state dict from a .pt/.pth/.th file (tensors only: torch's restricted unpickler) or a .safetensors file."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise FileNotFoundError(f"weights='{path}' is not a file")
-    if file.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(file)
-    content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    found = content.get("state_dict", content)
-    return {name.removeprefix("module."): t for name, t in found.items()}
 
 
 def _norm(spec: ResNet20, width: int) -> nn.Module:

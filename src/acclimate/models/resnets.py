@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
-from .resnet import read_checkpoint
-
-log = logging.getLogger("acclimate")
+from . import checkpoints
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class ResNet:
     stem: Literal["imagenet", "small"] = "imagenet"
     """How images come in: 7 x 7 with stride 2 and pooling, or for small images 3 x 3 at full size."""
     weights: str = ""
-    """A checkpoint to start from: a .safetensors file, or a .pt/.pth of a state dict (tensors only are unpickled)."""
+    """A checkpoint to start from (models/checkpoints.py). A classifier for other classes starts afresh."""
 
     def __post_init__(self) -> None:
         check.one_of(self, "depth", (18, 50))
@@ -40,38 +36,8 @@ class ResNet:
             raise ValueError(f"ResNet: needs images [channels, height, width], got inputs of shape {shape}")
         net = _ResNet(self, shape[0], num_classes)
         if self.weights:
-            load(net, read_checkpoint(self.weights), self.weights)
+            checkpoints.fill(net, checkpoints.read(self.weights), self.weights, net.head_name)
         return net
-
-
-def load(net: nn.Module, found: Mapping[str, Tensor], source: str) -> None:
-    """Fill a network from a checkpoint. A classifier for another number of classes is left out, and said so."""
-    wanted = {k: v for k, v in net.state_dict().items() if not k.endswith("num_batches_tracked")}
-    found = {k: v for k, v in found.items() if not k.endswith("num_batches_tracked")}
-    if "fc.weight" in found and len(found["fc.weight"]) != len(wanted["fc.weight"]):
-        log.info(
-            "weights='%s': its classifier has %d classes and the data %d; it is left out and starts afresh",
-            source,
-            len(found["fc.weight"]),
-            len(wanted["fc.weight"]),
-        )
-        found = {k: wanted[k] if k.startswith("fc.") else v for k, v in found.items()}
-    troubles = [f"lacks {_few(sorted(set(wanted) - set(found)))}"] if set(wanted) - set(found) else []
-    troubles += (
-        [f"has {_few(sorted(set(found) - set(wanted)))}, which it should not"] if set(found) - set(wanted) else []
-    )
-    troubles += [
-        f"has {k} of shape {tuple(found[k].shape)}, expected {tuple(v.shape)}"
-        for k, v in wanted.items()
-        if k in found and found[k].shape != v.shape
-    ][:1]
-    if troubles:
-        raise ValueError(f"weights='{source}' does not fit this network: it " + " and ".join(troubles))
-    net.load_state_dict(dict(found), strict=False)  # only the counts of batches are not there
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 class BasicBlock(nn.Module):
