@@ -3,10 +3,14 @@
 import io
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from acclimate import tuning
+from acclimate.cli import app
 from acclimate.describe import EXTRAS, doctor, print_pivot, results_table
 from acclimate.eval import Table
 
@@ -59,6 +63,38 @@ def test_names_longer_than_half_of_a_window_go_on_in_the_next_line():
     assert len(parts) == 2 * len(STREAMS)
     assert all(METHODS[2].startswith(part) for part in parts) and "…" not in said
     assert METHODS[2][len(parts[0]) :] in said
+
+
+def test_square_brackets_in_results_are_printed_as_they_are(tmp_path, capsys):
+    rows = table(("fedavg[a]",), ("none[b]",)).rows
+    refused = {"adapter": "tent", "reason": "it needs more: pip install 'acclimate[backbones]'"}
+    results_table(Table(tuple({**r, "stream": f"{r['stream']}[c]"} for r in rows), (refused,)), tmp_path / "run[1]")
+    said = capsys.readouterr().out
+    assert "fedavg[a]" in said and "none[b]" in said and "original[c]" in said
+    assert "not run: it needs more: pip install 'acclimate[backbones]'\n" in said
+    assert f"run folder: {tmp_path / 'run[1]'}\n" in said and f"{tmp_path / 'run[1]' / 'report.html'}\n" in said
+
+
+def test_the_best_of_a_stream_stands_out():
+    out = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard")
+    rows = table(("fedavg", "better"), ("none",)).rows
+    print_pivot(out, Table(tuple({**r, "accuracy": 0.9} if r["method"] == "better" else r for r in rows)), "last", "a")
+    lines = {name: next(s for s in out.file.getvalue().splitlines() if name in s) for name in ("fedavg", "better")}
+    assert lines["better"].count("\x1b[1;32m") == len(STREAMS) and "\x1b[1;32m" not in lines["fedavg"]
+
+
+def test_square_brackets_in_a_trial_are_printed_as_they_are(tmp_path, monkeypatch):
+    failed = "pip install 'acclimate[backbones]'"
+    trial = SimpleNamespace(number=0, score=None, failed=failed, values={"model.hidden": "[bold]"})
+
+    def searched(pairs, root, *given):
+        search = SimpleNamespace(trials=[trial], best=None, path=root)
+        given[-1](search, 2)
+        return search
+
+    monkeypatch.setattr(tuning, "tune", searched)
+    said = CliRunner().invoke(app, ["tune", "method.mu=0.1,1", "--out", str(tmp_path / "t")]).output
+    assert f"trial 1 of 2: failed ({failed}) with model.hidden=[bold]; " in said
 
 
 def test_the_doctor_looks_for_every_extra_there_is():

@@ -179,7 +179,7 @@ def test_what_mlflow_would_refuse_is_renamed():
     assert tracking._word("test/original/tent(steps=2)/last") == "test/original/tent_steps_2_/last"
 
 
-@pytest.mark.parametrize("name", tracking.NAMES)
+@pytest.mark.parametrize("name", tracking.SINKS)
 def test_a_missing_package_is_named_before_anything_is_trained(tmp_path, monkeypatch, name):
     for module in [m for m in sys.modules if m.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)

@@ -110,7 +110,7 @@ def run(
     device_of(device)  # before anything is read
     asked = [part.strip() for word in rows or [] for part in word.split(";") if part.strip()]
     plan = recipes.plan(recipes.recipe(name), scale, asked)  # type: ignore[arg-type]
-    console = Console()
+    console = Console(markup=False)  # reasons, folders and rows may have square brackets
     _say_missing(plan, console)
     threads.steady()
     try:
@@ -172,7 +172,7 @@ def _print(result: dict[str, Any], console: Console) -> None:
     console.print("ours ± std over seeds (published, difference); ? marks a doubtful published number", highlight=False)
     console.print(summary(result), highlight=False, soft_wrap=True)
     for text in remarks(result):
-        console.print(f"- {text}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"- {text}", highlight=False, soft_wrap=True)
 
 
 def _watch(quiet: bool) -> AbstractContextManager[Watch]:
@@ -197,7 +197,7 @@ def _display(console: Console) -> AbstractContextManager[Watch]:
         MofNCompleteColumn(),
         TextColumn("rounds,"),
         TimeRemainingColumn(),
-        TextColumn("left; {task.description}"),
+        TextColumn("left; {task.description}", markup=False),
         console=console,
         transient=True,
     )

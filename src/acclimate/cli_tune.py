@@ -51,7 +51,7 @@ def tune(
     if store.holds_run(root):
         raise store.RunError(f"{root} holds a run, whose report.html a search would replace; choose another --out")
     streams = expand([f"streams={on}"])[0].streams
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)  # values and errors may have square brackets
     threads.steady()
     try:
         with _watch(quiet, console) as watch:
@@ -132,8 +132,8 @@ def _display(console: Console) -> AbstractContextManager[Watch]:
 
     from .watch import Watch
 
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("left; {task.description}"))
-    bars = Progress(*columns, console=console, transient=True)
+    label = TextColumn("left; {task.description}", markup=False)
+    bars = Progress(BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), label, console=console, transient=True)
 
     class Display(Watch):
         def suite(self, runs: int) -> None:

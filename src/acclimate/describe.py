@@ -16,6 +16,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from . import catalogue
 from .config import ConfigError
@@ -160,9 +161,12 @@ WIDE = 100_000
 
 
 def console() -> Console:
-    """Standard output: as wide as the window, or as wide as needed where a file or a program reads it."""
-    found = Console()
-    return found if found.is_terminal else Console(width=WIDE)
+    """Standard output: as wide as the window, or as wide as needed where a file or a program reads it.
+
+    Square brackets are printed as they are: names, reasons and folders may have them.
+    """
+    found = Console(markup=False)
+    return found if found.is_terminal else Console(markup=False, width=WIDE)
 
 
 def results_table(table: Table, root: Path) -> None:
@@ -172,7 +176,7 @@ def results_table(table: Table, root: Path) -> None:
     if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
         print_pivot(out, table, "validation", "accuracy at the validation-selected round")
     for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():
-        out.print(f"[dim]not run: {r['reason']}[/dim]", highlight=False)
+        out.print(f"not run: {r['reason']}", style="dim", highlight=False)
     report = root / "report.html"
     out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
 
@@ -201,16 +205,16 @@ def _pivot(table: Table, selection: str, streams: list[str], room: int, title: s
     out.add_column("method", overflow="fold", max_width=room // 2)
     out.add_column("adapter", no_wrap=True)
     for s in streams:
-        out.add_column(s, justify="right", no_wrap=True)
+        out.add_column(Text(s), justify="right", no_wrap=True)
     out.add_column("upload", justify="right", no_wrap=True)
     rows = table.pivot(selection)
     best = {s: max((c[s][0] for _, c in rows if s in c), default=None) for s in streams}
     for (method, adapter), cells in rows:
         marked = [
-            ("[bold green]{}[/]" if cells[s][0] == best[s] else "{}").format(percent(*cells[s])) if s in cells else "-"
+            Text(percent(*cells[s]), "bold green" if cells[s][0] == best[s] else "") if s in cells else "-"
             for s in streams
         ]
-        out.add_row(method, adapter, *marked, size(upload[method]))
+        out.add_row(Text(method), Text(adapter), *marked, size(upload[method]))  # text: brackets in names stay
     return out
 
 

@@ -16,7 +16,7 @@ class Display(Watch):
 
     def __init__(self, console: Console) -> None:
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

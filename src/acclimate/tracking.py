@@ -21,9 +21,6 @@ from . import store
 from .core.fit import State
 from .watch import Watch
 
-NAMES = ("tensorboard", "mlflow")
-"""What `--track` takes."""
-
 Row = Mapping[str, Any]
 
 
@@ -187,6 +184,7 @@ SINKS: dict[str, Callable[[Path], Sink]] = {
     "tensorboard": lambda root: TensorBoard(root / "tensorboard"),
     "mlflow": lambda root: MLflow(root / "mlflow.db"),
 }
+"""What `--track` takes."""
 
 
 # --- following a run --------------------------------------------------------------------------------------------------

@@ -6,19 +6,20 @@ import math
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from acclimate import api, tuning
+from acclimate import api, store, tuning
 from acclimate.config import ConfigError
 from acclimate.core.optim import SGD
 from acclimate.data import ByDomain, Digit5, Digits
 from acclimate.models import MLP
-from acclimate.recipes import OMITTED, RECIPES, measures, needs, plan, published, recipe, run, runner
+from acclimate.recipes import OMITTED, RECIPES, index, measures, needs, plan, published, recipe, run, runner
 from acclimate.recipes.record import SCALES, Cell, Derived, Recipe, Training, adapter, key, method, trainings
 from acclimate.recipes.show import details
-from acclimate.recipes.table import remarks
+from acclimate.recipes.table import apart, remarks
 from acclimate.shifts import Corrupted, Mixture, Natural, Original
 from acclimate.watch import Watch
 
@@ -140,6 +141,49 @@ class Count(Watch):
         self.rounds += 1
 
 
+class Stop(Count):
+    """Is stopped in a round, before its checkpoint."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def round(self, state):
+        super().round(state)
+        if self.rounds == self.at:
+            raise KeyboardInterrupt
+
+
+def stopped(made, out, at, rows=()):
+    with pytest.raises(KeyboardInterrupt):
+        run(plan(made, "smoke", rows), out, watch=Stop(at))
+
+
+def pair(every=1, more=()):
+    """A recipe of two rows that share a training of three rounds, and are read from its curves where it has looks."""
+
+    def make(scale):
+        trained = Training(method("fedavg").at("smoke"), Digits(clients=3, fraction=0.1), MLP((8,)), 3, every=every)
+        for row, served in {"plain": "none", "adapted": "tent-all", **dict(more)}.items():
+            yield Cell(row, "best", trained, adapter=adapter(served), measure="best" if every else "accuracy")
+
+    return Recipe("fedthe/table98", "pair", make)
+
+
+def kept_tests(out):
+    """The tests of the only training, and where its record lies."""
+    (path,) = (out / "trainings").glob("*.json")
+    return json.loads(path.read_text())["tests"], path
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """What `pair` gives where nothing is stopped, with a checkpoint after every round."""
+    monkeypatch.setattr(runner, "CHECKPOINT", 1)
+    cells = run(plan(pair(), "smoke"), tmp_path / "whole")["cells"]
+    return cells, kept_tests(tmp_path / "whole")[0]
+
+
 def test_a_recipe_runs_once_and_is_then_read(tmp_path):
     watch = Count()
     first = run(plan(tiny(), "smoke"), tmp_path, (0, 1), watch=watch)
@@ -192,21 +236,94 @@ def test_the_numbers_are_those_of_an_experiment(tmp_path):
 @pytest.mark.parametrize("every", [None, 1])
 def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path, monkeypatch, every):
     monkeypatch.setattr(runner, "CHECKPOINT", 1)
-    made, whole = tiny(("fedavg",), every, rounds=4), tmp_path / "whole"
-    wanted = run(plan(made, "smoke"), whole)
-
-    class Stop(Count):
-        def round(self, state):
-            super().round(state)
-            if self.rounds == 3:
-                raise KeyboardInterrupt
-
-    stopped = tmp_path / "stopped"
-    with pytest.raises(KeyboardInterrupt):
-        run(plan(made, "smoke"), stopped, watch=Stop())
+    made, out = tiny(("fedavg",), every, rounds=4), tmp_path / "stopped"
+    wanted = run(plan(made, "smoke"), tmp_path / "whole")
+    stopped(made, out, at=3)
     watch = Count()
-    assert run(plan(made, "smoke"), stopped, watch=watch)["cells"] == wanted["cells"]
+    assert run(plan(made, "smoke"), out, watch=watch)["cells"] == wanted["cells"]
     assert watch.rounds == 2  # two were checkpointed, the third was not
+
+
+def test_a_row_that_a_stopped_run_left_is_not_finished_with_another(tmp_path, whole):
+    stopped(pair(), tmp_path, at=3)
+    alone = run(plan(pair(), "smoke", ["plain"]), tmp_path)
+    assert alone["cells"] == whole[0][:1] and len(kept_tests(tmp_path)[0]) == 1
+    assert run(plan(pair(), "smoke", ["adapted"]), tmp_path)["cells"] == whole[0]
+    assert kept_tests(tmp_path)[0] == whole[1]
+
+
+@pytest.mark.parametrize("damage", ["a part of the curve alone", "a look is lost"])
+def test_a_record_that_is_not_whole_is_not_shown_and_heals(tmp_path, whole, damage):
+    run(plan(pair(), "smoke"), tmp_path)
+    tests, path = kept_tests(tmp_path)
+    name = next(n for n in tests if "tent" in n)
+    curve = tests[name]["curve"]
+    broken = {"curve": curve[:2]} if damage == "a part of the curve alone" else {**tests[name], "curve": curve[1:]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tests": {**tests, name: broken}}))
+    assert run(plan(pair(), "smoke", ["plain"]), tmp_path)["cells"] == whole[0][:1]
+    assert run(plan(pair(), "smoke", ["adapted"]), tmp_path)["cells"] == whole[0]
+    assert kept_tests(tmp_path)[0] == whole[1]
+
+
+@pytest.mark.parametrize(("before", "writes"), [(None, 7), ("plain", 4)])
+def test_a_run_that_dies_between_any_two_writes_ends_as_if_it_had_not(tmp_path, monkeypatch, whole, before, writes):
+    real = store.write
+    for last in range(writes):  # a record and a state after each of three rounds, and the finished record
+        out, left = tmp_path / str(last), itertools.count(last, -1)
+        if before is not None:  # it then begins anew, for the other row's curve, where a finished state lies
+            run(plan(pair(), "smoke", [before]), out)
+
+        def dying(*given, left=left):
+            if next(left) == 0:
+                raise SystemExit
+            real(*given)
+
+        monkeypatch.setattr(store, "write", dying)
+        with pytest.raises(SystemExit):
+            run(plan(pair(), "smoke"), out)
+        monkeypatch.setattr(store, "write", real)
+        watch = Count()
+        assert run(plan(pair(), "smoke"), out, watch=watch)["cells"] == whole[0], last
+        assert kept_tests(out)[0] == whole[1], last
+        assert watch.rounds == 3 - last // 2, last  # from the last state that was written
+
+
+def test_a_recipe_without_looks_takes_none_from_one_with_them(tmp_path, whole):
+    stopped(pair(), tmp_path, at=2)
+    stopped(pair(every=None), tmp_path, at=2)  # its checkpoint is ahead of the curves
+    assert run(plan(pair(), "smoke"), tmp_path)["cells"] == whole[0]
+    run(plan(pair(every=None, more={"another": "t3a"}), "smoke"), tmp_path)  # tests the same two again
+    watch = Count()
+    assert run(plan(pair(), "smoke"), tmp_path, watch=watch)["cells"] == whole[0]
+    assert watch.rounds == 0
+
+
+def test_a_table_of_several_runs_names_all_their_devices_and_commits(tmp_path, monkeypatch):
+    def at(device, commit, row):
+        where = {"torch": "2", "device": device, "commit": commit}
+        monkeypatch.setattr(store, "environment", lambda device: dict(where))
+        return run(plan(tiny(), "smoke", [row]), tmp_path)["environment"]
+
+    monkeypatch.delenv("ACCLIMATE_COMMIT", raising=False)
+    assert at("cuda (card)", None, "fedavg") == {"torch": "2", "device": "cuda (card)", "commit": None}
+    both = {"torch": "2", "device": "cpu (core), cuda (card)", "commit": "abc, unknown"}
+    assert at("cpu (core)", "abc", "scaffold") == both
+    page = (tmp_path / "fedthe" / "table99-smoke.md").read_text()
+    assert "- smoke scale, seeds 0, cpu (core), cuda (card), commit abc, unknown: `" in page
+    assert "| cpu (core), cuda (card) | abc, unknown |" in index(tmp_path)
+
+
+def test_the_seconds_of_a_round_are_their_median(tmp_path, monkeypatch):
+    ticks = (n**2 for n in itertools.count())  # rounds of 3 and 7 seconds
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    run(plan(tiny(("fedavg",)), "smoke"), tmp_path)
+    (record,) = (tmp_path / "trainings").glob("*.json")
+    assert json.loads(record.read_text())["seconds"] == 5
+
+
+def test_the_median_of_an_even_count_lies_between_the_middle_two():
+    assert "the median difference is 2.5, the largest 6.0" in apart([6, -1, 2, -3], 5)
+    assert "the median difference is 2.0, the largest 6.0" in apart([6, -1, 2], 5)
 
 
 def test_an_adapter_that_diverges_is_named_and_not_scored(tmp_path):
@@ -315,9 +432,18 @@ def test_measures_read_what_they_say():
     assert value("validation") == 90 and value("best") == 20  # of equals the first
     assert value("round:1") == 10 and value("round:3") == 30
     assert value("worst10") == pytest.approx(20) and value("sent") == 7 and value("trace:entropy") == 1.5
-    assert not measures.known("accuraccy") and not measures.known("round:")
     test |= {"per_client": [0.6, 0.4], "clients": [1, 2]}  # client 0 has no examples in the stream
     assert value("domain:a") == pytest.approx(40) and value("domain:b") == pytest.approx(60)
+
+
+@pytest.mark.parametrize("word", ["accuraccy", "round:", "round", "round:last", "domian:a", "accuracy:a", "sent:1", ""])
+def test_an_unknown_measure_is_refused_before_anything_is_trained(word):
+    cell = next(iter(tiny().cells("smoke")))
+    assert not measures.known(word)
+    with pytest.raises(ConfigError, match=f"no measure '{word}'; .*allowed: accuracy, .*domain:NAME"):
+        replace(cell, measure=word)
+    with pytest.raises(ConfigError, match=f"no measure '{word}'; "):
+        measures.value(word, {"sent": 7}, {"accuracy": 0.5}, None)
 
 
 def test_similarity_compares_two_trainings():

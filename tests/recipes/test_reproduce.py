@@ -1,13 +1,19 @@
 """`acclimate reproduce`: list, show, run, index; and errors that help."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from acclimate import cli_reproduce, cli_tune
 from acclimate.cli import app
+from acclimate.data import Digits
+from acclimate.models import MLP
 from acclimate.recipes import RECIPES, index
+from acclimate.recipes.record import Cell, Recipe, Training, method
 from acclimate.store import RunError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")
@@ -65,6 +71,26 @@ def test_a_table_from_the_command_line(tmp_path):
 def test_missing_data_is_said_before_anything_runs():
     text = call("fedthe/table4", "--scale", "paper", error="nothing can run at paper scale")
     assert "missing: CIFAR10: needs " in text
+
+
+def test_square_brackets_are_printed_as_they_are(monkeypatch):
+    def make(scale):
+        for row, name in {"with [square] brackets": "fedavg", "missing": "fed[future]"}.items():
+            yield Cell(row, "[new]", Training(method(name).at("smoke"), Digits(clients=3, fraction=0.1), MLP((8,)), 1))
+
+    monkeypatch.setitem(RECIPES, "fedthe/table99", Recipe("fedthe/table99", "brackets", make))
+    text = call("fedthe/table99", "--out", "out[1]")
+    assert "missing: no method 'fed[future]'; " in text and "results: out[1]/fedthe/table99-smoke.json" in text
+    assert "with [square] brackets" in text and "[new]" in text.partition("ours ±")[0].rpartition("running")[2]
+
+
+@pytest.mark.parametrize("display", [cli_reproduce._display, cli_tune._display])
+def test_square_brackets_stay_in_the_progress_display(display):
+    out = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None, markup=False)
+    with display(out) as watch:
+        watch.suite(2)
+        watch.training("fedavg(filters=[clip])", 0, 0, 2)
+    assert "fedavg(filters=[clip]) (seed 0)" in out.file.getvalue()
 
 
 def test_bad_options_say_what_is_allowed():

@@ -21,19 +21,38 @@ from typing import Any
 
 import torch
 
+from ..catalogue import nearest
+from ..config import ConfigError
 from ..eval.fairness import fairness, prototype_similarity
 
 COSTS = ("sent", "trained", "fixed", "seconds")
 FAIRNESS = ("worst10", "worst20", "worst40", "best10", "std")
 WITH_NAME = ("round", "domain", "trace", "similarity")
+"""Measures that are followed by a colon and a name, or a round."""
 CURVES = ("validation", "best", "round")
 """Measures that need looks during training."""
+ALONE = ("accuracy", "validation", "best", *FAIRNESS, *COSTS)
+"""Measures that are one word."""
 
 
 def known(measure: str) -> bool:
     """Whether there is such a measure."""
     word, colon, rest = measure.partition(":")
-    return bool(rest) if colon else word in ("accuracy", *CURVES[:2], *FAIRNESS, *COSTS)
+    if not colon:
+        return word in ALONE
+    return rest.isdecimal() if word == "round" else word in WITH_NAME and bool(rest)
+
+
+def require(measure: str) -> None:
+    """An error that names all measures where there is no such one."""
+    if not known(measure):
+        named = ("round:R", "domain:NAME", "trace:NAME", "similarity:DOMAIN")
+        raise ConfigError(f"no measure '{measure}'; {nearest(measure, [*ALONE, *named])}")
+
+
+def curved(measure: str) -> bool:
+    """Whether it is read from a learning curve."""
+    return measure.partition(":")[0] in CURVES
 
 
 def in_percent(measure: str) -> bool:
@@ -43,6 +62,7 @@ def in_percent(measure: str) -> bool:
 
 def value(measure: str, record: Mapping[str, Any], test: Mapping[str, Any], other: Mapping[str, Any] | None) -> float:
     """The number that a measure reads; shares in %."""
+    require(measure)
     found = _value(measure, record, test, other)
     return 100 * found if in_percent(measure) else found
 

@@ -20,6 +20,7 @@ from ..core.optim import SGD
 from ..core.task import Model
 from ..data import Dataset
 from ..shifts import Original, Shift
+from . import measures
 
 Scale = Literal["smoke", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -137,6 +138,13 @@ class Training:
     def __post_init__(self) -> None:
         check.at_least(self, "rounds", 1)
 
+    @property
+    def looks(self) -> frozenset[int]:
+        """The rounds after which every test is looked at: every so many, and the last."""
+        if self.every is None:
+            return frozenset()
+        return frozenset(range(self.every, self.rounds + 1, self.every)) | {self.rounds}
+
     def experiment(self, seed: int = 0, device: str = "auto") -> Experiment:
         """The experiment that trains it."""
         return Experiment(
@@ -168,6 +176,9 @@ class Cell:
     """Its published number; None: the paper gives none."""
     against: Training | None = None
     """A second training that this one is compared with (`similarity:DOMAIN`)."""
+
+    def __post_init__(self) -> None:
+        measures.require(self.measure)  # before hours of training, not after them
 
     @property
     def missing(self) -> str | None:

@@ -13,7 +13,7 @@ from . import measures, published
 from .planning import Plan
 from .record import Cell, Derived, Recipe, Training
 from .table import markdown
-from .testing import test_of
+from .testing import finished, test_of
 
 RESULT_SCHEMA = "acclimate.reproduction/1"
 Found = dict[tuple[Training, int], dict[str, Any]]
@@ -44,7 +44,7 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
         "scale": plan.scale,
         "seeds": list(seeds),
         "command": store.command_line(),
-        "environment": next(iter(found.values()), {}).get("environment", {}),
+        "environment": _environments([r["environment"] for r in found.values()]),
         "published": recipe.published,
         "notes": list(recipe.notes),
         "left_out": [{"reason": reason, "cells": cells} for reason, cells in plan.left_out.items()],
@@ -56,6 +56,15 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
     store.write(place, json.dumps(body, indent=1) + "\n")
     store.write(place.with_suffix(".md"), markdown(body))
     return body
+
+
+def _environments(envs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Where the trainings ran, as one environment; what differs among them is listed with commas."""
+    out = {}
+    for name in dict.fromkeys(name for env in envs for name in env):
+        values = list(dict.fromkeys(env.get(name) for env in envs))
+        out[name] = values[0] if len(values) == 1 else ", ".join("unknown" if v is None else str(v) for v in values)
+    return out
 
 
 def _cells(plan: Plan, seeds: Sequence[int], found: Found) -> list[dict[str, Any]]:
@@ -89,7 +98,9 @@ def _ours(cell: Cell | Derived, seed: int, row: dict[str, float], found: Found) 
 def has(record: dict[str, Any], cell: Cell) -> bool:
     """Whether the record of a training has what a cell reads."""
     whole = not cell.measure.startswith("similarity") or "prototypes" in record
-    return bool(record.get("finished")) and test_of(cell).name in record["tests"] and whole
+    looks = cell.training.looks if measures.curved(cell.measure) else frozenset()
+    test = record.get("tests", {}).get(test_of(cell).name, {})
+    return bool(record.get("finished")) and finished(test, looks) and whole
 
 
 def _beside(recipe: Recipe, cell: Cell | Derived, values: list[float]) -> dict[str, Any]:

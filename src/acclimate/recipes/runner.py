@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..watch import Watch
 from .planning import Plan, widened
 from .record import Cell, Training
 from .results import Found, has, held, write
-from .testing import Server, Test, test_of
+from .testing import Server, Test, finished, seen, test_of
 
 TRAINING_SCHEMA = "acclimate.training/1"
 CHECKPOINT = 50
@@ -100,11 +101,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _complete(record: dict[str, Any], tests: Iterable[Test], whole: bool, training: Training) -> bool:
     """Whether a record has all that is asked for."""
     held = record.get("tests", {})
-    curves = training.every is None or all("curve" in held.get(t.name, {}) for t in tests)
     return (
         bool(record.get("finished"))
-        and all(t.name in held for t in tests)
-        and curves
+        and all(finished(held.get(t.name, {}), training.looks) for t in tests)
         and (not whole or "prototypes" in record)
     )
 
@@ -136,7 +135,7 @@ def _finish(
     for state in loop.rounds(worker, engine, schedule, world.shards(world.val), state):
         seconds.append(time.perf_counter() - began)
         watch.round(state)
-        if training.every is not None and (state.round % training.every == 0 or state.round == e.rounds):
+        if state.round in training.looks:
             for name, point in server.look(state).items():
                 curves[name].append(point)
         if state.round % CHECKPOINT == 0 or state.round == e.rounds:
@@ -153,7 +152,7 @@ def _finish(
         "train_seconds": round(sum(seconds) or given or old.get("train_seconds", 0.0), 2),
         "test_seconds": round(time.perf_counter() - tested, 2),
         "finished": True,
-        "tests": {**old.get("tests", {}), **results},
+        "tests": _merged(old.get("tests", {}), results),
     }
     if not seconds:  # trained before, or with other seeds: its times are known from then
         record["seconds"] = old.get("seconds") or (given or 0.0) / e.rounds
@@ -164,20 +163,30 @@ def _finish(
     return record
 
 
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The tests of a record and new ones: what a stopped run left is dropped, a curve that was there stays."""
+    kept = {name: test for name, test in old.items() if finished(test, frozenset())}
+    return kept | {name: kept.get(name, {}) | test for name, test in new.items()}
+
+
 Curves = dict[str, list[list[float]]]
 
 
 def _restored(e: Experiment, training: Training, server: Server, path: Path, start: State) -> tuple[State, Curves]:
-    """The last checkpoint and the curves up to it; from the first round where curves of other tests are asked for."""
+    """The last checkpoint and the curves up to it; from the first round where a curve lacks looks up to there.
+
+    So it is where other tests are asked for, where a run without looks went on, and where one that began anew died
+    before its first state was written.
+    """
     state = path.with_suffix(".safetensors")
     curves: Curves = {t.name: [] for t in server.tests} if training.every is not None else {}
     if not state.exists():
         return start, curves
-    held = {name: test.get("curve") for name, test in _read(path).get("tests", {}).items()}
-    if any(not held.get(name) for name in curves):
-        return start, curves
     saved = store.unpack(state, start, e.training_hash(), server.world.content)
-    return saved, {name: [p for p in held[name] if p[0] <= saved.round] for name in curves}
+    held, looks = _read(path).get("tests", {}), {r for r in training.looks if r <= saved.round}
+    if not all(seen(held.get(name, {}), looks) for name in curves):
+        return start, curves
+    return saved, {name: [p for p in held.get(name, {}).get("curve", ()) if p[0] <= saved.round] for name in curves}
 
 
 def _packed(state: State, e: Experiment, world: World) -> bytes:
@@ -185,11 +194,14 @@ def _packed(state: State, e: Experiment, world: World) -> bytes:
 
 
 def _save(path: Path, state: State, e: Experiment, world: World, curves: Curves) -> None:
-    """A checkpoint; curves so far stand in the record, which is not `finished` yet."""
-    store.write(path.with_suffix(".safetensors"), _packed(state, e, world))
+    """A checkpoint; curves so far stand in the record, which is not `finished` yet.
+
+    The record comes first: a curve that is ahead of its state is cut, and one that is behind lacks looks for good.
+    """
     if curves:
         tests = {**_read(path).get("tests", {}), **{name: {"curve": curve} for name, curve in curves.items()}}
         store.write(path, json.dumps({"schema": TRAINING_SCHEMA, "finished": False, "tests": tests}) + "\n")
+    store.write(path.with_suffix(".safetensors"), _packed(state, e, world))
 
 
 def _about(e: Experiment, world: World, state: State, task: Any, seconds: list[float]) -> dict[str, Any]:
@@ -211,7 +223,7 @@ def _about(e: Experiment, world: World, state: State, task: Any, seconds: list[f
         "sent": parameters_sent(state.cost["message"]),
         "trained": parameters_trained(task),
         "fixed": encoder.fixed_parameters() if isinstance(encoder, Frozen) else 0,
-        "seconds": round(sorted(seconds)[len(seconds) // 2], 4),
+        "seconds": round(statistics.median(seconds), 4),
     }
 
 

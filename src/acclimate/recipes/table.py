@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 ACROSS = 5
@@ -58,11 +59,11 @@ def apart(differences: Sequence[float], total: int) -> str:
     """How far from the paper `total` numbers are, of which some have a published one."""
     if not differences:
         return f"{total} numbers; the paper prints none to compare them with."
-    ranked = sorted(abs(d) for d in differences)
-    near = sum(d <= NEAR for d in ranked)
+    sizes = [abs(d) for d in differences]
+    near = sum(d <= NEAR for d in sizes)
     return (
-        f"{len(ranked)} of {total} numbers have a published one: {near} lie within {NEAR} points, the median "
-        f"difference is {ranked[len(ranked) // 2]:.1f}, the largest {ranked[-1]:.1f}."
+        f"{len(sizes)} of {total} numbers have a published one: {near} lie within {NEAR} points, the median "
+        f"difference is {median(sizes):.1f}, the largest {max(sizes):.1f}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,6 +38,16 @@ class Test(NamedTuple):
 def test_of(cell: Cell) -> Test:
     """How the model behind a cell is tested."""
     return Test(cell.personal, cell.adapter, cell.stream, cell.measure.startswith("trace:"))
+
+
+def finished(test: Mapping[str, Any], looks: Set[int]) -> bool:
+    """Whether a record's test has its accuracy and all looks. Of a stopped run there is a part of the curve alone."""
+    return "accuracy" in test and seen(test, looks)
+
+
+def seen(test: Mapping[str, Any], looks: Set[int]) -> bool:
+    """Whether a record's test has all these looks."""
+    return looks <= {point[0] for point in test.get("curve", ())}
 
 
 class Server:
