@@ -2,17 +2,18 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
 from filtered import trained
 
 from acclimate import filters as f
-from acclimate.core import rng, tree
+from acclimate.core import check, rng, tree
 from acclimate.core.filter import Filter, Sender, refusal
 from acclimate.core.message import Gather, Mean, Sum
 from acclimate.core.worker import COHORT, Worker
-from acclimate.methods import SCAFFOLD, FedAvg, FedTHE, Local
+from acclimate.methods import SCAFFOLD, FedAvg, FedProto, FedTHE, Local
 from support import equal, gap, shards, small, task
 
 STACKS: dict[str, tuple[Filter, ...]] = {
@@ -30,6 +31,7 @@ STACKS: dict[str, tuple[Filter, ...]] = {
     "masked": (f.Masked(),),
     "clip, median, top-k, int8": (f.Clip(), f.Median(), f.TopK(), f.Int8()),
     "central-dp, masked": (f.CentralDP(noise=0.1), f.Masked()),
+    "median, local-dp": (f.Median(), f.LocalDP(noise=0.1)),
 }
 METHODS = (FedAvg(), FedTHE(weights="uniform"), SCAFFOLD())  # DP takes the last two: clients count the same in them
 DP = {name for name, stack in STACKS.items() if any(isinstance(x, f.CentralDP | f.LocalDP) for x in stack)}
@@ -75,6 +77,17 @@ def test_orders_that_cannot_be_are_refused_by_name():
     assert "Masked: the method sends nothing" in refusal((f.Masked(),), Local().uplink)
 
 
+def test_a_robust_reducer_does_not_hide_weights_from_local_dp():
+    weighted = FedAvg().uplink
+    for robust in (f.Median(), f.TrimmedMean(), f.Krum()):
+        reason = refusal((robust, f.LocalDP()), weighted)
+        assert reason.startswith("LocalDP: 'delta' is a mean weighted by 'n'") and "weights=uniform" in reason
+        assert refusal((f.LocalDP(), robust), weighted) == reason
+        assert refusal((robust, f.LocalDP()), FedAvg(weights="uniform").uplink) is None
+    assert "'prototypes' is a mean weighted by 'counts'" in refusal((f.Median(), f.LocalDP()), FedProto().uplink)
+    assert "CentralDP: ['delta', 'n'] are gathered" in refusal((f.Median(), f.CentralDP()), weighted)
+
+
 def test_only_a_filter_that_hides_makes_the_server_send_the_cohort():
     down, cohort = {"vars": {"w": torch.ones(2)}}, torch.tensor([1, 4])
     assert Worker(task(), FedAvg(), (f.Median(),)).outgoing(down, cohort) is down
@@ -98,6 +111,30 @@ def test_only_a_filter_that_hides_makes_the_server_send_the_cohort():
 def test_bad_settings_are_named(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "words"),
+    [
+        (2.0, (), "a whole number$"),
+        ("2", (), "a whole number$"),
+        (None, (), "a whole number$"),
+        (True, (0, 3), "a whole number between 0 and 3$"),
+        (-1, (0,), "a whole number of at least 0$"),
+        (float("nan"), (0,), "a whole number of at least 0$"),
+        (4, (None, 3), "a whole number of at most 3$"),
+        (4, (0, 3), "a whole number between 0 and 3$"),
+    ],
+)
+def test_what_is_no_whole_number_in_range_is_named(value, bounds, words):
+    with pytest.raises(ValueError, match=f"^SimpleNamespace: seed={value!r} must be {words}"):
+        check.whole(SimpleNamespace(seed=value), "seed", *bounds)
+
+
+@pytest.mark.parametrize("value", [0, 3, torch.arange(4).numpy()[3]])
+def test_whole_numbers_in_range_pass_both_ends_included(value):
+    for bounds in ((), (0,), (None, 3), (0, 3)):
+        check.whole(SimpleNamespace(seed=value), "seed", *bounds)
 
 
 @pytest.mark.parametrize("name", ["median", "int8", "top-k", "fp16"])

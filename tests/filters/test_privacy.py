@@ -8,10 +8,10 @@ from torch.func import vmap
 from acclimate.core import rng, tree
 from acclimate.core.filter import Arrived, Sender
 from acclimate.core.message import Gather, Mean, Sum
-from acclimate.filters import CentralDP, Clip, LocalDP, Noise, accounting
-from acclimate.methods import SCAFFOLD, FedAvg
+from acclimate.filters import CentralDP, Clip, LocalDP, Median, Noise, accounting
+from acclimate.methods import PFL, SCAFFOLD, FedAvg, FedPCL, FedTHE
 from acclimate.ops.noise import draw
-from support import equal
+from support import equal, gap
 
 RULES = {"delta": Mean(), "control": Sum(), "n": Sum()}
 SENDER = Sender(RULES, torch.tensor(0), torch.tensor(0))
@@ -69,6 +69,32 @@ def test_local_dp_adds_noise_at_the_client_and_integers_are_not_spared():
     assert float(dp.client(up, rng.key(0), SENDER)["delta"].std()) == pytest.approx(1.0, rel=0.02)
 
 
+def test_local_dp_sends_the_clients_number_as_it_is_and_nothing_else_under_that_name():
+    dp, three = LocalDP(clip=1.0, noise=1e-9), SENDER._replace(client=torch.tensor(3))
+    up = {"head": torch.tensor([0.6, 0.0]), "counts": torch.tensor([0, 8]), "id": torch.tensor(3)}
+    sent = dp.client(up, rng.key(0), three)
+    assert list(sent) == list(up) and sent["id"].dtype == torch.int64 and sent["id"].item() == 3
+    rest = torch.cat([sent["head"], sent["counts"]])
+    assert float(rest.norm()) == pytest.approx(1.0) and float(sent["counts"][1]) == pytest.approx(8 / 64.36**0.5)
+    secret = dp.client({**up, "id": torch.tensor(1234)}, rng.key(0), three)
+    assert secret["id"].item() == 3
+    for odd in (torch.tensor([5, 6]), torch.tensor(5.0), {"of": torch.tensor(5)}):
+        noisy = dp.client({"id": odd}, rng.key(0), three)["id"]
+        assert all(t.is_floating_point() and float(t.norm()) == pytest.approx(1.0) for t in tree.leaves(noisy))
+    assert LocalDP(withhold=("id",)).client(up, rng.key(0), three)["id"].item() == 0
+
+
+@pytest.mark.parametrize("backend", ["serial", "vmap"])
+@pytest.mark.parametrize(("method", "kept"), [(PFL(weights="uniform"), "heads"), (FedPCL(), "sets")])
+def test_methods_that_file_messages_by_their_sender_train_under_local_dp(method, kept, backend):
+    plain, private = (
+        trained(method, filters, backend, rounds=1, cohort=4).server for filters in ((), (LocalDP(noise=0.5),))
+    )
+    assert bool(tree.finite(private))
+    noisy = [(a != b).flatten(1).any(1) for a, b in zip(*(tree.leaves(s[kept]) for s in (plain, private)), strict=True)]
+    assert int(torch.stack(noisy).any(0).sum()) == 4  # the rows of those who took part, and no others
+
+
 @pytest.mark.parametrize("record", [CentralDP, LocalDP])
 def test_noise_under_a_secret_does_not_follow_from_the_seed(record, monkeypatch):
     dp, up = record(secret="NOISE_SECRET_OF_THIS_TEST"), {"delta": torch.zeros(50_000)}
@@ -96,10 +122,21 @@ def test_noise_far_below_the_clip_leaves_training_as_it_was():
     assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-4
 
 
+@pytest.mark.parametrize("method", [FedAvg(weights="uniform"), FedTHE(weights="uniform")])
+def test_a_median_of_clients_that_count_alike_trains_under_local_dp_too(method):
+    far_below = LocalDP(clip=1e4, noise=1e-9)
+    plain = trained(method, (Median(),)).server["vars"]
+    for stack in ((Median(), far_below), (far_below, Median())):
+        assert gap(trained(method, stack).server["vars"], plain) < 1e-3
+    assert gap(trained(method, (), rounds=1).server["vars"], plain) > 1e-2
+
+
 def test_unbounded_sensitivity_is_refused_with_what_to_change():
     reason = CentralDP().refusal(FedAvg().uplink)
     assert "unbounded" in reason and "'delta' is a mean weighted by 'n'" in reason and "weights=uniform" in reason
-    assert LocalDP().refusal(FedAvg().uplink) == reason
+    reason = LocalDP().refusal(FedAvg().uplink)
+    assert "'delta' is a mean weighted by 'n'" in reason and "zeros or under noise" in reason
+    assert "weights=uniform" in reason
     assert CentralDP().refusal(FedAvg(weights="uniform").uplink) is None
     assert "['each'] are gathered" in CentralDP().refusal({"each": Gather()})
     assert LocalDP().refusal({"each": Gather()}) is None

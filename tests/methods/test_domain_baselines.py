@@ -11,10 +11,12 @@ from torch.func import grad
 
 from acclimate.adapters import BNStats
 from acclimate.core import rng, tree
+from acclimate.core.filter import Sender
 from acclimate.core.local import Work
 from acclimate.core.optim import SGD, StepDecay
 from acclimate.core.shards import Shards
 from acclimate.core.task import Task
+from acclimate.filters import FP16, Clip, Int8, Noise, TopK
 from acclimate.methods import FedAvg
 from acclimate.methods.am import AM
 from acclimate.methods.dsbn import DSBN
@@ -110,6 +112,16 @@ def test_the_server_learns_totals_of_classes_and_no_clients_own():
     state = fitted(FedCSA(work=SMALL), rounds=2, cohort=6, data=data)[2]
     rows = torch.cat([data.own(c) for c in range(data.clients)])
     assert torch.equal(state.server["counts"], 2.0 * torch.bincount(data.y[rows], minlength=CLASSES))
+
+
+def test_fedcsas_class_counts_are_whole_numbers_which_filters_leave_alone():
+    data = shards()
+    server = FedCSA().init_server(task("cnn-plain"), 6, KEY)
+    up, _ = FedCSA(work=SMALL).client(task("cnn-plain"), server, {}, client_data(data, 0), KEY)
+    assert up["counts"].dtype == torch.int64 and up["share"].is_floating_point()
+    sender = Sender(FedCSA().uplink, torch.tensor(0), torch.tensor(0))
+    for f in (Clip(norm=0.1), Noise(p=0.5), Int8(), TopK(share=0.1), FP16()):
+        assert equal(f.client(up, KEY, sender)["counts"], torch.bincount(data.y[data.own(0)], minlength=CLASSES))
 
 
 # Amplitudes

@@ -51,6 +51,9 @@ class Filter:
     """Whether a single message tells nothing and only the sum can be read. Such a filter comes last."""
     needs_sums: ClassVar[bool] = False
     """Whether the server half relies on sums and means that really are such: no later filter may gather instead."""
+    looks_back: ClassVar[bool] = False
+    """Whether `refusal` is asked about the rules before all earlier filters too, the method's own among them: what a
+    robust reducer gathers looks free of weights, but its server half still reads them."""
     least: ClassVar[int] = 1
     """The fewest clients in a round with which it does what it says."""
 
@@ -92,7 +95,7 @@ def refusal(filters: Sequence[Filter], rules: Rules) -> str | None:
     met = before_each(filters, rules)
     for i, f in enumerate(filters):
         name, later = type(f).__name__, filters[i + 1 :]
-        if reason := f.refusal(met[i]):
+        if reason := _first_reason(f, met[i::-1] if f.looks_back else [met[i]]):
             return f"{name}: {reason}"
         if f.hides and later:
             return f"{name}: it must be the last filter, because nothing can be read from what it sends"
@@ -102,3 +105,7 @@ def refusal(filters: Sequence[Filter], rules: Rules) -> str | None:
         if f.needs_sums and gathered:
             return f"{name}: it relies on sums, but a later filter gathers {sorted(gathered)} from each client"
     return None
+
+
+def _first_reason(f: Filter, met: Sequence[Rules]) -> str | None:
+    return next((reason for reason in map(f.refusal, met) if reason), None)

@@ -5,8 +5,11 @@ noise of standard deviation z C to the sum. It protects against everyone but the
 the client, so the server needs no trust, and needs far more noise for the same epsilon.
 
 Both need every client to count the same. Under a mean by example counts one client can have any share of the result,
-and the counts themselves would leave the client: no noise is enough, and such methods are refused. Groups that nobody
-needs then (`withhold`, the counts) are sent as zeros. Everything else is clipped together and gets noise, integers too.
+and the counts themselves would leave the client: no noise is enough, and such methods are refused. A robust reducer
+before `LocalDP` changes nothing about that: it gathers the mean, and still reads a weight of zero as no value. Groups
+that nobody needs then (`withhold`, the counts) are sent as zeros. Everything else is clipped together and gets noise,
+integers too. Only the client's own number, by which some methods file what they gather, is sent as it is: who sends is
+known to the server in any case.
 
 What the epsilon assumes is in `card`. In simulations the noise follows from the run's seed, so that it can be repeated;
 whoever knows the seed can take it off again. A real federation names a `secret`. Floating-point noise is not protected
@@ -30,10 +33,16 @@ from .accounting import Accountant
 from .groups import clipped, map_keyed
 from .secret import normal
 
+NUMBER = "id"
+"""The group in which methods send the client's number."""
+
 
 @dataclass(frozen=True)
 class _Gaussian(Filter):
     """What central and local DP share: clipping, what is withheld, and which messages are refused."""
+
+    no_weights: ClassVar[str] = ""
+    """What is wrong with a weight, as the end of a sentence about it."""
 
     clip: float = 1.0
     """C: the Euclidean norm, over all groups together, to which a message is scaled down."""
@@ -59,8 +68,8 @@ class _Gaussian(Filter):
         for group, rule in rules.items():
             if isinstance(rule, Mean) and rule.by is not None:
                 return (
-                    f"the sensitivity is unbounded, because '{group}' is a mean weighted by '{rule.by}', which a "
-                    "client may set at will; count every client as one (method.weights=uniform, if the method has it)"
+                    f"'{group}' is a mean weighted by '{rule.by}', {self.no_weights}; count every client as one "
+                    "(method.weights=uniform, if the method has it)"
                 )
         return accounting.missing()
 
@@ -95,6 +104,7 @@ class CentralDP(_Gaussian):
     """Clients clip, the server adds Gaussian noise to the sum (DP-FedAvg, McMahan et al., ICLR 2018)."""
 
     needs_sums: ClassVar[bool] = True
+    no_weights: ClassVar[str] = "which a client may set at will, so that the sensitivity is unbounded"
 
     def refusal(self, rules: Rules) -> str | None:
         if each := sorted(g for g, rule in rules.items() if isinstance(rule, Gather)):
@@ -130,11 +140,15 @@ class CentralDP(_Gaussian):
 class LocalDP(_Gaussian):
     """Every client clips its message and adds the noise itself: no trust in the server."""
 
+    looks_back: ClassVar[bool] = True
+    no_weights: ClassVar[str] = "which leaves a client only as zeros or under noise"
+
     def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
-        bounded = self.bounded(up)
+        number = _number(tree.drop(up, self.withhold), sender)
+        bounded = self.bounded(tree.drop(up, tuple(number)))
         std = self.noise * self.clip
         noisy = {g: self.noised(t, std, rng.fold(key, g)) for g, t in bounded.items() if g not in self.withhold}
-        return {**bounded, **noisy}
+        return {**up, **bounded, **noisy, **number}
 
     def card(self, rules: Rules, rounds: int, cohort: int, clients: int) -> dict[str, Any]:
         # Two messages of norm C are up to 2 C apart. The server knows who takes part, so sampling hides nothing.
@@ -142,8 +156,16 @@ class LocalDP(_Gaussian):
             "mechanism": "Gaussian noise on each clipped message",
             **self._ledger(self.noise / 2, 1.0, rounds),
             "protects": "the content of one client's messages (replaced by any other), against everyone",
-            "assumes": "A client that takes part in every round, the worst case. " + self._source(),
+            "assumes": "A client in every round, the worst case. Who sends is no secret. " + self._source(),
         }
+
+
+def _number(up: Tree, sender: Sender) -> Tree:
+    """The group with the client's number, if the message has one: the sender's, so that nothing else passes as it."""
+    given = up.get(NUMBER)
+    if not isinstance(given, Tensor) or given.is_floating_point() or given.shape != sender.client.shape:
+        return {}
+    return {NUMBER: sender.client.to(given.dtype)}
 
 
 def _real(x: Tensor) -> Tensor:

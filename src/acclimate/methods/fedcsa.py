@@ -53,11 +53,12 @@ class FedCSA(Method):
         return {
             "delta": tree.sub(w, down["vars"]),
             "share": contribution(counts, down["counts"]),
-            "counts": counts,
+            "counts": counts.to(torch.int64),  # whole numbers are book-keeping, floating-point ones parameters
         }, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        return {"vars": tree.add(server["vars"], total["delta"]), "counts": server["counts"] + total["counts"]}
+        counts = server["counts"] + total["counts"].to(server["counts"].dtype)
+        return {"vars": tree.add(server["vars"], total["delta"]), "counts": counts}
 
 
 def contribution(counts: Tensor, totals: Tensor) -> Tensor:
