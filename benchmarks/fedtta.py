@@ -87,7 +87,7 @@ DIGITS = Preset(
     recipes.World(
         ac.data.Digits(clients=20, new_clients=20, partition=recipes.HALF, split=recipes.SPLIT),
         ac.models.MLP(hidden=(64,)),
-        rounds=20,
+        rounds=40,
     ),
     recipes.SMOKE_RATES,
     work=Work(iterations=10, batch=32, clip=10.0),

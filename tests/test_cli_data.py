@@ -132,7 +132,7 @@ def test_check_of_an_absent_set_names_files_folder_and_origin(run, tmp_path):
         (["check", "arrays", "file=absent.npz"], "absent.npz"),
         (["check"], "Missing argument"),
         (["preview", "data=digit"], "did you mean 'digits'"),
-        (["preview", "data.clients=0"], "clients=0 must be at least 1"),
+        (["preview", "data.clients=0"], "clients=0 must be a whole number of at least 1"),
         (["preview", "seed=0,1"], "describe 2 experiments"),
         (["preview", "data=mnist"], "Needed: MNIST/raw/"),
         (["preview", "streams=new-clients"], "set data.new_clients"),

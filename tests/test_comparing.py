@@ -61,6 +61,32 @@ def test_seeds_that_disagree_widen_the_interval():
     assert alike == pytest.approx((0.1, 0.1)) and apart[0] < 0 < apart[1]
 
 
+def test_a_seed_that_is_drawn_twice_brings_other_clients_each_time():
+    def exact(differences):
+        """The same bootstrap as a slow loop that draws one seed, and then its clients, at a time."""
+        draw, means = np.random.default_rng(5), []
+        for _ in range(4000):
+            seeds = [differences[i] for i in draw.integers(0, len(differences), len(differences))]
+            means.append(np.mean([draw.choice(own, len(own)).mean() for own in seeds]))
+        return np.quantile(means, [0.025, 0.975])
+
+    own = np.random.default_rng(3).normal(0, 0.1, (10, 20)).tolist()
+    low, high = comparing.interval(own)
+    slow = exact(own)
+    assert high - low == pytest.approx(slow[1] - slow[0], rel=0.08)  # it was a fifth wider
+
+
+def test_seeds_may_have_different_numbers_of_clients():
+    low, high = comparing.interval([[0.1] * 3, [0.3] * 7])
+    assert (low, high) == (pytest.approx(0.1), pytest.approx(0.3))
+
+
+def test_the_interval_of_one_seed_is_the_bootstrap_over_its_clients():
+    own = np.array([0.0, 0.1, 0.4])
+    drawn = own[np.random.default_rng(0).integers(0, 3, (10_000, 3))].mean(1)
+    assert comparing.interval([own.tolist()]) == tuple(np.quantile(drawn, [(1 - 0.95) / 2, (1 + 0.95) / 2]))
+
+
 @pytest.fixture
 def two(tmp_path):
     for seed in (0, 1):
@@ -139,6 +165,52 @@ def test_streams_of_other_examples_are_left_out_and_named(tmp_path):
     assert "different examples: corrupted" in (found.caveat() or "")
     with pytest.raises(ValueError, match=r"different examples in every stream that both have \(corrupted\)"):
         comparing.compare(tmp_path / "a-one", tmp_path / "b-one")
+
+
+def stream_hash(value):
+    return {"streams": {"original": {"hash": value}}}
+
+
+def test_hashes_and_curves_are_those_of_the_run_whose_numbers_count(tmp_path):
+    curves = [[{"round": 1, "adapter": "none", "streams": {"original": top}}] for top in (0.8, 0.9)]
+    own = {("original", "last"): [0.5, 0.7]}
+    for i, curve in enumerate(curves):
+        run_folder(tmp_path / f"a{i}", "fedavg", 0, own, metrics=curve)
+    run_folder(tmp_path / "more", "fedavg", 0, {("mixture", "last"): [0.1, 0.2]})
+    run_folder(tmp_path / "b", "fedbn", 0, own, metrics=curves[0])
+    found = comparing.compare(tmp_path, rows=["fedavg", "fedbn"])
+    assert found.best == {"original": (0.8, 0.8)} and not found.differences[0].told
+    [side] = comparing.sides([tmp_path / "a0", tmp_path / "more"])
+    assert set(side.cells) == {("original", "last"), ("mixture", "last")}  # runs may share out their streams
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ({"data": "other"}, r"on different data \(not the same: examples\)"),
+        (stream_hash("other"), "on different examples of original"),
+        ({"accuracies": {("original", "last"): [0.5, 0.8]}}, "with different accuracies on original"),
+    ],
+)
+def test_two_runs_of_one_seed_that_do_not_agree_are_refused_by_folder(tmp_path, second, why):
+    own = {"accuracies": {("original", "last"): [0.5, 0.7]}, **stream_hash("same")}
+    run_folder(tmp_path / "a", "fedavg", 0, **own)
+    run_folder(tmp_path / "again", "fedavg", 0, **{**own, **second})
+    run_folder(tmp_path / "b", "fedbn", 0, **own)
+    run_folder(tmp_path / "c", "fedprox", 0, **own)
+    with pytest.raises(ValueError, match=rf"fedavg: seed 0 was run in \S*/a and in \S*/again, {why}; give only one"):
+        comparing.compare(tmp_path, rows=["fedavg", "fedbn"])
+    comparing.compare(tmp_path, rows=["fedbn", "fedprox"])  # who is not compared does not matter
+
+
+def test_a_sweep_over_an_adapter_is_compared_with_itself_and_with_no_adaptation(tmp_path):
+    small = ["data.clients=3", "model=mlp", "model.norm=batch", "rounds=1", "streams=original"]
+    api.run_all(expand([*small, "adapters=none,tent", "adapters.tent.opt.lr=0.01,0.3"]), tmp_path / "runs")
+    slow, fast = (f"fedavg(adapters.tent.opt.lr={lr})" for lr in (0.01, 0.3))
+    titles = [s.title for s in comparing.sides([tmp_path / "runs"])]
+    assert titles == ["fedavg", f"{slow} with tent", f"{fast} with tent"]
+    assert comparing.compare(tmp_path / "runs", rows=["fedavg", fast]).second == f"{fast} with tent"
+    assert comparing.compare(tmp_path / "runs", rows=[slow, fast]).first == f"{slow} with tent"
 
 
 def test_runs_with_other_partitions_are_not_compared(tmp_path):

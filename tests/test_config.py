@@ -21,7 +21,8 @@ from acclimate.methods import FedAvg, FedProx
 from acclimate.models import CNN, MLP, ResNet20
 from acclimate.personal import FineTune
 from acclimate.settings import expand, flatten_toml, merged
-from acclimate.shifts import Rotated
+from acclimate.shifts import Rotated, severity_sweep
+from acclimate.store import folder_names
 
 EXPERIMENTS = st.builds(
     Experiment,
@@ -150,6 +151,20 @@ def test_settings_tell_a_sweep_apart():
     assert one("method=fedavg+lp", "personal.opt.lr=0.5").settings() == ["personal.opt.lr=0.5"]
 
 
+def test_settings_tell_sweeps_over_adapters_and_streams_apart():
+    slow, fast = expand(["adapters=none,tent", "adapters.tent.opt.lr=0.01,0.3"])
+    assert [e.settings() for e in (slow, fast)] == [[f"adapters.tent.opt.lr={lr}"] for lr in (0.01, 0.3)]
+    mild, strong = expand(["streams=original,corrupted", "streams.corrupted.severity=1,5"])
+    assert (mild.settings(), strong.settings()) == (["streams.corrupted.severity=1"], [])
+    assert one("adapters=bn,tent-all", "streams=rotated").settings() == []  # which there are is no setting of them
+    assert folder_names([slow, fast]) == [f"fedavg-adapters.tent.opt.lr={lr}-s0" for lr in (0.01, 0.3)]
+    assert folder_names([slow, replace(slow, seed=1)]) == ["fedavg-s0", "fedavg-s1"]
+
+
+def test_entries_that_tables_name_with_their_settings_are_not_settings_too():
+    assert Experiment(adapters=(Tent(), Tent(steps=3)), streams=severity_sweep()).settings() == []
+
+
 def test_methods_with_personalisers():
     a, b = expand(["method=fedavg+finetune,fedbn"])
     assert (a.method, a.personal, a.label) == (FedAvg(), FineTune(), "fedavg+finetune")
@@ -257,7 +272,7 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("data.new_angles=0,inf", "new_angles=.* must be finite numbers"),
         ("data.mean=nan,nan,nan", "data.mean: Digits: mean=.* must be finite numbers"),
         ("data.std=nan,nan,nan", "data.std: Digits: std=.* must be finite numbers"),
-        ("data.seed=-1", "data.seed: Digits: seed=-1 must be a finite number of at least 0"),
+        ("data.seed=-1", "data.seed: Digits: seed=-1 must be a .*number of at least 0"),
         ("seed=0,-1", "seed: Experiment: seed=-1 must be a finite number of at least 0"),
         ("model.groups=0", "model.groups: CNN: groups=0 must be a finite number of at least 1"),
     ],
@@ -292,7 +307,7 @@ def test_a_folder_is_no_file_of_settings(tmp_path):
     [
         ("streams=rotated", "streams.rotated.angles", "15,nan", "Rotated: angles=.* must be finite numbers"),
         ("adapters=mbsl", "adapters.mbsl.decay", "nan", "MBSL: decay=nan must be a finite number of at least 0"),
-        ("data.partition=natural-users", "data.partition.floor", "-1", "NaturalUsers: floor=-1 must be a finite"),
+        ("data.partition=natural-users", "data.partition.floor", "-1", "NaturalUsers: floor=-1 must be a .*number"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(record, key, value, says):

@@ -365,6 +365,18 @@ def test_tune_json_says_all_and_the_section_shows_it(tmp_path):
     assert tuning.sections([tmp_path, tmp_path / "trials"]) == {f"Search {tmp_path.name}": text}
 
 
+def test_searches_of_one_name_have_a_section_each(tmp_path):
+    card = {"trials": [], "sampler": "grid", "seeds": [0], "chosen": None, "grid": None, "space": []}
+    card |= {"score": {"streams": ["original"], "adapter": "none"}}
+    paths = [tmp_path / name for name in ("a/s", "b/s", "b/t")]
+    for planned, path in enumerate(paths):
+        path.mkdir(parents=True)
+        (path / "tune.json").write_text(json.dumps(card | {"planned": planned}))
+    found = tuning.sections([*paths, paths[0]])
+    assert list(found) == ["Search a/s", "Search b/s", "Search t"]
+    assert all(f"0 of {i} trials" in text for i, text in enumerate(found.values()))
+
+
 def test_the_section_escapes_and_shows_failures():
     trial = {"number": 0, "values": {"k<": "<b>"}, "score": None, "seeds": [], "failed": "x < y", "same_as": None}
     card = {"trials": [trial], "planned": 1, "sampler": "grid", "seeds": [0], "chosen": None, "grid": None}

@@ -1,8 +1,9 @@
 """Which of two methods is better, and is that more than chance: paired differences over clients and seeds.
 
 Both sides were tested on the same clients with the same splits, so what counts is every client's own difference. The
-interval is a bootstrap over seeds and, within a seed, over clients (percentiles of 10,000 draws). Where both runs were
-kept with `analysis=true`, the best number over all rounds is given too, and labelled: it was chosen on test data.
+interval is a bootstrap over seeds and, anew for every seed that is drawn, over its clients (percentiles of 10,000
+draws). Where both runs were kept with `analysis=true`, the best number over all rounds is given too, and labelled: it
+was chosen on test data.
 """
 
 from __future__ import annotations
@@ -118,15 +119,19 @@ class Comparison:
 
 
 def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: float = LEVEL) -> tuple[float, float]:
-    """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed."""
+    """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed.
+
+    A seed that a draw holds twice brings its clients in two draws of their own: the same clients twice would count
+    their spread twice.
+    """
     rng = np.random.default_rng(0)
     means = np.empty((draws, len(differences)))
-    for i, own in enumerate(differences):
-        values = np.asarray(own)
-        means[:, i] = values[rng.integers(0, len(values), (draws, len(values)))].mean(1)
-    seeds = rng.integers(0, len(differences), means.shape)
-    drawn = np.take_along_axis(means, seeds, 1).mean(1)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    for place in means.T:
+        seeds = rng.integers(0, len(differences), draws)
+        for i, own in enumerate(differences):
+            values, here = np.asarray(own), seeds == i
+            place[here] = values[rng.integers(0, len(values), (here.sum(), len(values)))].mean(1)
+    low, high = np.quantile(means.mean(1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
@@ -169,8 +174,10 @@ class Side:
     """The hashes of the examples and of every split, by seed."""
     streams: Mapping[int, Mapping[str, str]]
     """The hash of every stream, by seed."""
-    curves: Mapping[int, Sequence[Mapping[str, Any]]]
-    """What was logged at every evaluated round, by seed."""
+    curves: Mapping[int, Mapping[str, Sequence[float]]]
+    """Accuracy at every evaluated round, by seed and stream."""
+    doubt: str | None = None
+    """Why its numbers cannot be used: two runs of one seed that do not agree."""
 
     @property
     def title(self) -> str:
@@ -189,15 +196,62 @@ def sides(paths: Iterable[Path]) -> list[Side]:
 
 
 def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
+    """One side of its rows and their runs; of a stream and seed the first run counts: its numbers, hashes and curve."""
     cells: dict[tuple[str, str], dict[int, list[float]]] = {}
-    data, streams, curves = {}, {}, {}
+    data: dict[int, dict[str, str]] = {}
+    streams: dict[int, dict[str, str]] = {}
+    curves: dict[int, dict[str, list[float]]] = {}
+    counted: dict[tuple[str, int], Any] = {}
     for row, run in members:
-        cells.setdefault((row["stream"], row["selection"]), {}).setdefault(row["seed"], row["per_client"])
-        card = run["results"].get("data") or {}
-        data[row["seed"]] = _hashes({"examples": card, **card.get("splits", {})})
-        streams[row["seed"]] = _hashes(card.get("streams", {}))
-        curves[row["seed"]] = [m for m in run["metrics"] if m.get("adapter") == adapter]
-    return Side(name, adapter, cells, data, streams, curves)
+        stream, seed = row["stream"], row["seed"]
+        if counted.setdefault((stream, seed), run) is run:
+            cells.setdefault((stream, row["selection"]), {})[seed] = row["per_client"]
+            data.setdefault(seed, _data(run))
+            streams.setdefault(seed, {}).update(_stream(run, stream))
+            curves.setdefault(seed, {})[stream] = _curve(run, adapter, stream)
+    return Side(name, adapter, cells, data, streams, curves, _doubt(members))
+
+
+def _doubt(members: Sequence[tuple[Any, Any]]) -> str | None:
+    """Words on the first two runs of one seed that do not agree; None where all do.
+
+    Runs of one name have the same settings, as far as older versions noted them; other accuracies give the rest away.
+    """
+    first: dict[Any, tuple[Any, Any]] = {}
+    for row, run in members:
+        seed, stream = row["seed"], row["stream"]
+        _, earlier = first.setdefault(seed, (row, run))
+        twin, twin_run = first.setdefault((seed, stream, row["selection"]), (row, run))
+        if others := _apart(_data(earlier), _data(run)):
+            return _said_twice(seed, earlier, run, f"on different data (not the same: {', '.join(others)})")
+        if _apart(_stream(twin_run, stream), _stream(run, stream)):
+            return _said_twice(seed, twin_run, run, f"on different examples of {stream}")
+        if twin["per_client"] != row["per_client"]:
+            return _said_twice(seed, twin_run, run, f"with different accuracies on {stream}")
+    return None
+
+
+def _said_twice(seed: int, first: Any, second: Any, how: str) -> str:
+    return f"seed {seed} was run in {first['path']} and in {second['path']}, {how}; give only one of these folders"
+
+
+def _data(run: Any) -> dict[str, str]:
+    """The hashes of a run's examples and splits."""
+    card = run["results"].get("data") or {}
+    return _hashes({"examples": card, **card.get("splits", {})})
+
+
+def _stream(run: Any, stream: str) -> dict[str, str]:
+    """The hash of one of a run's streams, by its name."""
+    cards = (run["results"].get("data") or {}).get("streams", {})
+    return _hashes({stream: cards.get(stream, {})})
+
+
+def _curve(run: Any, adapter: str, stream: str) -> list[float]:
+    """A stream's accuracy at every evaluated round, where the run kept it with this adapter."""
+    return [
+        m["streams"][stream] for m in run["metrics"] if m.get("adapter") == adapter and stream in m.get("streams", {})
+    ]
 
 
 def _hashes(cards: Mapping[str, Any]) -> dict[str, str]:
@@ -240,6 +294,9 @@ def _named(found: Sequence[Side], row: str) -> Side:
 
 def compared(first: Side, second: Side) -> Comparison:
     """The comparison of two sides; refuses runs on other data, and leaves out streams of other examples."""
+    for side in (first, second):
+        if side.doubt:
+            raise ValueError(f"{side.title}: {side.doubt}")
     seeds = sorted(first.data.keys() & second.data.keys())
     for seed in seeds:
         if others := _apart(first.data[seed], second.data[seed]):
@@ -273,9 +330,6 @@ def _best(first: Side, second: Side, streams: Sequence[str]) -> dict[str, tuple[
 
 
 def _peak(side: Side, stream: str) -> float | None:
-    tops = [
-        max((m["streams"][stream] for m in curve if stream in m.get("streams", {})), default=None)
-        for curve in side.curves.values()
-    ]
+    tops = [max(curves.get(stream, ()), default=None) for curves in side.curves.values()]
     known = [t for t in tops if t is not None]
     return sum(known) / len(known) if known and len(known) == len(tops) else None

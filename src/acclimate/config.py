@@ -10,7 +10,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,12 +106,15 @@ class Experiment:
         return word if self.personal == NoPersonal() else f"{word}+{catalogue.name(self.personal)}"
 
     def settings(self) -> list[str]:
-        """All `key=value` that differ from the defaults of the named method: what tells the runs of a sweep apart."""
+        """What tells the runs of a sweep apart: all `key=value` that differ from the defaults.
+
+        Those of methods, personalisers, adapters and streams are the defaults of the catalogue entry.
+        """
         own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed", "analysis")}
         out = catalogue.differences(replace(Experiment(), **own), self)
         for part in ("method", "personal"):
             out += [f"{part}.{change}" for change in catalogue.nearest_entry(own[part])[1]]
-        return out
+        return out + _entry_settings("adapters", self.adapters) + _entry_settings("streams", self.streams)
 
     def training_hash(self, exact: bool = False) -> str:
         """Names what is trained: equal for experiments that differ only in how they are tested.
@@ -130,6 +133,16 @@ class Experiment:
         """
         curves = encode((self.personal, self.adapters, self.streams)) if self.analysis else None
         return self.training_hash(exact=True) + hashlib.sha256(json.dumps(curves).encode()).hexdigest()[:16]
+
+
+def _entry_settings(part: str, records: Sequence[Any]) -> list[str]:
+    """`adapters.tent.opt.lr=0.3`, for every entry of a list that differs from the catalogue's.
+
+    Entries that share a name are left out: tables name them with their settings already (`catalogue.distinct`).
+    """
+    entries = [catalogue.nearest_entry(r) for r in records]
+    names = [name for name, _ in entries]
+    return [f"{part}.{n}.{change}" for n, changes in entries for change in changes if names.count(n) == 1]
 
 
 def encode(value: Any, hint: Any = Any) -> Any:

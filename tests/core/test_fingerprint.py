@@ -88,6 +88,13 @@ class Scaled(nn.Module):
         return x * self.by
 
 
+def among(v):
+    def build(x):
+        return v if x in {"one", "two", "three"} else None
+
+    return build
+
+
 WAYS = {
     "partial keyword": lambda v: functools.partial(net, drop=v),
     "partial positional": lambda v: functools.partial(net, (1,), 2, v),
@@ -98,6 +105,7 @@ WAYS = {
     "positional default": positional,
     "nested code": nested,
     "attribute of a function": tagged,
+    "set in the code": among,
     "bound method": lambda v: Maker(v).build,
     "object": Maker,
     "closure over a record": lambda v: closure(Maker(v)),

@@ -808,6 +808,17 @@ def test_arrays(root: Path) -> None:
     assert Arrays(file=str(root / "mine.npz"), root="/nowhere").load().y.tolist() == examples.y.tolist()
 
 
+@pytest.mark.parametrize("kind", [str, bytes])
+def test_arrays_number_names_as_classes_says(root: Path, kind: type) -> None:
+    names = np.array(["oak", "ash", "oak", "fir"]).astype(kind)
+    classes = np.array(["oak", "elm", "fir", "ash"]).astype(kind)
+    np.savez(root / "n.npz", x=np.zeros((4, 5)), y=names, classes=classes, domain=names[::-1], domains=classes)
+    examples = Arrays(file="n.npz").load()
+    assert examples.classes == examples.domains == ("oak", "elm", "fir", "ash")
+    assert examples.y.tolist() == [0, 3, 0, 2]
+    assert examples.domain.tolist() == [2, 0, 3, 0]
+
+
 def test_arrays_of_features(root: Path) -> None:
     np.savez(root / "f.npz", x=np.random.default_rng(0).normal(size=(20, 7)), y=np.arange(20) % 4)
     examples = Arrays(file="f.npz").load()
@@ -832,6 +843,22 @@ def test_arrays_of_features(root: Path) -> None:
         ({"x": np.zeros((2, 4, 4), np.int32), "y": [0, 1]}, "x is of type int32, expected uint8 .images. or float"),
         ({"x": np.array([[0.0], [np.nan]]), "y": [0, 1]}, r"x\[1\] holds values that are not finite"),
         ({"x": np.zeros((2, 4, 4, 7), np.uint8), "y": [0, 1]}, r"x: shape \(2, 4, 4, 7\) must be"),
+        ({"x": np.zeros((2, 5)), "y": [0, np.nan]}, r"y\[1\] is nan, expected a whole number or a name"),
+        ({"x": np.zeros((2, 5)), "y": [0, np.inf]}, r"y\[1\] is inf, expected a whole number or a name"),
+        ({"x": np.zeros((2, 5)), "y": 0}, r"y has shape \(\), expected one number or name per row"),
+        ({"x": np.zeros((2, 5)), "y": [[0], [1]]}, r"y has shape \(2, 1\), expected one number or name per row"),
+        ({"x": np.zeros((2, 5)), "y": [0j, 1j]}, "y is of type complex128, expected whole numbers or names"),
+        ({"x": np.zeros((2, 5)), "y": [0, 1], "domain": [0, np.nan]}, r"domain\[1\] is nan"),
+        ({"x": np.zeros((2, 5)), "y": [0, 1], "user": [np.nan, 1]}, r"user\[0\] is nan"),
+        ({"x": np.zeros((2, 5)), "y": [0, 1], "classes": "oak"}, r"the names for y have shape \(\), expected a list"),
+        (
+            {"x": np.zeros((2, 5)), "y": ["oak", "elm"], "classes": ["oak", "ash"]},
+            r"y\[1\] is 'elm', allowed are the names for y: oak, ash",
+        ),
+        (
+            {"x": np.zeros((2, 5)), "y": ["oak", "ash"], "classes": ["oak", "ash", "oak"]},
+            "the names for y must differ from each other, but are oak, ash, oak",
+        ),
     ],
 )
 def test_arrays_that_cannot_be(root: Path, arrays: dict[str, Any], message: str) -> None:

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core import rng
-from acclimate.data import IID, Dataset, Digits, Dirichlet, Examples, Pathological, World
+from acclimate.data import CIFAR10C, IID, MNIST, Dataset, Digits, Dirichlet, Examples, NaturalUsers, Pathological, World
 
 PARTITIONS = st.one_of(
     st.just(IID()),
     st.floats(0.01, 10).map(lambda a: Dirichlet(alpha=a)),
-    st.integers(1, 6).map(lambda c: Pathological(classes_per_client=c)),
+    st.builds(Pathological, st.integers(1, 6), st.sampled_from(["random", "in-order"])),
 )
 
 
@@ -42,6 +42,24 @@ def test_partitions_are_disjoint_and_repeatable(partition, clients, n, seed):
     else:
         for p in parts:
             assert len(e.y[p].unique()) <= partition.classes_per_client
+
+
+def held_by(partition, clients=50):
+    e = examples(6000)
+    return [tuple(e.y[p].unique().tolist()) for p in partition.split(e, clients, rng.key(0))]
+
+
+def test_shards_of_any_two_classes_meet_in_a_client():
+    pairs = held_by(Pathological(), clients=200)
+    assert {len(p) for p in pairs} == {1, 2}  # McMahan et al.: at most two
+    assert len({p for p in pairs if len(p) == 2}) == 15  # all that six classes have
+    counts = [sum(c in p for p in pairs) for c in range(6)]
+    assert min(counts) >= 50  # 66 or 67 shards of each class, some of them two at one client
+
+
+def test_shards_in_order_leave_few_sets_of_classes():
+    assert set(held_by(Pathological(shards="in-order"))) == {(0, 1), (2, 3), (4, 5)}
+    assert set(held_by(Pathological(3, shards="in-order"))) == {(0, 1, 2), (3, 4, 5)}
 
 
 def test_dirichlet_is_skewed_for_small_alpha_and_even_for_large():
@@ -121,21 +139,21 @@ def test_a_users_own_data_set_only_loads():
             "classes_per_client=7 must be at most the number of classes, 6",
         ),
         (lambda: IID().split(examples(60), 61, rng.key(0)), "clients=61 must be at most the number of examples, 60"),
-        (lambda: Digits(clients=0), "Digits: clients=0 must be at least 1"),
+        (lambda: Digits(clients=0), "Digits: clients=0 must be a whole number of at least 1"),
         (lambda: Digits(split=(0.5, 0.5, 0.5)), "must be three shares"),
         (lambda: Digits(domains=("plan",)), "has 'plan'; allowed are plain"),
-        (lambda: Digits(side=4), "side=4 must be between 16 and 64"),
+        (lambda: Digits(side=4), "side=4 must be a whole number between 16 and 64"),
         (lambda: Digits(mean=(0.5,), std=()), "need one entry per channel"),
         (
-            lambda: Examples(torch.zeros(2, 3), torch.tensor([0, 9]), ("a",), torch.zeros(2), ("d",)),
+            lambda: Examples.of(torch.zeros(2, 3), torch.tensor([0, 9]), ("a",)),
             "labels run from 0 to 9, allowed are 0 to 0",
         ),
         (
-            lambda: Examples(torch.tensor([[1.0], [torch.nan]]), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)),
+            lambda: Examples.of(torch.tensor([[1.0], [torch.nan]]), torch.zeros(2).long(), ("a",)),
             r"x\[1\] holds values that are not finite",
         ),
         (
-            lambda: Examples(torch.zeros(3, 3), torch.zeros(2).long(), ("a",), torch.zeros(2), ("d",)),
+            lambda: Examples.of(torch.zeros(3, 3), torch.zeros(2).long(), ("a",)),
             "x has 3 rows, y 2",
         ),
         (
@@ -147,3 +165,87 @@ def test_a_users_own_data_set_only_loads():
 def test_bad_worlds_are_refused_by_name(make, says):
     with pytest.raises(ValueError, match=says):
         make()
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, True, "2"])
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (Digits, "clients"),
+        (Digits, "new_clients"),
+        (Digits, "seed"),
+        (Digits, "side"),
+        (MNIST, "size"),
+        (MNIST, "channels"),
+        (CIFAR10C, "severity"),
+        (NaturalUsers, "floor"),
+    ],
+)
+def test_fields_that_count_take_whole_numbers_only(record, field, value):
+    with pytest.raises(ValueError, match=f"^{record.__name__}: {field}={value!r} must be "):
+        record(**{field: value})
+    if field == "channels":
+        with pytest.raises(ValueError, match=r"channels=3\.0 must be a whole number"):
+            record(channels=3.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((0.5, 0.5), r"^Digits: mean=\(0\.5, 0\.5\) must have 1 or 3 entries: its inputs have 3 channels"),
+        ((0.5,) * 4, "must have 1 or 3 entries"),
+    ],
+)
+def test_as_many_means_as_channels_are_needed(values, says):
+    with pytest.raises(ValueError, match=says):
+        Digits(mean=values, std=values).world()
+
+
+def test_one_mean_is_that_of_all_channels():
+    assert Digits(mean=(0.5,), std=(0.25,)).world().std == (0.25,) * 3
+
+
+def labelled(**changed):
+    """Four examples of two classes and two domains, some of their arrays replaced."""
+    told = {"x": torch.zeros(4, 3), "y": torch.tensor([0, 1, 0, 1]), "domain": torch.tensor([0, 0, 1, 1])}
+    return Examples(**{**told, **changed}, classes=("a", "b"), domains=("here", "there"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_features_become_float32(dtype):
+    x = torch.tensor([[0.5], [1.0], [2.0], [4.0]])
+    made = labelled(x=x.to(dtype)).x
+    assert made.dtype == torch.float32 and torch.equal(made, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_labels_and_domains_may_be_any_whole_numbers(dtype):
+    plain = labelled()
+    made = labelled(y=plain.y.to(dtype), domain=plain.domain.to(dtype), users=plain.y.to(dtype))
+    assert made.y.dtype == (torch.int32 if dtype == torch.int32 else torch.int64)  # int32 keeps its world's hash
+    assert torch.equal(made.y.long(), plain.y)
+    assert made.domain[made.domain.long()].shape == (4,)
+    world = World(made, (torch.arange(4),), (), ())
+    assert world.shards(world.train).y.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"x": torch.zeros(4, 3, dtype=torch.int64)}, r"x is torch\.int64, allowed are torch\.uint8 .* floating point"),
+        ({"x": torch.zeros(4, 3, dtype=torch.bool)}, r"x is torch\.bool, allowed are"),
+        ({"x": torch.full((4, 1), 1e300, dtype=torch.float64)}, r"x\[0\] holds values that are not finite"),
+        ({"x": torch.zeros(4, 3).numpy()}, "x is a ndarray, but must be a tensor"),
+        ({"y": torch.zeros(4)}, r"y is torch\.float32, but must hold whole numbers"),
+        ({"y": torch.zeros(4, dtype=torch.bool)}, r"y is torch\.bool, but must hold whole numbers"),
+        ({"y": torch.zeros(4, 1, dtype=torch.int64)}, r"y has shape \(4, 1\), but must hold one number per example"),
+        ({"y": torch.tensor(1)}, r"y has shape \(\), but must hold one number"),
+        ({"domain": torch.tensor([0, 1, 2, 0])}, "domain numbers run from 0 to 2, allowed are 0 to 1"),
+        ({"domain": torch.tensor([0, 1, -1, 0])}, "domain numbers run from -1 to 1, allowed are 0 to 1"),
+        ({"domain": torch.zeros(4)}, r"domain is torch\.float32, but must hold whole numbers"),
+        ({"users": torch.tensor([0, 1, -1, 0])}, "users has -1, but users are numbered from 0"),
+    ],
+)
+def test_examples_of_other_types_and_numbers_are_refused_in_a_sentence(changed, says):
+    with pytest.raises(ValueError, match=f"^examples: {says}"):
+        labelled(**changed)

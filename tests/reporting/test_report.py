@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from made_up import EVIL, STREAMS, Page, fake, suite, told, written
 
+from acclimate import catalogue
+from acclimate.adapters import NoAdapt, Tent
+from acclimate.config import encode
+from acclimate.core.optim import Adam
 from acclimate.reporting.board import collect
 from acclimate.reporting.html import render
 from acclimate.reporting.style import size
@@ -103,6 +107,17 @@ def test_every_string_is_escaped() -> None:
     assert 'x")' not in text
 
 
+def test_headings_are_text_and_their_sections_have_ids_of_their_own() -> None:
+    name = "Search <b onmouseover=alert(1)>x"
+    text = render([fake()], more={name: "<p>one</p>", name.upper(): "<p>two</p>", "?": "<p>three</p>"})
+    Page(text)
+    assert "<b onmouseover" not in text and "Search &lt;b onmouseover=alert(1)&gt;x</h2><p>one</p>" in text
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(set(ids)) == len(ids)
+    assert {"results", "search-b-onmouseover-alert-1-x", "search-b-onmouseover-alert-1-x-2", "section"} <= set(ids)
+    assert set(re.findall(r'href="#([^"]*)"', text)) <= set(ids)
+
+
 def test_one_run_without_metrics_reads_well() -> None:
     run = fake()
     run["metrics"] = []
@@ -135,6 +150,46 @@ def test_runs_of_one_label_with_other_settings_are_not_averaged() -> None:
     rows = collect([fake(rounds=20), fake(rounds=5), fake(rounds=5, seed=1)]).rows
     assert list(dict.fromkeys(r.name for r in rows)) == ["fedavg [rounds=20]", "fedavg [rounds=5]"]
     assert [len(c) for c in rows[3].cells.values()] == [2] * 8
+
+
+def adapted(*adapters: Any, **how: Any) -> dict[str, Any]:
+    """A run with these adapters, of those that `fake` has in its table."""
+    run, names = fake(**how), catalogue.distinct(adapters)
+    run["config"]["experiment"]["adapters"] = encode(adapters)
+    run["results"]["table"] = [t for t in run["results"]["table"] if t["adapter"] in names]
+    return run
+
+
+def test_runs_with_other_fields_of_an_adapter_are_not_averaged() -> None:
+    runs = [adapted(NoAdapt(), Tent(steps=n), seed=s) for n in (1, 3) for s in (0, 1)]
+    board = collect([*runs, adapted(NoAdapt(), seed=2)])
+    names = [r.name for r in board.rows if r.adapter == "tent"]
+    assert names == ["fedavg [adapters.tent.steps=1]", "fedavg [adapters.tent.steps=3]"]
+    assert [len(c) for r in board.rows if r.adapter == "tent" for c in r.cells.values()] == [2] * 16
+    [plain] = [r for r in board.rows if r.adapter == "none"]  # settings of other adapters do not concern it
+    assert plain.name == "fedavg" and all(len(c) == 3 for c in plain.cells.values())
+    text = render(runs)
+    assert "only the first is counted" not in text and "4 runs of 2 methods" in text
+
+
+def test_which_adapters_a_run_has_does_not_matter() -> None:
+    own = {"type": "mine:Own", "rate": 1}
+    runs = [adapted(NoAdapt(), Tent()), adapted(Tent(params="all"), seed=1), adapted(Tent(), Tent(steps=3), seed=2)]
+    runs[0]["config"]["experiment"]["adapters"] += [own]  # a module that is not there is not looked for
+    assert {r.name for r in collect(runs).rows} == {"fedavg"}
+
+
+def test_an_adapter_beside_another_of_its_name_is_known_by_its_fields() -> None:
+    rows = collect([adapted(Tent(), Tent(steps=3)), adapted(Tent(steps=5), seed=1)]).rows
+    assert [r.name for r in rows] == ["fedavg [adapters.tent.steps=1]", "fedavg [adapters.tent.steps=5]"]
+
+
+def test_names_have_room_for_three_settings_and_number_the_rest() -> None:
+    odd = Tent(steps=3, opt=Adam(lr=0.5, b1=0.1, b2=0.2))
+    rows = collect([adapted(Tent()), adapted(odd), adapted(NoAdapt(), odd, seed=1)]).rows
+    first, second = (r.name for r in rows if r.adapter == "tent")
+    assert first.count("=") == second.count("=") == 3 and first != second
+    assert first.endswith(", variant 1]") and second.endswith(", variant 2]")
 
 
 def test_repeats_and_other_data_are_pointed_out() -> None:

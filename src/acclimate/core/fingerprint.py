@@ -44,7 +44,8 @@ def _content(value: Any, inside: tuple[int, ...]) -> bytes:
 
 def _function(f: types.FunctionType, inside: tuple[int, ...]) -> bytes:
     code, defaults = f.__code__, f.__defaults__
-    consts = tuple(_told(c, inside) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    # code has a place in memory, and the order of a set is another in every process
+    consts = tuple(_told(c, inside) if isinstance(c, types.CodeType | frozenset) else c for c in code.co_consts)
     said = defaults if _plain(defaults) else _told(defaults, inside)
     bound = (f.__kwdefaults__, [_cell(c) for c in f.__closure__ or ()], vars(f))
     more = _told(bound, inside) if any(bound) else ""  # most have none of these

@@ -13,6 +13,8 @@ from ..ops.geometry import rotate
 from .partition import Dirichlet, Partition
 from .world import Examples, World
 
+_LUMA = (0.299, 0.587, 0.114)
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -46,11 +48,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if self.clients < 1:
-            raise ValueError(f"{name}: clients={self.clients} must be at least 1")
-        check.at_least(self, "new_clients", 0)
+        check.whole(self, "clients", 1)
+        check.whole(self, "new_clients", 0)
         if self.seed is not None:
-            check.at_least(self, "seed", 0)
+            check.whole(self, "seed", 0)
         check.all_finite(self, "angles", "new_angles", "mean", "std")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"{name}: fraction={self.fraction} must be above 0 and at most 1")
@@ -70,6 +71,10 @@ class Dataset:
         """True for the rows of `load()` that belong to an official test set, where there is one."""
         return None
 
+    def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and std for inputs of so many channels."""
+        return _spread(self, "mean", channels), _spread(self, "std", channels)
+
     def world(self, seed: int = 0) -> World:
         """Deal and split: fixed by the seed, on any machine."""
         seed = seed if self.seed is None else self.seed
@@ -80,8 +85,9 @@ class Dataset:
         train, val, test = zip(*splits, strict=True)
         examples = _turned(examples, shares, self.angles, rng.fold(key, "angle"))
         examples = _turned(examples, new, self.new_angles, rng.fold(key, "new angle"))
+        mean, std = self.constants(examples.channels)
         name = type(self).__name__
-        return World(examples, train, val, test, new, held, self.mean, self.std, name=name, seed=seed)
+        return World(examples, train, val, test, new, held, mean, std, name=name, seed=seed)
 
     def _rows(self, examples: Examples, key: rng.Key) -> tuple[Tensor, Tensor]:
         """The rows to deal out, and those of held-out domains."""
@@ -118,6 +124,22 @@ class Dataset:
             return official[pool]
         share = self.new_clients / (self.clients + self.new_clients)
         return rng.uniform(rng.fold(key, "late"), len(pool)) < share
+
+
+def _spread(record: Dataset, field: str, channels: int) -> tuple[float, ...]:
+    """Constants of another number of channels: grey ones repeated, colour ones weighed as grey images weigh colours."""
+    values: tuple[float, ...] = getattr(record, field)
+    if len(values) in (0, channels):
+        return values
+    if len(values) == 1:
+        return values * channels
+    if len(values) == 3 and channels == 1:
+        return (round(sum(v * w for v, w in zip(values, _LUMA, strict=True)), 4),)
+    allowed = "1 entry" if channels == 1 else f"1 or {channels} entries"
+    raise ValueError(
+        f"{type(record).__name__}: {field}={values} must have {allowed}: its inputs have {channels} "
+        f"channel{'' if channels == 1 else 's'}"
+    )
 
 
 def _cut(rows: Tensor, shares: tuple[float, float, float], key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:

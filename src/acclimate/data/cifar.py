@@ -210,7 +210,7 @@ class CIFAR10C(FileDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.within(self, "severity", 1, 5)
+        check.whole(self, "severity", 1, 5)
         for c in self.corruptions:
             if c not in (*CORRUPTIONS, *EXTRA_CORRUPTIONS):
                 allowed = ", ".join((*CORRUPTIONS, *EXTRA_CORRUPTIONS))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core import rng
+from ..core import check, rng
 from . import drawing
 from .base import Dataset
 from .world import Examples
@@ -35,8 +35,7 @@ class Digits(Dataset):
                 raise ValueError(f"Digits: domains={self.domains!r} has {d!r}; allowed are {', '.join(allowed)}")
         if not self.domains or len(set(self.domains)) != len(self.domains):
             raise ValueError(f"Digits: domains={self.domains!r} must name at least one domain, each once")
-        if not 16 <= self.side <= 64:
-            raise ValueError(f"Digits: side={self.side} must be between 16 and 64")
+        check.whole(self, "side", 16, 64)
 
     def load(self) -> Examples:
         key = rng.key(_DRAW_SEED)

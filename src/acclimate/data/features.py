@@ -16,6 +16,7 @@ from ..ops import memo
 from .base import Dataset
 from .digits import Digits
 from .world import Examples
+from .wrapping import refuse_ignored
 
 
 @runtime_checkable
@@ -51,6 +52,7 @@ class Features(Dataset):
         for name in ("angles", "new_angles", "augment"):
             if getattr(self, name) or getattr(self.data, name):
                 raise ValueError(f"Features: {name} changes images, but training sees features; leave it empty")
+        refuse_ignored(self, self.data)
 
     def load(self) -> Examples:
         if self.encoder is None:

@@ -19,9 +19,7 @@ from ..ops.places import DATA, data_root
 from . import cache, files, images
 from .base import Dataset
 from .cache import Parsed, Stream
-from .world import Examples, World
-
-_LUMA = (0.299, 0.587, 0.114)
+from .world import Examples
 
 
 class Layout(NamedTuple):
@@ -81,8 +79,10 @@ class FileDataset(Dataset):
         super().__post_init__()
         check.one_of(self, "part", self.parts)
         if self.size is not None:
-            check.within(self, "size", 1, 4096)
+            check.whole(self, "size", 1, 4096)
         check.one_of(self, "channels", (None, 1, 3))
+        if self.channels is not None:
+            check.whole(self, "channels")  # 3.0 is one of the above to Python
 
     # --- to define -----------------------------------------------------------------------------------------------
 
@@ -128,12 +128,6 @@ class FileDataset(Dataset):
         """The settings that change what is read: all but those of partition and normalisation, and the root."""
         federation = {f.name for f in dataclasses.fields(Dataset)} | {"root"}
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in federation}
-
-    def world(self, seed: int = 0) -> World:
-        """As for any data set, with normalisation constants for the number of channels that images have."""
-        made = super().world(seed)
-        channels = made.shape[0]
-        return dataclasses.replace(made, mean=_spread(made.mean, channels), std=_spread(made.std, channels))
 
     @property
     def wanted(self) -> tuple[Literal["train", "test"], ...]:
@@ -216,13 +210,6 @@ def text_lines(path: Path) -> list[str]:
 
 def _spelled(folder: Path, names: str) -> Path | None:
     return next((folder / n for n in names.split("|") if (folder / n).is_file()), None)
-
-
-def _spread(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Constants of another number of channels: grey ones repeated, colour ones weighed as grey images weigh colours."""
-    if len(values) == 3 and channels == 1:
-        return (round(sum(v * w for v, w in zip(values, _LUMA, strict=True)), 4),)
-    return values * channels if len(values) == 1 else values
 
 
 def _tensor(x: np.ndarray) -> Tensor:

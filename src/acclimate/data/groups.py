@@ -80,7 +80,7 @@ class NaturalUsers(Partition):
     """Users with fewer examples are left out."""
 
     def __post_init__(self) -> None:
-        check.at_least(self, "floor", 1)
+        check.whole(self, "floor", 1)
 
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         if examples.users is None:

@@ -9,21 +9,19 @@ from torch import Tensor
 
 from ..core import check, rng
 from ..ops.noise import Kind, perturbed
-from .base import Dataset
-from .digits import Digits
 from .world import Examples
+from .wrapping import Wrapper
 
 
 @dataclass(frozen=True)
-class Noisy(Dataset):
+class Noisy(Wrapper):
     """Another data set's images x as (1 - p) x + p e, with noise e of scale s; the same noise in every run.
 
-    Of `data` only the examples are taken; partition, clients, splits and seed are this record's own. Brightness is
+    Of `data` the images are taken, and its mean and std where this record has none. Everything else (partition,
+    clients, splits, seed, fraction, angles and so on) is set on this record, and refused on `data`. Brightness is
     counted from 0 to 1, so s = 0.2 is a fifth of the range.
     """
 
-    data: Dataset = Digits()
-    """Where the images come from."""
     kind: Kind = "laplace"
     s: float = 0.05
     p: float = 0.1
@@ -35,13 +33,10 @@ class Noisy(Dataset):
         check.within(self, "p", 0.0, 1.0)
 
     def load(self) -> Examples:
-        images = self.data.load()
+        images = super().load()
         key = rng.fold(rng.key(0), "noisy", self.kind)
         parts = [self._noisy(x, rng.fold(key, i)) for i, x in enumerate(images.x.split(1024))]
         return replace(images, x=torch.cat(parts))
-
-    def official_test(self) -> Tensor | None:
-        return self.data.official_test()
 
     def _noisy(self, x: Tensor, key: rng.Key) -> Tensor:
         if x.dtype != torch.uint8:

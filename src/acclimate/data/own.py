@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,8 @@ class Arrays(_Own):
     """Your arrays in an .npz file: x and y, and if you have them domain, user and test (true: official test row).
 
     x is uint8 images ([N, H, W], [N, H, W, C] or [N, C, H, W]) or float features of any shape. y and domain are numbers
-    from 0 or names; arrays `classes` and `domains` may name the numbers. user is any numbers or names.
+    from 0 or names; arrays `classes` and `domains` may name the numbers, or say how names are numbered. user is any
+    numbers or names.
     """
 
     file: str = ""
@@ -54,16 +55,12 @@ class Arrays(_Own):
         path = self._place("file")
         if not path.is_file():
             raise FileNotFoundError(f"Arrays: file={self.file!r} is a folder; it must name your {self.needs}")
-        return Sources(path.parent, [path], lambda: self._read(path))
+        # Entries that are in the cache from before `classes` numbered names must not be met again.
+        return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes"})
 
     def _read(self, path: Path) -> Parsed:
         data = files.npz(path, ("x", "y"), ("domain", "user", "test", "classes", "domains"))
-        n = len(data["y"])
-        for key in ("x", "domain", "user", "test"):
-            if key in data and (data[key].ndim == 0 or len(data[key]) != n):
-                raise ValueError(
-                    f"{path}: {key} has shape {data[key].shape}, but y has {n} rows; all need one row each"
-                )
+        n = _rows(data, path)
         y, classes = _numbered(data["y"], data.get("classes"), path, "y")
         one: Numbered = np.zeros(n, np.int64), (path.stem,)
         domain, domains = _numbered(data["domain"], data.get("domains"), path, "domain") if "domain" in data else one
@@ -101,13 +98,23 @@ class Arrays(_Own):
 Numbered = tuple[np.ndarray, tuple[str, ...]]
 
 
+def _rows(data: Mapping[str, np.ndarray], path: Path) -> int:
+    """How many rows y has, after a check that all arrays have as many."""
+    _check_marks(data["y"], path, "y")
+    n = len(data["y"])
+    for key in ("x", "domain", "user", "test"):
+        if key in data and (data[key].ndim == 0 or len(data[key]) != n):
+            raise ValueError(f"{path}: {key} has shape {data[key].shape}, but y has {n} rows; all need one row each")
+    return n
+
+
 def _numbered(values: np.ndarray, names: np.ndarray | None, path: Path, what: str) -> Numbered:
     """Numbers from 0 and their names, from numbers or from names."""
-    if values.ndim != 1:
-        raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
+    _check_marks(values, path, what)
+    if names is not None and names.ndim != 1:
+        raise ValueError(f"{path}: the names for {what} have shape {names.shape}, expected a list of them")
     if values.dtype.kind in "US":
-        found, numbers = np.unique(values.astype(str), return_inverse=True)
-        return numbers.astype(np.int64), tuple(found.tolist())
+        return _by_name(values.astype(str), names, path, what)
     count = len(names) if names is not None else max(int(values.max(initial=0)) + 1, 1)
     told = tuple(str(n) for n in (names.tolist() if names is not None else range(count)))
     try:
@@ -116,12 +123,38 @@ def _numbered(values: np.ndarray, names: np.ndarray | None, path: Path, what: st
         raise ValueError(f"{e} (in the array {what})") from e
 
 
+def _by_name(values: np.ndarray, names: np.ndarray | None, path: Path, what: str) -> Numbered:
+    """Numbers for names: their places in `names` where it is given, else in alphabetical order."""
+    found, numbers = np.unique(values, return_inverse=True)
+    if names is None:
+        return numbers.astype(np.int64), tuple(found.tolist())
+    told = tuple(names.astype(str).tolist())
+    allowed = ", ".join(told[:10]) + (", ..." if len(told) > 10 else "")
+    if len(set(told)) != len(told):
+        raise ValueError(f"{path}: the names for {what} must differ from each other, but are {allowed}")
+    place = {name: i for i, name in enumerate(told)}
+    if unknown := [name for name in found.tolist() if name not in place]:
+        row = int(np.flatnonzero(values == unknown[0])[0])
+        raise ValueError(f"{path}: {what}[{row}] is {unknown[0]!r}, allowed are the names for {what}: {allowed}")
+    return np.array([place[name] for name in found.tolist()], np.int64)[numbers], told
+
+
 def _grouped(values: np.ndarray, path: Path, what: str) -> Numbered:
     """Numbers from 0 without gaps for whatever marks users, who need not be numbered so."""
-    if values.ndim != 1:
-        raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
+    _check_marks(values, path, what)
     found, numbers = np.unique(values, return_inverse=True)
     return numbers.astype(np.int64), tuple(str(n) for n in found.tolist())
+
+
+def _check_marks(values: np.ndarray, path: Path, what: str) -> None:
+    """One number or name per row, each of which says something."""
+    if values.ndim != 1:
+        raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
+    if values.dtype.kind not in "iufbUS":
+        raise ValueError(f"{path}: {what} is of type {values.dtype}, expected whole numbers or names")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"{path}: {what}[{row}] is {values[row]}, expected a whole number or a name in every row")
 
 
 @dataclass(frozen=True)

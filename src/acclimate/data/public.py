@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core import check, rng
-from .base import Dataset
-from .digits import Digits
 from .world import Examples, World, digest
+from .wrapping import Wrapper
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,13 @@ class PublicWorld(World):
 
 
 @dataclass(frozen=True)
-class Public(Dataset):
+class Public(Wrapper):
     """Another data set with a random share set aside as the public set; the rest is dealt to clients.
 
-    Of `data` the examples are taken, and its mean and std where this record has none; partition, clients, splits and
-    seed are this record's own.
+    Of `data` the examples are taken, and its mean and std where this record has none. Everything else (partition,
+    clients, splits, seed, fraction, angles and so on) is set on this record, and refused on `data`.
     """
 
-    data: Dataset = Digits()
-    """Where the examples come from."""
     share: float = 0.1
     """How much of it is public."""
 
@@ -49,12 +46,6 @@ class Public(Dataset):
         check.positive(self, "share")
         check.within(self, "share", 0.0, 0.9)
 
-    def load(self) -> Examples:
-        return self.data.load()
-
-    def official_test(self) -> Tensor | None:
-        return self.data.official_test()
-
     def world(self, seed: int = 0) -> PublicWorld:
         """The world of the rest, and the public set beside it."""
         world = super().world(seed)
@@ -62,9 +53,7 @@ class Public(Dataset):
         if not len(public):
             raise ValueError(f"Public: share={self.share} of {len(rows)} examples is none; raise share or fraction")
         known = {f.name: getattr(world, f.name) for f in fields(world)}
-        known |= {"name": type(self.data).__name__}
-        known |= {} if self.mean else {"mean": self.data.mean, "std": self.data.std}
-        return PublicWorld(**known, public=public)
+        return PublicWorld(**{**known, "name": type(self.data).__name__}, public=public)
 
     def _rows(self, examples: Examples, key: rng.Key) -> tuple[Tensor, Tensor]:
         return self._pool(examples, key)[0], super()._rows(examples, key)[1]

@@ -17,7 +17,10 @@ from ..core.shards import Shards
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled examples as read from a data set: uint8 images [N, C, H, W] (or float features), labels, domains."""
+    """Labelled examples as read from a data set: uint8 images [N, C, H, W] (or float features), labels, domains.
+
+    Features become float32. Labels, domains and users are whole numbers from 0.
+    """
 
     x: Tensor
     y: Tensor
@@ -41,7 +44,30 @@ class Examples:
         users = None if self.users is None else self.users[pick]
         return Pool(self.y[pick], self.classes, self.domain[pick], self.domains, users, self.superclass)
 
+    @property
+    def channels(self) -> int:
+        """How many channels an image has; of features, how long their first axis is."""
+        return self.x.shape[1] if self.x.dim() > 1 else 1
+
     def __post_init__(self) -> None:
+        self._take_types()
+        self._check_rows()
+        _check_range("labels", self.y, len(self.classes))
+        _check_range("domain numbers", self.domain, len(self.domains))
+        if self.users is not None and int(self.users.min()) < 0:
+            raise ValueError(f"examples: users has {int(self.users.min())}, but users are numbered from 0")
+        if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
+            bad = int((~torch.isfinite(self.x)).flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"examples: x[{bad}] holds values that are not finite")
+
+    def _take_types(self) -> None:
+        """Inputs and numbers in the types that the rest computes with, where nothing is lost by it."""
+        object.__setattr__(self, "x", _inputs(self.x))
+        for name in ("y", "domain", "users"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _numbers(name, values))
+
+    def _check_rows(self) -> None:
         n = len(self.y)
         if not (len(self.x) == len(self.domain) == n):
             raise ValueError(f"examples: x has {len(self.x)} rows, y {n} and domain {len(self.domain)}; all must agree")
@@ -49,12 +75,38 @@ class Examples:
             raise ValueError(f"examples: users has {len(self.users)} rows and y {n}; both must agree")
         if n == 0:
             raise ValueError("examples: there are none")
-        low, high = int(self.y.min()), int(self.y.max())
-        if low < 0 or high >= len(self.classes):
-            raise ValueError(f"examples: labels run from {low} to {high}, allowed are 0 to {len(self.classes) - 1}")
-        if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
-            bad = int((~torch.isfinite(self.x)).flatten(1).any(1).nonzero()[0])
-            raise ValueError(f"examples: x[{bad}] holds values that are not finite")
+
+
+def _inputs(x: Tensor) -> Tensor:
+    """uint8 as it is, floating-point numbers as float32, in which models compute (numpy makes float64)."""
+    _check_tensor("x", x)
+    if x.dtype == torch.uint8:
+        return x
+    if not x.is_floating_point():
+        raise ValueError(f"examples: x is {x.dtype}, allowed are torch.uint8 (images) and floating point (features)")
+    return x.to(torch.float32)
+
+
+def _numbers(name: str, values: Tensor) -> Tensor:
+    """Whole numbers, one per example."""
+    _check_tensor(name, values)
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise ValueError(f"examples: {name} is {values.dtype}, but must hold whole numbers, such as torch.int64")
+    if values.dim() != 1:
+        raise ValueError(f"examples: {name} has shape {tuple(values.shape)}, but must hold one number per example")
+    # int32 has always been good enough, and the hash of a world tells it from int64
+    return values if values.dtype == torch.int32 else values.to(torch.int64)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"examples: {name} is a {type(value).__name__}, but must be a tensor; use torch.as_tensor")
+
+
+def _check_range(what: str, numbers: Tensor, count: int) -> None:
+    low, high = int(numbers.min()), int(numbers.max())
+    if low < 0 or high >= count:
+        raise ValueError(f"examples: {what} run from {low} to {high}, allowed are 0 to {count - 1}")
 
 
 class Pool(NamedTuple):
@@ -119,7 +171,7 @@ class World:
 
     def shards(self, rows: Iterable[Tensor]) -> Shards:
         """Examples by client, as backends take them."""
-        return Shards.of(self.examples.x, self.examples.y, tuple(rows))
+        return Shards.of(self.examples.x, self.examples.y.to(torch.int64), tuple(rows))
 
     def histogram(self, rows: Iterable[Tensor]) -> Tensor:
         """Class counts [clients, classes]."""

@@ -17,7 +17,7 @@ class Row(TypedDict):
     adapter: str
     stream: str
     settings: list[str]
-    """`key=value` of the experiment that differ from the method's defaults."""
+    """`key=value` of the experiment that differ from the defaults."""
     seed: int
     clients: int
     accuracy: float
@@ -108,14 +108,22 @@ class Table:
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:
-    """`method` or `method+personal`, with the settings that are not common to all rows: `fedprox(method.mu=0.1)`."""
+    """`method` or `method+personal`, with the settings that are not common to all rows: `fedprox(method.mu=0.1)`.
+
+    Settings of an adapter are said of its own rows alone.
+    """
     common = set.intersection(*(set(r["settings"]) for r in rows)) if rows else set()
     out = []
     for r in rows:
         name = r["method"] if r["personal"] == "none" else f"{r['method']}+{r['personal']}"
-        own = [s for s in r["settings"] if s not in common]
+        own = [s for s in r["settings"] if s not in common and concerns(s, r["adapter"])]
         out.append(f"{name}({', '.join(own)})" if own else name)
     return out
+
+
+def concerns(setting: str, adapter: str) -> bool:
+    """Whether a setting bears on the rows of an adapter: all do but those of other adapters."""
+    return not setting.startswith("adapters.") or setting.startswith((f"adapters.{adapter}.", f"adapters.{adapter}="))
 
 
 def percent(accuracy: float, std: float) -> str:

@@ -88,11 +88,12 @@ def gather(link: Link, data: Dataset, seconds: float) -> Remote:
             if card[key] != cards[0][key]:
                 raise FleetError(f"site {c} has {key}={card[key]}, but site 0 has {cards[0][key]}; all must agree")
     first, order = cards[0], [cards[c] for c in range(data.clients)]
+    mean, std = data.constants(first["shape"][0])
     return Remote(
         clients=data.clients,
         augment=data.augment,
-        mean=data.mean,
-        std=data.std,
+        mean=mean,
+        std=std,
         shape=tuple(first["shape"]),
         classes=tuple(first["classes"]),
         pixels=bool(first["pixels"]),

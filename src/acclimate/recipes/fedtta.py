@@ -60,8 +60,8 @@ SMOKE_RATES: Rates = {
     "PFL-Ensemble": {"eta": 0.1},
     "ODPFL-HN": {"eta_local": 0.1, "eta_encoder": 0.1, "eta_hn": 0.1},
     "TENT": {"eta": 0.1},
-    "FedTTA": {"eta_inner": 0.5, "eta_outer": 0.1, "eta_adapt": 0.01},
-    "FedTTA-Prox": {"eta_inner": 0.5, "eta_outer": 0.1, "eta_adapt": 0.01, "mu": 0.001},
+    "FedTTA": {"eta_inner": 0.1, "eta_outer": 0.1, "eta_adapt": 0.01},
+    "FedTTA-Prox": {"eta_inner": 0.1, "eta_outer": 0.1, "eta_adapt": 0.01, "mu": 0.001},
     "FedTTA++": {"patience": 1},
 }
 """Chosen on the validation data of the embedded digits."""

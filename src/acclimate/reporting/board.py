@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from .. import catalogue
+from ..config import ConfigError, decode, encode
+from ..eval.table import concerns
 from .style import mean, num
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
-IGNORED = {"seed", "device", "backend", "adapters", "checkpoint_every", "analysis"}
-"""Settings in which runs of one row may differ."""
+IGNORED = {"seed", "device", "backend", "checkpoint_every", "analysis"}
+"""Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields."""
+OURS = {encode(a)["type"] for a in catalogue.ADAPTERS.values()}
+"""Types of adapters that are made to learn their names; to make others would import whatever module a file names."""
+SHOWN = 3
+"""How many settings a name has room for."""
 
 Run = Mapping[str, Any]
 """A run folder's content: path, config, results, metrics, env and, where it has one, analysis."""
@@ -89,13 +97,16 @@ class Board:
 
 def collect(runs: Sequence[Run]) -> Board:
     """Group the runs' tables: one row per method and adapter, seeds side by side; the first of a repeat counts."""
-    suffixes = _suffixes(runs)
-    board = Board(runs, [label(r) + s for r, s in zip(runs, suffixes, strict=True)])
+    told = _told_apart(runs)
+    board = Board(runs, [label(r) + s for r, s in zip(runs, _suffixes(runs, told), strict=True)])
+    adapters = {str(t.get("adapter")) for r in runs for t in r["results"].get("table") or ()}
+    suffixes = {a: _suffixes(runs, [[s for s in own if concerns(s, a)] for own in told]) for a in adapters}
     rows: dict[tuple[str, str], Row] = {}
-    for run, suffix in zip(runs, suffixes, strict=True):
+    for i, run in enumerate(runs):
         results = run["results"]
         for t in results.get("table") or ():
-            name, adapter = joined(t) + suffix, str(t.get("adapter"))
+            adapter = str(t.get("adapter"))
+            name = joined(t) + suffixes[adapter][i]
             row = rows.setdefault((name, adapter), Row(name, adapter, board.tone(name), len(rows)))
             seed = t.get("seed", results.get("seed"))
             row.cells.setdefault((str(t.get("selection", "last")), str(t.get("stream"))), {}).setdefault(seed, t)
@@ -135,18 +146,57 @@ def _settings(value: Any, path: str = "") -> dict[str, str]:
     return {k: v for name, item in inner for k, v in _settings(item, f"{path}.{name}" if path else name).items()}
 
 
-def _suffixes(runs: Sequence[Run]) -> list[str]:
-    """What tells runs of one label apart, where they differ in more than the seed: ` [rounds=5]`."""
-    flat = [_settings((r.get("config") or {}).get("experiment") or {}) for r in runs]
-    groups: dict[str, list[dict[str, str]]] = {}
-    for run, mine in zip(runs, flat, strict=True):
-        kinds = groups.setdefault(label(run), [])
-        kinds += [mine] * (mine not in kinds)
-    return [_suffix(mine, groups[label(run)]) for run, mine in zip(runs, flat, strict=True)]
+def _adapters(listed: Sequence[Run]) -> dict[str, Run]:
+    """A configuration's adapters, by the names that the table has for them."""
+    named = [_adapter_names(a) for a in listed]
+    short = [name for name, _ in named]
+    return {long if short.count(name) > 1 else name: a for (name, long), a in zip(named, listed, strict=True)}
 
 
-def _suffix(mine: Mapping[str, str], kinds: Sequence[Mapping[str, str]]) -> str:
-    paths = [p for p in dict.fromkeys(p for f in kinds for p in f) if len({f.get(p) for f in kinds}) > 1]
-    said = [f"{p}={mine.get(p, 'unset')}" for p in paths[:3]]
-    said += [f"variant {kinds.index(mine) + 1}"] * (len(paths) > 3)
-    return f" [{', '.join(said)}]" if said else ""
+def _adapter_names(adapter: Run) -> tuple[str, str]:
+    """An adapter's name, and the one that tells it from others of that name; its class where it is not acclimate's."""
+    kind = str(adapter.get("type"))
+    if kind in OURS:
+        with suppress(ConfigError):  # written by another version
+            record = decode(adapter)
+            return catalogue.name(record), catalogue.label(record)
+    return kind.rpartition(":")[2], json.dumps(adapter)
+
+
+def _told_apart(runs: Sequence[Run]) -> list[list[str]]:
+    """For every run the `key=value` that tell it from others of its label, where they differ in more than the seed."""
+    flat: dict[str, list[dict[str, str]]] = {}
+    mine = []
+    for run in runs:
+        experiment = (run.get("config") or {}).get("experiment") or {}
+        mine.append(_settings({**experiment, "adapters": _adapters(experiment.get("adapters") or ())}))
+        flat.setdefault(label(run), []).append(mine[-1])
+    paths = {name: _differing(kinds) for name, kinds in flat.items()}
+    return [
+        [f"{p}={own.get(p, 'unset')}" for p in paths[label(run)] if _has(own, p)]
+        for run, own in zip(runs, mine, strict=True)
+    ]
+
+
+def _differing(kinds: Sequence[Mapping[str, str]]) -> list[str]:
+    """The settings that have several values."""
+    paths = dict.fromkeys(p for own in kinds for p in own)
+    return [p for p in paths if len({own.get(p) for own in kinds if _has(own, p)}) > 1]
+
+
+def _has(own: Mapping[str, str], path: str) -> bool:
+    """Whether a run has something to say of a setting: an adapter that it did not test has no fields there."""
+    return path in own or not path.startswith("adapters.")
+
+
+def _suffixes(runs: Sequence[Run], told: Sequence[Sequence[str]]) -> list[str]:
+    """The same as it stands behind names, ` [rounds=5]`; a number stands for what does not fit."""
+    kinds: dict[str, list[Sequence[str]]] = {}
+    for run, own in zip(runs, told, strict=True):
+        known = kinds.setdefault(label(run), [])
+        known += [own] * (own not in known)
+    out = []
+    for run, own in zip(runs, told, strict=True):
+        said = [*own[:SHOWN], *[f"variant {kinds[label(run)].index(own) + 1}"] * (len(own) > SHOWN)]
+        out.append(f" [{', '.join(said)}]" if said else "")
+    return out

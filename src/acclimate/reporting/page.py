@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -44,12 +46,12 @@ DAY_DARK_CELLS, NIGHT_DARK_CELLS = range(5, STEPS), range(4)
 
 
 def page(title: str, head: str, sections: Mapping[str, str], record: str) -> str:
-    """The whole file: `head`, `record` and the sections by heading are HTML, `title` is plain text."""
-    named = {name: name.lower().replace(" ", "-") for name in sections}
-    links = "".join(f'<li><a href="#{place}">{name}</a></li>' for name, place in named.items())
+    """The whole file: `head`, `record` and the sections are HTML, `title` and the sections' headings plain text."""
+    places = dict(zip(sections, _places(sections), strict=True))
+    links = "".join(f'<li><a href="#{place}">{esc(name)}</a></li>' for name, place in places.items())
     body = "".join(
-        f'<section id="{named[name]}" aria-labelledby="{named[name]}-title">'
-        f'<h2 id="{named[name]}-title">{name}</h2>{part}</section>'
+        f'<section id="{places[name]}" aria-labelledby="{places[name]}_title">'
+        f'<h2 id="{places[name]}_title">{esc(name)}</h2>{part}</section>'
         for name, part in sections.items()
     )
     theme = '<button type="button" id="theme" aria-pressed="false" hidden>Dark</button>'
@@ -63,6 +65,19 @@ def page(title: str, head: str, sections: Mapping[str, str], record: str) -> str
         f"<footer>Made by acclimate from the JSON of run folders.</footer>{record}"
         f"<script>{_asset('page.js')}</script></body></html>\n"
     )
+
+
+def _places(headings: Iterable[str]) -> list[str]:
+    """Ids of sections: their headings in plain letters, so that links to them last, and a number where these meet.
+
+    They have no underscore: what belongs to a section has one, and so an id of its own.
+    """
+    out: list[str] = []
+    for heading in headings:
+        stem = "-".join(re.findall("[a-z0-9]+", heading.lower())) or "section"
+        numbered = (f"{stem}-{n}" for n in itertools.count(2))
+        out.append(next(place for place in itertools.chain([stem], numbered) if place not in out))
+    return out
 
 
 @cache

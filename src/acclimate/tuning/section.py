@@ -38,9 +38,15 @@ def section_html(card: Card) -> str:
 
 
 def sections(paths: Iterable[Path]) -> dict[str, str]:
-    """Sections for a report, by title: one for every folder among these that holds a search."""
-    files = [(path, path / "tune.json") for path in paths]
-    return {f"Search {path.name}": section_html(store.read_json(file)) for path, file in files if file.exists()}
+    """Sections for a report, by title in plain text: one for every folder among these that holds a search."""
+    found = list(dict.fromkeys(p.resolve() for p in paths if (p / "tune.json").exists()))
+    return {f"Search {_short(p, found)}": section_html(store.read_json(p / "tune.json")) for p in found}
+
+
+def _short(path: Path, others: Sequence[Path]) -> str:
+    """A folder's name, with as many of its parents as it takes to tell it from the others."""
+    ends = (path.parts[-n:] for n in range(1, len(path.parts) + 1))
+    return Path(*next(e for e in ends if sum(o.parts[-len(e) :] == e for o in others) == 1)).as_posix()
 
 
 def _words(card: Card) -> str:

@@ -1,0 +1,47 @@
+"""The base record of data sets that are made from another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from .base import Dataset
+from .digits import Digits
+from .world import Examples
+
+
+@dataclass(frozen=True)
+class Wrapper(Dataset):
+    """The examples of another data set, and its mean and std where this record has none; all else is this record's."""
+
+    data: Dataset = Digits()
+    """Where the examples come from."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_ignored(self, self.data)
+
+    def load(self) -> Examples:
+        return self.data.load()
+
+    def official_test(self) -> Tensor | None:
+        return self.data.official_test()
+
+    def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return super().constants(channels) if self.mean else self.data.constants(channels)
+
+
+def refuse_ignored(record: Dataset, inner: Dataset) -> None:
+    """Refuse settings of an inner data set that would do nothing, because `record` deals its examples out anew.
+
+    A setting that `record` has as well is no surprise. Nor is the dealing of a single client: it stands for none.
+    """
+    fixed = {f.name for f in fields(Dataset)} - {"mean", "std"}
+    fixed -= {"partition", "clients"} if inner.clients == 1 else set()
+    name, other = type(record).__name__, type(inner).__name__
+    for field in fields(inner):
+        value = getattr(inner, field.name)
+        if field.name in fixed and value not in (field.default, getattr(record, field.name)):
+            said = f"{name}: {field.name}={value!r} of its data {other} would do nothing"
+            raise ValueError(f"{said}; set {field.name} of {name} itself, not of {other}")
