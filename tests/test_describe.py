@@ -94,7 +94,7 @@ def test_square_brackets_in_a_trial_are_printed_as_they_are(tmp_path, monkeypatc
 
     monkeypatch.setattr(tuning, "tune", searched)
     said = CliRunner().invoke(app, ["tune", "method.mu=0.1,1", "--out", str(tmp_path / "t")]).output
-    assert f"trial 1 of 2: failed ({failed}) with model.hidden=[bold]; " in said
+    assert f"trial 0 (1 of 2 done): failed ({failed}) with model.hidden=[bold]; " in said
 
 
 def test_the_doctor_looks_for_every_extra_there_is():

@@ -390,7 +390,7 @@ def test_the_command_line_searches_and_says_what_to_do_next(tmp_path):
     args = ["tune", *SMALL, RATES, "--out", str(tmp_path / "t"), "--sampler", "grid", "--on", "original,corrupted"]
     done = CliRunner().invoke(app, args)
     assert done.exit_code == 0, done.output
-    assert "trial 2 of 2" in done.output and f"acclimate run -c {tmp_path / 't' / 'best.toml'}" in done.output
+    assert "(2 of 2 done)" in done.output and f"acclimate run -c {tmp_path / 't' / 'best.toml'}" in done.output
     card = json.loads((tmp_path / "t" / "tune.json").read_text())
     assert card["score"]["streams"] == ["original", "corrupted"]
 

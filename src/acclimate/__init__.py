@@ -51,7 +51,6 @@ _NAMES = {
         "Interrupted",
         "evaluate",
         "evaluate_together",
-        "evaluate_together",
         "load",
         "report",
         "resume",

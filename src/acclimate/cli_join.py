@@ -128,5 +128,5 @@ def summary(joined: Joined, x: np.ndarray) -> list[str]:
         first, last = r["learned_loss"][0], r["learned_loss"][r["chosen_step"]]
         lines.append(f"step {r['chosen_step']} of {r['steps_taken']} taken, learned loss {first:.4f} to {last:.4f}")
     told = Counter(joined.predict(x).argmax(-1).tolist())
-    lines.append("predicted: " + ", ".join(f"{joined.classes[c]} {n}" for c, n in told.most_common(8)))
+    lines.append("predicted: " + ", ".join(f"{n} x {joined.classes[c]}" for c, n in told.most_common(8)))
     return lines

@@ -97,7 +97,9 @@ def _teller(console: Console) -> Callable[[Search, int], None]:
         top = f"; best {100 * (best.score or 0):.1f} %" if best else ""
         left = f"; {_span(each * (total - len(done)))} left" if len(done) < total else ""
         console.print(
-            f"trial {last.number + 1} of {total}: {score} with {values}{top}{left}", highlight=False, soft_wrap=True
+            f"trial {last.number} ({len(done)} of {total} done): {score} with {values}{top}{left}",
+            highlight=False,
+            soft_wrap=True,
         )
 
     return tell

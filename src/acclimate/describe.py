@@ -172,7 +172,11 @@ def console() -> Console:
 def results_table(table: Table, root: Path) -> None:
     """Print the results of the last round, and of the validation-selected one where it differs."""
     out = console()
-    print_pivot(out, table, "last", "accuracy at the last round, % ± std over clients; upload per client and round")
+    seeds = len({r["seed"] for r in table.rows})
+    means = f", means over {seeds} seeds" if seeds > 1 else ""
+    print_pivot(
+        out, table, "last", f"accuracy at the last round, % ± std over clients{means}; upload per client and round"
+    )
     if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
         print_pivot(out, table, "validation", "accuracy at the validation-selected round")
     for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():

@@ -1,14 +1,17 @@
-"""Who takes part in a round."""
+"""Who takes part in a round, what is looked at, and what the client half hands on."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from acclimate.core import fit
+from acclimate.core import fit, rng, tree
 from acclimate.core.worker import Worker
+from acclimate.filters import CentralDP
 from acclimate.methods import FedAvg
-from support import task
+from support import client_data, equal, shards, task
 
 WORKER = Worker(task(), FedAvg(), seed=3)
 
@@ -32,3 +35,29 @@ def test_every_client_is_as_likely_as_the_others(clients):
     expected = rounds * 20 / clients
     spread = (expected * (1 - 20 / clients)) ** 0.5
     assert bool(((seen - expected).abs() < 5 * spread).all())
+
+
+def test_the_last_round_is_looked_at_whatever_the_distance_between_looks():
+    schedule = fit.Schedule(3, 2, 2, 2)
+    assert [r + 1 for r in range(3) if schedule.evaluates(r)] == [2, 3]
+
+
+def test_a_client_that_forgets_its_private_state_is_told_so():
+    @dataclass(frozen=True)
+    class Forgetful(FedAvg):
+        def client(self, task, down, mine, data, key):
+            return super().client(task, down, mine, data, key)[0]
+
+    worker = Worker(task(), Forgetful())
+    server = worker.method.init_server(worker.task, 1, rng.key(0))
+    data = {**client_data(shards((4,), seed=3), 0), "round": torch.tensor(0), "id": torch.tensor(0)}
+    with pytest.raises(TypeError, match=r"Forgetful.client must return \(message, private state\), it returned a dict"):
+        worker.train(worker.method.download(worker.task, server), {}, data)
+
+
+def test_noise_of_the_server_is_new_in_every_round():
+    worker = Worker(task(), FedAvg(weights="uniform"), (CentralDP(),))
+    total = worker.method.download(worker.task, worker.method.init_server(worker.task, 1, rng.key(0)))
+    sums = {"delta": tree.map(torch.zeros_like, total["vars"])}
+    first, again, later = (worker.receive(sums, r, 1, 1, torch.tensor(0))["delta"] for r in (0, 0, 1))
+    assert equal(first, again) and not equal(first, later)

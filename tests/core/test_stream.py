@@ -240,3 +240,16 @@ def test_a_batch_free_adapter_answers_the_same_in_larger_batches(adapter, monkey
     large = engine.serve(models, shards(seed=5), adapter, Protocol(4))
     monkeypatch.setattr(stream, "LARGE", 1)
     assert gap(large, engine.serve(models, shards(seed=5), adapter, Protocol(4))) < 1e-5
+
+
+def test_an_adapter_that_answers_with_more_than_logits_is_told_so():
+    @dataclass(frozen=True)
+    class Whole(Counter):
+        def step(self, task, predict, model, state, x, key):
+            return {"logits": torch.zeros(len(x), 2)}, state
+
+    from support import task
+
+    own = {k: v for k, v in client_data(shards((9,), seed=3), 0).items() if k != "y"}
+    with pytest.raises(TypeError, match=r"Whole.step must return \(logits, state\); its logits are a dict"):
+        stream.run(task(), lambda *_: None, Whole(), {}, own, Protocol(batch=4), rng.key(0))

@@ -99,3 +99,11 @@ def test_a_trimmed_mean_that_cuts_nothing_is_the_uniform_mean():
     plain = trained(FedAvg(weights="uniform"), ())
     assert gap(plain.server, trained(FedAvg(weights="uniform"), (TrimmedMean(0.0),)).server) < 1e-6
     assert gap(trained(SCAFFOLD(), ()).server, trained(SCAFFOLD(), (TrimmedMean(0.0),)).server) < 1e-6
+
+
+def test_a_share_is_cut_to_the_last_client_however_many_there_are():
+    values = torch.arange(150.0)[:, None] ** 2
+    kept = values.sort(0).values[63:-63]  # 0.42 of 150, which single precision makes 62.99...
+    assert trimmed_mean(values, torch.ones(150, dtype=torch.bool), 0.42).tolist() == pytest.approx(
+        kept.mean(0).tolist()
+    )

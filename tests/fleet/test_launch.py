@@ -2,14 +2,17 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
 from fakes import FakeGrid, experiment
 
 from acclimate import api, store
+from acclimate.backends import Serial
 from acclimate.fleet import launch, loopback, processes, server_app
 from acclimate.watch import Watch
 
@@ -102,3 +105,15 @@ def test_a_server_that_is_told_to_stop_writes_a_checkpoint(tmp_path):
     last = json.loads((folder / server_app.PROGRESS).read_text().splitlines()[-1])
     assert last == {"event": "interrupted", "round": 1}
     assert store.RunFolder(folder).state.exists() and not (folder / server_app.STOP).exists()
+
+
+@pytest.mark.parametrize("run", ["absent", "elsewhere"])
+def test_only_a_run_of_a_fleet_is_deployed_and_no_other_is_touched(tmp_path, fleet, run):
+    folder = tmp_path / run
+    if run == "elsewhere":
+        store.RunFolder.create(folder, replace(experiment(), backend=Serial()), torch.device("cpu"))
+    before = sorted(folder.glob("*"))
+    said = {"absent": "is .* a run folder", "elsewhere": "was trained with backend=serial; `fleet deploy` takes"}[run]
+    with pytest.raises(store.RunError, match=said):
+        launch.deploy(folder, "last", "", fleet)
+    assert sorted(folder.glob("*")) == before

@@ -88,6 +88,11 @@ def run(
             seen.append(told)
         else:
             logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], now)
+        if not isinstance(logits, Tensor):
+            kind = type(logits).__name__
+            raise TypeError(
+                f"{type(adapter).__name__}.step must return (logits, state); its logits are a {kind}, not a tensor"
+            )
         out.append(logits)
         new = _carry(protocol, t, logits, new, fresh)
         state = tree.where(t * batch < n, new, state) if "ragged" in data else new

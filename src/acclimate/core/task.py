@@ -245,7 +245,10 @@ class Task:
                         + ", ".join(sorted(known))
                     )
             if not named:
-                raise ValueError(f"'{role}' selects nothing: this model has no such layers (for norm, set model.norm)")
+                raise ValueError(
+                    f"'{role}' selects nothing, because this model has no such layers; for norm, which FedBN keeps and "
+                    "Tent tunes, set model.norm=batch or group, or name methods that do without: method=fedavg"
+                )
             out |= named
         return out
 

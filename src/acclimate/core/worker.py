@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 from torch.func import vmap
@@ -64,7 +65,7 @@ class Worker:
         filters."""
         key = self.key("train", data["round"], data["id"], like=data["id"])
         cohort, down = down.get(COHORT), tree.drop(down, (COHORT,))
-        up, new = self.method.client(self.task, down, mine, data, key)
+        up, new = _pair(self.method, self.method.client(self.task, down, mine, data, key))
         met, made = before_each(self.filters, self.method.uplink), up
         for i, f in enumerate(self.filters):
             sender = Sender(met[i], data["id"], data["round"], cohort)
@@ -116,3 +117,11 @@ class Worker:
         served = stream.run(self.task, self.predict(), adapter, model, unlabelled, protocol, key, trace)
         scores = stream.score(served.logits, data["y"][data["rows"]], data["n"])
         return scores if trace_rows is None else {**scores, "trace": stream.lengthened(served.trace, trace_rows)}
+
+
+def _pair(method: Method, told: Any) -> tuple[Tree, Tree]:
+    """What `client` returned, or an error in its words: a message alone would be taken apart by its names."""
+    if not (isinstance(told, tuple) and len(told) == 2):
+        kind = type(told).__name__
+        raise TypeError(f"{type(method).__name__}.client must return (message, private state), it returned a {kind}")
+    return told

@@ -33,6 +33,6 @@ class TrimmedMean(Robust):
 def trimmed_mean(x: Tensor, there: Tensor, share: float) -> Tensor:
     """Over the first axis, of what is there."""
     order, count = ranked(x, there)
-    cut = (count * share + 1e-9).floor()  # 0.2 * 5 must be 1 in floating point too
+    cut = (count.double() * share + 1e-9).floor()  # 0.2 * 5 must be 1 in floating point too
     rank = torch.arange(len(x), device=x.device).reshape(-1, *[1] * (x.dim() - 1))
     return masked_mean(order, (rank >= cut) & (rank < count - cut))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import api, store
+from ..backends.flower import Flower
 from ..core.fit import State
 from ..watch import Watch
 from .folder import quoted
@@ -63,12 +64,21 @@ def _server(event: dict[str, Any]) -> Process | None:
 
 def deploy(folder: Path, selection: str, adapter: str, fleet: Fleet | None = None) -> dict[str, Any]:
     """Leave each node with its live model; what was deployed, and every stream's accuracy by client."""
+    _on_flower(folder)
     told: dict[str, Any] = {}
     for event in submit(folder, "deploy", fleet or current(), selection=selection, adapter=adapter):
         _pass_on(event, Watch(), folder)
         if event["event"] == "deployed":
             told = {k: v for k, v in event.items() if k != "event"}
     return told
+
+
+def _on_flower(folder: Path) -> None:
+    """An error where a folder holds no run, or one that was not trained on a fleet: its clients have no nodes."""
+    backend = store.RunFolder(folder).experiment().backend
+    if not isinstance(backend, Flower):
+        name = type(backend).__name__.lower()
+        raise store.RunError(f"{folder} was trained with backend={name}; `fleet deploy` takes a run of backend=flower")
 
 
 def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[str, Any]]:

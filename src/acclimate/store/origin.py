@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -44,5 +45,5 @@ def _commit() -> str | None:
 
 
 def command_line() -> str:
-    """The command that made a run, without the interpreter's path."""
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command that made a run, without the interpreter's path, as a shell takes it."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
