@@ -112,6 +112,7 @@ def test_toml_and_seeds(tmp_path, here):
         (["run", "rounds=x"], "'x' is not a whole number"),
         (["run", "method=fedavgg"], "did you mean 'fedavg'"),
         (["run", "data.clients=0"], "clients=0 must be a whole number of at least 1"),
+        (["run", "--rounds", "3"], "settings are written key=value, for example rounds=..."),
         (["run", "rounds=0"], "rounds=0"),
         (["run", "cohort=11"], "cohort=11 must be between 1 and the number of clients, 10"),
         (["run", "device=cuda:9", "method=local"], "device='cuda:9'"),

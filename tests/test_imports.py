@@ -26,7 +26,7 @@ LAYERS = [
     {"comparing", "fleet", "joining", "recipes", "tracking", "tuning"},
     {"describe", "progress", "threads"},
     {"cli_compare", "cli_data", "cli_fleet", "cli_help", "cli_join", "cli_reproduce", "cli_tune"},
-    {"bench", "serve", "cli"},
+    {"cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
@@ -71,6 +71,13 @@ def test_imports_point_down(path):
     assert own in RANK, f"{own} has no place in the layers: add it to LAYERS and to docs/design.md"
     for other in imported(path) - {own}:
         assert RANK[other] < RANK[own], f"{path.name}: {own} may not import {other}"
+
+
+def test_layers_name_what_is_there_and_the_design_names_them_alike():
+    assert set(RANK) == {part_of(path) for path in FILES}
+    design = (SRC.parents[1] / "docs" / "design.md").read_text()
+    listed = design.partition("## Who imports whom")[2].split("```")[1].removeprefix("text\n")
+    assert [set(line.split()) for line in listed.strip().splitlines()] == LAYERS
 
 
 def test_light_parts_import_with_torch_and_numpy_alone():

@@ -207,6 +207,8 @@ def main() -> None:
 def _explain(error: Exception) -> NoReturn:
     import click
 
+    if isinstance(error, click.NoSuchOption):
+        _hint(error)
     if isinstance(error, click.ClickException):
         error.show()
         raise SystemExit(error.exit_code)
@@ -223,6 +225,18 @@ def _explain(error: Exception) -> NoReturn:
     if isinstance(error, NonFinite | ArithmeticError):
         _fail(str(error), 1)
     _raise(error)
+
+
+def _hint(error: Any) -> None:
+    """Settings are not options: tell click's error how one is written, where an option bears its name."""
+    from dataclasses import fields
+
+    from .config import Experiment
+
+    name = error.option_name.lstrip("-").partition(".")[0].replace("-", "_")
+    if name in {f.name for f in fields(Experiment)}:
+        error.possibilities = None
+        error.message = f"No such option '{error.option_name}': settings are written key=value, for example {name}=..."
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def evaluate_together(
     e, records = fits[0].experiment, streams or fits[0].experiment.streams
     named, personal = by_name(adapters or e.adapters), personal or e.personal
     tests = [_tests(streams_of(f.world, records)) for f in fits]
-    trained = [Trained(f.state, t, _names(f, personal)) for f, t in zip(fits, tests, strict=True)]
+    names = [_names(f, personal, named.values(), records) for f in fits]
+    trained = [Trained(f.state, t, n) for f, t, n in zip(fits, tests, names, strict=True)]
     turns, watch = max(rounds_to_test(f.state) for f in fits), watch or Watch()
     watch.testing(f"{e.label}, {len(fits)} together", e.seed, len(named) * len(tests[0]) * turns)
     return evaluate_joint(joint, trained, named, personal, watch.tested)
@@ -99,8 +101,10 @@ def _shared(fits: Sequence[Fit]) -> Joint | None:
     return joints[0][0] if len({id(j) for j, _ in joints}) == 1 else None
 
 
-def _names(fit: Fit, personal: Personalizer) -> Names:
-    e, up = fit.experiment, cost_card(fit)["up_bytes_per_client"]
+def _names(fit: Fit, personal: Personalizer, adapters: Iterable[Adapter], streams: Iterable[Shift]) -> Names:
+    """What rows say of a training that is tested with these, which need not be the experiment's own."""
+    up = cost_card(fit)["up_bytes_per_client"]
+    e = replace(fit.experiment, adapters=tuple(adapters), streams=tuple(streams))
     return Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
 
 
@@ -142,6 +146,7 @@ def evaluated(
     e = fit.experiment
     named, personal = by_name(adapters or e.adapters), personal or e.personal
     watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
-    tests, names = _tests(built), _names(fit, personal)
+    tests = _tests(built)
+    names = _names(fit, personal, named.values(), [shift for shift, _ in built.values()])
     table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested, traces)
     return table, {name: {**stream.card, "hash": stream_hash(stream)} for name, (_, stream) in built.items()}
