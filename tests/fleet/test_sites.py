@@ -1,5 +1,6 @@
 """Real sites: each has its own data, which the server never sees; and the folder that sets them up."""
 
+import json
 import os
 import subprocess
 import sys
@@ -116,6 +117,21 @@ def test_init_writes_all_that_sites_need(tmp_path):
     text = (made / "app" / "pyproject.toml").read_text()
     assert 'settings = "backend=flower data.clients=2 method=fedthe rounds=3"' in text and 'data = "sites"' in text
     assert "port 8000" in (made / "HOWTO.md").read_text()
+
+
+@pytest.mark.parametrize(("tells", "code"), [("finished", 0), ("failed", 1), (None, 1)])
+def test_training_fails_where_the_run_does(tmp_path, tells, code):
+    sites.init(tmp_path / "f", host="h", sites=["a", "b"], settings="rounds=1")
+    flwr, run = tmp_path / "bin" / "flwr", tmp_path / "run"
+    line = f"echo '{json.dumps({'event': tells})}' > '{run}/progress.jsonl'" if tells else "true"
+    flwr.parent.mkdir()
+    flwr.write_text(f"#!/bin/sh\n{line}\n")
+    flwr.chmod(0o755)
+    run.mkdir()
+    (run / "progress.jsonl").write_text('{"event": "finished"}\n')  # of the run before
+    env = {**os.environ, "PATH": f"{flwr.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([tmp_path / "f" / "server" / "train.sh", run], env=env, capture_output=True, text=True)
+    assert done.returncode == code and ("not finished" in done.stderr) == bool(code)
 
 
 def test_init_keeps_a_setting_with_a_blank_in_one_piece(tmp_path):

@@ -32,8 +32,10 @@ Move `sites/NAME/` to its site over a channel that you trust, then delete it her
 
 ## Once, on every machine
 
+Make a wheel of your copy of acclimate (`pip wheel --no-deps .` in its folder), carry it to every machine, and there:
+
 ```bash
-python -m venv venv && . venv/bin/activate && pip install 'acclimate[flower]=={version}'
+python -m venv venv && . venv/bin/activate && pip install './acclimate-{version}-py3-none-any.whl[flower]'
 ```
 
 Every machine needs the same version of acclimate. Only the server's port {port} must be reachable from the sites; sites
@@ -46,6 +48,7 @@ and the operator's, and nobody else (see "What a stranger can do" in acclimate's
 `data=arrays data.file=site.npz`, the file `DATA/site.npz`; see "Your own data" in the guides), `STATE` is where the
 node keeps private states and its live model. Give both to the user that runs the node, and to nobody else. All sites
 need the same shape of examples and the same class names; the server refuses the run where they differ, and says where.
+To rehearse several sites on one machine, give each a port of its own: `start.sh DATA STATE 9095`.
 
 ## Start
 
@@ -53,7 +56,7 @@ need the same shape of examples and the same class names; the server refuses the
 2. Server, once, while it runs: `server/register.sh`. It tells the server the public keys of the sites.
 3. Every site: `start.sh DATA STATE`, under a service manager that starts it again when it ends.
 4. Server: `server/train.sh RUN_FOLDER`. Progress is in RUN_FOLDER/progress.jsonl, results are where `acclimate run`
-   leaves them. Started again with the same folder it resumes.
+   leaves them. It fails where the run does. Started again with the same folder it resumes.
 5. Server: `server/train.sh RUN_FOLDER deploy`. Every site then has its live model in STATE/deployed.
 
 ## Stop
@@ -111,12 +114,17 @@ here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "${{1:?give the run folder}}"
 folder=$(cd "$1" && pwd)
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
-exec flwr run "$here/../app" fleet --stream --run-config "run-folder=\\"$folder\\" task=\\"${{2:-train}}\\""
+rm -f "$folder/progress.jsonl"
+flwr run "$here/../app" fleet --stream --run-config "run-folder=\\"$folder\\" task=\\"${{2:-train}}\\"" || true
+# flwr is content when it has started a run; how that ended, the run itself says
+last=$(tail -n 1 "$folder/progress.jsonl" 2>/dev/null) || true
+case "$last" in *'"event": "finished"'*) ;; *) echo "not finished: ${{last:-it never started}}" >&2; exit 1 ;; esac
 """
 
 NODE = """\
 #!/bin/sh
-# start.sh DATA STATE: this site's node. DATA is the root of its data, STATE the folder for what never leaves it.
+# start.sh DATA STATE [PORT]: this site's node. DATA is the root of its data, STATE the folder for what never leaves it.
+# PORT is for the node's own processes: nodes of one machine need one each.
 here=$(cd "$(dirname "$0")" && pwd)
 data=$(cd "${{1:?give the data folder}}" && pwd) || exit 2
 mkdir -p "${{2:?give the state folder}}" && state=$(cd "$2" && pwd) || exit 2
@@ -124,7 +132,7 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$state/fl
 exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.crt" \\
   --auth-supernode-private-key "$here/{name}.key" \\
   --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/node.crt" --ssl-keyfile "$here/node.key" \\
-  --node-config "node={number} nodes={count} site=\\"$state\\" data=\\"$data\\""
+  --port "${{3:-9094}}" --node-config "node={number} nodes={count} site=\\"$state\\" data=\\"$data\\""
 """
 
 
