@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from acclimate import tuning
+from acclimate import catalogue, tuning
 from acclimate.cli import app
-from acclimate.describe import EXTRAS, doctor, print_pivot, results_table
+from acclimate.describe import EXTRAS, doctor, listing, print_pivot, results_table
 from acclimate.eval import Table
 
 STREAMS = ("original", "corrupted", "label_shift", "feature_shift", "mixture", "drifting", "newcomers")
@@ -101,3 +101,12 @@ def test_the_doctor_looks_for_every_extra_there_is():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS) == set(project["optional-dependencies"])
     assert all(f"extra       {name}: " in doctor() for name in EXTRAS)
+
+
+def test_presets_are_listed_under_their_own_papers():
+    for name in catalogue.SUMMARIES:
+        assert sum(name in kind.entries for kind in catalogue.KINDS) == 1
+    lines = {line.split()[0]: line for line in listing("methods").splitlines()[1:]}
+    assert "Li et al., ICLR 2021" in lines["fedbn"] and "private=('norm',)" in lines["fedbn"]
+    shared = [n for n, line in lines.items() if "Average of locally trained models" in line]
+    assert shared == ["fedavg"]

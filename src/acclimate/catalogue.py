@@ -77,6 +77,23 @@ METHODS: dict[str, Method] = {
     "fedavg-balanced": methods.FedAvg(balanced=True),
 }
 
+SUMMARIES = {
+    "fedper": "FedAvg that keeps the last layer at the client (Arivazhagan et al., 2019).",
+    "fedbn": "FedAvg that keeps the normalisation layers at the client (Li et al., ICLR 2021).",
+    "fedavgm": "FedAvg with momentum on the server (Hsu et al., 2019).",
+    "fedadam": "FedAvg with Adam on the server (Reddi et al., ICLR 2021).",
+    "fedavg-balanced": "FedAvg with balanced softmax (Ren et al., NeurIPS 2020).",
+    "fedicon-us": "FedICON without labels before the classifier (Tan et al., 2023).",
+    "fedtta-prox": "FedTTA held near the received model's answers (Ye et al., 2023).",
+    "fedmd": "Clients of different architectures learn from the mean of their logits on a public set (Li & Wang, 2019).",
+    "am-shared": "AM with the mean amplitude of all clients (Xu et al., CVPR 2021).",
+    "pfl-sampled": "FedPer whose newcomers get one trained client's head (baseline of Ye et al., 2023).",
+    "pfl-ensemble": "FedPer whose newcomers get the mean of all trained clients' heads (baseline of Ye et al., 2023).",
+    "lp": "Fits the head alone to the client's own labelled data.",
+    "lp-ft": "Fits the head, then the whole model, to the client's own labelled data.",
+}
+"""What presets are that have a name and a paper of their own; of others their class says it."""
+
 PERSONALS: dict[str, Personalizer] = {
     "none": personal.NoPersonal(),
     "finetune": personal.FineTune(),

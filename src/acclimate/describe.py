@@ -40,7 +40,7 @@ EXTRAS = {
 
 
 def listing(kind: str | None = None) -> str:
-    """All names of a kind, each with the first sentence of its docstring."""
+    """All names of a kind, each with what it is in a sentence, and how it differs from its record's defaults."""
     plurals = [k.plural for k in catalogue.KINDS if k.entries]
     if kind is not None and kind not in plurals:
         raise ConfigError(f"there is no kind '{kind}'; {catalogue.nearest(kind, plurals)}")
@@ -49,12 +49,13 @@ def listing(kind: str | None = None) -> str:
         if k.entries and kind in (None, k.plural):
             width = max(map(len, k.entries))
             out.append(f"{k.plural}:")
-            out += [f"  {name.ljust(width)}  {_line(record)}" for name, record in k.entries.items()]
+            out += [f"  {name.ljust(width)}  {_line(name, record)}" for name, record in k.entries.items()]
     return "\n".join(out)
 
 
-def _line(record: Any) -> str:
-    first = inspect.cleandoc(type(record).__doc__ or "").split("\n\n")[0].replace("\n", " ")
+def _line(name: str, record: Any) -> str:
+    said = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
+    first = said.split("\n\n")[0].replace("\n", " ")
     changed = catalogue.differences(_default(record), record)
     return f"{first} [{', '.join(changed)}]" if changed else first
 
