@@ -85,7 +85,7 @@ SUMMARIES = {
     "fedavg-balanced": "FedAvg with balanced softmax (Ren et al., NeurIPS 2020).",
     "fedicon-us": "FedICON without labels before the classifier (Tan et al., 2023).",
     "fedtta-prox": "FedTTA held near the received model's answers (Ye et al., 2023).",
-    "fedmd": "Clients of different architectures learn from the mean of their logits on a public set (Li & Wang, 2019).",
+    "fedmd": "Clients of several architectures learn from the mean of their logits on a public set (Li & Wang, 2019).",
     "am-shared": "AM with the mean amplitude of all clients (Xu et al., CVPR 2021).",
     "pfl-sampled": "FedPer whose newcomers get one trained client's head (baseline of Ye et al., 2023).",
     "pfl-ensemble": "FedPer whose newcomers get the mean of all trained clients' heads (baseline of Ye et al., 2023).",

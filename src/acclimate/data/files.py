@@ -9,7 +9,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,9 @@ def npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict
             names = list(archive.files)
             out = {k: archive[k] for k in (*needed, *optional) if k in names}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as e:
-        raise ValueError(f"{path}: not a readable .npz file ({e}); {AGAIN}") from e
+        # numpy takes whatever it does not know for a pickle, and tells how to read one, which must not be done
+        reason = "not an archive of plain arrays" if "pickle" in str(e) else str(e)
+        raise ValueError(f"{path}: not a readable .npz file ({reason}); {AGAIN}") from e
     _has(path, out, needed, names)
     return out
 
@@ -115,10 +117,11 @@ def mat(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
     return {k: data[k] for k in names}
 
 
-def _has(path: Path, data: dict[str, Any], needed: Iterable[str], names: Iterable[str]) -> None:
+def _has(path: Path, data: dict[str, Any], needed: Sequence[str], names: Sequence[str]) -> None:
     for name in needed:
         if name not in data:
-            raise ValueError(f"{path}: has no array '{name}', only {', '.join(names) or 'none'}; {AGAIN}")
+            held = ", ".join(names) or "none"
+            raise ValueError(f"{path}: has no array '{name}', only {held}; it must have {', '.join(needed)}")
 
 
 def libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
