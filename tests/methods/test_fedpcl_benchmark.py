@@ -58,7 +58,7 @@ def _all(bench):
 
 
 def test_it_adds_what_is_missing_and_shows_it(bench, tmp_path, monkeypatch, capsys):
-    images = ac.data.Digits(domains=("plain", "inverted"), fraction=0.4)
+    images = ac.data.Digits(domains=("plain", "inverted"))
     encoder = ac.models.Frozen((nn.Flatten(),), width=16)
     small = bench.Kept(ac.data.ByDomain(alpha=1.0), 2, data=images, encoder=encoder)
     monkeypatch.setattr(bench.Cell, "features", lambda self: small)
