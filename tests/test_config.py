@@ -272,7 +272,7 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("data.new_angles=0,inf", "new_angles=.* must be finite numbers"),
         ("data.mean=nan,nan,nan", "data.mean: Digits: mean=.* must be finite numbers"),
         ("data.std=nan,nan,nan", "data.std: Digits: std=.* must be finite numbers"),
-        ("data.seed=-1", "data.seed: Digits: seed=-1 must be a .*number of at least 0"),
+        ("data.seed=-1", "data.seed: Digits: seed=-1 must be a whole number of at least 0"),
         ("seed=0,-1", "seed: Experiment: seed=-1 must be a finite number of at least 0"),
         ("model.groups=0", "model.groups: CNN: groups=0 must be a finite number of at least 1"),
     ],
@@ -307,7 +307,7 @@ def test_a_folder_is_no_file_of_settings(tmp_path):
     [
         ("streams=rotated", "streams.rotated.angles", "15,nan", "Rotated: angles=.* must be finite numbers"),
         ("adapters=mbsl", "adapters.mbsl.decay", "nan", "MBSL: decay=nan must be a finite number of at least 0"),
-        ("data.partition=natural-users", "data.partition.floor", "-1", "NaturalUsers: floor=-1 must be a .*number"),
+        ("data.partition=natural-users", "data.partition.floor", "-1", "NaturalUsers: floor=-1 must be a whole number"),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(record, key, value, says):

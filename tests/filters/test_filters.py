@@ -133,8 +133,12 @@ def test_what_is_no_whole_number_in_range_is_named(value, bounds, words):
 
 @pytest.mark.parametrize("value", [0, 3, torch.arange(4).numpy()[3]])
 def test_whole_numbers_in_range_pass_both_ends_included(value):
-    for bounds in ((), (0,), (None, 3), (0, 3)):
-        check.whole(SimpleNamespace(seed=value), "seed", *bounds)
+    record = SimpleNamespace(seed=value)
+    for bounds in ((), (0,), (None, 3), (0, 3), (value, value)):
+        check.whole(record, "seed", *bounds)
+    for bounds in ((value + 1,), (None, value - 1)):  # the next ones on either side do not pass
+        with pytest.raises(ValueError, match="seed=.* must be a whole number of at (least|most)"):
+            check.whole(record, "seed", *bounds)
 
 
 @pytest.mark.parametrize("name", ["median", "int8", "top-k", "fp16"])
