@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from acclimate.backends import Serial
-from acclimate.backends.cluster import Connection
-from acclimate.backends.ray import Ray
+from acclimate.backends.workers.ray import Ray
+from acclimate.backends.workers.ray_cluster import Connection
 from acclimate.core import fit, tree
 from acclimate.core.backend import Backend, Engine
 from acclimate.core.local import Work

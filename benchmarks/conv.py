@@ -20,7 +20,7 @@ from harness import environment
 from torch import Tensor
 
 from acclimate import store
-from acclimate.core import conv, kernels
+from acclimate.core.nn import conv, kernels
 
 LAYERS = {"first layer": (3, 32, 32), "second layer": (32, 14, 64)}
 """Input channels, image side, output channels; the kernel is 5 x 5 without padding."""

@@ -27,7 +27,6 @@ from by_domain import Seeds
 from rows import Record, Row
 
 import acclimate as ac
-from acclimate import api
 from acclimate.adapters.icon import ICON
 from acclimate.core.method import Method
 from acclimate.methods.fedicon import FedICON
@@ -36,6 +35,7 @@ from acclimate.recipes import fedicon as recipes
 from acclimate.recipes import published
 from acclimate.recipes.federations import DIGIT5, OFFICE10
 from acclimate.recipes.record import Named
+from acclimate.running import run as api
 
 SCHEMA = "acclimate.fedicon/1"
 MIRRORED = {"digit5": False, "office10": True}

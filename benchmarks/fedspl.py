@@ -32,7 +32,6 @@ from by_domain import Seeds
 from rows import Record, Row
 
 import acclimate as ac
-from acclimate import api
 from acclimate.adapters.mbsl import MBSL
 from acclimate.core.local import Work
 from acclimate.core.method import Method
@@ -42,6 +41,7 @@ from acclimate.recipes import fedspl as recipes
 from acclimate.recipes import published
 from acclimate.recipes.federations import PACS4
 from acclimate.recipes.record import Line, adapter
+from acclimate.running import run as api
 
 SCHEMA = "acclimate.fedspl/1"
 DOMAINS = tuple(PACS4.domains)

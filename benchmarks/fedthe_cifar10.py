@@ -23,10 +23,10 @@ import rows
 from rows import Record, Row
 
 import acclimate as ac
-from acclimate import api
 from acclimate.core.method import Method
 from acclimate.ops.augment import FlipCrop
 from acclimate.recipes import brfl as recipes
+from acclimate.running import run as api
 
 SCHEMA = "acclimate.fedthe/1"
 TRAININGS: dict[str, Method] = {name: named.record for name, named in recipes.TRAININGS.items()}

@@ -35,12 +35,12 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import torch
+from acclimate.backends.vmap.engine.lanes import Lane, Lanes
 from rows import trained_on
 
 import acclimate as ac
-from acclimate import api, store
+from acclimate import store
 from acclimate.backends import Vmap
-from acclimate.backends.lanes import Lane, Lanes
 from acclimate.core import fit as loop
 from acclimate.core.adapter import Adapter
 from acclimate.core.backend import Engine
@@ -54,6 +54,7 @@ from acclimate.data import Pathological
 from acclimate.recipes import fedtta as recipes
 from acclimate.recipes import published
 from acclimate.recipes.record import NONE, Line
+from acclimate.running import run as api
 
 SCHEMA = "acclimate.fedtta/1"
 CHECKPOINT = 60.0

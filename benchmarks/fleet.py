@@ -23,16 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from acclimate.backends.flower.engine.engine import Flower
 from harness import command
 
-from acclimate import api, store
+from acclimate import store
 from acclimate.backends import Serial
-from acclimate.backends.flower import Flower
-from acclimate.config import Experiment
 from acclimate.core.fit import State
+from acclimate.experiment.record import Experiment
+from acclimate.experiment.settings import expand
 from acclimate.fleet import launch, loopback, processes
-from acclimate.settings import expand
-from acclimate.watch import Watch
+from acclimate.running import run as api
+from acclimate.running.watch import Watch
 
 NODES, CLIENTS = 2, 4
 

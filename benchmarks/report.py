@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import acclimate as ac
-from acclimate import config, store
+from acclimate import store
+from acclimate.experiment import record as config
 
 METHODS = ("fedavg", "fedprox", "scaffold", "fedbn", "fedrep", "ditto", "fedrod", "apfl", "fedthe", "fedtta", "fedicon")
 METHODS += ("fedpcl",)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from acclimate.backends.vmap.engine.capture import tf32
 from federated import ALLOWED, Round, agreement, apart, dealt, task_of
 from harness import Context, Disagreement, Way, compare, environment
 
 from acclimate.backends import Serial, Vmap
-from acclimate.backends.capture import tf32
 from acclimate.core import tree
 from acclimate.core.backend import Backend
 from acclimate.core.local import Work

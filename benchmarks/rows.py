@@ -20,12 +20,13 @@ import torch
 from harness import command
 
 import acclimate as ac
-from acclimate import api, store
+from acclimate import store
 from acclimate.core.adapter import Adapter
 from acclimate.core.fit import State
 from acclimate.core.personal import Personalizer
 from acclimate.data.world import World
-from acclimate.watch import Watch
+from acclimate.running import run as api
+from acclimate.running.watch import Watch
 
 Record = dict[str, Any]
 """A part of the JSON file: all of it, a training, or a row."""

@@ -22,7 +22,8 @@ import torch
 from harness import Record, environment, insist, peak_memory, summary, wait
 
 from acclimate.backends import Vmap
-from acclimate.core import fit, holding, tree
+from acclimate.backends.vmap.engine import state_file
+from acclimate.core import fit, tree
 from acclimate.core.local import Work
 from acclimate.core.optim import SGD
 from acclimate.core.shards import HostShards, Shards
@@ -106,7 +107,7 @@ def in_turn(way: str, options: argparse.Namespace) -> Record:
             str(f.clients): {"seconds_to_open": f.opened, "seconds_per_round": summary(own)}
             for f, own in zip(all, zip(*times, strict=True), strict=True)
         }
-        private = tree.nbytes(holding.take(all[0].engine.mine, 0))
+        private = tree.nbytes(state_file.take(all[0].engine.mine, 0))
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     norms = [f.norm() for f in all]
     memory = {"peak_host_memory_gib": host, **gpu}

@@ -23,11 +23,12 @@ from harness import environment
 
 from acclimate.adapters import MEMO, THE, TTT, THEPlus
 from acclimate.backends import Serial, Vmap
-from acclimate.core import fit, kernels
+from acclimate.core import fit
 from acclimate.core.adapter import Adapter
 from acclimate.core.backend import Engine
 from acclimate.core.local import Work
 from acclimate.core.method import Method
+from acclimate.core.nn import kernels
 from acclimate.core.personal import Personalizer
 from acclimate.core.shards import Shards
 from acclimate.core.stream import Protocol

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 import acclimate as ac
-from acclimate.api import Interrupted
-from acclimate.watch import Watch
+from acclimate.running.run import Interrupted
+from acclimate.running.watch import Watch
 
 
 class PullThePlug(Watch):

@@ -6,8 +6,8 @@ from torch.func import vmap
 
 from acclimate.core import rng
 from acclimate.core.task import Task
+from acclimate.experiment.settings import expand
 from acclimate.ops.augment import FlipCrop, flip, shift_crop
-from acclimate.settings import expand
 from support import CLASSES, MODELS, images
 
 

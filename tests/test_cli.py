@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
+from acclimate.cli.main.main import main
 
-from acclimate import threads
-from acclimate.cli import main
+from acclimate.cli.main import threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
-COMMAND = "import acclimate.cli; acclimate.cli.main()"
+COMMAND = "import acclimate.cli.main; acclimate.cli.main.main()"
 QUICK = ["data.clients=4", "model=mlp", "model.hidden=8", "model.norm=batch", "rounds=1", "method.work.epochs=1"]
 
 
@@ -249,7 +249,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 
 
 def test_a_given_personaliser_goes_with_every_default_method():
-    from acclimate.cli import _experiments
+    from acclimate.cli.main.main import _experiments
 
     assert [e.label for e in _experiments(["personal=lp"], None, 1)] == ["fedavg+lp", "fedbn+lp", "scaffold+lp"]
     assert [e.label for e in _experiments([], None, 1)][:2] == ["fedavg", "fedavg+finetune"]
@@ -263,11 +263,11 @@ def stop(*args, **kwargs):
 def test_ctrl_c_outside_of_the_rounds_says_how_to_go_on_too(here, monkeypatch, methods):
     one = ["streams=original", "adapters=none", "-q", *QUICK]
     with monkeypatch.context() as early:
-        early.setattr("acclimate.api.run_all", stop)
+        early.setattr("acclimate.running.run.run_all", stop)
         done = here("run", "-o", "out", f"method={methods}", *one)
         assert (done.returncode, done.stderr) == (130, "acclimate: stopped before anything was saved\n")
     with monkeypatch.context() as late:
-        late.setattr("acclimate.api.evaluated", stop)
+        late.setattr("acclimate.running.run.evaluated", stop)
         for command in (["run", "-o", "out", f"method={methods}", *one], ["resume", "out", "-q"]):
             done = here(*command)
             assert (done.returncode, done.stderr) == (130, "acclimate: stopped; go on with: acclimate resume out\n")

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from acclimate import catalogue
+from acclimate.experiment import catalogue
 
 # Typer imports what newer versions of Click say will go; the command line is imported inside tests, where it may.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Click:DeprecationWarning")
@@ -24,8 +24,9 @@ def _empty_machine(monkeypatch, tmp_path):
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Calls the console script's function: exit code, output, errors."""
-    from acclimate import cli
-    from acclimate.cli_data import data_app
+    from acclimate.cli.main.data import data_app
+
+    from acclimate.cli.main import main as cli
 
     monkeypatch.chdir(tmp_path)
     if not any(group.name == "data" for group in cli.app.registered_groups):
@@ -54,7 +55,7 @@ def cifar10_1(folder, labels):
 
 
 def test_importing_the_commands_needs_no_torch():
-    code = "import sys, acclimate.cli_data\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    code = "import sys, acclimate.cli.main.data\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

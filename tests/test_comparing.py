@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from acclimate.cli.main.main import app
 from typer.testing import CliRunner
 
-from acclimate import api, comparing
-from acclimate.cli import app
-from acclimate.settings import expand
+from acclimate.experiment.settings import expand
+from acclimate.running import compare
+from acclimate.running import run as api
 from acclimate.store import RunError
 
 
@@ -30,10 +31,10 @@ def run_folder(path, label, seed, accuracies, adapter="none", data="same", metri
 
 def test_differences_are_of_the_same_client_and_seed():
     first, second = {0: [0.9, 0.5], 1: [0.8, 0.8]}, {0: [0.7, 0.3], 1: [0.6, 0.6]}
-    d = comparing.difference("original", "last", first, second)
+    d = compare.difference("original", "last", first, second)
     assert d.mean == pytest.approx(0.2) and d.low == pytest.approx(0.2) and d.high == pytest.approx(0.2)
     assert d.told and d.better == 1.0 and (d.seeds, d.clients) == (2, 4)
-    back = comparing.difference("original", "last", second, first)
+    back = compare.difference("original", "last", second, first)
     assert back.mean == pytest.approx(-0.2) and back.better == 0.0
 
 
@@ -41,7 +42,7 @@ def test_pairing_is_what_makes_a_small_gain_visible():
     rng = np.random.default_rng(0)
     hard = {s: rng.uniform(0.2, 0.9, 20) for s in range(3)}  # clients differ by far more than the methods do
     better = {s: (v + 0.02 + rng.normal(0, 0.005, 20)).tolist() for s, v in hard.items()}
-    d = comparing.difference("x", "last", better, {s: v.tolist() for s, v in hard.items()})
+    d = compare.difference("x", "last", better, {s: v.tolist() for s, v in hard.items()})
     assert d.told and 0.01 < d.low < 0.02 < d.high < 0.03
 
 
@@ -50,14 +51,14 @@ def test_the_interval_covers_as_often_as_it_says():
     hits = 0
     for _ in range(200):
         drawn = rng.normal(0.1, 1.0, (1, 40))
-        low, high = comparing.interval(drawn.tolist(), draws=500)
+        low, high = compare.interval(drawn.tolist(), draws=500)
         hits += low <= 0.1 <= high
     assert 0.88 <= hits / 200 <= 0.99
 
 
 def test_seeds_that_disagree_widen_the_interval():
-    alike = comparing.interval([[0.1, 0.1]] * 4)
-    apart = comparing.interval([[0.3, 0.3], [-0.1, -0.1], [0.3, 0.3], [-0.1, -0.1]])
+    alike = compare.interval([[0.1, 0.1]] * 4)
+    apart = compare.interval([[0.3, 0.3], [-0.1, -0.1], [0.3, 0.3], [-0.1, -0.1]])
     assert alike == pytest.approx((0.1, 0.1)) and apart[0] < 0 < apart[1]
 
 
@@ -71,20 +72,20 @@ def test_a_seed_that_is_drawn_twice_brings_other_clients_each_time():
         return np.quantile(means, [0.025, 0.975])
 
     own = np.random.default_rng(3).normal(0, 0.1, (10, 20)).tolist()
-    low, high = comparing.interval(own)
+    low, high = compare.interval(own)
     slow = exact(own)
     assert high - low == pytest.approx(slow[1] - slow[0], rel=0.08)  # it was a fifth wider
 
 
 def test_seeds_may_have_different_numbers_of_clients():
-    low, high = comparing.interval([[0.1] * 3, [0.3] * 7])
+    low, high = compare.interval([[0.1] * 3, [0.3] * 7])
     assert (low, high) == (pytest.approx(0.1), pytest.approx(0.3))
 
 
 def test_the_interval_of_one_seed_is_the_bootstrap_over_its_clients():
     own = np.array([0.0, 0.1, 0.4])
     drawn = own[np.random.default_rng(0).integers(0, 3, (10_000, 3))].mean(1)
-    assert comparing.interval([own.tolist()]) == tuple(np.quantile(drawn, [(1 - 0.95) / 2, (1 + 0.95) / 2]))
+    assert compare.interval([own.tolist()]) == tuple(np.quantile(drawn, [(1 - 0.95) / 2, (1 + 0.95) / 2]))
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def two(tmp_path):
 
 
 def test_runs_are_compared_in_words_and_numbers(two):
-    found = comparing.compare(two, rows=["fedthe", "fedavg"])
+    found = compare.compare(two, rows=["fedthe", "fedavg"])
     [said] = found.sentences()
     assert said.startswith("On original, fedthe is 10.0 points above fedavg (65.0 against 55.0 %")
     assert said.endswith("more than chance, and better for 100 % of clients.")
@@ -113,13 +114,13 @@ def test_the_command_prints_a_table_and_sentences(two, tmp_path):
     done = CliRunner().invoke(app, ["compare", str(two), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "fedavg is 10.0 points below fedthe" in done.output.replace("\n", " ")
-    assert json.loads(out.read_text())["schema"] == comparing.SCHEMA
+    assert json.loads(out.read_text())["schema"] == compare.SCHEMA
 
 
 def test_one_seed_says_what_it_does_not_cover(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0, {("original", "last"): [0.5, 0.7]})
     run_folder(tmp_path / "b", "fedthe", 0, {("original", "last"): [0.7, 0.5]})
-    found = comparing.compare(tmp_path / "a", tmp_path / "b")
+    found = compare.compare(tmp_path / "a", tmp_path / "b")
     assert "One seed" in (found.caveat() or "")
     assert found.sentences()[0].endswith("no difference can be told from chance.")
 
@@ -131,19 +132,19 @@ def test_what_cannot_be_paired_is_refused(tmp_path):
     run_folder(tmp_path / "d", "ditto", 0, {("original", "last"): [0.7]})
     run_folder(tmp_path / "e", "apfl", 0, {("mixture", "last"): [0.7, 0.2]})
     with pytest.raises(ValueError, match=r"seeds \[0\] and \[1\] cannot be paired"):
-        comparing.compare(tmp_path / "a", tmp_path / "b")
+        compare.compare(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ValueError, match="different data"):
-        comparing.compare(tmp_path / "a", tmp_path / "c")
+        compare.compare(tmp_path / "a", tmp_path / "c")
     with pytest.raises(ValueError, match="2 and 1 clients"):
-        comparing.compare(tmp_path / "a", tmp_path / "d")
+        compare.compare(tmp_path / "a", tmp_path / "d")
     with pytest.raises(ValueError, match="no stream in common"):
-        comparing.compare(tmp_path / "a", tmp_path / "e")
+        compare.compare(tmp_path / "a", tmp_path / "e")
     with pytest.raises(ValueError, match="hold fedavg/none, fedthe/none"):
-        comparing.compare(tmp_path, rows=["fedavg", "nobody"])
+        compare.compare(tmp_path, rows=["fedavg", "nobody"])
     with pytest.raises(ValueError, match="of two rows"):
-        comparing.compare(tmp_path)
+        compare.compare(tmp_path)
     with pytest.raises(RunError, match="holds no run"):
-        comparing.compare(tmp_path / "nothing")
+        compare.compare(tmp_path / "nothing")
 
 
 def test_other_splits_are_refused_by_name(tmp_path):
@@ -151,7 +152,7 @@ def test_other_splits_are_refused_by_name(tmp_path):
         splits = {"train": {"hash": "0"}, "test": {"hash": test}}
         run_folder(tmp_path / name, f"fed{name}", 0, {("original", "last"): [0.5, 0.7]}, splits=splits)
     with pytest.raises(ValueError, match=r"seed 0: .* different data \(not the same: test\)"):
-        comparing.compare(tmp_path / "a", tmp_path / "b")
+        compare.compare(tmp_path / "a", tmp_path / "b")
 
 
 def test_streams_of_other_examples_are_left_out_and_named(tmp_path):
@@ -160,11 +161,11 @@ def test_streams_of_other_examples_are_left_out_and_named(tmp_path):
         streams = {"original": {"hash": "0"}, "corrupted": {"hash": severity}}
         run_folder(tmp_path / name, f"fed{name}", 0, own, streams=streams)
         run_folder(tmp_path / f"{name}-one", f"fed{name}", 0, {("corrupted", "last"): [0.5]}, streams=streams)
-    found = comparing.compare(tmp_path / "a", tmp_path / "b")
+    found = compare.compare(tmp_path / "a", tmp_path / "b")
     assert {d.stream for d in found.differences} == {"original"} and found.left_out == ("corrupted",)
     assert "different examples: corrupted" in (found.caveat() or "")
     with pytest.raises(ValueError, match=r"different examples in every stream that both have \(corrupted\)"):
-        comparing.compare(tmp_path / "a-one", tmp_path / "b-one")
+        compare.compare(tmp_path / "a-one", tmp_path / "b-one")
 
 
 def stream_hash(value):
@@ -178,9 +179,9 @@ def test_hashes_and_curves_are_those_of_the_run_whose_numbers_count(tmp_path):
         run_folder(tmp_path / f"a{i}", "fedavg", 0, own, metrics=curve)
     run_folder(tmp_path / "more", "fedavg", 0, {("mixture", "last"): [0.1, 0.2]})
     run_folder(tmp_path / "b", "fedbn", 0, own, metrics=curves[0])
-    found = comparing.compare(tmp_path, rows=["fedavg", "fedbn"])
+    found = compare.compare(tmp_path, rows=["fedavg", "fedbn"])
     assert found.best == {"original": (0.8, 0.8)} and not found.differences[0].told
-    [side] = comparing.sides([tmp_path / "a0", tmp_path / "more"])
+    [side] = compare.sides([tmp_path / "a0", tmp_path / "more"])
     assert set(side.cells) == {("original", "last"), ("mixture", "last")}  # runs may share out their streams
 
 
@@ -199,18 +200,18 @@ def test_two_runs_of_one_seed_that_do_not_agree_are_refused_by_folder(tmp_path, 
     run_folder(tmp_path / "b", "fedbn", 0, **own)
     run_folder(tmp_path / "c", "fedprox", 0, **own)
     with pytest.raises(ValueError, match=rf"fedavg: seed 0 was run in \S*/a and in \S*/again, {why}; give only one"):
-        comparing.compare(tmp_path, rows=["fedavg", "fedbn"])
-    comparing.compare(tmp_path, rows=["fedbn", "fedprox"])  # who is not compared does not matter
+        compare.compare(tmp_path, rows=["fedavg", "fedbn"])
+    compare.compare(tmp_path, rows=["fedbn", "fedprox"])  # who is not compared does not matter
 
 
 def test_a_sweep_over_an_adapter_is_compared_with_itself_and_with_no_adaptation(tmp_path):
     small = ["data.clients=3", "model=mlp", "model.norm=batch", "rounds=1", "streams=original"]
     api.run_all(expand([*small, "adapters=none,tent", "adapters.tent.opt.lr=0.01,0.3"]), tmp_path / "runs")
     slow, fast = (f"fedavg(adapters.tent.opt.lr={lr})" for lr in (0.01, 0.3))
-    titles = [s.title for s in comparing.sides([tmp_path / "runs"])]
+    titles = [s.title for s in compare.sides([tmp_path / "runs"])]
     assert titles == ["fedavg", f"{slow} with tent", f"{fast} with tent"]
-    assert comparing.compare(tmp_path / "runs", rows=["fedavg", fast]).second == f"{fast} with tent"
-    assert comparing.compare(tmp_path / "runs", rows=[slow, fast]).first == f"{slow} with tent"
+    assert compare.compare(tmp_path / "runs", rows=["fedavg", fast]).second == f"{fast} with tent"
+    assert compare.compare(tmp_path / "runs", rows=[slow, fast]).first == f"{slow} with tent"
 
 
 def test_runs_with_other_partitions_are_not_compared(tmp_path):
@@ -224,7 +225,7 @@ def test_runs_with_other_partitions_are_not_compared(tmp_path):
     api.run(of(0.5, "fedavg"), tmp_path / "a")
     api.run(of(100, "fedprox"), tmp_path / "b")
     with pytest.raises(ValueError, match=r"not the same: train, val, test"):
-        comparing.compare(tmp_path / "a", tmp_path / "b")
+        compare.compare(tmp_path / "a", tmp_path / "b")
 
 
 def test_names_are_whole_where_no_window_limits_the_table(tmp_path):

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 import acclimate as ac
-from acclimate import catalogue
 from acclimate.core import tree
 from acclimate.core.adapter import Adapter
 from acclimate.core.stream import Protocol
+from acclimate.experiment import catalogue
 from support import SMALL, fitted, quick_or_slow, shards, small
 
 PERSONALS = {k: small(v, SMALL) for k, v in catalogue.PERSONALS.items()}

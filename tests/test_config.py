@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from acclimate import catalogue, config
 from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
-from acclimate.config import ConfigError, Experiment
 from acclimate.core.optim import SGD, Adam, Cosine
 from acclimate.data import IID, ByDomain, Digits, Pathological
+from acclimate.experiment import catalogue
+from acclimate.experiment import record as config
+from acclimate.experiment.record import ConfigError, Experiment
+from acclimate.experiment.settings import expand, flatten_toml, merged
 from acclimate.methods import FedAvg, FedProx
 from acclimate.models import CNN, MLP, ResNet20
 from acclimate.personal import FineTune
-from acclimate.settings import expand, flatten_toml, merged
 from acclimate.shifts import Rotated, severity_sweep
 from acclimate.store import folder_names
 

@@ -6,8 +6,9 @@ from functools import cache
 import pytest
 import torch
 
-from acclimate import catalogue, store
+from acclimate import store
 from acclimate.core import fit, message, rng, tree
+from acclimate.experiment import catalogue
 from support import BACKENDS, CLASSES, MODELS, QUICK, client_data, equal, fitted, gap, shards, small, task
 
 METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}

@@ -6,13 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from acclimate.cli.main.describe import EXTRAS, doctor, listing, print_pivot, results_table
+from acclimate.cli.main.main import app
 from rich.console import Console
 from typer.testing import CliRunner
 
-from acclimate import catalogue, tuning
-from acclimate.cli import app
-from acclimate.describe import EXTRAS, doctor, listing, print_pivot, results_table
+from acclimate import tuning
 from acclimate.eval import Table
+from acclimate.experiment import catalogue
 
 STREAMS = ("original", "corrupted", "label_shift", "feature_shift", "mixture", "drifting", "newcomers")
 METHODS = ("fedavg", "fedavg+finetune", "a-method-with-a-name-of-forty-characters")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from acclimate import catalogue, describe
+from acclimate.cli.main import describe
 from acclimate.eval.table import Refused, Row
+from acclimate.experiment import catalogue
 from test_imports import LAYERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
@@ -105,7 +106,7 @@ def test_runs_of_the_page_run(page, tmp_path, monkeypatch):
 
 def acclimate(folder, *args):
     """Run the command line in a process of its own, which finds the modules of this folder."""
-    code, env = "import acclimate.cli; acclimate.cli.main()", {**os.environ, "PYTHONPATH": str(folder)}
+    code, env = "import acclimate.cli.main; acclimate.cli.main.main()", {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=280, env=env)
     assert done.returncode == 0, f"{args}: {done.stderr}"
 
@@ -129,7 +130,7 @@ def check_command(words):
 def check_acclimate(sub, args):
     import typer
 
-    from acclimate import cli
+    from acclimate.cli.main import main as cli
 
     command, args = typer.main.get_command(cli.app).commands[sub], list(args)
     while hasattr(command, "commands"):  # a group: `acclimate data list`
@@ -145,7 +146,7 @@ def check_acclimate(sub, args):
             assert describe.details(params["name"])
         case "tune":
             from acclimate import tuning
-            from acclimate.settings import merged
+            from acclimate.experiment.settings import merged
 
             grid = tuning.grid(params["grid"]).settings if params["grid"] else ()
             said = {s.partition("=")[0] for s in params["settings"] or ()}
@@ -154,7 +155,7 @@ def check_acclimate(sub, args):
 
 
 def test_the_check_of_commands_can_fail():
-    from acclimate.config import ConfigError
+    from acclimate.experiment.record import ConfigError
 
     for bad in (["run", "method.muu=1"], ["run", "rounds=many"], ["show", "fedporx"], ["list", "metods"]):
         with pytest.raises(ConfigError):
@@ -241,7 +242,7 @@ def test_the_first_round_that_was_measured_is_on_the_performance_page():
 
 
 def test_the_readme_table_has_the_rows_of_the_default_run():
-    from acclimate import cli
+    from acclimate.cli.main import main as cli
 
     table = next(text for _, _, text in blocks(ROOT / "README.md", "text"))
     rows = re.findall(r"(?m)^ (\S+) +(\S+)(?: +\d+\.\d ±\d+){4} +\d+ KB$", table)

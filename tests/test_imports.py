@@ -9,23 +9,15 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "acclimate"
 LAYERS = [
-    {"version"},
-    {"core"},
+    {"version", "core"},
     {"ops"},
     {"methods", "adapters", "personal", "filters", "models", "data", "shifts"},
     {"backends", "eval"},
-    {"catalogue"},
-    {"config"},
-    {"settings"},
-    {"store", "reporting", "watch"},
-    {"pictures"},
-    {"building"},
-    {"checking", "testing"},
-    {"training"},
-    {"api"},
-    {"comparing", "fleet", "joining", "recipes", "tracking", "tuning"},
-    {"describe", "progress", "threads"},
-    {"cli_compare", "cli_data", "cli_fleet", "cli_help", "cli_join", "cli_reproduce", "cli_tune"},
+    {"experiment"},
+    {"store"},
+    {"reporting"},
+    {"running"},
+    {"fleet", "recipes", "tuning"},
     {"cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
@@ -93,14 +85,14 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 for part in {LIGHT!r}:
     module = importlib.import_module("acclimate." + part)
-from acclimate import catalogue, config
+from acclimate.experiment import catalogue, record
 print("ok")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "ok", done.stderr
 
 
-@pytest.mark.parametrize("line", ["import acclimate", "import acclimate.cli", "from acclimate import __version__"])
+@pytest.mark.parametrize("line", ["import acclimate", "import acclimate.cli.main", "from acclimate import __version__"])
 def test_import_and_help_need_no_torch(line):
     code = f"import sys\n{line}\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 import typer
+from acclimate.cli.main.join import join as join_command
+from acclimate.cli.main.join import samples
 from typer.testing import CliRunner
 
 import acclimate as ac
-from acclimate import catalogue
 from acclimate.adapters.fedtta import FedTTA as Adapt
-from acclimate.cli_join import join as join_command
-from acclimate.cli_join import samples
-from acclimate.joining import CARD, TENSORS, CannotJoin, join, load_joined
+from acclimate.experiment import catalogue
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
 from acclimate.methods.pfl import PFL
 from acclimate.ops.losses import entropy
+from acclimate.running.join import CARD, TENSORS, CannotJoin, join, load_joined
 from acclimate.shifts import NewClients
 from acclimate.store import RunError
 from support import equal, gap

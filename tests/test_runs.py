@@ -18,12 +18,13 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 import acclimate as ac
-from acclimate import api, store
-from acclimate.config import dumps
+from acclimate import store
 from acclimate.core import fit as loop
 from acclimate.eval import Table
-from acclimate.settings import expand
-from acclimate.watch import Watch
+from acclimate.experiment.record import dumps
+from acclimate.experiment.settings import expand
+from acclimate.running import run as api
+from acclimate.running.watch import Watch
 from support import equal
 
 QUICK = (
@@ -214,7 +215,7 @@ def test_ctrl_c_checkpoints_and_resume_ends_alike(finished, tmp_path, rounds):
     same_run(finished[0], path)
 
 
-COMMAND = "import acclimate.cli; acclimate.cli.main()"
+COMMAND = "import acclimate.cli.main; acclimate.cli.main.main()"
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,14 @@
 import sys
 
 import pytest
+from acclimate.cli.main.main import app
 from typer.testing import CliRunner
 
 import acclimate as ac
-from acclimate import api, store, tracking
-from acclimate.cli import app
-from acclimate.tracking import Both, Tracker, tracked
+from acclimate import store
+from acclimate.running import run as api
+from acclimate.running import track
+from acclimate.running.track import Both, Tracker, tracked
 
 SMALL = ["model=mlp", "data.clients=3", "rounds=3", "method.work.epochs=1", "checkpoint_every=1", "streams=original"]
 
@@ -129,8 +131,8 @@ def test_a_resumed_run_is_logged_from_its_first_round(tmp_path):
 def test_faults_are_counted_up_to_the_round(tmp_path):
     row = {"round": 2, "val_accuracy": 0.5, "val_std": 0.1, "val_loss": 1.0, "up_bytes": 8, "down_bytes": 8}
     faults = [{"round": r, "client": 0, "kind": "late", "reason": ""} for r in (0, 1, 2)]
-    assert tracking._point(row, faults)["faults"] == 2  # rounds of faults count from 0, those of rows from 1
-    assert tracking._point(row | {"streams": {"corrupted": 0.4}}, ())["stream/corrupted"] == 0.4
+    assert track._point(row, faults)["faults"] == 2  # rounds of faults count from 0, those of rows from 1
+    assert track._point(row | {"streams": {"corrupted": 0.4}}, ())["stream/corrupted"] == 0.4
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):
@@ -176,10 +178,10 @@ def test_mlflow_reads_what_was_written(tmp_path):
 
 
 def test_what_mlflow_would_refuse_is_renamed():
-    assert tracking._word("test/original/tent(steps=2)/last") == "test/original/tent_steps_2_/last"
+    assert track._word("test/original/tent(steps=2)/last") == "test/original/tent_steps_2_/last"
 
 
-@pytest.mark.parametrize("name", tracking.SINKS)
+@pytest.mark.parametrize("name", track.SINKS)
 def test_a_missing_package_is_named_before_anything_is_trained(tmp_path, monkeypatch, name):
     for module in [m for m in sys.modules if m.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
@@ -202,7 +204,7 @@ def test_an_unknown_name_is_refused_and_none_changes_nothing(tmp_path):
 
 def test_a_run_that_fails_keeps_its_own_error(tmp_path, monkeypatch):
     book, many = Notebook(), ac.methods.FedAvg(work=ac.Work(batch=100_000))
-    monkeypatch.setitem(tracking.SINKS, "tensorboard", lambda root: book)
+    monkeypatch.setitem(track.SINKS, "tensorboard", lambda root: book)
     with pytest.raises(ValueError, match="fewer than a batch"), tracked(tmp_path / "r", "tensorboard") as watch:
         ac.run(experiment(method=many), tmp_path / "r", watch=watch)
     with pytest.raises(ZeroDivisionError), tracked(tmp_path / "nowhere", "tensorboard"):
@@ -225,7 +227,7 @@ def test_both_tell_everything():
 
 def test_what_is_not_finite_is_left_out_of_a_point():
     row = {"round": 1, "val_accuracy": 0.5, "val_std": 0.1, "val_loss": None, "up_bytes": 3, "down_bytes": 4}
-    assert tracking._point(row, []).keys() == {
+    assert track._point(row, []).keys() == {
         "validation/accuracy",
         "validation/std",
         "bytes/up",

@@ -8,14 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from acclimate.cli.main.main import app
 from typer.testing import CliRunner
 
 import acclimate as ac
-from acclimate import api, tuning
-from acclimate.cli import app
-from acclimate.config import ConfigError
+from acclimate import tuning
 from acclimate.data import Digits
-from acclimate.settings import expand, merged
+from acclimate.experiment.record import ConfigError
+from acclimate.experiment.settings import expand, merged
+from acclimate.running import run as api
 from acclimate.store import RunError
 from acclimate.tuning import Choice, Range, parse, search, trials
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import limits
 import torch
+from acclimate.backends.vmap.engine.capture import tf32
 from federated import Round, apart, dealt, images, measure, task_of, with_rates
 from harness import Context, Record, wait
 
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.capture import tf32
 from acclimate.core import fit
 from acclimate.core.backend import Backend
 from acclimate.core.local import Work

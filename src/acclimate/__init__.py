@@ -16,7 +16,19 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import adapters, backends, data, eval, filters, methods, models, ops, personal, shifts
-    from .api import (
+    from .core import local, optim, rng, tree
+    from .core.adapter import Adapter
+    from .core.filter import Filter
+    from .core.local import Work
+    from .core.message import Gather, Mean, Sum
+    from .core.method import Method
+    from .core.personal import Personalizer
+    from .core.task import Out, Task
+    from .eval.table import Table
+    from .experiment.record import Experiment
+    from .running.compare import Comparison, compare
+    from .running.join import Joined, join, load_joined
+    from .running.run import (
         Fit,
         Interrupted,
         evaluate,
@@ -30,23 +42,11 @@ if TYPE_CHECKING:
         train,
         train_together,
     )
-    from .comparing import Comparison, compare
-    from .config import Experiment
-    from .core import local, optim, rng, tree
-    from .core.adapter import Adapter
-    from .core.filter import Filter
-    from .core.local import Work
-    from .core.message import Gather, Mean, Sum
-    from .core.method import Method
-    from .core.personal import Personalizer
-    from .core.task import Out, Task
-    from .eval.table import Table
-    from .joining import Joined, join, load_joined
-    from .watch import Watch
+    from .running.watch import Watch
 
 _MODULES = ("adapters", "backends", "data", "eval", "filters", "methods", "models", "ops", "personal", "shifts")
 _NAMES = {
-    "api": (
+    "running.run": (
         "Fit",
         "Interrupted",
         "evaluate",
@@ -60,8 +60,8 @@ _NAMES = {
         "train",
         "train_together",
     ),
-    "comparing": ("Comparison", "compare"),
-    "config": ("Experiment",),
+    "running.compare": ("Comparison", "compare"),
+    "experiment.record": ("Experiment",),
     "core": ("local", "optim", "rng", "tree"),
     "core.adapter": ("Adapter",),
     "core.filter": ("Filter",),
@@ -71,8 +71,8 @@ _NAMES = {
     "core.personal": ("Personalizer",),
     "core.task": ("Out", "Task"),
     "eval.table": ("Table",),
-    "joining": ("Joined", "join", "load_joined"),
-    "watch": ("Watch",),
+    "running.join": ("Joined", "join", "load_joined"),
+    "running.watch": ("Watch",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

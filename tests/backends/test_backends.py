@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from acclimate.backends.vmap.engine.buckets import buckets
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.grouping import buckets
-from acclimate.core import fit, holding, tree
+from acclimate.backends.vmap.engine import state_file
+from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
 from acclimate.core.message import Mean, Sum
 from acclimate.core.stream import Protocol
@@ -63,7 +64,7 @@ def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, 
 def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypatch):
     worker, states = Worker(task(), small(SCAFFOLD())), []
     for short in (False, True):
-        engine, puts, put = Vmap().open(worker, shards(), CPU), [], holding.put
+        engine, puts, put = Vmap().open(worker, shards(), CPU), [], state_file.put
         engine._chunk["train"] = 4
 
         def tight(*args, puts=puts, short=short, put=put):
@@ -72,7 +73,7 @@ def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypa
                 raise torch.cuda.OutOfMemoryError("pretend")
             return put(*args)
 
-        monkeypatch.setattr(holding, "put", tight)
+        monkeypatch.setattr(state_file, "put", tight)
         fit.one_round(worker, engine, fit.start(worker, engine, 6).server, torch.arange(6), 0)
         monkeypatch.undo()
         states.append(engine.mine)

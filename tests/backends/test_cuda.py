@@ -8,18 +8,19 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from acclimate.backends.vmap.engine.lanes import Lane, Lanes
 from torch.func import grad, vmap
 
-from acclimate import catalogue
 from acclimate.adapters import MEMO, THE, NoAdapt, Tent
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.lanes import Lane, Lanes
-from acclimate.core import fit, kernels, rng, tree
-from acclimate.core.conv import PureConv2d
-from acclimate.core.pool import PureMaxPool2d
+from acclimate.core import fit, rng, tree
+from acclimate.core.nn import kernels
+from acclimate.core.nn.conv import PureConv2d
+from acclimate.core.nn.pool import PureMaxPool2d
 from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
 from acclimate.eval import tsne
+from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.ops import augmix_kernel
 from acclimate.ops.augmix import augmix

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from acclimate.backends.vmap.engine.lanes import Lane, Lanes, union
 
 import acclimate as ac
-from acclimate import api, testing, training
 from acclimate.backends import Vmap
-from acclimate.backends.lanes import Lane, Lanes, union
 from acclimate.core import fit
 from acclimate.core.backend import NonFinite
 from acclimate.core.worker import Worker
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
-from acclimate.watch import Watch
+from acclimate.running import evaluate, train
+from acclimate.running import run as api
+from acclimate.running.watch import Watch
 from support import fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
@@ -71,20 +72,20 @@ def test_lanes_of_different_sizes_are_refused():
 
 
 def test_experiments_join_where_they_differ_in_seed_or_who_has_what_alone(monkeypatch):
-    monkeypatch.setattr(training, "device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(train, "device_of", lambda _: torch.device("cuda"))
     data = ac.data.Digits(clients=4, partition=ac.data.Dirichlet(0.1))
     first = ac.Experiment(data, rounds=2)
     other = replace(data, partition=ac.data.Dirichlet(1.0))
-    assert training.can_join([first, replace(first, seed=1), replace(first, data=other, seed=2)])
-    assert training.can_join([first, replace(first, data=replace(data, held_out=("noise",)))])
-    assert not training.can_join([first, replace(first, rounds=3)])
-    assert not training.can_join([first, replace(first, data=replace(data, clients=5))])
-    assert not training.can_join([first, replace(first, data=replace(data, partition=ac.data.IID()))])
+    assert train.can_join([first, replace(first, seed=1), replace(first, data=other, seed=2)])
+    assert train.can_join([first, replace(first, data=replace(data, held_out=("noise",)))])
+    assert not train.can_join([first, replace(first, rounds=3)])
+    assert not train.can_join([first, replace(first, data=replace(data, clients=5))])
+    assert not train.can_join([first, replace(first, data=replace(data, partition=ac.data.IID()))])
 
 
 @pytest.mark.parametrize("personal", [ac.personal.NoPersonal(), ac.personal.FineTune()], ids=["none", "finetune"])
 def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monkeypatch, personal):
-    monkeypatch.setattr(training, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
+    monkeypatch.setattr(train, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
     data = ac.data.Digits(clients=3, new_clients=3, partition=ac.data.Dirichlet(1.0), fraction=0.3)
     streams = (ac.shifts.Original(), ac.shifts.Corrupted(), ac.shifts.NewClients())
     first = ac.Experiment(data, ac.models.MLP(hidden=(16,)), FedTHE(), streams=streams, rounds=3)
@@ -93,8 +94,8 @@ def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monk
     ticks = Ticks()
     together = api.evaluate_together(fits, adapters, personal=personal, watch=ticks)
     assert ticks.seen == ticks.steps > 0
-    assert testing._shared(fits) is not None
-    assert testing._shared(fits[::-1]) is None and testing._shared(fits[:1]) is None  # tested one by one
+    assert evaluate._shared(fits) is not None
+    assert evaluate._shared(fits[::-1]) is None and evaluate._shared(fits[:1]) is None  # tested one by one
     for one, table in zip(fits, together, strict=True):
         alone = api.evaluate(one, adapters, personal=personal)
         assert table.refused == alone.refused and len(table.rows) == len(alone.rows)

@@ -15,18 +15,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acclimate import backends, catalogue
+from acclimate import backends
 from acclimate.adapters import THE, Tent
-from acclimate.backends import Auto, Processes, Serial, Vmap, pool, processes, spread
-from acclimate.backends.pool import Failure, Pool, WorkerDied
-from acclimate.backends.sealed import Unsendable, seal
-from acclimate.backends.spread import shares
+from acclimate.backends import Auto, Processes, Serial, Vmap
+from acclimate.backends.workers import engine, process_pool, processes
+from acclimate.backends.workers.engine import shares
+from acclimate.backends.workers.process_pool import Failure, Pool, WorkerDied
+from acclimate.backends.workers.shared_memory import Unsendable, seal
 from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
 from acclimate.core.shards import Shards
 from acclimate.core.stream import Protocol
 from acclimate.core.task import Task
 from acclimate.core.worker import Worker
+from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
 from acclimate.personal import FineTune
@@ -135,7 +137,7 @@ class Inline:
 
 
 def test_bits_depend_neither_on_the_number_of_workers_nor_on_who_is_quicker(two, monkeypatch):
-    monkeypatch.setattr(spread, "GROUPS", 2)  # so that a group has several clients
+    monkeypatch.setattr(engine, "GROUPS", 2)  # so that a group has several clients
     a = fitted(small(SCAFFOLD()), "two", rounds=2, cohort=6)[2]
     monkeypatch.setattr(processes, "Pool", Inline)
     for workers in (1, 3):
@@ -378,7 +380,7 @@ def test_gpus_and_nesting_are_refused(monkeypatch):
     worker = Worker(task(), FedAvg())
     with pytest.raises(ValueError, match="device='cuda'; use Vmap"):
         Processes().open(worker, shards(), torch.device("cuda"))
-    monkeypatch.setenv(pool.NESTED, "1")
+    monkeypatch.setenv(process_pool.NESTED, "1")
     with pytest.raises(ValueError, match="use Serial or Vmap"):
         Processes().open(worker, shards(), CPU)
 
@@ -402,9 +404,9 @@ def test_auto_takes_processes_where_there_is_work_for_them(monkeypatch):
     assert Auto().choose(lambda_worker(), federation(10**5), CPU) == Serial()
     assert Auto().choose(replace(worker, task=task("mlp-dropout")), many, CPU) == Vmap()
     assert Auto().choose(worker, many, torch.device("cuda")) == Vmap()
-    monkeypatch.setenv(pool.NESTED, "1")
+    monkeypatch.setenv(process_pool.NESTED, "1")
     assert Auto().choose(worker, many, CPU) == Serial()
-    monkeypatch.delenv(pool.NESTED)
+    monkeypatch.delenv(process_pool.NESTED)
     monkeypatch.setattr(backends, "usable_cores", lambda: 1)
     assert Auto().choose(worker, many, CPU) == Serial()
 

@@ -18,10 +18,10 @@ if find_spec("ray") is None:  # not imported here: the backend must tell Ray whe
     pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 
 from acclimate.adapters import THE, Tent
-from acclimate.backends import cluster as module
-from acclimate.backends.crew import ActorsDied, Parcel
-from acclimate.backends.ray import Ray
-from acclimate.backends.sealed import Unsendable
+from acclimate.backends.workers import ray_cluster as module
+from acclimate.backends.workers.ray import Ray
+from acclimate.backends.workers.ray_actors import ActorsDied, Parcel
+from acclimate.backends.workers.shared_memory import Unsendable
 from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
 from acclimate.core.stream import Protocol
@@ -339,7 +339,7 @@ def test_a_cluster_of_its_own_listens_on_loopback_and_ends_with_the_last_engine(
 @pytest.mark.slow
 def test_a_cluster_given_by_address_stays():
     alone("""
-        from acclimate.backends.cluster import imported
+        from acclimate.backends.workers.ray_cluster import imported
 
         ray = imported(local=True)
         from ray.cluster_utils import Cluster

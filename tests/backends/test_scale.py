@@ -8,25 +8,27 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from acclimate.backends.vmap.engine.buckets import plan
+from acclimate.backends.vmap.engine.capture import tf32
+from acclimate.backends.vmap.engine.state_file import Layout, Rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acclimate as ac
-from acclimate import api, store
+from acclimate import store
 from acclimate.adapters import Tent
 from acclimate.backends import Serial, Vmap
-from acclimate.backends import vmap as vmap_module
-from acclimate.backends.capture import tf32
-from acclimate.backends.grouping import plan
-from acclimate.core import fit, holding, tree
+from acclimate.backends.vmap.engine import engine as vmap_module
+from acclimate.backends.vmap.engine import state_file
+from acclimate.core import fit, tree
 from acclimate.core.backend import NonFinite
-from acclimate.core.holding import Layout, Rows
 from acclimate.core.shards import HostShards, Shards
 from acclimate.core.stream import Protocol
 from acclimate.core.worker import Worker
+from acclimate.experiment.settings import expand
 from acclimate.methods import SCAFFOLD, Ditto, FedAvg
 from acclimate.personal import FineTune
-from acclimate.settings import expand
+from acclimate.running import run as api
 from support import SMALL, equal, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
@@ -60,7 +62,7 @@ def test_every_method_gives_the_same_bits_from_files_and_host_memory(name):
     assert isinstance(far.mine, Rows) or not tree.leaves(near.mine)
     assert isinstance(engine.shards, HostShards)
     assert equal(near.server, far.server)
-    assert equal(near.mine, holding.take(far.mine, EVERYONE))
+    assert equal(near.mine, state_file.take(far.mine, EVERYONE))
     assert near.cost == far.cost
     for a, b in zip(near.history, far.history, strict=True):  # models are deployed in other groups: not to the bit
         assert a["val_loss"] == pytest.approx(b["val_loss"], abs=1e-4)
@@ -144,7 +146,7 @@ def test_rows_go_by_name_and_other_names_are_refused():
 
 
 def test_the_file_grows_with_living_versions_and_not_with_rounds(monkeypatch):
-    monkeypatch.setattr(holding, "FIRST_SLOTS", 8)
+    monkeypatch.setattr(state_file, "FIRST_SLOTS", 8)
     rows = Rows.fresh(start, 5)
     for i in range(300):
         rows = rows.put(torch.tensor([i % 5, (i + 1) % 5]), tree.stack([row(i), row(i + 1)]))
@@ -180,7 +182,7 @@ def test_only_those_who_are_asked_for_are_computed_and_only_those_who_train_are_
     fit.one_round(worker, engine, server, cohort, 0)
     assert set(asked) == {0, *cohort.tolist()}
     assert engine.mine.written.tolist() == cohort.tolist()
-    assert engine.mine._slab.slots == holding.FIRST_SLOTS
+    assert engine.mine._slab.slots == state_file.FIRST_SLOTS
 
 
 @pytest.mark.parametrize(
@@ -270,8 +272,8 @@ def test_either_kind_of_state_reads_the_others_checkpoints(tmp_path, wrote, read
     engine = reads.open(worker, shards(), CPU)
     found = store.unpack(path, fit.start(worker, engine, 6), "t")
     assert type(found.mine) is type(engine.mine)
-    assert equal(holding.take(found.mine, EVERYONE), holding.take(state.mine, EVERYONE))
-    assert equal(holding.take(found.best.mine, EVERYONE), holding.take(state.best.mine, EVERYONE))
+    assert equal(state_file.take(found.mine, EVERYONE), state_file.take(state.mine, EVERYONE))
+    assert equal(state_file.take(found.best.mine, EVERYONE), state_file.take(state.best.mine, EVERYONE))
 
 
 def test_a_checkpoint_holds_the_written_rows_alone(tmp_path):
@@ -284,10 +286,10 @@ def test_a_checkpoint_holds_the_written_rows_alone(tmp_path):
 
 def test_numbers_of_clients_that_do_not_exist_are_refused(tmp_path):
     worker, engine, state = trained(small(SCAFFOLD()), FAR, rounds=1, cohort=2, model="mlp-dropout")
-    flat = tree.flatten({"mine": holding.saved(state.mine)})
+    flat = tree.flatten({"mine": state_file.saved(state.mine)})
     flat["mine/@ids"] = torch.tensor([1, 6])
     with pytest.raises(ValueError, match="'mine/@ids' must hold numbers of clients, 0 to 5"):
-        holding.restored(flat, fit.start(worker, FAR.open(worker, shards(), CPU), 6).mine, "mine/")
+        state_file.restored(flat, fit.start(worker, FAR.open(worker, shards(), CPU), 6).mine, "mine/")
 
 
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path):

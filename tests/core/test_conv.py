@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
-from acclimate.core.conv import PureConv2d, fits, is_batched
-from acclimate.core.layers import purify
+from acclimate.core.nn.conv import PureConv2d, fits, is_batched
+from acclimate.core.nn.layers import purify
 
 CASES = [(3, 5, 5, 1, 0), (4, 6, 3, 1, 1), (4, 5, 3, 2, 1), (2, 3, 1, 2, 0), (3, 2, 3, 2, 0)]
 """Input channels, output channels, kernel, step, padding."""

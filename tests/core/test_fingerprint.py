@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from acclimate.core.fingerprint import fingerprint
+from acclimate.ops.hashing import fingerprint
 
 
 def net(shape, classes, drop=0.0, *, scale=1.0):

@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
+from acclimate.backends.flower.engine.checks import examine
 
 from acclimate.core import tree
-from acclimate.core.intake import examine
 from acclimate.core.message import Mean, Sum
 
 RULES = {"delta": Mean("n"), "n": Sum()}

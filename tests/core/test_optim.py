@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.func import grad
 
-from acclimate import catalogue
 from acclimate.core.optim import SGD, Adam, AdamW, Constant, Cosine, StepDecay
+from acclimate.experiment import catalogue
 from acclimate.methods import FedAvg
 
 CASES = [

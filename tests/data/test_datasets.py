@@ -20,7 +20,6 @@ import pytest
 import torch
 from PIL import Image
 
-from acclimate import config, settings
 from acclimate.data import IID, Digits
 from acclimate.data.check_sets import check_published
 from acclimate.data.cifar import CIFAR10, CIFAR10_1, CIFAR10C, CIFAR100, CIFAR100_SUPERCLASSES
@@ -33,6 +32,8 @@ from acclimate.data.mnist import EMNIST, MNIST, FashionMNIST
 from acclimate.data.own import Arrays, HuggingFace, ImageFolder
 from acclimate.data.tinyimagenet import TinyImageNet
 from acclimate.data.vision import STL10, SVHN, USPS
+from acclimate.experiment import record as config
+from acclimate.experiment import settings
 
 EVERY: tuple[FileDataset, ...] = (
     *(MNIST(), FashionMNIST(), EMNIST(), USPS(), SVHN(), STL10(), CIFAR10(), CIFAR100(), CIFAR10_1(), CIFAR10C()),

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import acclimate as ac
-from acclimate import testing, training
+from acclimate.running import evaluate, train
 
 WILD = ac.adapters.MEMO(views=2, steps=2, opt=ac.optim.SGD(lr=1e30))
 SMALL = ac.Experiment(
@@ -35,9 +35,9 @@ def test_nothing_but_what_diverges_is_a_table_without_rows(tmp_path):
 
 
 def test_what_is_tested_together_is_refused_alike(monkeypatch):
-    monkeypatch.setattr(training, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
+    monkeypatch.setattr(train, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
     fits = ac.train_together([SMALL, replace(SMALL, seed=4)])
-    assert testing._shared(fits) is not None
+    assert evaluate._shared(fits) is not None
     for fit, table in zip(fits, ac.evaluate_together(fits), strict=True):
         assert table.refused and table.refused == ac.evaluate(fit).refused
         assert {r["adapter"] for r in table.rows} == {"none"}

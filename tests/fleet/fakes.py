@@ -9,19 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from acclimate.backends.flower.engine.engine import Flower
+from acclimate.backends.flower.engine.nodes import LINK
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from acclimate import api, store
-from acclimate.backends.flower import Flower
-from acclimate.backends.nodes import LINK
-from acclimate.config import Experiment, dumps
+from acclimate import store
+from acclimate.experiment.record import Experiment, dumps
+from acclimate.experiment.settings import expand
 from acclimate.fleet import server_app
 from acclimate.fleet.client_app import app
 from acclimate.fleet.link import GridLink
 from acclimate.fleet.records import WORDS
-from acclimate.settings import expand
+from acclimate.running import run as api
 
 Tamper = Callable[[int, Message, Message], Iterable[Message]]
 """From a node, a request and its honest answer to what the node really sends."""

@@ -10,25 +10,26 @@ import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
+from acclimate.backends.flower.engine.engine import Flower, FlowerEngine, expected_message
+from acclimate.backends.flower.engine.nodes import FleetError, nested, with_empty_groups
 from fakes import FakeGrid, changed, experiment, linked, run, saying, state_of
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
 from stumbling import Stumbling
 
-from acclimate import api, catalogue
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Serial
-from acclimate.backends.flower import Flower, FlowerEngine, expected_message
-from acclimate.backends.nodes import FleetError, nested, with_empty_groups
 from acclimate.core import fit, tree
 from acclimate.core.hetero import Hetero
 from acclimate.core.local import Work
 from acclimate.core.worker import Worker
+from acclimate.experiment import catalogue
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
 from acclimate.fleet.vault import LostState, Vault
 from acclimate.personal import FineTune
+from acclimate.running import run as api
 from support import quick_or_slow
 
 

@@ -11,10 +11,11 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 
 from fakes import FakeGrid, experiment
 
-from acclimate import api, store
+from acclimate import store
 from acclimate.backends import Serial
 from acclimate.fleet import launch, loopback, processes, server_app
-from acclimate.watch import Watch
+from acclimate.running import run as api
+from acclimate.running.watch import Watch
 
 ME = {"event": "started", "pid": os.getpid(), "started": processes.started(os.getpid())}
 GONE = {"event": "started", "pid": os.getpid(), "started": 1}

@@ -17,16 +17,18 @@ import pytest
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
+from acclimate.cli.main.main import app
 from fakes import experiment, state_of
 from typer.testing import CliRunner
 
-from acclimate import api, catalogue, store
+from acclimate import store
 from acclimate.backends import Serial
-from acclimate.cli import app
 from acclimate.core import tree
+from acclimate.experiment import catalogue
 from acclimate.fleet import keys, launch, loopback, processes
 from acclimate.fleet.vault import Vault, deployed_file, read_tree
-from acclimate.watch import Watch
+from acclimate.running import run as api
+from acclimate.running.watch import Watch
 
 pytestmark = pytest.mark.timeout(900)
 

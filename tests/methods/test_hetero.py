@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 import acclimate as ac
-from acclimate import api
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.backends.mixed import MixedEngine
 from acclimate.core import fit as loop
@@ -17,12 +16,13 @@ from acclimate.core.backend import NonFinite
 from acclimate.core.hetero import PublicTask
 from acclimate.core.optim import SGD
 from acclimate.core.stream import Protocol
-from acclimate.joining import join, load_joined
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
 from acclimate.models import CNN, MLP, Mixed
 from acclimate.ops.learned import learned_loss
 from acclimate.ops.public import answers, whole_step
+from acclimate.running import run as api
+from acclimate.running.join import join, load_joined
 from support import CLASSES, MODELS, client_data, equal, gap, images, shards, task
 
 KEY = rng.key(5)

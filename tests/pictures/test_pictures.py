@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.config import Experiment
 from acclimate.core import rng
 from acclimate.core.shards import Shards
 from acclimate.data import Arrays, ByDomain, Digits, Examples, World
-from acclimate.pictures import Canvas, bubble_plot, contact_sheet, font, picture, png, preview
-from acclimate.pictures.bubbles import radius
-from acclimate.pictures.canvas import INK, to_rgb
-from acclimate.pictures.domains import colour, lighter, majority
+from acclimate.experiment.record import Experiment
+from acclimate.reporting.pictures import Canvas, bubble_plot, contact_sheet, font, picture, png, preview
+from acclimate.reporting.pictures.bubbles import radius
+from acclimate.reporting.pictures.canvas import INK, to_rgb
+from acclimate.reporting.pictures.domains import colour, lighter, majority
 from acclimate.shifts import Corrupted, Gradual, NewClients, Original, Stream, UnseenDomain
 
 

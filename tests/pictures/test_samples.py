@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import acclimate as ac
-from acclimate.api import streams_of
-from acclimate.pictures.samples import IMAGES, SIDE, samples
+from acclimate.reporting.pictures.samples import IMAGES, SIDE, samples
+from acclimate.running.run import streams_of
 
 
 def decoded(strip):

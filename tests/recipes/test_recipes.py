@@ -11,17 +11,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from acclimate import api, store, tuning
-from acclimate.config import ConfigError
+from acclimate import store, tuning
 from acclimate.core.optim import SGD
 from acclimate.data import ByDomain, Digit5, Digits
+from acclimate.experiment.record import ConfigError
 from acclimate.models import MLP
 from acclimate.recipes import OMITTED, RECIPES, index, measures, needs, plan, published, recipe, run, runner
 from acclimate.recipes.record import SCALES, Cell, Derived, Recipe, Training, adapter, key, method, trainings
 from acclimate.recipes.show import details
 from acclimate.recipes.table import apart, remarks
+from acclimate.running import run as api
+from acclimate.running.watch import Watch
 from acclimate.shifts import Corrupted, Mixture, Natural, Original
-from acclimate.watch import Watch
 
 ASKED = {
     "fedthe": ([f"table{i}" for i in range(1, 16)], [f"figure{i}" for i in range(1, 20)]),

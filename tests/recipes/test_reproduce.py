@@ -5,11 +5,11 @@ import json
 import re
 
 import pytest
+from acclimate.cli.main.main import app
 from rich.console import Console
 from typer.testing import CliRunner
 
-from acclimate import cli_reproduce, cli_tune
-from acclimate.cli import app
+from acclimate.cli.main import reproduce, tune
 from acclimate.data import Digits
 from acclimate.models import MLP
 from acclimate.recipes import RECIPES, index
@@ -84,7 +84,7 @@ def test_square_brackets_are_printed_as_they_are(monkeypatch):
     assert "with [square] brackets" in text and "[new]" in text.partition("ours ±")[0].rpartition("running")[2]
 
 
-@pytest.mark.parametrize("display", [cli_reproduce._display, cli_tune._display])
+@pytest.mark.parametrize("display", [reproduce._display, tune._display])
 def test_square_brackets_stay_in_the_progress_display(display):
     out = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None, markup=False)
     with display(out) as watch:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from made_up import EVIL, STREAMS, Page, fake, suite, told, written
 
-from acclimate import catalogue
 from acclimate.adapters import NoAdapt, Tent
-from acclimate.config import encode
 from acclimate.core.optim import Adam
+from acclimate.experiment import catalogue
+from acclimate.experiment.record import encode
 from acclimate.reporting.board import collect
 from acclimate.reporting.html import render
 from acclimate.reporting.style import size

@@ -5,7 +5,7 @@ import torch
 
 from acclimate.core import rng
 from acclimate.data import Digits
-from acclimate.pictures import contact_sheet
+from acclimate.reporting.pictures import contact_sheet
 from acclimate.shifts import Corrupted, Gradual, Mixture, NewClients, Original, OutOfClient, brfl
 
 WORLD = Digits(clients=6).world(0)

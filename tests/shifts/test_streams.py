@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acclimate as ac
-from acclimate import catalogue
 from acclimate.core import rng
 from acclimate.core.stream import Protocol
 from acclimate.core.stream import run as serve
 from acclimate.data import ByDomain, Dataset, Digits, Dirichlet, Examples, Pathological
-from acclimate.ops import memo
+from acclimate.experiment import catalogue
+from acclimate.ops import disk_cache
 from acclimate.shifts import (
     Continual,
     Corrupted,
@@ -206,7 +206,7 @@ def saved_frost(root, level):
 def test_a_changed_frost_picture_is_seen_although_streams_are_kept(shift, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCLIMATE_DATA", str(tmp_path))
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(memo, "remembered", functools.partial(memo.remembered, least=1))
+    monkeypatch.setattr(disk_cache, "remembered", functools.partial(disk_cache.remembered, least=1))
     shown = []
     for level in (40, 240, 40):
         saved_frost(tmp_path, level)
@@ -225,7 +225,7 @@ def test_cache_entries_are_named_by_frost_pictures_only_where_these_matter(tmp_p
     assert frost().mark(COMMON) == "synthesised"
     saved_frost(tmp_path, 100)
     assert frost().mark(("fog", "snow")) == "files"
-    assert frost().mark(COMMON) == f"files {memo.fingerprint(*frost().textures)}"
+    assert frost().mark(COMMON) == f"files {disk_cache.fingerprint(*frost().textures)}"
 
 
 def test_drifting_streams_say_where_their_frost_comes_from():

@@ -28,8 +28,8 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops import lacks
-from ..ops.certain import tuned_of
+from ..ops import requirements
+from ..ops.entropy_descent import tuned_of
 from ..ops.live import with_params
 from ..ops.losses import entropy
 
@@ -65,7 +65,7 @@ class EATA(Adapter):
         check.at_least(self, "steps", 1)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if self.params == "norm" and (missing := lacks.norm_layers(task, "EATA")):
+        if self.params == "norm" and (missing := requirements.norm_layers(task, "EATA")):
             return missing
         if not self.alpha:
             return None

@@ -21,7 +21,7 @@ from ..core.local import Work
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops import lacks
+from ..ops import requirements
 from ..ops.contrast import contrastive
 from ..ops.views import Views
 from ..ops.whole import tune
@@ -47,7 +47,7 @@ class ICON(Adapter):
         return True
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return lacks.images(task, "ICON", "take views of") or super().refusal(task, model)
+        return requirements.images(task, "ICON", "take views of") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"vars": model["vars"]}

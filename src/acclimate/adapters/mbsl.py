@@ -39,7 +39,7 @@ from ..core.local import Work
 from ..core.optim import SGD, Optimizer
 from ..core.task import Augment, Task
 from ..core.tree import Tree
-from ..ops import lacks
+from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.components import principal
 from ..ops.live import with_params
@@ -87,7 +87,7 @@ class MBSL(Adapter):
             raise ValueError(f"MBSL: losses={self.losses!r} must be among strong, weak and contrast")
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return lacks.images(task, "MBSL", "augment") or super().refusal(task, model)
+        return requirements.images(task, "MBSL", "augment") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"teacher": model["vars"]["params"]}

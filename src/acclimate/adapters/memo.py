@@ -21,7 +21,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Blend, Mode, Task
 from ..core.tree import Tree
-from ..ops import lacks
+from ..ops import requirements
 from ..ops.live import with_params
 from ..ops.losses import entropy
 from ..ops.persample import map_samples, tuned_on_views
@@ -55,7 +55,7 @@ class MEMO(Adapter):
         return True
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return lacks.images(task, "MEMO", "augment") or super().refusal(task, model)
+        return requirements.images(task, "MEMO", "augment") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -18,7 +18,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops.certain import descend
+from ..ops.entropy_descent import descend
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops import lacks
-from ..ops.certain import descend, tuned_of
+from ..ops import requirements
+from ..ops.entropy_descent import descend, tuned_of
 from ..ops.losses import entropy
 
 
@@ -39,7 +39,7 @@ class Tent(Adapter):
         check.at_least(self, "steps", 1)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        missing = lacks.norm_layers(task, "Tent") if self.params == "norm" else None
+        missing = requirements.norm_layers(task, "Tent") if self.params == "norm" else None
         return missing or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:

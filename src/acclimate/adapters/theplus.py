@@ -18,7 +18,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops import lacks
+from ..ops import requirements
 from ..ops.heads import linear
 from ..ops.live import with_params
 from ..ops.persample import map_samples, tuned_on_views
@@ -49,7 +49,7 @@ class THEPlus(Adapter):
         return self.the.batch_free
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return lacks.images(task, "THEPlus", "augment") or super().refusal(task, model)
+        return requirements.images(task, "THEPlus", "augment") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return self.the.init(task, model)

@@ -23,7 +23,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import Adam, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops import lacks
+from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.heads import head_of, linear
 
@@ -50,7 +50,7 @@ class TSA(Adapter):
         check.within(self, "jitter", 0.0, 1.0)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return lacks.images(task, "TSA", "augment") or super().refusal(task, model)
+        return requirements.images(task, "TSA", "augment") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

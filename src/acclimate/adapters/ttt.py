@@ -22,7 +22,7 @@ from ..core.adapter import Adapter, Predict
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree, pick
-from ..ops import lacks
+from ..ops import requirements
 from ..ops.heads import linear
 from ..ops.live import with_params
 from ..ops.persample import map_samples
@@ -55,7 +55,7 @@ class TTT(Adapter):
         return not self.online
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return lacks.square_images(task, "TTT") or super().refusal(task, model)
+        return requirements.square_images(task, "TTT") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return self._fresh(task, model) if self.online else {}

@@ -10,11 +10,11 @@ from ..core import tree
 from ..core.backend import Backend, Engine
 from ..core.shards import Shards
 from ..core.worker import Worker
-from .flower import Flower
-from .processes import Processes, sendable, supported, usable_cores
-from .ray import Ray
+from .flower.engine import Flower
 from .serial import Serial
-from .vmap import Vmap
+from .vmap.engine import Vmap
+from .workers.processes import Processes, sendable, supported, usable_cores
+from .workers.ray import Ray
 
 __all__ = ["Auto", "Flower", "Processes", "Ray", "Serial", "Vmap"]
 

@@ -26,9 +26,9 @@ from ..core.stream import Protocol
 from ..core.tree import Tree
 from ..core.worker import Worker
 from . import Auto
-from .processes import Processes
 from .serial import Serial
-from .vmap import Vmap
+from .vmap.engine import Vmap
+from .workers.processes import Processes
 
 NOBODY = torch.zeros(0, dtype=torch.int64)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from . import kernels
+from .nn import kernels
 
 Key: TypeAlias = Tensor
 """An int64 scalar. `fold` derives new ones; never draw twice from one key."""

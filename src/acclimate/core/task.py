@@ -18,7 +18,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.func import functional_call
 
 from . import rng, tree
-from .layers import NORM_LAYERS, PureBatchNorm, purify
+from .nn.layers import NORM_LAYERS, PureBatchNorm, purify
 from .tree import Tree
 
 

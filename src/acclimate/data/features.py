@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core import check
-from ..ops import memo
+from ..ops import disk_cache
 from .base import Dataset
 from .digits import Digits
 from .world import Examples
@@ -72,7 +72,7 @@ class Features(Dataset):
                 _show(len(done) * self.batch, len(x), start)
             return torch.cat(done)
 
-        return memo.remembered("features", memo.fingerprint("features/1", name, x), make, least=1)
+        return disk_cache.remembered("features", disk_cache.fingerprint("features/1", name, x), make, least=1)
 
 
 def _show(done: int, total: int, start: float) -> None:

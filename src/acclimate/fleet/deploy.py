@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .. import api, catalogue, store
-from ..backends.flower import FlowerEngine
-from ..backends.nodes import FleetError
+from .. import store
+from ..backends.flower.engine import FlowerEngine
+from ..backends.flower.nodes import FleetError
+from ..experiment import catalogue
+from ..running import run as api
 from .link import GridLink
 
 

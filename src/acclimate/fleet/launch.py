@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import api, store
-from ..backends.flower import Flower
+from .. import store
+from ..backends.flower.engine import Flower
 from ..core.fit import State
-from ..watch import Watch
+from ..running import run as api
+from ..running.watch import Watch
 from .folder import quoted
 from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, tail
 from .processes import Process

@@ -12,10 +12,10 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ..backends.nodes import Answer, Ask
-from ..backends.words import brief
-from ..config import encode
+from ..backends.flower.nodes import Answer, Ask
+from ..backends.flower.protocol import brief
 from ..core.tree import Tree
+from ..experiment.record import encode
 from .records import pack, parcels, size
 
 POLL_SECONDS = 0.2

@@ -17,8 +17,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from ..backends.nodes import Parcel, nested
-from ..backends.words import KINDS, checked
+from ..backends.flower.nodes import Parcel, nested
+from ..backends.flower.protocol import KINDS, checked
 from ..core import tree
 from ..core.tree import Tree
 

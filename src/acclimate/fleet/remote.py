@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..backends.nodes import Answer, Ask, FleetError, Link, stream_name
+from ..backends.flower.nodes import Answer, Ask, FleetError, Link, stream_name
 from ..core import rng
 from ..core.shards import Shards
 from ..data import Dataset, World

@@ -19,14 +19,15 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from safetensors import safe_open
 
-from .. import api, store
-from ..backends.flower import Flower
-from ..backends.nodes import LINK
-from ..config import Experiment, dumps
+from .. import store
+from ..backends.flower.engine import Flower
+from ..backends.flower.nodes import LINK
 from ..core.fit import State
 from ..core.tree import Tree
-from ..settings import expand
-from ..watch import Watch
+from ..experiment.record import Experiment, dumps
+from ..experiment.settings import expand
+from ..running import run as api
+from ..running.watch import Watch
 from .deploy import deploy
 from .link import GridLink
 from .processes import started

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from .. import api
-from ..backends.nodes import stream_name
-from ..config import Experiment, decode
+from ..backends.flower.nodes import stream_name
 from ..core import tree
 from ..core.shards import Shards
 from ..core.task import Task
 from ..core.tree import Tree
 from ..core.worker import Worker
 from ..data import FileDataset, World
+from ..experiment.record import Experiment, decode
+from ..running import run as api
 from ..version import __version__
 from .remote import VALIDATION, card_of
 from .vault import LostState, Vault, deploy

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..settings import expand
+from ..experiment.settings import expand
 from ..store import RunError, write
 from ..version import __version__
 from . import keys

@@ -30,7 +30,7 @@ from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops import lacks
+from ..ops import requirements
 from ..ops.contrast import contrastive
 from ..ops.counting import mean_by
 from ..ops.heads import features_of, fit_head, head_of, named
@@ -78,7 +78,7 @@ class FedICON(Method):
         return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        if self.extract and (missing := lacks.images(task, "FedICON", "take views of")):
+        if self.extract and (missing := requirements.images(task, "FedICON", "take views of")):
             raise ValueError(missing)
         return super().init_server(task, clients, key) if self.share else {}
 

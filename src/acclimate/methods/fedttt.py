@@ -26,7 +26,7 @@ from ..core.method import Method
 from ..core.optim import SGD, Optimizer
 from ..core.task import Task
 from ..core.tree import Tree
-from ..ops import lacks, nets
+from ..ops import nets, requirements
 from ..ops.counting import mean_by
 from ..ops.heads import linear
 from ..ops.joint import joined, model_of
@@ -55,7 +55,7 @@ class FedTTT(Method):
         return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        if missing := lacks.square_images(task, "FedTTT"):
+        if missing := requirements.square_images(task, "FedTTT"):
             raise ValueError(missing)
         return super().init_server(task, clients, key)
 

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 
 from ..core import check, rng
-from ..core.fingerprint import SCALARS, fingerprint
 from ..core.task import Model, Task
 from ..core.tree import Tree
+from ..ops.hashing import SCALARS, fingerprint
 from . import encoders
 from .encoders import Encoder, column
 from .norms import norm_layer

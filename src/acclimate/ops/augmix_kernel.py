@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import kernels
+from ..core.nn import kernels
 
 if kernels.AVAILABLE:
     import triton

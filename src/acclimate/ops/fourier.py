@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.task import Task
 from ..core.tree import Tree
-from . import lacks
+from . import requirements
 from .real import real_rows
 
 FAINT = 1e-3
@@ -22,7 +22,7 @@ from one machine to the next."""
 
 def need_images(task: Task, who: str) -> None:
     """Refuse inputs that are no images."""
-    if missing := lacks.images(task, who, "take spectra of"):
+    if missing := requirements.images(task, who, "take spectra of"):
         raise ValueError(missing)
 
 

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from .. import catalogue
-from ..config import ConfigError
+from ..experiment import catalogue
+from ..experiment.record import ConfigError
 from . import fedicon, fedpcl, fedspl, fedthe, fedtta
 from .index import index
 from .planning import Plan, plan

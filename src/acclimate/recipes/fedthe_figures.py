@@ -7,19 +7,7 @@ from dataclasses import replace
 
 from ..data import STL10
 from ..shifts import Natural
-from .brfl import (
-    LINES,
-    NO_NUMBERS,
-    PRINTED,
-    STRONG,
-    TRAININGS,
-    Cells,
-    Setting,
-    architecture,
-    cells,
-    printed,
-    where_of,
-)
+from .brfl import LINES, NO_NUMBERS, PRINTED, STRONG, TRAININGS, Cells, Setting, architecture, cells, printed, where_of
 from .few import Few
 from .fixed import FixedHeads
 from .record import SMOKE_ROUNDS, Cell, Derived, Line, Named, Recipe, Scale

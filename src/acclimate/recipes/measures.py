@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from ..catalogue import nearest
-from ..config import ConfigError
 from ..eval.fairness import fairness, prototype_similarity
+from ..experiment.catalogue import nearest
+from ..experiment.record import ConfigError
 
 COSTS = ("sent", "trained", "fixed", "seconds")
 FAIRNESS = ("worst10", "worst20", "worst40", "best10", "std")

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from .. import catalogue
-from ..config import ConfigError, Experiment
 from ..core import check
 from ..core.filter import Filter
 from ..core.local import Work
 from ..core.optim import SGD
 from ..core.task import Model
 from ..data import Dataset
+from ..experiment import catalogue
+from ..experiment.record import ConfigError, Experiment
 from ..shifts import Original, Shift
 from . import measures
 

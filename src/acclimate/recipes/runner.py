@@ -15,15 +15,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import api, store
-from ..config import ConfigError, Experiment, encode
+from .. import store
 from ..core import fit as loop
 from ..core.fit import State
 from ..data import World
 from ..data.features import Features
 from ..eval.fairness import parameters_sent, parameters_trained
+from ..experiment.record import ConfigError, Experiment, encode
 from ..models.frozen import Frozen
-from ..watch import Watch
+from ..running import run as api
+from ..running.watch import Watch
 from .planning import Plan, widened
 from .record import Cell, Training
 from .results import Found, has, held, write

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .. import catalogue
+from ..experiment import catalogue
 from . import needs, published
 from .planning import plan
 from .record import Cell, Derived, Recipe, trainings

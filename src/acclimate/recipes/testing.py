@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from .. import api, catalogue
-from ..config import ConfigError
 from ..core.fit import State
 from ..core.shards import Shards
 from ..core.stream import Protocol
 from ..data import World
 from ..eval.analysis import flat
 from ..eval.grid import diverged, said_diverged
+from ..experiment import catalogue
+from ..experiment.record import ConfigError
+from ..running import run as api
+from ..running.watch import Watch
 from ..shifts import Shift
-from ..watch import Watch
 from .record import Cell, Named
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from .. import catalogue
-from ..config import ConfigError, decode, encode
 from ..eval.table import concerns
+from ..experiment import catalogue
+from ..experiment.record import ConfigError, decode, encode
 from .style import mean, num
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}

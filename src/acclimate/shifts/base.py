@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import check, rng, stream
 from ..core.shards import Shards
-from ..ops import memo
+from ..ops import disk_cache
 from ..ops.places import data_root
 from .corruptions import Textures, frost_textures
 
@@ -109,7 +109,7 @@ def frost() -> Frost:
 def _frost(root: Path | None, stamp: Stamp) -> Frost:
     textures, reason = frost_textures(root)
     source = reason.partition(":")[0]  # the rest would name the user's folder
-    return Frost(textures, source, memo.fingerprint(*textures) if source == "files" else "")
+    return Frost(textures, source, disk_cache.fingerprint(*textures) if source == "files" else "")
 
 
 def _stamp(folder: Path) -> Stamp:

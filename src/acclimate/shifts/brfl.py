@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core import check, rng
 from ..core.shards import Shards
-from ..ops import memo
+from ..ops import disk_cache
 from .base import Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
@@ -175,12 +175,12 @@ def corrupted(
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
     ice = frost()
-    name = memo.fingerprint("corrupted/1", clean, keys, kinds, names, severity, ice.mark(names))
+    name = disk_cache.fingerprint("corrupted/1", clean, keys, kinds, names, severity, ice.mark(names))
 
     def make() -> Tensor:
         return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures)
 
-    return memo.remembered("streams", name, make), kinds
+    return disk_cache.remembered("streams", name, make), kinds
 
 
 def _of_trained(part: Shift, stream: Stream) -> Stream:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import check, rng, stream
 from ..core.shards import Shards
-from ..ops import memo
+from ..ops import disk_cache
 from .base import Federation, Shift, Stream, consecutive, frost, ordered
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
@@ -66,8 +66,8 @@ class Segments(Shift):
             x[hit] = corrupt_each(clean[hit], kinds[hit], severities[hit], keys[hit], names=names, frost=ice.textures)
             return x
 
-        name = memo.fingerprint("segments/1", clean, keys, plan, where, ice.mark(names))
-        return memo.remembered("streams", name, make)
+        name = disk_cache.fingerprint("segments/1", clean, keys, plan, where, ice.mark(names))
+        return disk_cache.remembered("streams", name, make)
 
 
 @dataclass(frozen=True)

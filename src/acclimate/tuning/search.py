@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .. import api, catalogue, store
-from ..config import ConfigError, Experiment
+from .. import store
 from ..core.backend import NonFinite
+from ..experiment import catalogue
+from ..experiment.record import ConfigError, Experiment
+from ..running import run as api
+from ..running.watch import Watch
 from ..shifts import Original, Shift
-from ..watch import Watch
 from . import trials
 from .grids import Grid
 from .section import page

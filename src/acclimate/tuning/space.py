@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import ConfigError, Experiment
-from ..settings import expand, pair, values_of
+from ..experiment.record import ConfigError, Experiment
+from ..experiment.settings import expand, pair, values_of
 
 Setting = str | tuple[str, Any]
 Value = int | float | str

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 
-from .. import api, catalogue, store
-from ..config import ConfigError, Experiment
+from .. import store
 from ..core import fit as loop
 from ..core.adapter import Adapter
 from ..core.fit import State
 from ..data import World
 from ..eval import Test, stream_accuracy
+from ..experiment import catalogue
+from ..experiment.record import ConfigError, Experiment
+from ..running import run as api
+from ..running.watch import Watch
 from ..shifts import Natural, NewClients, Shift, UnseenDomain
-from ..watch import Watch
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""What a server checks before a client's message may count: everything that could break or bias the sum.
+
+A network hands over whatever a node sent. `examine` looks at one message, as it was sent, and says in a `Fault` why it
+may not count. It is pure: who answered already is given by the caller, which also decides what to do with a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import tree
+from ...core.backend import Fault
+from ...core.message import Mean, Rules
+
+
+def examine(
+    up: Any,
+    like: Mapping[str, Any] | None,
+    *,
+    client: int,
+    round: int,
+    sent_round: int | None = None,
+    seen: Collection[int] = (),
+    limit: int | None = None,
+    rules: Rules | None = None,
+) -> Fault | None:
+    """Why the message `up` of a client may not count in this round, or None where it may.
+
+    `like` is a message that did count (`Reply.up`: meta tensors are enough); None before there is one, and then only
+    the groups of `rules` (`Worker.uplink`) are compared. `sent_round` is the round the message says it answers; `seen`
+    are the clients that were counted already; `limit` is in bytes. The cheap checks come first.
+    """
+
+    def fault(kind: str, reason: str) -> Fault:
+        return Fault(round, client, kind, reason)
+
+    if sent_round is not None and sent_round != round:
+        return fault("stale", f"the message answers round {sent_round}, expected round {round}")
+    if client in seen:
+        return fault("duplicate", f"client {client} was already counted in round {round}")
+    if reason := _odd_groups(up, like if like is not None else rules):
+        return fault("groups", reason)
+    if limit is not None and (size := tree.nbytes(up)) > limit:
+        return fault("oversize", f"the message has {size:,} bytes, expected at most {limit:,}")
+    if like is not None:
+        if reason := _odd_names(up, like):
+            return fault("groups", reason)
+        if reason := _odd_shapes(up, like):
+            return fault("shape", reason)
+    if reason := _not_finite(up):
+        return fault("nonfinite", reason)
+    if rules is not None and (reason := _bad_weights(up, rules)):
+        return fault("error", reason)
+    return None
+
+
+def _odd_groups(up: Any, expected: Mapping[str, Any] | None) -> str | None:
+    if not isinstance(up, Mapping):
+        return f"the message is a {type(up).__name__}, expected a dict of groups"
+    try:
+        tree.check(up, "message")
+    except TypeError as reason:
+        return str(reason)
+    if expected is None or set(up) == set(expected):
+        return None
+    return f"groups: got {sorted(up)}, expected {sorted(expected)}"
+
+
+def _names(part: Any) -> dict[str, Tensor]:
+    return tree.flatten(part) if isinstance(part, Mapping) else {"": part}
+
+
+def _place(group: str, name: str) -> str:
+    return f"group '{group}', tensor '{name}'" if name else f"group '{group}'"
+
+
+def _odd_names(up: Mapping[str, Any], like: Mapping[str, Any]) -> str | None:
+    for group, part in like.items():
+        got, expected = _names(up[group]).keys(), _names(part).keys()
+        if got != expected:
+            extra, missing = sorted(got - expected), sorted(expected - got)
+            return f"group '{group}': got {_few(extra)} that was not expected, expected {_few(missing)} that is missing"
+    return None
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(f"'{n}'" for n in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
+
+
+def _odd_shapes(up: Mapping[str, Any], like: Mapping[str, Any]) -> str | None:
+    for group, part in like.items():
+        got = _names(up[group])
+        for name, want in _names(part).items():
+            has = got[name]
+            if has.shape != want.shape or has.dtype != want.dtype:
+                return f"{_place(group, name)}: got {_kind(has)}, expected {_kind(want)}"
+    return None
+
+
+def _kind(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+
+
+def _not_finite(up: Mapping[str, Any]) -> str | None:
+    if bool(tree.finite(up)):
+        return None
+    for group, part in up.items():
+        for name, t in _names(part).items():
+            if t.is_floating_point() and (bad := int((~torch.isfinite(t)).sum())):
+                return f"{_place(group, name)}: got {bad} of {t.numel()} values that are not finite, expected none"
+    return None
+
+
+def _bad_weights(up: Mapping[str, Any], rules: Rules) -> str | None:
+    """A negative weight would let one client turn the others' updates around."""
+    for group, rule in rules.items():
+        if isinstance(rule, Mean) and rule.by is not None:
+            lowest = min((float(t.min()) for t in tree.leaves(up[rule.by]) if t.numel()), default=0.0)
+            if lowest < 0:
+                return f"group '{rule.by}', the weights of '{group}': got {lowest:g}, expected at least 0"
+    return None

@@ -1,0 +1,1 @@
+"""Clients in workers elsewhere: processes of this machine, or Ray actors on many."""

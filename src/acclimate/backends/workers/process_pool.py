@@ -1,0 +1,227 @@
+"""Worker processes of this machine: started together, handed jobs as they become free, ended with their parent.
+
+A worker is a fresh interpreter with one torch thread. It imports what its jobs name and never the script that was
+started, so scripts need no `if __name__ == "__main__"`. A thread of it listens to the parent: when the parent hangs up
+or dies, whatever the reason, the worker ends at once, in the middle of a job too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from .shared_memory import Channel, Sealed, seal
+
+Job = tuple[Sealed, ...]
+"""The arguments of one call of the workers' function; at least two."""
+
+NESTED = "ACCLIMATE_WORKER"
+"""Set in the environment of worker processes: they start none themselves."""
+
+
+class WorkerDied(RuntimeError):
+    """A worker process ended by itself: says which, and how."""
+
+    def __init__(self, worker: int, pid: int, code: int | None) -> None:
+        self.worker, self.pid, self.code = worker, pid, code
+        how = f"with exit code {code}"
+        if code is not None and code < 0:
+            how = f"by signal {signal.Signals(-code).name} (exit code {code})"
+            how += ", perhaps because memory ran out" if -code == signal.SIGKILL else ""
+        super().__init__(f"worker process {worker} (pid {pid}) ended {how} before its clients were done")
+
+
+class WorkerError(RuntimeError):
+    """What was raised in a worker process: the cause of the exception that the parent raises, or that itself."""
+
+
+class Failure(NamedTuple):
+    """An exception on its way to the parent; `error` is None where it cannot be pickled."""
+
+    error: Exception | None
+    text: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """An exception that was just caught, made ready to travel."""
+        trace = "".join(traceback.format_exception(error))
+        text = f"{type(error).__name__}: {error}"
+        try:
+            travels = str(pickle.loads(pickle.dumps(error))) == str(error)
+        except Exception:
+            travels = False
+        return cls(error if travels else None, text, trace)
+
+    def throw(self, where: str) -> NoReturn:
+        """Raise it here; its cause tells where it was raised first, with the traceback of that place."""
+        cause = WorkerError(f"in {where}:\n{self.trace}")
+        raise (WorkerError(self.text) if self.error is None else self.error) from cause
+
+
+class _Member(NamedTuple):
+    process: subprocess.Popen[bytes]
+    channel: Channel
+
+
+class Pool:
+    """`count` worker processes that hold one function, which comes sealed.
+
+    The function has an attribute `known`: the tensors that the parent need not send (see `seal`).
+    """
+
+    def __init__(self, count: int, function: Sealed) -> None:
+        members: list[_Member] = []
+        self._members = members
+        self.close = weakref.finalize(self, _stop, members, os.getpid())
+        """End the workers now. Otherwise they end with this object, with the interpreter, or with the process."""
+        try:
+            for _ in range(count):
+                members.append(_start())
+        except BaseException:
+            self.close()
+            raise
+        self.teach(function)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process numbers of the workers."""
+        return [m.process.pid for m in self._members]
+
+    @property
+    def open(self) -> bool:
+        """Whether the workers are there."""
+        return self.close.alive
+
+    def teach(self, function: Sealed) -> None:
+        """Give all workers the function that jobs call. They read it, and import what it needs, at the same time."""
+        try:
+            for index in range(len(self._members)):
+                self._send(index, (function,))
+            for index in range(len(self._members)):
+                self._receive(index)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, jobs: Iterable[Job]) -> list[Sealed]:
+        """The function of every job's parts, in the order of the jobs. A job is made when a worker is free for it.
+
+        After an exception, a death or an interrupt the workers are ended: none is left with a job that nobody awaits.
+        """
+        try:
+            return self._run(jobs)
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self, jobs: Iterable[Job]) -> list[Sealed]:
+        results: dict[int, Sealed] = {}
+        waiting = iter(enumerate(jobs))
+        busy: dict[int, int] = {}
+
+        def hand_out(index: int) -> None:
+            number, job = next(waiting, (None, ()))
+            if number is not None:
+                self._send(index, job)
+                busy[index] = number
+
+        with selectors.DefaultSelector() as ready:
+            for index, member in enumerate(self._members):
+                ready.register(member.channel, selectors.EVENT_READ, index)
+                hand_out(index)
+            while busy:
+                for event, _ in ready.select():
+                    result = self._receive(event.data)
+                    results[busy.pop(event.data)] = result
+                    hand_out(event.data)
+        return [results[number] for number in range(len(results))]
+
+    def _send(self, index: int, job: Job) -> None:
+        try:
+            self._members[index].channel.send(*job)
+        except OSError:
+            self._died(index)
+
+    def _receive(self, index: int) -> Sealed:
+        try:
+            failure, result = self._members[index].channel.receive()
+        except (EOFError, OSError):
+            self._died(index)
+        if (f := failure.open()) is not None:
+            f.throw(f"worker process {index}")
+        return result
+
+    def _died(self, index: int) -> NoReturn:
+        process = self._members[index].process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)  # the socket is seen closed a moment before the exit code is there
+        raise WorkerDied(index, process.pid, process.returncode)
+
+
+def _start() -> _Member:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import work; work({theirs.fileno()})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", NESTED: "1"},
+            process_group=0,  # Ctrl-C is the parent's business
+        )
+    return _Member(process, Channel(ours))
+
+
+def _stop(members: list[_Member], owner: int) -> None:
+    if os.getpid() != owner:  # a fork of the parent: the workers are not its own
+        return
+    for m in members:
+        m.channel.close()
+        m.process.kill()  # a worker holds nothing that would have to be saved
+    for m in members:
+        m.process.wait()
+
+
+def work(end: int) -> None:
+    """A worker's life: receive the function (a message of one part), then call it for every job (of several)."""
+    torch.set_num_threads(1)
+    channel = Channel(socket.socket(fileno=end))
+    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, jobs), daemon=True).start()
+    function: Any = None
+    while True:
+        job = jobs.get()
+        failure, result = None, None
+        try:
+            if len(job) == 1:
+                function = job[0].open()
+            else:
+                result = function(*(part.open(function.known) for part in job))
+            reply = seal(failure), seal(result)
+        except Exception as error:
+            reply = seal(Failure.of(error)), seal(None)
+        del job, result  # memory is given back while the worker waits
+        channel.send(*reply)
+
+
+def _listen(channel: Channel, jobs: queue.SimpleQueue[Job]) -> None:
+    while True:
+        try:
+            jobs.put(channel.receive())
+        except (EOFError, OSError):
+            os._exit(0)

@@ -1,0 +1,119 @@
+"""Clients spread over the cores of one machine: worker processes with one torch thread each, and shared memory.
+
+Small models leave the threads of one process idle, because their kernels are too short to share; clients are
+independent, so processes do not have that problem. `spread` says who owns what, and which bits to expect.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import check
+from ...core.backend import Backend
+from ...core.shards import Shards
+from ...core.worker import Worker
+from .engine import INSIDE, Inside, Site, SpreadEngine
+from .process_pool import NESTED, Job, Pool
+from .shared_memory import Sealed, Unsendable, seal
+
+
+@dataclass(frozen=True)
+class Processes(Backend):
+    """Local worker processes, started at the first round; for CPUs, and without Ray."""
+
+    workers: int | None = None
+    """Worker processes; None: as many as `usable_cores`. Never more than there are clients."""
+    inside: Inside = "serial"
+    """How a worker runs the clients it is handed: one after the other, or vectorised."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            check.at_least(self, "workers", 1)
+        check.one_of(self, "inside", tuple(INSIDE))
+
+    def open(self, worker: Worker, train: Shards, device: torch.device) -> ProcessesEngine:
+        return ProcessesEngine(worker, train, device, self)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: as the system allows, and as torch was told (`torch.set_num_threads`)."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(allowed, _quota(), torch.get_num_threads()), 1)
+
+
+def _quota() -> int:
+    """Whole cores that a container may use at a time (Linux control groups), or a large number."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            most, period = f.read().split()
+        return int(most) // int(period)
+    except (OSError, ValueError):  # no such limit: the file is missing, or says "max"
+        return 1 << 30
+
+
+def supported() -> bool:
+    """Whether worker processes can be started here: not inside one, and only where sockets carry open files."""
+    return NESTED not in os.environ and hasattr(socket, "send_fds")
+
+
+def sendable(worker: Worker) -> bool:
+    """Whether worker processes could understand this task, method and filters."""
+    try:
+        seal(worker)
+    except Unsendable:
+        return False
+    return True
+
+
+class ProcessesEngine(SpreadEngine):
+    """Clients in worker processes of this machine."""
+
+    def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Processes) -> None:
+        if device.type != "cpu":
+            raise ValueError(f"Processes runs clients on CPU cores, not on device='{device}'; use Vmap, or device=cpu")
+        if not supported():
+            raise ValueError(
+                "Processes cannot start worker processes here (inside one, or on a system without Unix sockets); "
+                "use Serial or Vmap"
+            )
+        seal(worker)  # what cannot be sent is refused now, not at the first round
+        super().__init__(worker, train, options.inside)
+        self.workers = min(options.workers or usable_cores(), self.shards.clients)
+        self._pool: Pool | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """The process numbers of the workers; empty before the first call and after `close`."""
+        return self._pool.pids if self._pool is not None and self._pool.open else []
+
+    def close(self) -> None:
+        """End the worker processes. A later call would start new ones."""
+        super().close()
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
+
+    def _start(self) -> int:
+        if self._pool is None or not self._pool.open:
+            self._pool = Pool(self.workers, seal(Site(self.worker, self.shards, self.inside)))
+        return self.workers
+
+    def _do(self, jobs: Sequence[Callable[[], Job]]) -> list[Sealed]:
+        assert self._pool is not None
+        return self._pool.run(make() for make in jobs)
+
+    def _hand(self, value: Any) -> Sealed:
+        return seal(value)
+
+    def _share(self, value: Any, known: Sequence[Tensor] = ()) -> Sealed:
+        return seal(value, known)
+
+    def _open(self, handles: list[Sealed]) -> list[Any]:
+        return [handle.open() for handle in handles]

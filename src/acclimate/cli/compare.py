@@ -1,0 +1,51 @@
+"""`acclimate compare`: two methods side by side, with intervals and a plain sentence per stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    rows: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="Which two, where there are more: fedavg+finetune, or fedavg/tent. Give it twice."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Also write all numbers: .json, or a table: .md")
+    ] = None,
+) -> None:
+    """Say which of two methods is better on each stream, and whether that is more than chance.
+
+    Differences are paired: the same client, the same split, the same seed. Intervals are bootstrapped over seeds and
+    clients.
+    """
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from .. import store
+    from ..running import compare
+    from .describe import console
+
+    if out is not None and out.suffix not in (".json", ".md"):
+        raise ValueError(f"--out={out}: must end in .json or .md")
+    found = compare.compare(*runs, rows=rows or [])
+    head = ("stream", "round", found.first, found.second, "difference", "interval", "seeds x clients")
+    table = Table(*head, box=SIMPLE, pad_edge=False, padding=0)  # 80 columns have room for it
+    for column in (table.columns[0], table.columns[5]):
+        column.no_wrap = True
+    for column in (table.columns[2], table.columns[3]):
+        column.overflow = "fold"  # the methods' names are whole, over several lines where they are long
+    for cells in found.cells():
+        table.add_row(*cells)
+    console().print(table)
+    for sentence in found.sentences():
+        typer.echo(sentence)
+    if caveat := found.caveat():
+        typer.echo(caveat)
+    if out is not None:
+        store.write(out, found.to_json() if out.suffix == ".json" else found.to_markdown() + "\n")
+        typer.echo(f"wrote {out}")

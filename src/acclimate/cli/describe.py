@@ -1,0 +1,232 @@
+"""What the command line tells: listings, a record's fields and paper, the doctor's findings, the results table."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.metadata
+import importlib.util
+import inspect
+import platform
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ..eval.table import Table, percent
+from ..experiment import catalogue
+from ..experiment.record import ConfigError
+from ..ops.places import data_root
+from ..version import __version__
+
+EXTRAS = {
+    "flower": ("flwr",),
+    "ray": ("ray",),
+    "privacy": ("dp_accounting",),
+    "track": ("tensorboard", "mlflow", "sqlalchemy", "alembic"),
+    "tune": ("optuna",),
+    "backbones": ("efficientnet_lite_pytorch",),
+    "images": ("PIL", "h5py"),
+    "huggingface": ("datasets", "PIL"),
+    "docs": ("mkdocs", "mkdocstrings"),
+    "dev": ("pytest", "hypothesis", "ruff", "mypy"),
+}
+"""The extras of pyproject.toml, and modules by which each is known to be installed."""
+
+
+def listing(kind: str | None = None) -> str:
+    """All names of a kind, each with what it is in a sentence, and how it differs from its record's defaults."""
+    plurals = [k.plural for k in catalogue.KINDS if k.entries]
+    if kind is not None and kind not in plurals:
+        raise ConfigError(f"there is no kind '{kind}'; {catalogue.nearest(kind, plurals)}")
+    out = []
+    for k in catalogue.KINDS:
+        if k.entries and kind in (None, k.plural):
+            width = max(map(len, k.entries))
+            out.append(f"{k.plural}:")
+            out += [f"  {name.ljust(width)}  {_line(name, record)}" for name, record in k.entries.items()]
+    return "\n".join(out)
+
+
+def _line(name: str, record: Any) -> str:
+    said = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
+    first = said.split("\n\n")[0].replace("\n", " ")
+    changed = catalogue.differences(_default(record), record)
+    return f"{first} [{', '.join(changed)}]" if changed else first
+
+
+def _default(record: Any) -> Any:
+    try:
+        return type(record)()
+    except TypeError:
+        return record
+
+
+def details(name: str) -> str:
+    """A record's class, where it comes from, and every field with default and meaning."""
+    found = [(k, k.entries[name]) for k in catalogue.KINDS if name in k.entries]
+    if not found:
+        names = sorted({n for k in catalogue.KINDS for n in k.entries})
+        raise ConfigError(f"there is no '{name}'; {catalogue.nearest(name, names)}")
+    return "\n\n".join(_details(k.name, name, record) for k, record in found)
+
+
+def _details(kind: str, name: str, record: Any) -> str:
+    cls = type(record)
+    module = inspect.getmodule(cls)
+    out = [f"{kind} {name} = {cls.__module__}.{cls.__qualname__}", "", inspect.cleandoc(cls.__doc__ or "")]
+    if module is not None and module.__doc__:
+        out += ["", inspect.cleandoc(module.__doc__)]
+    notes, fields = field_notes(cls), dataclasses.fields(record)
+    out += ["", "fields:" if fields else "no fields"]
+    for f in fields:
+        value = getattr(record, f.name)
+        shown = catalogue.label(value) if dataclasses.is_dataclass(value) else repr(value)
+        out.append(f"  {f.name}: {_type(f.type)} = {shown}")
+        if note := notes.get(f.name):
+            out += textwrap.wrap(note, 100, initial_indent="      ", subsequent_indent="      ")
+        if dataclasses.is_dataclass(value):
+            out += [f"      .{g.name} = {getattr(value, g.name)!r}" for g in dataclasses.fields(value)]
+    if told := getattr(record, "traces", None):
+        out += ["", "traces, with analysis=true:", *(f"  {name}: {meaning}" for name, meaning in told.items())]
+    return "\n".join(out)
+
+
+def _type(hint: Any) -> str:
+    return hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+
+
+def field_notes(cls: type) -> dict[str, str]:
+    """The strings that stand below fields in a class body, of the class and its bases."""
+    notes: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for here, below in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(here, ast.AnnAssign)
+                and isinstance(here.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                notes[here.target.id] = " ".join(below.value.value.split())
+    return notes
+
+
+def doctor() -> str:
+    """One line per finding: what is there, and what to do about what is not."""
+    out = [
+        f"acclimate   {__version__}",
+        f"python      {platform.python_version()}",
+        f"torch       {torch.__version__}, {torch.get_num_threads()} threads",
+    ]
+    if torch.cuda.is_available():
+        out.append(f"device      cuda: {torch.cuda.get_device_name()}")
+    else:
+        out.append("device      cpu (torch sees no CUDA device; for a GPU install a CUDA build of torch)")
+    out.append(f"digits      {_digits()}")
+    out.append(f"data root   {_root()}")
+    for extra, modules in EXTRAS.items():
+        missing = [m for m in modules if importlib.util.find_spec(m) is None]
+        state = "installed" if not missing else f"not installed: pip install 'acclimate[{extra}]'"
+        out.append(f"extra       {extra}: {state}")
+    return "\n".join(out)
+
+
+def _digits() -> str:
+    try:
+        return f"embedded, from scikit-learn {importlib.metadata.version('scikit-learn')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "not available: pip install scikit-learn"
+
+
+def _root() -> str:
+    root = data_root()
+    if root is None:
+        return "none; set ACCLIMATE_DATA to the folder that holds your data sets"
+    if not root.is_dir():
+        return f"ACCLIMATE_DATA={root} is not a folder; create it or change the variable"
+    return f"{root} ({len(list(root.iterdir()))} entries)"
+
+
+WIDE = 100_000
+"""Columns of output that no window limits."""
+
+
+def console() -> Console:
+    """Standard output: as wide as the window, or as wide as needed where a file or a program reads it.
+
+    Square brackets are printed as they are: names, reasons and folders may have them.
+    """
+    found = Console(markup=False)
+    return found if found.is_terminal else Console(markup=False, width=WIDE)
+
+
+def results_table(table: Table, root: Path) -> None:
+    """Print the results of the last round, and of the validation-selected one where it differs."""
+    out = console()
+    seeds = len({r["seed"] for r in table.rows})
+    means = f", means over {seeds} seeds" if seeds > 1 else ""
+    print_pivot(
+        out, table, "last", f"accuracy at the last round, % ± std over clients{means}; upload per client and round"
+    )
+    if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
+        print_pivot(out, table, "validation", "accuracy at the validation-selected round")
+    for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():
+        out.print(f"not run: {r['reason']}", style="dim", highlight=False)
+    report = root / "report.html"
+    out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
+
+
+def _last(table: Table, row: Any) -> int:
+    return max(r["round"] for r in table.rows if r["selection"] == "last" and r["method"] == row["method"])
+
+
+def print_pivot(out: Console, table: Table, selection: str, title: str) -> None:
+    """Methods down and streams across, in blocks of as many streams as the window has room for."""
+    blocks: list[list[str]] = [[]]
+    for stream in table.streams():
+        wider = _pivot(table, selection, [*blocks[-1], stream], out.width)
+        needed = out.measure(wider, options=out.options.update(max_width=WIDE)).maximum
+        if blocks[-1] and needed > out.width:
+            blocks.append([])
+        blocks[-1].append(stream)
+    for i, streams in enumerate(blocks):
+        out.print(_pivot(table, selection, streams, out.width, None if i else title))
+
+
+def _pivot(table: Table, selection: str, streams: list[str], room: int, title: str | None = None) -> RichTable:
+    """A block of streams. Names of methods are whole up to half of the room, and go on in the next line beyond it."""
+    upload = table.uploads()
+    out = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    out.add_column("method", overflow="fold", max_width=room // 2)
+    out.add_column("adapter", no_wrap=True)
+    for s in streams:
+        out.add_column(Text(s), justify="right", no_wrap=True)
+    out.add_column("upload", justify="right", no_wrap=True)
+    rows = table.pivot(selection)
+    best = {s: max((c[s][0] for _, c in rows if s in c), default=None) for s in streams}
+    for (method, adapter), cells in rows:
+        marked = [
+            Text(percent(*cells[s]), "bold green" if cells[s][0] == best[s] else "") if s in cells else "-"
+            for s in streams
+        ]
+        out.add_row(Text(method), Text(adapter), *marked, size(upload[method]))  # text: brackets in names stay
+    return out
+
+
+def size(count: float) -> str:
+    """Bytes for people: `460 KB`."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,93 @@
+"""`acclimate fleet`: a Flower network on this machine, and an app folder for real sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+fleet_app = typer.Typer(
+    help="Start and stop a Flower network, deploy a run to its nodes, set up real sites.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Folder = Annotated[
+    Path | None, typer.Argument(help="The fleet's folder (default: ACCLIMATE_FLEET, else ./fleet).", show_default=False)
+]
+
+
+def _folder(given: Path | None) -> Path:
+    from ..fleet.launch import place
+
+    return given or place()
+
+
+@fleet_app.command()
+def up(
+    folder: Folder = None,
+    clients: Annotated[int, typer.Option("--clients", help="How many nodes to start.")] = 2,
+    port: Annotated[int | None, typer.Option(help="The port of the link (default: a free one).")] = None,
+) -> None:
+    """Start a SuperLink and its SuperNodes on this machine, with TLS and node keys; wait until all have joined."""
+    from ..fleet import loopback
+
+    fleet = loopback.up(_folder(folder), clients, port)
+    typer.echo(f"{clients} node(s) have joined the link at 127.0.0.1:{fleet.port}; all is in {fleet.folder}")
+    typer.echo("train with `acclimate run backend=flower ...`, stop with `acclimate fleet down`")
+
+
+@fleet_app.command()
+def status(folder: Folder = None) -> None:
+    """Say what of the fleet runs. Exit 1 where something does not."""
+    from ..fleet.loopback import Fleet
+
+    fleet = Fleet.load(_folder(folder))
+    typer.echo(f"link at 127.0.0.1:{fleet.port}, {fleet.nodes} node(s), in {fleet.folder}")
+    for name, pid, alive in fleet.status():
+        typer.echo(f"  {name:<10} {pid:>8}  {'up' if alive else 'ended; see ' + str(fleet.log(name))}")
+    if not fleet.running:
+        raise typer.Exit(1)
+
+
+@fleet_app.command()
+def down(folder: Folder = None) -> None:
+    """Stop exactly what `up` started. What nodes have stored stays."""
+    from ..fleet import loopback
+
+    stopped = loopback.down(_folder(folder))
+    typer.echo(f"stopped {', '.join(stopped)}" if stopped else "nothing was running any more")
+
+
+@fleet_app.command()
+def deploy(
+    run: Annotated[Path, typer.Argument(help="A finished run that was trained on the fleet.")],
+    adapter: Annotated[str, typer.Option(help="The adapter that serves (default: the run's first).")] = "",
+    selection: Annotated[str, typer.Option(help="Whose model: the `last` round's, or that of `validation`.")] = "last",
+) -> None:
+    """Leave each node with its live model, and test it there: metrics are all that comes back."""
+    from ..fleet import launch
+
+    told = launch.deploy(run, selection, adapter)
+    typer.echo(f"{len(told['clients'])} client(s) are live with {told['label']} of round {told['round']}")
+    for stream, accuracy in told["accuracy"].items():
+        mean = sum(accuracy) / len(accuracy)
+        typer.echo(f"  {stream:<16} {told['adapter']:<10} {mean:.1%}")
+
+
+@fleet_app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    host: Annotated[str, typer.Option(help="The name or address at which sites reach the server.")],
+    sites: Annotated[list[str], typer.Option("--site", help="A site's name; once per site.")],
+    settings: Annotated[str, typer.Option(help="The experiment, as for `acclimate run`.")] = "method=fedavg",
+    port: Annotated[int, typer.Option(help="The port of the server.")] = 8000,
+) -> None:
+    """Write a deployable app, keys and certificates for real sites, and a page that says what to do with them."""
+    from ..fleet.sites import init as write_fleet
+
+    write_fleet(folder, host, sites, settings, port)
+    typer.echo(f"wrote {folder}; start with {folder / 'HOWTO.md'}")

@@ -1,0 +1,134 @@
+"""`acclimate join`: a personalised model for a new client, from a folder or file of its unlabelled samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..core.adapter import Adapter
+    from ..experiment.record import Experiment
+    from ..running.join import Architecture, Joined
+
+
+def join(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data: Annotated[Path, typer.Argument(help="A folder of images, or an .npz (array x) or .npy file of samples.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Which adapter, e.g. adapters=fedtta adapters.fedtta.steps=5; and, where clients share no weights, "
+            "which model: one of the federation's by number, model=0, or any, e.g. model=mlp model.hidden=50"
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write (default: RUN/joined/DATA).")] = None,
+    selection: Annotated[str, typer.Option(help="The round: last, or validation for the best one.")] = "last",
+    client: Annotated[int, typer.Option(help="The newcomer's number, from 0.")] = 0,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a client that joined already.")] = False,
+) -> None:
+    """Adapt a trained model to a new client's unlabelled samples and save it.
+
+    Labels in DATA are not read. The folder can be loaded in Python with `ac.load_joined`.
+    """
+    from .. import store
+    from ..running import join
+    from ..running import run as api
+
+    target = out or run / "joined" / data.stem
+    if (target / join.CARD).exists() and not overwrite:
+        raise store.RunError(f"{target} holds a joined client; pass --overwrite, or choose another --out")
+    fit = api.load(run)
+    adapter, model = chosen(fit.experiment, settings or [])
+    x = samples(data, fit.worker.task.shape)
+    joined = join.join(fit, x, adapter, client, selection, model=model)
+    joined.save(target, overwrite)
+    fit.engine.close()
+    for line in summary(joined, x):
+        typer.echo(line)
+    typer.echo(f"wrote {target}")
+
+
+def chosen(experiment: Experiment, settings: list[str]) -> tuple[Adapter | None, Architecture | int | None]:
+    """The adapter and the model that the settings name; None leaves the choice to `join`."""
+    from ..experiment.record import ConfigError
+
+    parts: dict[str, list[str]] = {"adapters": [], "model": []}
+    for setting in settings:
+        part = setting.partition("=")[0].split(".")[0]
+        if part not in parts:
+            raise ConfigError(
+                f"{setting}: a client that joins can choose its adapters= and, where clients share no weights, its "
+                "model=; all else was trained"
+            )
+        parts[part].append(setting)
+    return _adapter(experiment, parts["adapters"]), _model(experiment, parts["model"])
+
+
+def _adapter(experiment: Experiment, settings: list[str]) -> Adapter | None:
+    """The one adapter that the settings name."""
+    from ..experiment.record import ConfigError
+    from ..experiment.settings import expand
+
+    if not settings:
+        return None
+    named = expand(settings, experiment)
+    if len(named) != 1 or len(named[0].adapters) != 1:
+        raise ConfigError(f"{' '.join(settings)}: name one adapter to join with, for example adapters=fedtta")
+    return named[0].adapters[0]
+
+
+def _model(experiment: Experiment, settings: list[str]) -> Architecture | int | None:
+    """The one model that the settings name: a number among the federation's, or a record."""
+    from ..experiment.record import ConfigError
+    from ..experiment.settings import expand
+
+    if not settings:
+        return None
+    value = settings[0].removeprefix("model=")
+    if len(settings) == 1 and value.lstrip("-").isdecimal():
+        return int(value)
+    named = expand(settings, experiment)
+    if len(named) != 1:
+        raise ConfigError(f"{' '.join(settings)}: name one model to join with, for example model=mlp")
+    return named[0].model
+
+
+def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The samples of a folder of images (at any depth), of an .npz file's array x, or of an .npy file."""
+    import numpy as np
+
+    from ..data import files, images
+
+    if path.is_dir():
+        found = sorted(f for f in path.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
+        if not found:
+            raise ValueError(f"{path}: has no images ({', '.join(images.SUFFIXES[:4])}, ...)")
+        if len(shape) != 3 or shape[1] != shape[2] or shape[0] not in (1, 3):
+            raise ValueError(
+                f"{path}: the model takes inputs of shape {shape}; give them as an .npz file with an array x"
+            )
+        return np.stack([images.decode(f, shape[1], shape[0]) for f in found])
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; it must be a folder of images, or an .npz or .npy file")
+    x = np.asarray(files.npy(path)) if path.suffix == ".npy" else files.npz(path, ("x",))["x"]
+    return images.channels_first(x, f"{path}: x") if x.dtype == np.uint8 and x.ndim in (3, 4) else x
+
+
+def summary(joined: Joined, x: np.ndarray) -> list[str]:
+    """What happened, in a few lines."""
+    r = joined.record
+    lines = [
+        f"{r['samples']} samples, {type(joined.adapter).__name__}, model of round {r['round']}",
+        f"mean entropy {r['entropy_before']:.4f} before, {r['entropy_after']:.4f} after",
+    ]
+    if "chosen_step" in r:
+        first, last = r["learned_loss"][0], r["learned_loss"][r["chosen_step"]]
+        lines.append(f"step {r['chosen_step']} of {r['steps_taken']} taken, learned loss {first:.4f} to {last:.4f}")
+    told = Counter(joined.predict(x).argmax(-1).tolist())
+    lines.append("predicted: " + ", ".join(f"{n} x {joined.classes[c]}" for c, n in told.most_common(8)))
+    return lines

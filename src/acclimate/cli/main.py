@@ -1,0 +1,249 @@
+"""The command line. It imports torch only inside commands, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from ..version import __version__
+from .compare import compare
+from .data import data_app
+from .fleet import fleet_app
+from .help import command
+from .join import join
+from .reproduce import reproduce_app
+from .tune import tune
+
+app = typer.Typer(
+    name="acclimate",
+    help="Federated learning that keeps adapting after training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.add_typer(data_app, name="data")
+app.command()(join)
+app.command()(compare)
+app.command()(tune)
+app.add_typer(fleet_app, name="fleet")
+app.add_typer(reproduce_app, name="reproduce")
+
+Settings = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01")]
+Track = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, or both with a comma.")]
+DEFAULT_METHODS = "fedavg,fedavg+finetune,fedbn,scaffold"
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"acclimate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass  # the option acts by itself; a docstring here would be the text of --help
+
+
+@app.command()
+def run(
+    settings: Settings = None,
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Run folder (default: runs/NNN-name).")] = None,
+    seeds: Annotated[int, typer.Option(help="Repeat with this many consecutive seeds.")] = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
+    track: Track = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+) -> None:
+    """Train, adapt and test; write a run folder and a report.
+
+    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `seed=0,1,2`.
+    """
+    root = out
+    try:
+        experiments = _experiments(settings or [], config, seeds)
+        from .. import store
+        from ..running import run as api
+        from ..running import track as tracking
+        from . import threads
+
+        threads.steady()
+        root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
+        with _watch(quiet) as watch, tracking.tracked(root, track, watch) as told:
+            table = api.run_all(experiments, root, overwrite, told)
+    except KeyboardInterrupt:
+        _stopped(root)
+    _show(table, root)
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
+    track: Track = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+) -> None:
+    """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
+    try:
+        from ..running import run as api
+        from ..running import track as tracking
+        from . import threads
+
+        threads.steady()
+        with _watch(quiet) as watch, tracking.tracked(path, track, watch) as told:
+            table = api.resume(path, told)
+    except KeyboardInterrupt:
+        _stopped(path)
+    _show(table, path)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page over finished runs."""
+    from .. import store, tuning
+    from ..running import run as api
+
+    tested = [r for r in runs if store.holds_run(r) or not store.holds_search(r)]
+    if not tested:
+        pages = ", ".join(str(r / "report.html") for r in runs)
+        raise store.RunError(f"{', '.join(map(str, runs))}: a search, with a page of its own, {pages}; name a run too")
+    typer.echo(f"wrote {api.report(*tested, out=out, more=tuning.sections(runs))}")
+    found = [f for r in tested for f in store.find_runs(r)]
+    if missing := sum(not f.finished for f in found):
+        typer.echo(f"{missing} of {len(found)} runs are not finished, and not in it", err=True)
+
+
+@app.command("list")
+def list_(kind: Annotated[str | None, typer.Argument(help="methods, adapters, ... (default: all)")] = None) -> None:
+    """List what there is: methods, personalisers, adapters, models, data sets, streams, ..."""
+    from .describe import listing
+
+    typer.echo(listing(kind))
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="A name from `acclimate list`.")]) -> None:
+    """Show a record's paper, fields and defaults."""
+    from .describe import details
+
+    typer.echo(details(name))
+
+
+@app.command()
+def doctor() -> None:
+    """Check torch, device, extras and data roots, and say what to do about each."""
+    from .describe import doctor as examine
+
+    typer.echo(examine())
+
+
+def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
+    from ..experiment.settings import expand, merged
+    from ..running import run as api
+
+    pairs = merged(config, list(settings))
+    given = {p.partition("=")[0].strip() if isinstance(p, str) else p[0] for p in pairs}
+    if "method" not in given:
+        # a personaliser that is given goes with every method, so none of them brings its own
+        methods = [m for m in DEFAULT_METHODS.split(",") if "personal" not in given or "+" not in m]
+        pairs.append(f"method={','.join(methods)}")
+    return api.with_seeds(expand(pairs), seeds)
+
+
+def _watch(quiet: bool) -> Any:
+    import contextlib
+
+    from rich.console import Console
+
+    from ..running.watch import Watch
+    from .progress import Display
+
+    console = Console(stderr=True)
+    return contextlib.nullcontext(Watch()) if quiet or not console.is_terminal else Display(console)
+
+
+def _show(table: Any, root: Path) -> None:
+    from .describe import results_table
+
+    results_table(table, root)
+    if not table.rows:  # known only now where a personaliser might have added what the adapters lack
+        _fail("no adapter could be tested: nothing was measured", 2)
+
+
+def _stopped(root: Path | None) -> NoReturn:
+    """Say how to go on after Ctrl-C outside of the rounds, which say so themselves; typer would end without a word."""
+    saved = root is not None and any((root / name).exists() for name in ("config.json", "index.json"))
+    _fail(f"stopped; go on with: acclimate resume {root}" if saved else "stopped before anything was saved", 130)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"acclimate: {message}", err=True)
+    raise SystemExit(code)
+
+
+def _stop(signum: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
+    signal.signal(signal.SIGTERM, _stop)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
+    try:
+        code = command(app)(standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped before anything was saved", 130)
+    except Exception as e:
+        _explain(e)
+
+
+def _explain(error: Exception) -> NoReturn:
+    import click
+
+    if isinstance(error, click.NoSuchOption):
+        _hint(error)
+    if isinstance(error, click.ClickException):
+        error.show()
+        raise SystemExit(error.exit_code)
+    if "torch" not in sys.modules:
+        _fail(str(error), 2) if isinstance(error, ValueError) else _raise(error)
+    from ..core.backend import NonFinite
+    from ..running.run import Interrupted
+    from ..store import RunError
+
+    if isinstance(error, Interrupted):
+        _fail(str(error), 130)
+    if isinstance(error, ValueError | RunError | FileNotFoundError | ImportError):
+        _fail(str(error), 2)
+    if isinstance(error, NonFinite | ArithmeticError):
+        _fail(str(error), 1)
+    _raise(error)
+
+
+def _hint(error: Any) -> None:
+    """Settings are not options: tell click's error how one is written, where an option bears its name."""
+    from dataclasses import fields
+
+    from ..experiment.record import Experiment
+
+    name = error.option_name.lstrip("-").partition(".")[0].replace("-", "_")
+    if name in {f.name for f in fields(Experiment)}:
+        error.possibilities = None
+        error.message = f"No such option '{error.option_name}': settings are written key=value, for example {name}=..."
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

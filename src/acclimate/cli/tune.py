@@ -1,0 +1,161 @@
+"""`acclimate tune`: search over settings, judged on validation data alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..core.fit import State
+    from ..running.watch import Watch
+    from ..tuning import Grid, Search
+
+
+def tune(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings; some with choices (mu=0.01,0.1) or ranges (lr=0.01..0.1:log)."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
+    grid: Annotated[str | None, typer.Option(help="A paper's grid, such as fedtta or fedthe/memo.")] = None,
+    grids: Annotated[bool, typer.Option("--grids", help="List the papers' grids and stop.")] = False,
+    trials: Annotated[int | None, typer.Option(help="How many (default: a grid of up to 20 points, or 20).")] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds per trial; its score is their mean.")] = 1,
+    sampler: Annotated[str, typer.Option(help="auto, tpe, random or grid.")] = "auto",
+    on: Annotated[str, typer.Option(help="Streams to make of the validation data, with commas.")] = "original",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder (default: runs/NNN-tune).")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+) -> None:
+    """Search for good settings on validation data; test data is never looked at.
+
+    Run it again with the same --out to go on where it was stopped, or with more --trials to search on. best.toml has
+    the chosen settings: test them with `acclimate run -c`.
+    """
+    from rich.console import Console
+
+    from .. import store, tuning
+    from ..experiment.settings import expand, merged
+    from . import threads
+
+    if grids:
+        typer.echo(_listing(tuning.GRIDS))
+        return
+    pairs = merged(config, list(settings or []))
+    root = out or store.next_free(Path("runs"), "tune")
+    if store.holds_run(root):
+        raise store.RunError(f"{root} holds a run, whose report.html a search would replace; choose another --out")
+    streams = expand([f"streams={on}"])[0].streams
+    console = Console(stderr=True, markup=False)  # values and errors may have square brackets
+    threads.steady()
+    try:
+        with _watch(quiet, console) as watch:
+            search = tuning.tune(
+                pairs,
+                root,
+                trials,
+                seeds,
+                sampler,  # type: ignore[arg-type]
+                streams,
+                tuning.grid(grid) if grid else None,
+                watch,
+                _teller(console) if not quiet else lambda search, total: None,
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the same command with --out {root} goes on where it was", err=True)
+        raise typer.Exit(130) from None
+    _show(search)
+
+
+def _listing(grids: tuple[Grid, ...]) -> str:
+    """Every grid with its place, how many points it has and what is searched."""
+    lines = []
+    for g in grids:
+        searched = ", ".join(f"{k}: {len(v)}" for k, v in g.settings if isinstance(v, list))
+        note = f" [{g.note}]" if g.note else ""
+        lines.append(f"{g.name:20} {g.size:5} points  {g.place}; {searched}; the paper chose {g.found}{note}")
+    return "\n".join(lines)
+
+
+def _teller(console: Console) -> Callable[[Search, int], None]:
+    """A line per trial: its score, the best so far, and how long the rest will take."""
+    began, before = time.perf_counter(), -1
+
+    def tell(search: Search, total: int) -> None:
+        nonlocal before
+        done, best = search.trials, search.best
+        before = len(done) - 1 if before < 0 else before  # finished in earlier sessions
+        last = max(done, key=lambda t: t.number)
+        each = (time.perf_counter() - began) / (len(done) - before)
+        score = f"failed ({last.failed})" if last.score is None else f"{100 * last.score:.1f} %"
+        values = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in last.values.items())
+        top = f"; best {100 * (best.score or 0):.1f} %" if best else ""
+        left = f"; {_span(each * (total - len(done)))} left" if len(done) < total else ""
+        console.print(
+            f"trial {last.number} ({len(done)} of {total} done): {score} with {values}{top}{left}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    return tell
+
+
+def _span(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
+
+
+def _show(search: Search) -> None:
+    best, root = search.best, search.path
+    if best is None:
+        typer.echo(f"no trial has a score; see {root / 'tune.json'}", err=True)
+        raise typer.Exit(1)
+    typer.echo(
+        f"best of {len(search.trials)}: {100 * (best.score or 0):.2f} % on validation data (trial {best.number})"
+    )
+    typer.echo("".join(f"  {key} = {value}\n" for key, value in best.values.items()), nl=False)
+    typer.echo(f"all trials: {root / 'tune.json'} and {root / 'report.html'}")
+    typer.echo(f"test it: acclimate run -c {root / 'best.toml'}")
+
+
+def _watch(quiet: bool, console: Console) -> AbstractContextManager[Watch]:
+    from ..running.watch import Watch
+
+    return nullcontext(Watch()) if quiet or not console.is_terminal else _display(console)
+
+
+def _display(console: Console) -> AbstractContextManager[Watch]:
+    """One bar over all trainings that are left, with the time left, and what is at hand beside it."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from ..running.watch import Watch
+
+    label = TextColumn("left; {task.description}", markup=False)
+    bars = Progress(BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), label, console=console, transient=True)
+
+    class Display(Watch):
+        def suite(self, runs: int) -> None:
+            self.task, self.finished, self.rounds = bars.add_task("", total=runs), 0, 1
+
+        def training(self, label: str, seed: int, done: int, rounds: int) -> None:
+            self.rounds = rounds
+            bars.update(self.task, completed=self.finished + done / rounds, description=f"{label} (seed {seed})")
+
+        def round(self, state: State) -> None:
+            bars.update(self.task, completed=self.finished + state.round / self.rounds)
+
+        def done(self) -> None:
+            self.finished += 1
+            bars.update(self.task, completed=self.finished)
+
+    @contextmanager
+    def shown() -> Any:
+        with bars:
+            yield Display()
+
+    return shown()

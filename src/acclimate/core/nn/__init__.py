@@ -1,0 +1,1 @@
+"""Layers that stay pure and fast under `vmap`, where every client has its own weights."""

@@ -1,0 +1,112 @@
+"""Layers that can be vmapped, differentiated twice and captured.
+
+torch's own batch norm writes its statistics in place and its dropout draws from a global generator; both are refused
+under `vmap`. `purify` swaps them for these, in a model of any shape: statistics are assigned (so `functional_call`
+hands them back), and masks are drawn from a key that `Task.apply` supplies. Convolutions and
+maximum pooling become those of `core.conv` and `core.pool`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from .. import rng
+from . import conv, pool
+
+NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+"""Layers whose affine parameters are the `norm` role of a task."""
+
+
+class PureBatchNorm(_BatchNorm):
+    """Batch norm over all axes but the second; assigns new running statistics instead of writing into the old."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"batch norm needs [batch, channel, ...], got shape {tuple(input.shape)}")
+
+    prior: float = 0.0
+    """Samples that the running statistics count for beside a batch's own (see `task.Blend`)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training and self.running_mean is not None:
+            return self._normalise(input, self.running_mean, self.running_var)
+        axes = [d for d in range(input.dim()) if d != 1]
+        var, mean = torch.var_mean(input.detach(), axes, correction=0)
+        used = self._blend(mean, var, input.shape[0])
+        self._remember(mean, var, input.numel() // input.shape[1])
+        return self._normalise(input, *used)
+
+    def _normalise(self, input: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
+        own = mean is None
+        return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
+
+    def _blend(self, mean: Tensor, var: Tensor, samples: int) -> tuple[Tensor | None, Tensor | None]:
+        """The statistics to use: None for the batch's own."""
+        if not self.prior or self.running_mean is None or self.running_var is None:
+            return None, None
+        share = samples / (self.prior + samples)
+        return share * mean + (1 - share) * self.running_mean, share * var + (1 - share) * self.running_var
+
+    def _remember(self, mean: Tensor, var: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        rate = self.momentum or 0.0
+        unbiased = var * (count / max(count - 1, 1))
+        self.running_mean = (1 - rate) * self.running_mean + rate * mean
+        self.running_var = (1 - rate) * self.running_var + rate * unbiased
+
+
+class KeyedDropout(_DropoutNd):
+    """Dropout whose mask is drawn from its `key` buffer; `channels` drops whole feature maps (Dropout1d/2d/3d)."""
+
+    key: Tensor
+    channels: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return input
+        shape = input.shape[:2] + (1,) * (input.dim() - 2) if self.channels else input.shape
+        keep = rng.uniform(self.key, *shape) >= self.p
+        return input * keep / (1 - self.p) if self.p < 1 else torch.zeros_like(input)
+
+
+def purify(module: nn.Module) -> tuple[str, ...]:
+    """Swap layers for pure ones, in place; returns the names of the dropout keys the model now wants."""
+    keys = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            if layer.momentum is None and layer.track_running_stats:
+                raise ValueError(f"layer '{name}': batch norm with momentum=None is not supported; give a number")
+            layer.__class__ = PureBatchNorm
+            if layer.num_batches_tracked is not None:
+                del layer.num_batches_tracked
+                layer.register_buffer("num_batches_tracked", None)
+        elif conv.fits(layer):
+            layer.__class__ = conv.PureConv2d
+        elif pool.fits(layer):
+            layer.__class__ = pool.PureMaxPool2d
+        elif isinstance(layer, _DropoutNd):
+            if not isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                raise ValueError(f"layer '{name}' is a {type(layer).__name__}; use nn.Dropout or nn.Dropout1d/2d/3d")
+            layer.channels = not isinstance(layer, nn.Dropout)  # type: ignore[assignment]
+            layer.__class__ = KeyedDropout  # type: ignore[assignment]
+            layer.register_buffer("key", torch.zeros((), dtype=torch.int64, device="meta"), persistent=False)
+            keys.append(f"{name}.key" if name else "key")
+    for part in module.modules():
+        if isinstance(part, nn.Sequential):
+            _loosen(list(part))
+    return tuple(keys)
+
+
+def _loosen(chain: list[nn.Module]) -> None:
+    """Spare a copy between layers that are known not to mind the order in memory; torch's own norms do mind."""
+    for i, layer in enumerate(chain):
+        if isinstance(layer, conv.PureConv2d | pool.PureMaxPool2d):
+            rest = (n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | pool.PureMaxPool2d))
+            layer.loose = isinstance(next(rest, None), conv.PureConv2d | nn.Flatten)

@@ -1,0 +1,340 @@
+"""Every name that the command line knows, and the record it stands for. A preset is a line here, not a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import adapters, backends, data, filters, methods, models, personal, shifts
+from ..core import optim
+from ..core.adapter import Adapter
+from ..core.backend import Backend
+from ..core.filter import Filter
+from ..core.method import Method
+from ..core.personal import Personalizer
+from ..core.task import Augment, Model
+from ..ops.augment import FlipCrop
+from ..ops.hashing import fingerprint
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of record: its base class, and the named ones. `plural` is the word of `acclimate list`."""
+
+    name: str
+    plural: str
+    base: type
+    entries: dict[str, Any]
+
+
+METHODS: dict[str, Method] = {
+    "local": methods.Local(),
+    "fedavg": methods.FedAvg(),
+    "fedper": methods.FedAvg(private=("head",)),
+    "fedbn": methods.FedAvg(private=("norm",)),
+    "fedavgm": methods.FedAvg(server_opt=optim.SGD(lr=1.0, momentum=0.9)),
+    "fedadam": methods.FedAvg(server_opt=optim.Adam(lr=0.01, b2=0.99, eps=1e-3)),
+    "fedprox": methods.FedProx(),
+    "scaffold": methods.SCAFFOLD(),
+    "perfedavg": methods.PerFedAvg(),
+    "fedspl": methods.FedSPL(),
+    "fedthe": methods.FedTHE(),
+    "fedttt": methods.FedTTT(),
+    "fedicon": methods.FedICON(),
+    "fedicon-us": methods.FedICON(labels=False),
+    "fedatp": methods.FedATP(),
+    "fedpcl": methods.FedPCL(),
+    "fedproto": methods.FedProto(),
+    "pfedme": methods.PFedMe(),
+    "gma": methods.GMA(),
+    "fedtta": methods.FedTTA(),
+    "fedtta-prox": methods.FedTTA(mu=0.01),
+    "heterofedtta": methods.HeteroFedTTA(),
+    "fedmd": methods.HeteroFedTTA(lam=0.0, inner_lr=0.0),
+    "fednova": methods.FedNova(),
+    "fedcsa": methods.FedCSA(),
+    "am": methods.AM(),
+    "am-shared": methods.AM(partner="clients"),
+    "rsc": methods.RSC(),
+    "fedsam": methods.FedSAM(),
+    "harmofl": methods.HarmoFL(),
+    "elcfs": methods.ELCFS(),
+    "ga": methods.GA(),
+    "dsbn": methods.DSBN(),
+    "afl": methods.AFL(),
+    "fedadg": methods.FedADG(),
+    "fedsr": methods.FedSR(),
+    "pfl-sampled": methods.PFL("sampled"),
+    "pfl-ensemble": methods.PFL("ensemble"),
+    "odpfl": methods.ODPFL(),
+    "apfl": methods.APFL(),
+    "fedrep": methods.FedRep(),
+    "ditto": methods.Ditto(),
+    "fedrod": methods.FedRoD(),
+    "fedavg-balanced": methods.FedAvg(balanced=True),
+}
+
+SUMMARIES = {
+    "fedper": "FedAvg that keeps the last layer at the client (Arivazhagan et al., 2019).",
+    "fedbn": "FedAvg that keeps the normalisation layers at the client (Li et al., ICLR 2021).",
+    "fedavgm": "FedAvg with momentum on the server (Hsu et al., 2019).",
+    "fedadam": "FedAvg with Adam on the server (Reddi et al., ICLR 2021).",
+    "fedavg-balanced": "FedAvg with balanced softmax (Ren et al., NeurIPS 2020).",
+    "fedicon-us": "FedICON without labels before the classifier (Tan et al., 2023).",
+    "fedtta-prox": "FedTTA held near the received model's answers (Ye et al., 2023).",
+    "fedmd": "Clients of several architectures learn from the mean of their logits on a public set (Li & Wang, 2019).",
+    "am-shared": "AM with the mean amplitude of all clients (Xu et al., CVPR 2021).",
+    "pfl-sampled": "FedPer whose newcomers get one trained client's head (baseline of Ye et al., 2023).",
+    "pfl-ensemble": "FedPer whose newcomers get the mean of all trained clients' heads (baseline of Ye et al., 2023).",
+    "lp": "Fits the head alone to the client's own labelled data.",
+    "lp-ft": "Fits the head, then the whole model, to the client's own labelled data.",
+}
+"""What presets are that have a name and a paper of their own; of others their class says it."""
+
+PERSONALS: dict[str, Personalizer] = {
+    "none": personal.NoPersonal(),
+    "finetune": personal.FineTune(),
+    "lp": personal.FineTune(parts="head"),
+    "lp-ft": personal.FineTune(parts="head-then-all"),
+    "fisher": personal.Fisher(),
+    "confusion": personal.Confusion(),
+    "memory": personal.Memory(),
+}
+
+ADAPTERS: dict[str, Adapter] = {
+    "none": adapters.NoAdapt(),
+    "bn": adapters.BNStats(),
+    "tent": adapters.Tent(),
+    "tent-all": adapters.Tent(params="all"),
+    "t3a": adapters.T3A(),
+    "mbsl": adapters.MBSL(),
+    "memo": adapters.MEMO(),
+    "ttt": adapters.TTT(),
+    "ttt-episodic": adapters.TTT(online=False),
+    "tsa": adapters.TSA(),
+    "knn": adapters.KNNPer(),
+    "fedtta": adapters.FedTTA(),
+    "fedtta-plus": adapters.FedTTA(steps=50, patience=5),
+    "odpfl": adapters.ODPFL(),
+    "icon": adapters.ICON(),
+    "eata": adapters.EATA(),
+    "shot": adapters.SHOT(),
+    "em": adapters.EM(),
+    "bbse": adapters.BBSE(),
+    "surgical": adapters.Surgical(),
+    "atp": adapters.ATP(),
+    "atp-online": adapters.ATP(online=True),
+    "the": adapters.THE(),
+    "theplus": adapters.THEPlus(),
+}
+
+MODELS: dict[str, Model] = {
+    "cnn": models.CNN(),
+    "cnn-bn": models.CNN(norm="batch"),
+    "cnn-gn": models.CNN(norm="group"),
+    "cnn-small": models.CNN(widths=(16, 32), norm="batch"),
+    "mlp": models.MLP(),
+    "projection": models.Projection(),
+    "cct": models.CCT(),
+    "resnet20": models.ResNet20(),
+    "resnet20-bn": models.ResNet20(norm="batch"),
+    "mixed": models.Mixed(),
+    "resnet18": models.ResNet(depth=18),
+    "resnet50": models.ResNet(depth=50),
+    "alexnet": models.AlexNet(),
+    "vgg11": models.VGG11(),
+    "pretrained": models.Pretrained(),
+}
+
+DATASETS: dict[str, data.Dataset] = {
+    "digits": data.Digits(),
+    "mnist": data.MNIST(),
+    "fashion-mnist": data.FashionMNIST(),
+    "emnist": data.EMNIST(),
+    "femnist": data.FEMNIST(partition=data.NaturalUsers()),
+    "cifar10": data.CIFAR10(clients=20),
+    "cifar10.1": data.CIFAR10_1(),
+    "cifar10-c": data.CIFAR10C(),
+    "cifar100": data.CIFAR100(clients=20),
+    "stl10": data.STL10(),
+    "svhn": data.SVHN(),
+    "usps": data.USPS(),
+    "digit5": data.Digit5(partition=data.ByDomain(), clients=5),
+    "office-caltech10": data.OfficeCaltech10(partition=data.ByDomain(), clients=4),
+    "pacs": data.PACS(partition=data.ByDomain(), clients=4),
+    "office-home": data.OfficeHome(partition=data.ByDomain(), clients=4),
+    "domainnet": data.DomainNet(partition=data.ByDomain(), clients=6),
+    "tiny-imagenet": data.TinyImageNet(clients=20),
+    "imagenet32": data.ImageNet32(clients=20),
+    "imagenet-variant": data.ImageNetVariant(),
+    "arrays": data.Arrays(),
+    "image-folder": data.ImageFolder(),
+    "huggingface": data.HuggingFace(),
+    "noisy": data.Noisy(),
+    "public": data.Public(),
+}
+
+PARTITIONS: dict[str, data.Partition] = {
+    "iid": data.IID(),
+    "dirichlet": data.Dirichlet(),
+    "dirichlet-natural": data.Dirichlet(sizes="natural"),
+    "pathological": data.Pathological(),
+    "by-superclass": data.BySuperclass(),
+    "by-domain": data.ByDomain(),
+    "by-domain-and-label": data.ByDomain(alpha=1.0),
+    "natural-users": data.NaturalUsers(),
+}
+
+STREAMS: dict[str, shifts.Shift] = {
+    "original": shifts.Original(),
+    "corrupted": shifts.Corrupted(),
+    "natural": shifts.Natural(source=data.CIFAR10_1()),
+    "out-of-client": shifts.OutOfClient(),
+    "mixture": shifts.Mixture(),
+    "interleaved": shifts.Interleaved(),
+    "unseen-domain": shifts.UnseenDomain(),
+    "rotated": shifts.Rotated(),
+    "new-clients": shifts.NewClients(),
+    "reduced": shifts.Reduced(),
+    "gradual": shifts.Gradual(),
+    "continual": shifts.Continual(),
+    "recurring": shifts.Recurring(),
+    "label-drift": shifts.LabelDrift(),
+}
+
+BACKENDS: dict[str, Backend] = {
+    "auto": backends.Auto(),
+    "serial": backends.Serial(),
+    "vmap": backends.Vmap(),
+    "processes": backends.Processes(),
+    "ray": backends.Ray(),
+    "flower": backends.Flower(),
+}
+
+AUGMENTS: dict[str, Augment] = {"flip-crop": FlipCrop()}
+
+OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(), "adam": optim.Adam(), "adamw": optim.AdamW()}
+
+SCHEDULES: dict[str, optim.Schedule] = {
+    "constant": optim.Constant(),
+    "step": optim.StepDecay(),
+    "cosine": optim.Cosine(),
+}
+
+FILTERS: dict[str, Filter] = {
+    "median": filters.Median(),
+    "trimmed-mean": filters.TrimmedMean(),
+    "krum": filters.Krum(),
+    "multi-krum": filters.Krum(select=2),
+    "fp16": filters.FP16(),
+    "int8": filters.Int8(),
+    "top-k": filters.TopK(),
+    "clip": filters.Clip(),
+    "noise": filters.Noise(),
+    "central-dp": filters.CentralDP(),
+    "local-dp": filters.LocalDP(),
+    "masked": filters.Masked(),
+}
+
+KINDS: tuple[Kind, ...] = (
+    Kind("method", "methods", Method, METHODS),
+    Kind("personal", "personals", Personalizer, PERSONALS),
+    Kind("adapter", "adapters", Adapter, ADAPTERS),
+    Kind("model", "models", Model, MODELS),
+    Kind("data set", "datasets", data.Dataset, DATASETS),
+    Kind("partition", "partitions", data.Partition, PARTITIONS),
+    Kind("augment", "augments", Augment, AUGMENTS),
+    Kind("stream", "streams", shifts.Shift, STREAMS),
+    Kind("backend", "backends", Backend, BACKENDS),
+    Kind("optimizer", "optimizers", optim.Optimizer, OPTIMIZERS),
+    Kind("schedule", "schedules", optim.Schedule, SCHEDULES),
+    Kind("filter", "filters", Filter, FILTERS),
+)
+
+
+def kind_of(base: type) -> Kind | None:
+    """The kind whose records a field of this type holds."""
+    for kind in KINDS:
+        records = isinstance(base, type) and kind.base not in (Model, Augment)  # these two are protocols
+        if base is kind.base or (records and issubclass(base, kind.base)):
+            return kind
+    return None
+
+
+def nearest_entry(record: Any) -> tuple[str, list[str]]:
+    """The catalogue name that is nearest to a record, and the `field=value` settings in which the record differs."""
+    best: tuple[str, list[str]] | None = None
+    for kind in KINDS:
+        for name, entry in kind.entries.items():
+            if type(entry) is type(record):
+                changes = differences(entry, record)
+                if best is None or len(changes) < len(best[1]):
+                    best = (name, changes)
+    return best or (type(record).__name__, _own_changes(record))
+
+
+def _own_changes(record: Any) -> list[str]:
+    """The settings of a user's own record that differ from its defaults; all of them where it has no defaults."""
+    if not dataclasses.is_dataclass(record):
+        return []
+    cls: Any = type(record)
+    try:
+        return differences(cls(), record)
+    except TypeError:
+        return [f"{f.name}={text(getattr(record, f.name))}" for f in dataclasses.fields(record)]
+
+
+def name(record: Any) -> str:
+    """The catalogue name of a record, whatever its settings; the class name of a user's own."""
+    return nearest_entry(record)[0]
+
+
+def label(record: Any) -> str:
+    """A record in one word, settings included: `fedprox(mu=0.5)`."""
+    word, changes = nearest_entry(record)
+    return f"{word}({', '.join(changes)})" if changes else word
+
+
+def distinct(records: Sequence[Any]) -> list[str]:
+    """Names of records that stand side by side: short where that is enough to tell them apart."""
+    short = [name(r) for r in records]
+    return [label(r) if short.count(n) > 1 else n for n, r in zip(short, records, strict=True)]
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """`field=value` for every field, at any depth, in which two records of one type differ."""
+    out: list[str] = []
+    for f in dataclasses.fields(new):
+        a, b = getattr(old, f.name), getattr(new, f.name)
+        if a == b:
+            continue
+        if dataclasses.is_dataclass(b) and type(a) is type(b):
+            out += [f"{f.name}.{d}" for d in differences(a, b)]
+        else:
+            out.append(f"{f.name}={text(b)}")
+    return out
+
+
+def text(value: Any) -> str:
+    """A value as a setting shows it: records by name, Python objects by their class or function and a fingerprint."""
+    if dataclasses.is_dataclass(value):
+        return label(value)
+    if value is None or isinstance(value, bool | int | float | str | tuple | list):
+        return repr(value)
+    return identity(value)
+
+
+def identity(value: Any) -> str:
+    """`module:name#hash` of a function, class or module: two objects that compute differently have different ones."""
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}:{kind.__qualname__}#{fingerprint(value)[:12]}"
+
+
+def nearest(word: str, allowed: list[str]) -> str:
+    """`did you mean ...?` where something is near, then all that is allowed."""
+    close = difflib.get_close_matches(word, allowed, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}allowed: {', '.join(allowed)}"

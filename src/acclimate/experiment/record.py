@@ -1,0 +1,268 @@
+"""An experiment is one record, and config.json a spelling of it; `settings` reads the other two."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from ..adapters import T3A, NoAdapt, Tent
+from ..backends import Auto
+from ..core import check
+from ..core.adapter import Adapter
+from ..core.backend import Backend
+from ..core.filter import Filter
+from ..core.method import Method
+from ..core.personal import Personalizer
+from ..core.task import Model
+from ..data import Dataset, Digits
+from ..methods import FedAvg
+from ..models import CNN
+from ..personal import NoPersonal
+from ..shifts import Shift, brfl
+from . import catalogue
+
+SCHEMA = "acclimate.config/1"
+EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "analysis")
+"""Fields that do not change what is trained: experiments that differ in them alone share one training."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: says which, what it was, and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is trained on what, how long, and how it is tested. Every field is a setting of the command line."""
+
+    data: Dataset = Digits()
+    model: Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = CNN(widths=(16, 32), norm="batch")
+    method: Method = FedAvg()
+    personal: Personalizer = NoPersonal()
+    """What every client does with its labelled data before its model goes live."""
+    adapters: tuple[Adapter, ...] = (NoAdapt(), Tent(), T3A())
+    """Each is tested on every stream, if it can serve the model."""
+    streams: tuple[Shift, ...] = field(default_factory=brfl)
+    filters: tuple[Filter, ...] = ()
+    """Privacy and compression, applied to messages in this order."""
+    rounds: int = 10
+    cohort: int | None = None
+    """Clients per round; None: as `participation` says."""
+    participation: float = 1.0
+    """The share of clients that take part in a round, where `cohort` is not given."""
+    seed: int = 0
+    eval_every: int = 1
+    """Rounds between two looks at the validation data, which select the `validation` model."""
+    checkpoint_every: int = 5
+    analysis: bool = False
+    """Also keep what the adapters did with every sample, and every stream's accuracy at each look at the validation
+    data (with the first adapter that can serve): for the report's analysis. Training and results stay the same."""
+    backend: Backend = Auto()
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "eval_every", "checkpoint_every"):
+            check.at_least(self, name, 1)
+        check.at_least(self, "seed", 0)
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"Experiment: participation={self.participation!r} must be above 0 and at most 1")
+        if self.cohort is not None and not 1 <= self.cohort <= self.data.clients:
+            raise ValueError(
+                f"Experiment: cohort={self.cohort} must be between 1 and the number of clients, {self.data.clients}"
+            )
+        for f in self.filters:
+            if self.cohort_size < f.least:
+                raise ValueError(
+                    f"Experiment: filters={type(f).__name__} needs at least {f.least} clients in a round, not "
+                    f"{self.cohort_size}; raise cohort or participation, or the number of clients, {self.data.clients}"
+                )
+        if not self.adapters:
+            raise ValueError("Experiment: adapters=() must name at least one; use 'none' for no adaptation")
+        if not self.streams:
+            raise ValueError("Experiment: streams=() must name at least one")
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients per round."""
+        return (
+            self.cohort if self.cohort is not None else max(math.floor(self.participation * self.data.clients + 0.5), 1)
+        )
+
+    @property
+    def label(self) -> str:
+        """`method` or `method+personal`: the row name in tables."""
+        word = catalogue.name(self.method)
+        return word if self.personal == NoPersonal() else f"{word}+{catalogue.name(self.personal)}"
+
+    def settings(self) -> list[str]:
+        """What tells the runs of a sweep apart: all `key=value` that differ from the defaults.
+
+        Those of methods, personalisers, adapters and streams are the defaults of the catalogue entry.
+        """
+        own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed", "analysis")}
+        out = catalogue.differences(replace(Experiment(), **own), self)
+        for part in ("method", "personal"):
+            out += [f"{part}.{change}" for change in catalogue.nearest_entry(own[part])[1]]
+        return out + _entry_settings("adapters", self.adapters) + _entry_settings("streams", self.streams)
+
+    def training_hash(self, exact: bool = False) -> str:
+        """Names what is trained: equal for experiments that differ only in how they are tested.
+
+        Python objects count by name; with `exact`, also by what they hold (a module's weights), which a checkpoint
+        brings itself but two runs that are to share one training must have in common.
+        """
+        rest = {k: v for k, v in encode(self).items() if k not in EVALUATION_FIELDS}
+        rest = rest if exact else _by_name(rest)
+        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+
+    def history_hash(self) -> str:
+        """Names what training leaves behind, its learning curves included: equal where a training can be shared.
+
+        With `analysis` the curves are measured with personaliser and adapter on the streams, so these count too.
+        """
+        curves = encode((self.personal, self.adapters, self.streams)) if self.analysis else None
+        return self.training_hash(exact=True) + hashlib.sha256(json.dumps(curves).encode()).hexdigest()[:16]
+
+
+def _entry_settings(part: str, records: Sequence[Any]) -> list[str]:
+    """`adapters.tent.opt.lr=0.3`, for every entry of a list that differs from the catalogue's.
+
+    Entries that share a name are left out: tables name them with their settings already (`catalogue.distinct`).
+    """
+    entries = [catalogue.nearest_entry(r) for r in records]
+    names = [name for name, _ in entries]
+    return [f"{part}.{n}.{change}" for n, changes in entries for change in changes if names.count(n) == 1]
+
+
+def encode(value: Any, hint: Any = Any) -> Any:
+    """A record as plain JSON; `type` names its class (`module:Class` for classes that are not acclimate's).
+
+    `hint` is the type of the field that holds the value: a whole number in a field of floats is written as a float,
+    because it is read back as one, and a record and its copy from a file must have one hash.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = _hints(type(value))
+        body = {f.name: encode(getattr(value, f.name), hints.get(f.name, Any)) for f in dataclasses.fields(value)}
+        return {"type": _class_name(type(value)), **body}
+    if isinstance(value, list | tuple):
+        return [encode(v, h) for v, h in zip(value, _hints_inside(hint, len(value)), strict=True)]
+    if isinstance(value, int) and not isinstance(value, bool) and _is_float(hint):
+        return float(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return {"type": "python", "name": catalogue.identity(value)}
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a record's fields; none where a user's own annotations cannot be read."""
+    try:
+        return typing.get_type_hints(cls)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint allows, None apart."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return tuple(t for t in typing.get_args(hint) if t is not type(None)) if union else (hint,)
+
+
+def _is_float(hint: Any) -> bool:
+    """Whether a field holds floats, or nothing: not where whole numbers are allowed by name."""
+    return _options(hint) == (float,)
+
+
+def _hints_inside(hint: Any, length: int) -> list[Any]:
+    """The types of the entries of a tuple."""
+    own = [o for o in _options(hint) if typing.get_origin(o) in (tuple, list)]
+    inner = typing.get_args(own[0]) if len(own) == 1 else ()
+    if len(inner) == 1 or inner[1:] == (...,):
+        return [inner[0]] * length
+    return list(inner) if len(inner) == length else [Any] * length
+
+
+def _by_name(value: Any) -> Any:
+    """The encoded record without the fingerprints of Python objects."""
+    if isinstance(value, dict):
+        if value.get("type") == "python":
+            return {**value, "name": value["name"].partition("#")[0]}
+        return {k: _by_name(v) for k, v in value.items()}
+    return [_by_name(v) for v in value] if isinstance(value, list) else value
+
+
+def _class_name(cls: type) -> str:
+    module = cls.__module__.removeprefix("acclimate.") if cls.__module__.startswith("acclimate.") else cls.__module__
+    return f"{module}:{cls.__qualname__}"
+
+
+def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
+    """The inverse of `encode`, with every field checked."""
+    if isinstance(value, Mapping):
+        if value.get("type") == "python":
+            raise ConfigError(
+                f"{where}: {value['name']} was given as a Python object, which a file cannot hold; "
+                f"pass it again, e.g. ac.load(path, {where.split('.')[-1]}=...)"
+            )
+        cls = _resolve(str(value.get("type", "")), where)
+        hints = typing.get_type_hints(cls)
+        fields = {k: v for k, v in value.items() if k != "type"}
+        if unknown := [k for k in fields if k not in {f.name for f in dataclasses.fields(cls)}]:
+            raise ConfigError(f"{where}: {cls.__name__} has no field '{unknown[0]}'; written by another version?")
+        return _make(cls, {k: decode(v, hints[k], f"{where}.{k}") for k, v in fields.items()}, where)
+    if isinstance(value, list):
+        inner = enumerate(zip(value, _hints_inside(hint, len(value)), strict=True))
+        return tuple(decode(v, h, f"{where}[{i}]") for i, (v, h) in inner)
+    if isinstance(value, int) and not isinstance(value, bool) and _is_float(hint):
+        return float(value)
+    return value
+
+
+def _resolve(name: str, where: str) -> type:
+    module, _, qualname = name.partition(":")
+    if not qualname:
+        raise ConfigError(f"{where}: '{name}' must be 'module:Class'")
+    for full in (f"acclimate.{module}", module):
+        try:
+            cls = getattr(importlib.import_module(full), qualname, None)
+        except ImportError:
+            continue
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            return cls
+    raise ConfigError(f"{where}: cannot find the record '{name}'; is its module on the Python path?")
+
+
+def _make(cls: type, fields: dict[str, Any], where: str) -> Any:
+    try:
+        return cls(**fields)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{where}: {e}") from e
+
+
+def dumps(experiment: Experiment) -> str:
+    """config.json of an experiment."""
+    return json.dumps({"schema": SCHEMA, "experiment": encode(experiment)}, indent=2) + "\n"
+
+
+def loads(text: str, **given: Any) -> Experiment:
+    """An experiment from config.json; `given` replaces fields that a file cannot hold."""
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise ConfigError(f"config.json is not valid JSON: {e}") from e
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        found = body.get("schema") if isinstance(body, dict) else None
+        raise ConfigError(f"config.json: schema={found!r} must be '{SCHEMA}'")
+    value = {k: v for k, v in body["experiment"].items() if k not in given}
+    return typing.cast(Experiment, replace(decode(value), **given))

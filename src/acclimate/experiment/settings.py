@@ -1,0 +1,346 @@
+"""Settings of the command line and of TOML files: what experiments they describe.
+
+Settings are collected in drafts, and every record is made once, with all of its fields: some fit only together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import re
+import tomllib
+import traceback
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..core.method import Method
+from ..core.personal import Personalizer
+from . import catalogue
+from .catalogue import nearest
+from .record import ConfigError, Experiment
+
+
+class NoSuchField(ConfigError):
+    """A setting of a field that the record does not have: a file's is passed over where another record was chosen."""
+
+
+def expand(settings: Iterable[str | tuple[str, Any]], base: Experiment | None = None) -> list[Experiment]:
+    """The experiments that settings describe: `rounds=5`, `method=fedprox`, `method.mu=0.01,0.1` (a sweep).
+
+    Choices of records come first, then their fields, whatever the order given; each record is made and checked once,
+    with all of its fields. Commas make a tuple where the field is one, and a sweep over all combinations where it is
+    not.
+    """
+    pairs = [pair(s) for s in settings]
+    _check_personal(dict(pairs))
+    drafts = _drafts(pairs, base or Experiment())
+    return list(dict.fromkeys(_made(d) for d in drafts))
+
+
+def values_of(key: str, settings: Iterable[str | tuple[str, Any]]) -> list[Any]:
+    """The values that settings give one field, several for a sweep, without making the records they are for.
+
+    So one setting can be read before those are known that it fits together with.
+    """
+    return [_at(d, key.split(".")) for d in _drafts([pair(s) for s in settings], Experiment())]
+
+
+def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, Any]]:
+    """The settings of a TOML file and of the command line, which wins."""
+    if file is None:
+        return list(settings)
+    try:
+        pairs = flatten_toml(tomllib.loads(file.read_text()))
+    except FileNotFoundError:
+        raise ConfigError(f"{file} does not exist") from None
+    except OSError as e:
+        raise ConfigError(f"{file} cannot be read: {e.strerror}") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{file} is not valid TOML: {e}") from e
+    return [*_left_by(pairs, [pair(s) for s in settings]), *settings]
+
+
+def _left_by(pairs: list[tuple[str, Any]], typed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """A file's settings that the command line leaves.
+
+    Not those it gives itself, nor the fields of a record in whose place it puts one that has no such field.
+    """
+    kept: list[tuple[str, Any]] = []
+    for path, value in sorted(pairs, key=_depth):
+        over = [p for p in typed if any(_is_over(key, path) for key in _keys(p))]
+        if any(path in _keys(p) for p in over):
+            continue
+        above = [p for p in kept if _is_over(p[0], path)]
+        if not over or not all(_lacks(d, path, value) for d in _drafts([*above, *over], Experiment())):
+            kept.append((path, value))
+    return kept
+
+
+def _keys(pair: tuple[str, Any]) -> list[str]:
+    """The fields that a setting chooses: `method=fedavg+finetune` chooses two."""
+    both = pair[0] == "method" and _names_personal(pair[1])
+    return ["method", "personal"] if both else [pair[0]]
+
+
+def _is_over(key: str, path: str) -> bool:
+    """Whether a setting of `key` changes what `path` means, or is it."""
+    return f"{path}.".startswith(f"{key}.")
+
+
+def _lacks(draft: _Draft, path: str, value: Any) -> bool:
+    """Whether the record at `path` has no such field; any other mistake is found, and named, later."""
+    try:
+        _assign(draft, path.split("."), value, path)
+    except NoSuchField:
+        return True
+    except ConfigError:
+        return False
+    return False
+
+
+def flatten_toml(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """A TOML table as settings: `[method] name = "fedprox"` is `method=fedprox`."""
+    out: list[tuple[str, Any]] = []
+    for k, v in table.items():
+        if isinstance(v, Mapping):
+            if "name" in v:
+                out.append((prefix + k, v["name"]))
+            out += flatten_toml({a: b for a, b in v.items() if a != "name"}, f"{prefix}{k}.")
+        else:
+            out.append((prefix + k, v))
+    return out
+
+
+def pair(setting: str | tuple[str, Any]) -> tuple[str, Any]:
+    """Key and value of a setting as it is typed; a pair is one already."""
+    if isinstance(setting, tuple):
+        return setting
+    path, equals, value = setting.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"'{setting}' must be key=value, for example rounds=5")
+    return path.strip(), value.strip()
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A record and the settings for it, not made yet: fields that fit only together must not be set one by one."""
+
+    record: Any
+    fields: dict[str, Any] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+    """The keys of the settings that concern it, as they were typed."""
+
+    def get(self, name: str) -> Any:
+        """The field's value so far, itself perhaps a draft."""
+        return self.fields[name] if name in self.fields else getattr(self.record, name)
+
+    def put(self, name: str, value: Any, said: str) -> _Draft:
+        """A copy with this field set."""
+        return _Draft(self.record, {**self.fields, name: value}, (*self.said, said))
+
+
+def _drafts(pairs: Iterable[tuple[str, Any]], base: Any) -> list[_Draft]:
+    """What the settings make of `base`: one draft, or several for a sweep, the deepest setting fastest."""
+    out = [_Draft(base)]
+    for path, value in sorted(pairs, key=_depth):
+        out = list(itertools.chain.from_iterable(_assign(d, path.split("."), value, path) for d in out))
+    return out
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    """What drafts hold at a path, entries of tuples by their catalogue names."""
+    if not path:
+        return value.record if isinstance(value, _Draft) else value
+    if isinstance(value, tuple):
+        return _at(next(d for d in map(_drafted, value) if catalogue.name(d.record) == path[0]), path[1:])
+    return _at(_drafted(value).get(path[0]), path[1:])
+
+
+def _depth(pair: tuple[str, Any]) -> int:
+    return pair[0].count(".")
+
+
+def _made(value: Any) -> Any:
+    """The record that a draft describes, its inner records first."""
+    if isinstance(value, tuple):
+        return tuple(_made(v) for v in value)
+    if not isinstance(value, _Draft):
+        return value
+    if not value.fields:
+        return value.record
+    fields = {name: _made(v) for name, v in value.fields.items()}
+    try:
+        return replace(value.record, **fields)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{_to_blame(value.said, str(e))}: {e}") from e
+
+
+def _to_blame(said: Sequence[str], message: str) -> str:
+    """The settings that an error names, or else all that concern the record."""
+    words = set(re.findall(r"\w+", message))
+    return ", ".join(dict.fromkeys([s for s in said if s.rpartition(".")[2] in words] or said))
+
+
+def _assign(draft: _Draft, path: list[str], value: Any, said: str) -> list[_Draft]:
+    """Copies of `draft` with the field at `path` set: one, or several for a sweep."""
+    name, rest = path[0], path[1:]
+    names = [f.name for f in dataclasses.fields(draft.record)]
+    if name not in names:
+        raise NoSuchField(f"{said}: {type(draft.record).__name__} has no '{name}'; {nearest(name, names)}")
+    old, news = draft.get(name), list[Any]()
+    if rest and isinstance(old, tuple):
+        news = _assign_inside(old, rest, value, said)
+    elif rest:
+        inner = _drafted(old)
+        if not dataclasses.is_dataclass(inner.record):
+            raise NoSuchField(f"{said}: '{name}' is {old!r}, which has no fields")
+        news = _assign(inner, rest, value, said)
+    elif name == "method" and _names_personal(value):
+        return _with_personal(draft, value, said)
+    else:
+        news = _parse(value, typing.get_type_hints(type(draft.record))[name], said)
+    return [draft.put(name, n, said) for n in news]
+
+
+def _drafted(value: Any) -> _Draft:
+    return value if isinstance(value, _Draft) else _Draft(value)
+
+
+def _check_personal(last: Mapping[str, Any]) -> None:
+    """Refuse two places that name a personaliser: which one was meant cannot be known."""
+    if "personal" in last and _names_personal(last.get("method")):
+        method, personal = (
+            ",".join(map(str, v)) if isinstance(v, list) else v for v in (last["method"], last["personal"])
+        )
+        raise ConfigError(f"method={method} and personal={personal} both name a personaliser; leave one of them out")
+
+
+def _names_personal(method: Any) -> bool:
+    """Whether a value of `method` is, or has among others, one of the form `method+personal`."""
+    return "+" in str(method)
+
+
+def _with_personal(draft: _Draft, value: Any, said: str) -> list[_Draft]:
+    """`method=fedavg+finetune,fedbn`: a method with its personaliser."""
+    out = []
+    for item in value if isinstance(value, list) else str(value).split(","):
+        method, plus, personal = str(item).partition("+")
+        if plus and not personal:
+            names = ", ".join(catalogue.PERSONALS)
+            raise ConfigError(f"{said}: '{item}' must name a personaliser after the '+'; allowed: {names}")
+        made = draft.put("method", _lookup(method, catalogue.kind_of(Method), said), said)
+        if personal:
+            made = made.put("personal", _lookup(personal, catalogue.kind_of(Personalizer), said), said)
+        out.append(made)
+    return out
+
+
+def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, said: str) -> list[tuple[Any, ...]]:
+    """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
+    drafts = [_drafted(i) for i in items]
+    labels = [catalogue.name(d.record) for d in drafts]
+    if path[0] not in labels:
+        raise NoSuchField(f"{said}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
+    if len(path) < 2:
+        names = [f.name for f in dataclasses.fields(drafts[labels.index(path[0])].record)]
+        raise ConfigError(f"{said}: set its fields instead, {said}.FIELD=...; allowed: {', '.join(names) or 'none'}")
+    pairs = zip(drafts, labels, strict=True)
+    return list(itertools.product(*(_assign(d, path[1:], value, said) if n == path[0] else [d] for d, n in pairs)))
+
+
+def _parse(value: Any, hint: Any, said: str) -> list[Any]:
+    """All values that a setting names for a field of this type: several make a sweep."""
+    if typing.get_origin(hint) is tuple:
+        inner = typing.get_args(hint)[0]
+        items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]
+        return [tuple(_one(v, inner, said) for v in items)]
+    items = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
+    if not items:
+        raise ConfigError(f"{said}: [] must have at least one value")
+    return [_one(v, hint, said) for v in items]
+
+
+def _one(value: Any, hint: Any, said: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if type(None) in options and (value is None or str(value).lower() == "none"):
+            return None
+        return _one(value, next(o for o in options if o is not type(None)), said)
+    if origin is Literal:
+        allowed = typing.get_args(hint)
+        if value not in allowed:
+            raise ConfigError(f"{said}: {value!r} is not possible; {nearest(str(value), [str(a) for a in allowed])}")
+        return value
+    if kind := catalogue.kind_of(hint):
+        return _lookup(value, kind, said)
+    if hint in (bool, int, float, str):
+        return _scalar(value, hint, said)
+    raise ConfigError(f"{said}: set its fields instead, for example {said}.{dataclasses.fields(hint)[0].name}=...")
+
+
+def _scalar(value: Any, hint: type, said: str) -> Any:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    try:
+        if hint is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[str(value).lower()]
+        if isinstance(value, bool) and hint is not str:
+            raise ValueError
+        if hint is int and isinstance(value, float) and value != int(value):
+            raise ValueError
+        return hint(value)
+    except (KeyError, ValueError, TypeError, OverflowError):
+        raise ConfigError(f"{said}: {value!r} is not {words[hint]}") from None
+
+
+def _lookup(name: Any, kind: catalogue.Kind | None, said: str) -> Any:
+    """A record by its catalogue name, or a user's own by `module:Class`."""
+    assert kind is not None
+    own = " (or your own as module:Class)"
+    if not isinstance(name, str):
+        raise ConfigError(f"{said}: {name!r} is not a name; allowed: {', '.join(kind.entries)}{own}")
+    if ":" in name:
+        return _own(name, kind, said)
+    if name not in kind.entries:
+        raise ConfigError(f"{said}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
+    return kind.entries[name]
+
+
+def _own(name: str, kind: catalogue.Kind, said: str) -> Any:
+    """A user's own record. Their code may fail in any way: the error names the place, and is chained to theirs."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"{said}: cannot import '{name}': {e}") from e
+    except Exception as e:
+        raise ConfigError(f"{said}: cannot import '{name}': {_place(e)}{type(e).__name__}: {_words(e)}") from e
+    try:
+        made = found() if isinstance(found, type) else found
+    except Exception as e:
+        where = "" if isinstance(e, TypeError | ValueError) else _place(e)
+        raise ConfigError(
+            f"{said}: cannot make '{name}' without arguments: {where}{_words(e)}; every field needs a default that is "
+            "possible, or name a record of it instead of the class"
+        ) from e
+    if not isinstance(made, kind.base):
+        raise ConfigError(f"{said}: '{name}' is a {type(made).__name__}, not a {kind.base.__name__}")
+    return made
+
+
+def _words(error: Exception) -> str:
+    """What an error says, without the place that a syntax error adds."""
+    return str(error.msg if isinstance(error, SyntaxError) else error)
+
+
+def _place(error: Exception) -> str:
+    """`file, line 3: ` of the code that failed."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: "
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}, line {last.lineno}: "

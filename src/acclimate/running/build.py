@@ -1,0 +1,190 @@
+"""From an experiment to what runs it: the world, the client half and the engine; and what training makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import store
+from ..backends.mixed import MixedEngine
+from ..backends.vmap import state_file
+from ..core import tree
+from ..core.backend import Engine, Joint
+from ..core.filter import before_each
+from ..core.fit import State
+from ..core.hetero import Hetero, PublicTask
+from ..core.local import Work
+from ..core.task import Task
+from ..core.worker import Worker
+from ..data import PublicWorld, World
+from ..experiment import catalogue
+from ..experiment.record import Experiment
+from ..models import Mixed
+
+
+class Interrupted(Exception):
+    """Ctrl-C during a run: the checkpoint is written; says how to go on."""
+
+    def __init__(self, path: Path, round: int) -> None:
+        self.path, self.round = path, round
+        super().__init__(f"stopped after round {round}; go on with: acclimate resume {path}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained experiment: its world, its clients' engine, and the state that training left."""
+
+    experiment: Experiment
+    world: World
+    worker: Worker
+    engine: Engine
+    state: State
+    seconds: tuple[float, ...] = ()
+    """Wall-clock seconds of the rounds of this session."""
+    joint: tuple[Joint, int] | None = None
+    """Where it was trained together with others, what tests all of them (`evaluate_together`), and its number there."""
+
+    @property
+    def history(self) -> tuple[dict[str, Any], ...]:
+        """The learning curve: one row per evaluated round."""
+        return self.state.history
+
+    def model(self, client: int, selection: str = "last") -> tree.Tree:
+        """What this client holds when it goes live, before personalisation and adaptation."""
+        server, mine = self.state.server, self.state.mine
+        if selection == "validation" and self.state.best is not None:
+            server, mine = self.state.best.server, self.state.best.mine
+        worker, own = self._half(mine, client)
+        method, task = worker.method, worker.task
+        return method.deploy(task, method.download(task, server), own)
+
+    def _half(self, mine: Any, client: int) -> tuple[Worker, tree.Tree]:
+        """A client's half of the method, with its own architecture where they differ, and its private state."""
+        if isinstance(self.engine, MixedEngine):
+            return self.engine.member(mine, client)
+        return self.worker, state_file.take(mine, client)
+
+    def save(self, path: str | Path, overwrite: bool = False) -> Path:
+        """Write a run folder that `load` reads back."""
+        folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
+        folder.world = self.world.content
+        folder.save(self.state, self.experiment.training_hash())
+        return folder.path
+
+
+def device_of(name: str) -> torch.device:
+    """The device that an experiment's `device` names; a clear error where it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as e:
+        raise ValueError(f"device='{name}' must be auto, cpu, cuda or cuda:N") from e
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device='{name}' but torch sees no CUDA device; use device=cpu, or see `acclimate doctor`")
+    return device
+
+
+def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
+    """The world, the client half and the engine of an experiment: everything checked, nothing trained."""
+    world = experiment.data.world(experiment.seed)
+    check_sizes(experiment, world)
+    if check_mixed(experiment, world):
+        return world, *_mixed(experiment, world)
+    worker = worker_of(experiment, world)
+    engine = experiment.backend.open(worker, world.shards(world.train), device_of(experiment.device))
+    return world, worker, engine
+
+
+def worker_of(experiment: Experiment, world: World) -> Worker:
+    """The client half, where all clients have one architecture."""
+    task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
+    worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
+    if reason := worker.refusal():
+        raise ValueError(f"{type(experiment.method).__name__} with {reason}")
+    return worker
+
+
+def check_mixed(experiment: Experiment, world: World | None = None) -> bool:
+    """Whether clients may have different architectures; refuses what such a federation lacks, by name."""
+    name = type(experiment.method).__name__
+    if not isinstance(experiment.method, Hetero):
+        if isinstance(experiment.model, Mixed):
+            raise ValueError(
+                f"model=Mixed(...) has {len(experiment.model.models)} architectures, but method={name} shares weights; "
+                "use method=heterofedtta or fedmd, or one model"
+            )
+        return False
+    if experiment.backend.conducted() is not None:
+        raise ValueError(
+            f"backend={catalogue.name(experiment.backend)} cannot run method={name}, whose clients share a public set; "
+            "use auto, serial, vmap, processes or ray"
+        )
+    if world is not None and not isinstance(world, PublicWorld):
+        raise ValueError(
+            f"data={type(experiment.data).__name__} has no public set, which method={name} needs; "
+            "use data=public data.data=NAME, or data.Public(data=...)"
+        )
+    return True
+
+
+def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
+    """The client half of the first client and the engine of a federation of one or more architectures."""
+    e, method = experiment, experiment.method
+    assert isinstance(method, Hetero) and isinstance(world, PublicWorld)
+    mixed = e.model if isinstance(e.model, Mixed) else Mixed((e.model,))
+    about = (world.shape, world.num_classes, world.mean, world.std, e.data.augment)
+    tasks = [PublicTask(model, *about, public=world.examples.x[world.public]) for model in mixed.models]
+    workers = [Worker(task, method.for_model(i), e.filters, e.seed) for i, task in enumerate(tasks)]
+    if reason := workers[0].refusal():
+        raise ValueError(f"{type(method).__name__} with {reason}")
+
+    def deal(clients: int) -> list[int]:
+        return mixed.deal(clients, workers[0].key("architecture"))
+
+    engine = MixedEngine(workers, deal, world.shards(world.train), device_of(e.device), e.backend)
+    return engine.worker, engine
+
+
+def check_sizes(experiment: Experiment, world: World) -> None:
+    """Refuse a client with fewer examples than a batch, naming it and what to change."""
+    method = experiment.method
+    works = {f.name: getattr(method, f.name) for f in fields(method) if isinstance(getattr(method, f.name), Work)}
+    works["personal.work"] = getattr(experiment.personal, "work", None)
+    for name, work in works.items():
+        for c, rows in enumerate(world.train):
+            if work is not None and len(rows) < work.batch:
+                where = name if name.startswith("personal") else f"method.{name}"
+                raise ValueError(
+                    f"client {c} has {len(rows)} training examples, fewer than a batch ({where}.batch={work.batch}); "
+                    f"lower {where}.batch, or use fewer clients (data.clients={world.clients})"
+                )
+
+
+def cost_card(fit: Fit) -> dict[str, Any]:
+    """What left the clients, by name, shape and bytes."""
+    e, method, task = fit.experiment, fit.worker.method, fit.worker.task
+    down = method.download(task, fit.state.server)
+    return {
+        "rounds": fit.state.round,
+        "cohort": e.cohort_size,
+        "up_bytes_per_client": sum(part["bytes"] for part in fit.state.cost["message"]),
+        "down_bytes_per_client": tree.nbytes(down),
+        "up_bytes_total": fit.state.cost["up"],
+        "down_bytes_total": fit.state.cost["down"],
+        "message": fit.state.cost["message"],
+        "filters": filter_cards(fit),
+    }
+
+
+def filter_cards(fit: Fit) -> list[dict[str, Any]]:
+    """What each filter says about the run: its epsilon, for example."""
+    filters, cohort, clients = fit.worker.filters, fit.experiment.cohort_size, fit.world.clients
+    met = before_each(filters, fit.worker.method.uplink)
+    return [
+        {"filter": catalogue.label(f), **f.card(rules, fit.state.round, cohort, clients)}
+        for f, rules in zip(filters, met, strict=False)
+    ]

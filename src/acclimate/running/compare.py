@@ -1,0 +1,335 @@
+"""Which of two methods is better, and is that more than chance: paired differences over clients and seeds.
+
+Both sides were tested on the same clients with the same splits, so what counts is every client's own difference. The
+interval is a bootstrap over seeds and, anew for every seed that is drawn, over its clients (percentiles of 10,000
+draws). Where both runs were kept with `analysis=true`, the best number over all rounds is given too, and labelled: it
+was chosen on test data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import store
+from ..eval.table import row_names
+
+SCHEMA = "acclimate.comparison/1"
+DRAWS, LEVEL = 10_000, 0.95
+"""Bootstrap draws, and how much of them the interval covers."""
+SELECTIONS = ("last", "validation")
+
+PerSeed = Mapping[int, Sequence[float]]
+"""Accuracy of every client, by seed."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the first side is above the second on one stream, in accuracy (0..1)."""
+
+    stream: str
+    selection: str
+    first: float
+    second: float
+    low: float
+    high: float
+    seeds: int
+    clients: int
+    """Of all seeds together."""
+    better: float
+    """Share of clients with whom the first side does better; those with equal accuracy count half."""
+
+    @property
+    def mean(self) -> float:
+        """The paired difference."""
+        return self.first - self.second
+
+    @property
+    def told(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides and their differences, stream by stream."""
+
+    first: str
+    second: str
+    differences: tuple[Difference, ...]
+    best: Mapping[str, tuple[float, float]]
+    """Best accuracy over all rounds of both sides by stream: chosen on test data, so an upper bound and no result."""
+    left_out: tuple[str, ...] = ()
+    """Streams that both have under one name, but not with the same examples."""
+
+    def sentences(self, selection: str = "last") -> list[str]:
+        """The result in plain words, a sentence per stream."""
+        return [self._sentence(d) for d in self.differences if d.selection == selection]
+
+    def _sentence(self, d: Difference) -> str:
+        said = f"On {d.stream}, {self.first} is {100 * abs(d.mean):.1f} points {'above' if d.mean >= 0 else 'below'} "
+        said += f"{self.second} ({100 * d.first:.1f} against {100 * d.second:.1f} %; 95 % interval "
+        said += f"{100 * d.low:+.1f} to {100 * d.high:+.1f}): "
+        if not d.told:
+            return said + "no difference can be told from chance."
+        said += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for "
+        return said + f"{100 * (d.better if d.mean > 0 else 1 - d.better):.0f} % of clients."
+
+    def caveat(self) -> str | None:
+        """What the numbers do not cover."""
+        said = []
+        if any(d.seeds < 2 for d in self.differences):
+            said.append("One seed: the interval covers the choice of clients, not that of splits and initial weights.")
+        if self.left_out:
+            said.append(f"Left out, because the two were tested on different examples: {', '.join(self.left_out)}.")
+        return " ".join(said) or None
+
+    def to_json(self) -> str:
+        """All numbers."""
+        rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.told} for d in self.differences]
+        body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
+        body |= {"differences": rows, "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
+        return json.dumps(body, indent=1) + "\n"
+
+    def to_markdown(self) -> str:
+        """A table: a row per stream and selection."""
+        head = ["stream", "round", self.first, self.second, "difference", "95 % interval", "seeds x clients"]
+        lines = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
+        lines += ["| " + " | ".join(cells) + " |" for cells in self.cells()]
+        return "\n".join(lines)
+
+    def cells(self) -> list[list[str]]:
+        """The rows of the table as text."""
+        rows = []
+        for d in self.differences:
+            mean, interval = f"{100 * d.mean:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
+            counts = f"{d.seeds} x {d.clients // d.seeds}"
+            rows.append(
+                [d.stream, d.selection, f"{100 * d.first:.1f}", f"{100 * d.second:.1f}", mean, interval, counts]
+            )
+        for stream, (a, b) in self.best.items():
+            label = "best over rounds, chosen on test data"
+            rows.append([stream, label, f"{100 * a:.1f}", f"{100 * b:.1f}", f"{100 * (a - b):+.1f}", "-", "-"])
+        return rows
+
+
+def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: float = LEVEL) -> tuple[float, float]:
+    """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed.
+
+    A seed that a draw holds twice brings its clients in two draws of their own: the same clients twice would count
+    their spread twice.
+    """
+    rng = np.random.default_rng(0)
+    means = np.empty((draws, len(differences)))
+    for place in means.T:
+        seeds = rng.integers(0, len(differences), draws)
+        for i, own in enumerate(differences):
+            values, here = np.asarray(own), seeds == i
+            place[here] = values[rng.integers(0, len(values), (here.sum(), len(values)))].mean(1)
+    low, high = np.quantile(means.mean(1), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def difference(stream: str, selection: str, first: PerSeed, second: PerSeed) -> Difference:
+    """The paired difference of two sides; both must have the same seeds with the same clients."""
+    if first.keys() != second.keys():
+        raise ValueError(
+            f"stream {stream}: seeds {sorted(first)} and {sorted(second)} cannot be paired; run both alike"
+        )
+    for seed in first:
+        if len(first[seed]) != len(second[seed]):
+            raise ValueError(
+                f"stream {stream}, seed {seed}: {len(first[seed])} and {len(second[seed])} clients cannot be paired"
+            )
+    own = [np.subtract(first[s], second[s]) for s in sorted(first)]
+    every = np.concatenate(own)
+    low, high = interval([d.tolist() for d in own])
+    return Difference(
+        stream=stream,
+        selection=selection,
+        first=float(np.mean([np.mean(first[s]) for s in sorted(first)])),
+        second=float(np.mean([np.mean(second[s]) for s in sorted(second)])),
+        low=low,
+        high=high,
+        seeds=len(own),
+        clients=len(every),
+        better=float(((every > 0) + 0.5 * (every == 0)).mean()),
+    )
+
+
+@dataclass(frozen=True)
+class Side:
+    """One row of the runs' tables: a method with its personaliser and adapter, over all seeds."""
+
+    name: str
+    adapter: str
+    cells: Mapping[tuple[str, str], PerSeed]
+    """By stream and selection."""
+    data: Mapping[int, Mapping[str, str]]
+    """The hashes of the examples and of every split, by seed."""
+    streams: Mapping[int, Mapping[str, str]]
+    """The hash of every stream, by seed."""
+    curves: Mapping[int, Mapping[str, Sequence[float]]]
+    """Accuracy at every evaluated round, by seed and stream."""
+    doubt: str | None = None
+    """Why its numbers cannot be used: two runs of one seed that do not agree."""
+
+    @property
+    def title(self) -> str:
+        """How sentences call it."""
+        return self.name if self.adapter == "none" else f"{self.name} with {self.adapter}"
+
+
+def sides(paths: Iterable[Path]) -> list[Side]:
+    """Every row of every finished run at or below these folders."""
+    runs = [folder.load() for path in paths for folder in store.find_runs(path) if folder.finished]
+    rows = [(row, run) for run in runs for row in run["results"]["table"]]
+    found: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
+    for name, (row, run) in zip(row_names([r for r, _ in rows]), rows, strict=True):
+        found.setdefault((name, row["adapter"]), []).append((row, run))
+    return [_side(name, adapter, members) for (name, adapter), members in found.items()]
+
+
+def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
+    """One side of its rows and their runs; of a stream and seed the first run counts: its numbers, hashes and curve."""
+    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    data: dict[int, dict[str, str]] = {}
+    streams: dict[int, dict[str, str]] = {}
+    curves: dict[int, dict[str, list[float]]] = {}
+    counted: dict[tuple[str, int], Any] = {}
+    for row, run in members:
+        stream, seed = row["stream"], row["seed"]
+        if counted.setdefault((stream, seed), run) is run:
+            cells.setdefault((stream, row["selection"]), {})[seed] = row["per_client"]
+            data.setdefault(seed, _data(run))
+            streams.setdefault(seed, {}).update(_stream(run, stream))
+            curves.setdefault(seed, {})[stream] = _curve(run, adapter, stream)
+    return Side(name, adapter, cells, data, streams, curves, _doubt(members))
+
+
+def _doubt(members: Sequence[tuple[Any, Any]]) -> str | None:
+    """Words on the first two runs of one seed that do not agree; None where all do.
+
+    Runs of one name have the same settings, as far as older versions noted them; other accuracies give the rest away.
+    """
+    first: dict[Any, tuple[Any, Any]] = {}
+    for row, run in members:
+        seed, stream = row["seed"], row["stream"]
+        _, earlier = first.setdefault(seed, (row, run))
+        twin, twin_run = first.setdefault((seed, stream, row["selection"]), (row, run))
+        if others := _apart(_data(earlier), _data(run)):
+            return _said_twice(seed, earlier, run, f"on different data (not the same: {', '.join(others)})")
+        if _apart(_stream(twin_run, stream), _stream(run, stream)):
+            return _said_twice(seed, twin_run, run, f"on different examples of {stream}")
+        if twin["per_client"] != row["per_client"]:
+            return _said_twice(seed, twin_run, run, f"with different accuracies on {stream}")
+    return None
+
+
+def _said_twice(seed: int, first: Any, second: Any, how: str) -> str:
+    return f"seed {seed} was run in {first['path']} and in {second['path']}, {how}; give only one of these folders"
+
+
+def _data(run: Any) -> dict[str, str]:
+    """The hashes of a run's examples and splits."""
+    card = run["results"].get("data") or {}
+    return _hashes({"examples": card, **card.get("splits", {})})
+
+
+def _stream(run: Any, stream: str) -> dict[str, str]:
+    """The hash of one of a run's streams, by its name."""
+    cards = (run["results"].get("data") or {}).get("streams", {})
+    return _hashes({stream: cards.get(stream, {})})
+
+
+def _curve(run: Any, adapter: str, stream: str) -> list[float]:
+    """A stream's accuracy at every evaluated round, where the run kept it with this adapter."""
+    return [
+        m["streams"][stream] for m in run["metrics"] if m.get("adapter") == adapter and stream in m.get("streams", {})
+    ]
+
+
+def _hashes(cards: Mapping[str, Any]) -> dict[str, str]:
+    """The hashes that cards hold, by name; a fleet's server knows none of its sites' data."""
+    return {name: card["hash"] for name, card in cards.items() if card.get("hash") is not None}
+
+
+def _apart(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """The names under which two sides have different hashes."""
+    return [name for name in first if name in second and first[name] != second[name]]
+
+
+def compare(*runs: Path | str, rows: Sequence[str] = ()) -> Comparison:
+    """Compare two rows of finished runs, given as run folders or folders of them.
+
+    `rows` names the two where the folders hold more: `method`, `method+personal`, or either with `/adapter`. Without
+    it they are the only two, or the only two without adaptation.
+    """
+    found = sides(Path(r) for r in runs)
+    chosen = [_named(found, row) for row in rows] if rows else found
+    if not rows and len(found) > 2:
+        chosen = [s for s in found if s.adapter == "none"]
+    if len(chosen) != 2:
+        known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
+        raise ValueError(
+            f"rows={list(rows)}: a comparison is of two rows, and these runs hold {known}; "
+            "name two of them (rows=, or --row twice)"
+        )
+    return compared(*chosen)
+
+
+def _named(found: Sequence[Side], row: str) -> Side:
+    matches = [s for s in found if row in (s.name, f"{s.name}/{s.adapter}")]
+    plain = [s for s in matches if s.adapter == "none"]
+    if len(matches) != 1 and len(plain) != 1:
+        known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
+        raise ValueError(f"rows: {row!r} names {len(matches)} rows; these runs hold {known}")
+    return matches[0] if len(matches) == 1 else plain[0]
+
+
+def compared(first: Side, second: Side) -> Comparison:
+    """The comparison of two sides; refuses runs on other data, and leaves out streams of other examples."""
+    for side in (first, second):
+        if side.doubt:
+            raise ValueError(f"{side.title}: {side.doubt}")
+    seeds = sorted(first.data.keys() & second.data.keys())
+    for seed in seeds:
+        if others := _apart(first.data[seed], second.data[seed]):
+            raise ValueError(
+                f"seed {seed}: {first.title} and {second.title} were run on different data "
+                f"(not the same: {', '.join(others)}); only the same splits can be paired"
+            )
+    streams = list(dict.fromkeys(s for s, _ in first.cells if any(s == t for t, _ in second.cells)))
+    if not streams:
+        raise ValueError(f"{first.title} and {second.title} have no stream in common")
+    unlike = {name for seed in seeds for name in _apart(first.streams[seed], second.streams[seed])}
+    left_out, streams = tuple(s for s in streams if s in unlike), [s for s in streams if s not in unlike]
+    if not streams:
+        raise ValueError(
+            f"{first.title} and {second.title} were tested on different examples in every stream that both have "
+            f"({', '.join(left_out)}); only the same can be paired"
+        )
+    pairs = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
+    found = tuple(difference(s, how, first.cells[s, how], second.cells[s, how]) for s, how in pairs)
+    return Comparison(first.title, second.title, found, _best(first, second, streams), left_out)
+
+
+def _best(first: Side, second: Side, streams: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Of both sides, the best round's accuracy averaged over seeds, for streams whose curve was kept."""
+    out = {}
+    for stream in streams:
+        both = [_peak(side, stream) for side in (first, second)]
+        if None not in both:
+            out[stream] = (float(both[0] or 0.0), float(both[1] or 0.0))
+    return out
+
+
+def _peak(side: Side, stream: str) -> float | None:
+    tops = [max(curves.get(stream, ()), default=None) for curves in side.curves.values()]
+    known = [t for t in tops if t is not None]
+    return sum(known) / len(known) if known and len(known) == len(tops) else None

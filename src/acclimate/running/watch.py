@@ -1,0 +1,27 @@
+"""Following long work: the hooks that a progress display fills. The base class shows nothing."""
+
+from __future__ import annotations
+
+from ..core.fit import State
+
+
+class Watch:
+    """Told about every step of a run; override what you want to see."""
+
+    def suite(self, runs: int) -> None:
+        """Several experiments are about to run."""
+
+    def training(self, label: str, seed: int, done: int, rounds: int) -> None:
+        """Training starts, or goes on after `done` rounds."""
+
+    def round(self, state: State) -> None:
+        """A round has ended."""
+
+    def testing(self, label: str, seed: int, steps: int) -> None:
+        """Testing starts; `steps` calls of `tested` will follow."""
+
+    def tested(self) -> None:
+        """One adapter has met one stream."""
+
+    def done(self) -> None:
+        """One experiment of the suite is finished."""
