@@ -28,13 +28,7 @@ import torch
 from acclimate.backends import Serial
 from acclimate.backends.workers.ray import Ray
 from acclimate.backends.workers.ray_cluster import Connection
-from acclimate.core import fit, tree
-from acclimate.core.backend import Backend, Engine
-from acclimate.core.local import Work
-from acclimate.core.method import Method
-from acclimate.core.shards import Shards
-from acclimate.core.task import Model, Task
-from acclimate.core.worker import Worker
+from acclimate.core import Backend, Engine, Method, Model, Shards, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg, FedTHE
 from acclimate.models import CNN, MLP
 from acclimate.version import __version__

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from acclimate.core import rng
-from acclimate.core.task import Mode, Task
+from acclimate.core import Mode, Task, rng
 from acclimate.data import CIFAR10
 from acclimate.models import ResNet20
 from acclimate.shifts.corruptions import COMMON, EXTRA, corrupt, frost_textures

@@ -22,13 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.core import fit, rng, tree
-from acclimate.core.backend import Backend, Engine
-from acclimate.core.local import Work
+from acclimate.core import Backend, Engine, Shards, Task, Work, Worker, fit, rng, tree
 from acclimate.core.nn.layers import KeyedDropout
-from acclimate.core.shards import Shards
-from acclimate.core.task import Task
-from acclimate.core.worker import Worker
 from acclimate.methods import FedAvg
 from acclimate.methods.perfedavg import PerFedAvg
 

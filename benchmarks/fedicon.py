@@ -28,7 +28,7 @@ from rows import Record, Row
 
 import acclimate as ac
 from acclimate.adapters.icon import ICON
-from acclimate.core.method import Method
+from acclimate.core import Method
 from acclimate.methods.fedicon import FedICON
 from acclimate.ops.views import Views
 from acclimate.recipes import fedicon as recipes

@@ -40,11 +40,7 @@ import torch
 import acclimate as ac
 from acclimate import store
 from acclimate.backends import Serial
-from acclimate.core import tree
-from acclimate.core.filter import Filter
-from acclimate.core.local import Work
-from acclimate.core.method import Method
-from acclimate.core.optim import Adam
+from acclimate.core import Adam, Filter, Method, Work, tree
 from acclimate.data.base import Dataset
 from acclimate.data.features import Features
 from acclimate.data.noisy import Noisy

@@ -33,9 +33,7 @@ from rows import Record, Row
 
 import acclimate as ac
 from acclimate.adapters.mbsl import MBSL
-from acclimate.core.local import Work
-from acclimate.core.method import Method
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Method, Work
 from acclimate.models.encoders import LITE
 from acclimate.recipes import fedspl as recipes
 from acclimate.recipes import published

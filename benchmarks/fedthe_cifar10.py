@@ -23,7 +23,7 @@ import rows
 from rows import Record, Row
 
 import acclimate as ac
-from acclimate.core.method import Method
+from acclimate.core import Method
 from acclimate.ops.augment import FlipCrop
 from acclimate.recipes import brfl as recipes
 from acclimate.running import run as api

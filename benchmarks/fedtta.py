@@ -35,21 +35,14 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import torch
-from acclimate.backends.vmap.engine.lanes import Lane, Lanes
 from rows import trained_on
 
 import acclimate as ac
 from acclimate import store
 from acclimate.backends import Vmap
+from acclimate.backends.vmap.lanes import Lane, Lanes
+from acclimate.core import Adapter, Engine, Hetero, Method, Protocol, Shards, Work, Worker
 from acclimate.core import fit as loop
-from acclimate.core.adapter import Adapter
-from acclimate.core.backend import Engine
-from acclimate.core.hetero import Hetero
-from acclimate.core.local import Work
-from acclimate.core.method import Method
-from acclimate.core.shards import Shards
-from acclimate.core.stream import Protocol
-from acclimate.core.worker import Worker
 from acclimate.data import Pathological
 from acclimate.recipes import fedtta as recipes
 from acclimate.recipes import published

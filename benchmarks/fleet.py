@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from acclimate.backends.flower.engine.engine import Flower
 from harness import command
 
 from acclimate import store
 from acclimate.backends import Serial
-from acclimate.core.fit import State
-from acclimate.experiment.record import Experiment
+from acclimate.backends.flower.engine import Flower
+from acclimate.core import State
+from acclimate.experiment import Experiment
 from acclimate.experiment.settings import expand
 from acclimate.fleet import launch, loopback, processes
 from acclimate.running import run as api

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from acclimate.backends.vmap.engine.capture import tf32
 
+from acclimate.backends.vmap.capture import tf32
 from acclimate.version import __version__
 
 Scale: TypeAlias = Literal["full", "quick", "smoke"]

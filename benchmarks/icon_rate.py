@@ -21,9 +21,7 @@ from rows import trained_on
 import acclimate as ac
 from acclimate import store
 from acclimate.adapters import ICON, NoAdapt
-from acclimate.core.adapter import Adapter
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Adapter, Work
 
 TRIED = ((1e-4, 5), (1e-3, 5), (1e-2, 5), (1e-4, 50), (1e-3, 50))
 """Rates and epochs."""

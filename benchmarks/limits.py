@@ -15,13 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from acclimate.backends.vmap.engine.capture import tf32
 from harness import Context, Record, seconds
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+
+from acclimate.backends.vmap.capture import tf32
 
 
 class Traffic(TorchDispatchMode):

@@ -26,13 +26,7 @@ import torch
 from harness import environment
 
 from acclimate.backends import Processes, Serial, Vmap
-from acclimate.core import fit, tree
-from acclimate.core.backend import Backend, Engine
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.shards import Shards
-from acclimate.core.task import Model, Task
-from acclimate.core.worker import Worker
+from acclimate.core import SGD, Backend, Engine, Model, Shards, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg
 from acclimate.models import CNN
 

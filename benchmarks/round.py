@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from acclimate.backends.vmap.engine.capture import tf32
 from federated import ALLOWED, Round, agreement, apart, dealt, task_of
 from harness import Context, Disagreement, Way, compare, environment
 
 from acclimate.backends import Serial, Vmap
-from acclimate.core import tree
-from acclimate.core.backend import Backend
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.backends.vmap.capture import tf32
+from acclimate.core import SGD, Backend, Work, tree
 from acclimate.methods import FedAvg
 from acclimate.models import CNN
 

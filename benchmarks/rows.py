@@ -21,9 +21,7 @@ from harness import command
 
 import acclimate as ac
 from acclimate import store
-from acclimate.core.adapter import Adapter
-from acclimate.core.fit import State
-from acclimate.core.personal import Personalizer
+from acclimate.core import Adapter, Personalizer, State
 from acclimate.data.world import World
 from acclimate.running import run as api
 from acclimate.running.watch import Watch

@@ -22,13 +22,8 @@ import torch
 from harness import Record, environment, insist, peak_memory, summary, wait
 
 from acclimate.backends import Vmap
-from acclimate.backends.vmap.engine import state_file
-from acclimate.core import fit, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.shards import HostShards, Shards
-from acclimate.core.task import Task
-from acclimate.core.worker import Worker
+from acclimate.backends.vmap import state_file
+from acclimate.core import SGD, HostShards, Shards, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg
 from acclimate.models import CNN, MLP
 

@@ -23,17 +23,8 @@ from harness import environment
 
 from acclimate.adapters import MEMO, THE, TTT, THEPlus
 from acclimate.backends import Serial, Vmap
-from acclimate.core import fit
-from acclimate.core.adapter import Adapter
-from acclimate.core.backend import Engine
-from acclimate.core.local import Work
-from acclimate.core.method import Method
+from acclimate.core import Adapter, Engine, Method, Personalizer, Protocol, Shards, Task, Work, Worker, fit
 from acclimate.core.nn import kernels
-from acclimate.core.personal import Personalizer
-from acclimate.core.shards import Shards
-from acclimate.core.stream import Protocol
-from acclimate.core.task import Task
-from acclimate.core.worker import Worker
 from acclimate.methods import FedTHE, FedTTT
 from acclimate.models import CNN
 
@@ -100,7 +91,7 @@ def measure(
     server, _, _ = fit.one_round(worker, fast, state.server, torch.arange(clients), 0)
     down = method.download(worker.task, server)
     models = fast.deploy(down, fast.mine, Personalizer())
-    one = [fast.live(models, 0)]
+    one = [fast.model_of(models, 0)]
     few = Shards.of(test.x, test.y, [test.own(0)[:looped]])
     batch = min(samples, 32)
     with plain():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import acclimate as ac
 from acclimate import tree
-from acclimate.core.local import train
+from acclimate.core import train
 
 
 @dataclass(frozen=True)

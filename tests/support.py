@@ -11,15 +11,7 @@ import pytest
 import torch
 
 from acclimate.backends import Serial, Vmap
-from acclimate.core import fit, tree
-from acclimate.core.backend import Backend
-from acclimate.core.fit import State
-from acclimate.core.local import Work
-from acclimate.core.message import Gather, Mean, Rules, Sum
-from acclimate.core.method import Method
-from acclimate.core.shards import Shards
-from acclimate.core.task import Task
-from acclimate.core.worker import Worker
+from acclimate.core import Backend, Gather, Mean, Method, Rules, Shards, State, Sum, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg
 from acclimate.models import CNN, MLP
 

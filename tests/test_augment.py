@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from acclimate.core import rng
-from acclimate.core.task import Task
+from acclimate.core import Task, rng
 from acclimate.experiment.settings import expand
 from acclimate.ops.augment import FlipCrop, flip, shift_crop
 from support import CLASSES, MODELS, images

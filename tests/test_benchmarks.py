@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acclimate.core import rng
-from acclimate.core.task import Task
+from acclimate.core import Task, rng
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")

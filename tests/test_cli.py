@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
-from acclimate.cli.main.main import main
 
-from acclimate.cli.main import threads
+from acclimate.cli import threads
+from acclimate.cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
-COMMAND = "import acclimate.cli.main; acclimate.cli.main.main()"
+COMMAND = "from acclimate.cli.main import main; main()"
 QUICK = ["data.clients=4", "model=mlp", "model.hidden=8", "model.norm=batch", "rounds=1", "method.work.epochs=1"]
 
 
@@ -249,7 +249,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 
 
 def test_a_given_personaliser_goes_with_every_default_method():
-    from acclimate.cli.main.main import _experiments
+    from acclimate.cli.main import _experiments
 
     assert [e.label for e in _experiments(["personal=lp"], None, 1)] == ["fedavg+lp", "fedbn+lp", "scaffold+lp"]
     assert [e.label for e in _experiments([], None, 1)][:2] == ["fedavg", "fedavg+finetune"]

@@ -24,8 +24,7 @@ def _empty_machine(monkeypatch, tmp_path):
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Calls the console script's function: exit code, output, errors."""
-    from acclimate.cli.main.data import data_app
-
+    from acclimate.cli.data import data_app
     from acclimate.cli.main import main as cli
 
     monkeypatch.chdir(tmp_path)
@@ -55,7 +54,7 @@ def cifar10_1(folder, labels):
 
 
 def test_importing_the_commands_needs_no_torch():
-    code = "import sys, acclimate.cli.main.data\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    code = "import sys, acclimate.cli.data\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from acclimate.cli.main.main import app
 from typer.testing import CliRunner
 
+from acclimate.cli.main import app
 from acclimate.experiment.settings import expand
 from acclimate.running import compare
 from acclimate.running import run as api

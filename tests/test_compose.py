@@ -5,9 +5,7 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 import acclimate as ac
-from acclimate.core import tree
-from acclimate.core.adapter import Adapter
-from acclimate.core.stream import Protocol
+from acclimate.core import Adapter, Protocol, tree
 from acclimate.experiment import catalogue
 from support import SMALL, fitted, quick_or_slow, shards, small
 

@@ -13,11 +13,10 @@ from torch import nn
 
 from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
-from acclimate.core.optim import SGD, Adam, Cosine
+from acclimate.core import SGD, Adam, Cosine
 from acclimate.data import IID, ByDomain, Digits, Pathological
-from acclimate.experiment import catalogue
+from acclimate.experiment import ConfigError, Experiment, catalogue
 from acclimate.experiment import record as config
-from acclimate.experiment.record import ConfigError, Experiment
 from acclimate.experiment.settings import expand, flatten_toml, merged
 from acclimate.methods import FedAvg, FedProx
 from acclimate.models import CNN, MLP, ResNet20

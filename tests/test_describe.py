@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from acclimate.cli.main.describe import EXTRAS, doctor, listing, print_pivot, results_table
-from acclimate.cli.main.main import app
 from rich.console import Console
 from typer.testing import CliRunner
 
 from acclimate import tuning
+from acclimate.cli.describe import EXTRAS, doctor, listing, print_pivot, results_table
+from acclimate.cli.main import app
 from acclimate.eval import Table
 from acclimate.experiment import catalogue
 

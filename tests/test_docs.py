@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from acclimate.cli.main import describe
+from acclimate.cli import describe
 from acclimate.eval.table import Refused, Row
 from acclimate.experiment import catalogue
 from test_imports import LAYERS
@@ -106,7 +106,7 @@ def test_runs_of_the_page_run(page, tmp_path, monkeypatch):
 
 def acclimate(folder, *args):
     """Run the command line in a process of its own, which finds the modules of this folder."""
-    code, env = "import acclimate.cli.main; acclimate.cli.main.main()", {**os.environ, "PYTHONPATH": str(folder)}
+    code, env = "from acclimate.cli.main import main; main()", {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=280, env=env)
     assert done.returncode == 0, f"{args}: {done.stderr}"
 
@@ -155,7 +155,7 @@ def check_acclimate(sub, args):
 
 
 def test_the_check_of_commands_can_fail():
-    from acclimate.experiment.record import ConfigError
+    from acclimate.experiment import ConfigError
 
     for bad in (["run", "method.muu=1"], ["run", "rounds=many"], ["show", "fedporx"], ["list", "metods"]):
         with pytest.raises(ConfigError):

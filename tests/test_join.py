@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import typer
-from acclimate.cli.main.join import join as join_command
-from acclimate.cli.main.join import samples
 from typer.testing import CliRunner
 
 import acclimate as ac
 from acclimate.adapters.fedtta import FedTTA as Adapt
+from acclimate.cli.join import join as join_command
+from acclimate.cli.join import samples
 from acclimate.experiment import catalogue
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA

@@ -4,8 +4,7 @@ import pytest
 
 import acclimate as ac
 from acclimate.adapters import THE, NoAdapt
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD, Adam
+from acclimate.core import SGD, Adam, Work
 from acclimate.data.features import Features
 from acclimate.eval.fairness import parameters_sent
 from acclimate.methods.fedpcl import FedPCL

@@ -12,8 +12,7 @@ import pytest
 import acclimate as ac
 from acclimate.adapters import NoAdapt
 from acclimate.adapters.icon import ICON
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Work
 from acclimate.methods.fedicon import FedICON
 from acclimate.ops.views import Views
 from learning import accuracies, show

@@ -13,8 +13,7 @@ import pytest
 import acclimate as ac
 from acclimate.adapters import BNStats, NoAdapt
 from acclimate.adapters.mbsl import MBSL
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Work
 from acclimate.methods.fedspl import FedSPL
 from acclimate.ops.views import Views
 from learning import accuracies, show

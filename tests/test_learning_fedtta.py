@@ -9,7 +9,7 @@ import pytest
 import acclimate as ac
 from acclimate.adapters import NoAdapt
 from acclimate.adapters.fedtta import FedTTA as Adapt
-from acclimate.core.optim import SGD
+from acclimate.core import SGD
 from acclimate.methods.fedtta import FedTTA
 from support import SEEDS
 

@@ -8,7 +8,7 @@ import pytest
 import acclimate as ac
 from acclimate.adapters import NoAdapt
 from acclimate.adapters.fedtta import FedTTA as Adapt
-from acclimate.core.optim import SGD
+from acclimate.core import SGD
 from acclimate.methods.heterofedtta import HeteroFedTTA
 
 pytestmark = pytest.mark.slow

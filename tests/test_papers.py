@@ -8,10 +8,7 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from acclimate.adapters import T3A, BNStats, NoAdapt, Tent
-from acclimate.core import rng, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD, Adam
-from acclimate.core.stream import Protocol
+from acclimate.core import SGD, Adam, Protocol, Work, rng, tree
 from acclimate.methods import SCAFFOLD, FedAvg, FedProx, Local
 from acclimate.personal import FineTune, NoPersonal
 from support import SMALL, client_data, equal, fitted, gap, images, shards, task

@@ -21,7 +21,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.core import fit as loop
 from acclimate.eval import Table
-from acclimate.experiment.record import dumps
+from acclimate.experiment import dumps
 from acclimate.experiment.settings import expand
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
@@ -215,7 +215,7 @@ def test_ctrl_c_checkpoints_and_resume_ends_alike(finished, tmp_path, rounds):
     same_run(finished[0], path)
 
 
-COMMAND = "import acclimate.cli.main; acclimate.cli.main.main()"
+COMMAND = "from acclimate.cli.main import main; main()"
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 import sys
 
 import pytest
-from acclimate.cli.main.main import app
 from typer.testing import CliRunner
 
 import acclimate as ac
 from acclimate import store
+from acclimate.cli.main import app
 from acclimate.running import run as api
 from acclimate.running import track
 from acclimate.running.track import Both, Tracker, tracked

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from acclimate.cli.main.main import app
 from typer.testing import CliRunner
 
 import acclimate as ac
 from acclimate import tuning
+from acclimate.cli.main import app
 from acclimate.data import Digits
-from acclimate.experiment.record import ConfigError
+from acclimate.experiment import ConfigError
 from acclimate.experiment.settings import expand, merged
 from acclimate.running import run as api
 from acclimate.store import RunError

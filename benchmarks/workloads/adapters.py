@@ -11,13 +11,7 @@ from harness import Context, Disagreement, Record, Way, compare, insist
 
 from acclimate.adapters import T3A, BNStats, Tent
 from acclimate.backends import Serial, Vmap
-from acclimate.core.adapter import Adapter
-from acclimate.core.backend import Engine
-from acclimate.core.local import Work
-from acclimate.core.personal import Personalizer
-from acclimate.core.shards import Shards
-from acclimate.core.stream import Protocol
-from acclimate.core.worker import Worker
+from acclimate.core import Adapter, Engine, Personalizer, Protocol, Shards, Work, Worker
 from acclimate.methods import FedAvg
 from acclimate.models import CNN
 

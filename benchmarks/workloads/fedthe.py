@@ -13,16 +13,12 @@ from typing import Any
 
 import limits
 import torch
-from acclimate.backends.vmap.engine.capture import tf32
 from federated import Round, apart, dealt, images, measure, task_of, with_rates
 from harness import Context, Record, wait
 
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.core import fit
-from acclimate.core.backend import Backend
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.shards import Shards
+from acclimate.backends.vmap.capture import tf32
+from acclimate.core import SGD, Backend, Shards, Work, fit
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.methods.perfedavg import PerFedAvg
 from acclimate.models import CNN

@@ -10,9 +10,7 @@ import torch
 from federated import Round, central_accuracy, dealt, images, measure, task_of, train, with_rates
 from harness import Context, Record
 
-from acclimate.core import fit
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Work, fit
 from acclimate.methods import FedAvg
 
 from .pfl import TwoConv

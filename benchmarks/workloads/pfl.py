@@ -13,10 +13,7 @@ from federated import Round, central_accuracy, images, measure, task_of, train, 
 from harness import Context, Record
 from torch import Tensor, nn
 
-from acclimate.core import fit
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.shards import Shards
+from acclimate.core import SGD, Shards, Work, fit
 from acclimate.methods import FedAvg
 from acclimate.ops.places import data_root
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from federated import Round, dealt, measure, task_of, with_rates
 from harness import Context, Record
 
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Work
 from acclimate.methods import FedAvg
 from acclimate.models import ResNet20
 

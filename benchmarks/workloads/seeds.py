@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from acclimate.backends.vmap.engine.capture import tf32
-from acclimate.backends.vmap.engine.lanes import Lane, Lanes
 from federated import ALLOWED, Round, apart
 from harness import Context, Record, Way, compare, insist
 
 from acclimate.backends import Vmap
-from acclimate.core import fit, tree
-from acclimate.core.optim import SGD
+from acclimate.backends.vmap.capture import tf32
+from acclimate.backends.vmap.lanes import Lane, Lanes
+from acclimate.core import SGD, fit, tree
 from acclimate.methods import FedAvg
 
 from .fedthe import setting

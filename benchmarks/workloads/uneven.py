@@ -10,8 +10,7 @@ from harness import Context, Record
 from torch import Tensor
 
 from acclimate.backends import Vmap
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Work
 from acclimate.methods import FedAvg
 from acclimate.models import CNN
 

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 
 from acclimate.adapters import NoAdapt
 from acclimate.adapters.atp import ATP
-from acclimate.core import rng, tree
-from acclimate.core.local import Work, batch_of
-from acclimate.core.worker import Worker
+from acclimate.core import Work, Worker, rng, tree
+from acclimate.core.local import batch_of
 from acclimate.methods.fedatp import FedATP
 from acclimate.ops.atp import directions, moved
 from acclimate.ops.losses import entropy

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 
 from acclimate.adapters import Tent
 from acclimate.adapters.eata import EATA
-from acclimate.core import rng, tree
-from acclimate.core.optim import SGD, Adam
+from acclimate.core import SGD, Adam, rng, tree
 from acclimate.methods import FedAvg
 from acclimate.ops.losses import entropy
 from acclimate.personal.fisher import Fisher

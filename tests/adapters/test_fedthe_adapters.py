@@ -11,11 +11,7 @@ from acclimate.adapters.knn import KNNPer
 from acclimate.adapters.memo import MEMO
 from acclimate.adapters.tsa import TSA
 from acclimate.adapters.ttt import TTT
-from acclimate.core import rng, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.stream import Protocol
-from acclimate.core.task import Task
+from acclimate.core import SGD, Protocol, Task, Work, rng, tree
 from acclimate.methods import FedAvg, fedttt
 from acclimate.methods.fedttt import FedTTT
 from acclimate.ops import augmix as am
@@ -413,18 +409,20 @@ def test_fedttt_settles_on_a_personal_model_by_one_more_joint_phase():
     method = FedTTT(work=SMALL, personal_work=SMALL)
     t, own = task(), client_data(shards(), 0)
     down, mine = {"vars": t.init(rng.key(0))}, method.init_client(t, 0, rng.key(0))
-    live = method.deploy(t, down, method.settle(t, down, mine, own, KEY))
+    live = method.deploy(t, down, method.finish_personal(t, down, mine, own, KEY))
     up, new = method.client(t, down, mine, own, KEY)  # the same work, as personal_work = work here
     assert gap(live["vars"], tree.add(down["vars"], up["delta"])) < 1e-6
     assert equal(live["rotation"], new["rotation"])
     assert gap(live["vars"]["params"], down["vars"]["params"]) > 1e-3
     still = FedTTT(personal_work=Work(epochs=0))
-    assert equal(still.deploy(t, down, still.settle(t, down, mine, own, KEY)), {**down, **mine})
+    assert equal(still.deploy(t, down, still.finish_personal(t, down, mine, own, KEY)), {**down, **mine})
     unturned = FedTTT(weight=0.0, personal_work=SMALL)
     tuned = FineTune(opt=unturned.opt, work=SMALL)._tune(
         t, lambda m, x, mode, key: t.apply(m["vars"], x, mode, key), down, own, None, KEY
     )
-    assert gap(unturned.settle(t, down, mine, own, KEY)["vars"], tuned["vars"]) < 1e-6  # without the turns: FedAvg+FT
+    assert (
+        gap(unturned.finish_personal(t, down, mine, own, KEY)["vars"], tuned["vars"]) < 1e-6
+    )  # without the turns: FedAvg+FT
 
 
 # --- TSA ------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from acclimate.adapters.labelshift import BBSE, EM, estimate, solve
-from acclimate.core import rng
-from acclimate.core.task import Out, Task
+from acclimate.core import Out, Task, rng
 from acclimate.methods import FedAvg
 from acclimate.models import MLP
 from acclimate.personal.confusion import Confusion

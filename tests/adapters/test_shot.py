@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from acclimate.adapters.shot import SHOT, information, pseudo_labels
-from acclimate.core import rng, tree
-from acclimate.core.stream import Protocol
+from acclimate.core import Protocol, rng, tree
 from acclimate.methods import FedAvg
 from acclimate.personal import NoPersonal
 from support import SMALL, equal, fitted, gap, shards

@@ -5,8 +5,7 @@ import torch
 
 from acclimate.adapters import Tent
 from acclimate.adapters.surgical import Surgical, relative_norms
-from acclimate.core import rng, tree
-from acclimate.core.optim import Adam
+from acclimate.core import Adam, rng, tree
 from acclimate.methods import FedAvg
 from support import SMALL, fitted, gap, shards
 

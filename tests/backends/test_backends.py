@@ -4,18 +4,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from acclimate.backends.vmap.engine.buckets import buckets
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.vmap.engine import state_file
-from acclimate.core import fit, tree
-from acclimate.core.backend import NonFinite
-from acclimate.core.message import Mean, Sum
-from acclimate.core.stream import Protocol
-from acclimate.core.worker import Worker
+from acclimate.backends.vmap import state_file
+from acclimate.backends.vmap.buckets import buckets
+from acclimate.core import Mean, NonFinite, Protocol, Sum, Worker, fit, tree
 from acclimate.filters import Masked
 from acclimate.methods import SCAFFOLD, FedAvg
 from support import BACKENDS, SMALL, Roll, equal, fitted, gap, shards, small, task

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from acclimate.backends.vmap.engine.lanes import Lane, Lanes
 from torch.func import grad, vmap
 
 from acclimate.adapters import MEMO, THE, NoAdapt, Tent
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.core import fit, rng, tree
+from acclimate.backends.vmap.lanes import Lane, Lanes
+from acclimate.core import Protocol, Worker, fit, rng, tree
 from acclimate.core.nn import kernels
 from acclimate.core.nn.conv import PureConv2d
 from acclimate.core.nn.pool import PureMaxPool2d
-from acclimate.core.stream import Protocol
-from acclimate.core.worker import Worker
 from acclimate.eval import tsne
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
@@ -78,7 +76,7 @@ def test_every_adapter_and_personaliser_runs_on_the_gpu():
     for personal in (NoPersonal(), FineTune(work=SMALL)):
         fast_models, slow_models = (e.deploy(down, state.mine, personal) for e in (engine, slow))
         for adapter in catalogue.ADAPTERS.values():
-            if adapter.refusal(worker.task, engine.live(fast_models, 0)):
+            if adapter.refusal(worker.task, engine.model_of(fast_models, 0)):
                 continue
             a = engine.serve(fast_models, test, adapter, Protocol(batch=4))
             b = slow.serve(slow_models, test, adapter, Protocol(batch=4))

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from acclimate.backends.vmap.engine.lanes import Lane, Lanes, union
 
 import acclimate as ac
 from acclimate.backends import Vmap
-from acclimate.core import fit
-from acclimate.core.backend import NonFinite
-from acclimate.core.worker import Worker
+from acclimate.backends.vmap.lanes import Lane, Lanes, union
+from acclimate.core import NonFinite, Worker, fit
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.running import evaluate, train
 from acclimate.running import run as api

@@ -10,10 +10,7 @@ from acclimate.adapters import NoAdapt
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.backends import Serial, Vmap
 from acclimate.backends.mixed import MixedEngine
-from acclimate.core import fit
-from acclimate.core.hetero import PublicTask
-from acclimate.core.stream import Protocol
-from acclimate.core.worker import Worker
+from acclimate.core import Protocol, PublicTask, Worker, fit
 from acclimate.methods.heterofedtta import HeteroFedTTA
 from support import CLASSES, MODELS, SMALL, equal, gap, images, shards
 

@@ -22,12 +22,7 @@ from acclimate.backends.workers import engine, process_pool, processes
 from acclimate.backends.workers.engine import shares
 from acclimate.backends.workers.process_pool import Failure, Pool, WorkerDied
 from acclimate.backends.workers.shared_memory import Unsendable, seal
-from acclimate.core import fit, tree
-from acclimate.core.backend import NonFinite
-from acclimate.core.shards import Shards
-from acclimate.core.stream import Protocol
-from acclimate.core.task import Task
-from acclimate.core.worker import Worker
+from acclimate.core import NonFinite, Protocol, Shards, Task, Worker, fit, tree
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
@@ -109,7 +104,7 @@ def test_live_models_newcomers_and_streams_are_those_of_serial(name, two):
     down, personal = worker.method.download(worker.task, state.server), FineTune(work=SMALL)
     test, late = shards((5, 9, 6, 0, 8, 7), seed=1), shards((4, 6, 5), seed=2)
     a, b = (e.deploy(down, state.mine, personal) for e in (serial, other))
-    assert all(gap(serial.live(a, c), other.live(b, c)) < 1e-5 for c in range(len(SIZES)))
+    assert all(gap(serial.model_of(a, c), other.model_of(b, c)) < 1e-5 for c in range(len(SIZES)))
     for adapter in (Tent(), THE()):
         x, y = (e.serve(m, test, adapter, Protocol(batch=4), trace=True) for e, m in ((serial, a), (other, b)))
         assert gap(tree.drop(x, ("trace",)), tree.drop(y, ("trace",))) < 1e-4
@@ -117,7 +112,7 @@ def test_live_models_newcomers_and_streams_are_those_of_serial(name, two):
             first, second = (tree.map(lambda t, c=c, n=n: t[c, :n], z["trace"]) for z in (x, y))
             assert gap(first, second) < 1e-4
     new_a, new_b = serial.join(down, 3), other.join(down, 3)
-    assert all(gap(serial.live(new_a, c), other.live(new_b, c)) < 1e-6 for c in range(3))
+    assert all(gap(serial.model_of(new_a, c), other.model_of(new_b, c)) < 1e-6 for c in range(3))
     x, y = (e.serve(m, late, Tent(), Protocol(batch=4)) for e, m in ((serial, new_a), (other, new_b)))
     assert gap(x, y) < 1e-4
 

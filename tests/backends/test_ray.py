@@ -22,11 +22,7 @@ from acclimate.backends.workers import ray_cluster as module
 from acclimate.backends.workers.ray import Ray
 from acclimate.backends.workers.ray_actors import ActorsDied, Parcel
 from acclimate.backends.workers.shared_memory import Unsendable
-from acclimate.core import fit, tree
-from acclimate.core.backend import NonFinite
-from acclimate.core.stream import Protocol
-from acclimate.core.task import Task
-from acclimate.core.worker import Worker
+from acclimate.core import NonFinite, Protocol, Task, Worker, fit, tree
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.personal import FineTune
 from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, shards, small, task
@@ -165,7 +161,7 @@ def test_live_models_newcomers_and_streams_are_those_of_serial(name, engines):
     down, personal = worker.method.download(worker.task, state.server), FineTune(work=SMALL)
     test, late = shards((5, 9, 6, 0, 8, 7), seed=1), shards((4, 6, 5), seed=2)
     a, b = (e.deploy(down, state.mine, personal) for e in (serial, other))
-    assert all(gap(serial.live(a, c), other.live(b, c)) < 1e-5 for c in range(len(SIZES)))
+    assert all(gap(serial.model_of(a, c), other.model_of(b, c)) < 1e-5 for c in range(len(SIZES)))
     for adapter in (Tent(), THE()):
         x, y = (e.serve(m, test, adapter, Protocol(batch=4)) for e, m in ((serial, a), (other, b)))
         assert gap(x, y) < 1e-4

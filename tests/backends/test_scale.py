@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from acclimate.backends.vmap.engine.buckets import plan
-from acclimate.backends.vmap.engine.capture import tf32
-from acclimate.backends.vmap.engine.state_file import Layout, Rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,13 +15,12 @@ import acclimate as ac
 from acclimate import store
 from acclimate.adapters import Tent
 from acclimate.backends import Serial, Vmap
-from acclimate.backends.vmap.engine import engine as vmap_module
-from acclimate.backends.vmap.engine import state_file
-from acclimate.core import fit, tree
-from acclimate.core.backend import NonFinite
-from acclimate.core.shards import HostShards, Shards
-from acclimate.core.stream import Protocol
-from acclimate.core.worker import Worker
+from acclimate.backends.vmap import engine as vmap_module
+from acclimate.backends.vmap import state_file
+from acclimate.backends.vmap.buckets import plan
+from acclimate.backends.vmap.capture import tf32
+from acclimate.backends.vmap.state_file import Layout, Rows
+from acclimate.core import HostShards, NonFinite, Protocol, Shards, Worker, fit, tree
 from acclimate.experiment.settings import expand
 from acclimate.methods import SCAFFOLD, Ditto, FedAvg
 from acclimate.personal import FineTune
@@ -94,7 +90,7 @@ def test_tests_are_the_same_from_files_and_host_memory(personal):
         worker, engine, state = trained(small(Ditto()), backend, rounds=1, model="mlp-dropout")
         models = engine.deploy(worker.method.download(worker.task, state.server), state.mine, personal)
         served = engine.serve(models, shards((9, 12, 0, 8, 5, 8), seed=2), Tent(), Protocol(batch=4), trace=True)
-        results.append({"served": served, "one": engine.live(models, 3)})
+        results.append({"served": served, "one": engine.model_of(models, 3)})
     assert gap(*results) < 1e-4
 
 

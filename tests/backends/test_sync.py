@@ -5,8 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.backends import Vmap
-from acclimate.core import fit
-from acclimate.core.worker import Worker
+from acclimate.core import Worker, fit
 from acclimate.methods import SCAFFOLD, FedTHE
 from support import client_data, quick_or_slow, shards, small, task
 from test_contract import METHODS

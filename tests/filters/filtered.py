@@ -2,9 +2,7 @@
 
 import torch
 
-from acclimate.core import fit
-from acclimate.core.local import Work
-from acclimate.core.worker import Worker
+from acclimate.core import Work, Worker, fit
 from support import BACKENDS, shards, small, task
 
 

@@ -5,9 +5,7 @@ import torch
 from filtered import trained
 from torch.func import vmap
 
-from acclimate.core import rng, tree
-from acclimate.core.filter import Sender
-from acclimate.core.message import Mean, Sum
+from acclimate.core import Mean, Sender, Sum, rng, tree
 from acclimate.filters import FP16, Int8, TopK
 from acclimate.methods import FedAvg
 

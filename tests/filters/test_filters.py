@@ -9,10 +9,9 @@ import torch
 from filtered import trained
 
 from acclimate import filters as f
-from acclimate.core import check, rng, tree
-from acclimate.core.filter import Filter, Sender, refusal
-from acclimate.core.message import Gather, Mean, Sum
-from acclimate.core.worker import COHORT, Worker
+from acclimate.core import Filter, Gather, Mean, Sender, Sum, Worker, check, rng, tree
+from acclimate.core.filter import refusal
+from acclimate.core.worker import COHORT
 from acclimate.methods import SCAFFOLD, FedAvg, FedProto, FedTHE, Local
 from support import equal, gap, shards, small, task
 

@@ -5,9 +5,7 @@ import torch
 from filtered import trained
 from torch.func import vmap
 
-from acclimate.core import message, rng, tree
-from acclimate.core.filter import Arrived, Sender
-from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core import Arrived, Gather, Mean, Sender, Sum, message, rng, tree
 from acclimate.filters import Masked, chacha
 from acclimate.filters.masked import CUT, REAL
 from acclimate.methods import SCAFFOLD, FedAvg

@@ -5,9 +5,7 @@ import torch
 from filtered import trained
 from torch.func import vmap
 
-from acclimate.core import rng, tree
-from acclimate.core.filter import Arrived, Sender
-from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core import Arrived, Gather, Mean, Sender, Sum, rng, tree
 from acclimate.filters import CentralDP, Clip, LocalDP, Median, Noise, accounting
 from acclimate.methods import PFL, SCAFFOLD, FedAvg, FedPCL, FedTHE
 from acclimate.ops.noise import draw

@@ -6,9 +6,7 @@ import pytest
 import torch
 from filtered import trained
 
-from acclimate.core import rng, tree
-from acclimate.core.filter import Arrived
-from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core import Arrived, Gather, Mean, Sum, rng, tree
 from acclimate.filters import Krum, Median, TrimmedMean
 from acclimate.filters.krum import scores
 from acclimate.filters.median import median

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from acclimate.backends.flower.engine.engine import Flower
-from acclimate.backends.flower.engine.nodes import LINK
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from acclimate import store
-from acclimate.experiment.record import Experiment, dumps
+from acclimate.backends.flower.engine import Flower
+from acclimate.backends.flower.nodes import LINK
+from acclimate.experiment import Experiment, dumps
 from acclimate.experiment.settings import expand
 from acclimate.fleet import server_app
 from acclimate.fleet.client_app import app

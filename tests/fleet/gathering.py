@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from acclimate.core import tree
-from acclimate.core.message import Gather, Rules
+from acclimate.core import Gather, Rules, tree
 from acclimate.methods import FedAvg
 
 

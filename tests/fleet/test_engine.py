@@ -10,8 +10,6 @@ import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
-from acclimate.backends.flower.engine.engine import Flower, FlowerEngine, expected_message
-from acclimate.backends.flower.engine.nodes import FleetError, nested, with_empty_groups
 from fakes import FakeGrid, changed, experiment, linked, run, saying, state_of
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
@@ -19,10 +17,9 @@ from stumbling import Stumbling
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Serial
-from acclimate.core import fit, tree
-from acclimate.core.hetero import Hetero
-from acclimate.core.local import Work
-from acclimate.core.worker import Worker
+from acclimate.backends.flower.engine import Flower, FlowerEngine, expected_message
+from acclimate.backends.flower.nodes import FleetError, nested, with_empty_groups
+from acclimate.core import Hetero, Work, Worker, fit, tree
 from acclimate.experiment import catalogue
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.records import pack, parcels, unpack

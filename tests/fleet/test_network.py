@@ -17,12 +17,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
-from acclimate.cli.main.main import app
 from fakes import experiment, state_of
 from typer.testing import CliRunner
 
 from acclimate import store
 from acclimate.backends import Serial
+from acclimate.cli.main import app
 from acclimate.core import tree
 from acclimate.experiment import catalogue
 from acclimate.fleet import keys, launch, loopback, processes

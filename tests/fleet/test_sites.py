@@ -13,14 +13,14 @@ import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
-from acclimate.backends.flower.engine.engine import Flower
-from acclimate.backends.flower.engine.nodes import FleetError
-from acclimate.cli.main.main import app
 from cryptography import x509
 from fakes import FakeGrid
 from typer.testing import CliRunner
 
 from acclimate import store
+from acclimate.backends.flower.engine import Flower
+from acclimate.backends.flower.nodes import FleetError
+from acclimate.cli.main import app
 from acclimate.experiment.settings import expand
 from acclimate.fleet import keys, loopback, processes, server_app, sites
 from acclimate.fleet.site import Place

@@ -10,12 +10,7 @@ import torch.nn.functional as F
 from torch.func import grad
 
 from acclimate.adapters import BNStats
-from acclimate.core import rng, tree
-from acclimate.core.filter import Sender
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD, StepDecay
-from acclimate.core.shards import Shards
-from acclimate.core.task import Task
+from acclimate.core import SGD, Sender, Shards, StepDecay, Task, Work, rng, tree
 from acclimate.filters import FP16, Clip, Int8, Noise, TopK
 from acclimate.methods import FedAvg
 from acclimate.methods.am import AM

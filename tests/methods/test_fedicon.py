@@ -12,10 +12,7 @@ from torch.func import grad, vmap
 
 import acclimate as ac
 from acclimate.adapters.icon import ICON
-from acclimate.core import rng, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.stream import Protocol
+from acclimate.core import SGD, Protocol, Work, rng, tree
 from acclimate.methods import FedAvg, Local
 from acclimate.methods.fedicon import FedICON
 from acclimate.ops.contrast import contrastive

@@ -7,10 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from acclimate.core import message, rng, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.task import Task
+from acclimate.core import SGD, Task, Work, message, rng, tree
 from acclimate.eval.fairness import fairness, parameters_sent, parameters_trained, prototype_similarity
 from acclimate.methods import FedAvg, FedRep, Local
 from acclimate.methods.fedpcl import FedPCL
@@ -119,7 +116,7 @@ def test_a_class_nobody_has_is_never_answered_and_a_missing_one_only_by_the_comm
     method, t, data = FedPCL(work=SMALL), task("mlp-dropout"), shards()
     own = client_data(data, 0)
     own["y"] = own["y"].clamp_max(1)  # classes 0 and 1 alone
-    mine = method.settle(t, {}, method.init_client(t, 0, KEY), own, KEY)
+    mine = method.finish_personal(t, {}, method.init_client(t, 0, KEY), own, KEY)
     down = {"global": torch.ones(CLASSES, t.dim), "known": torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])}
     out = method.predict(t, method.deploy(t, down, mine), own["x"][:8])
     assert out.logits[:, 3:].max() == -1e4
@@ -132,7 +129,7 @@ def test_a_class_nobody_has_is_never_answered_and_a_missing_one_only_by_the_comm
 def test_the_released_variant_answers_with_the_nearest_prototype():
     method, t, data = FedPCL(variant="released"), task("mlp-dropout"), shards()
     own = client_data(data, 0)
-    mine = method.settle(t, {}, method.init_client(t, 0, KEY), own, KEY)
+    mine = method.finish_personal(t, {}, method.init_client(t, 0, KEY), own, KEY)
     live = method.deploy(t, {"global": torch.zeros(CLASSES, t.dim), "known": torch.ones(CLASSES)}, mine)
     z = F.normalize(t.apply(live["vars"], own["x"]).features, dim=-1)
     wanted = torch.cdist(z, mine["prototypes"]).argmin(-1)

@@ -10,10 +10,7 @@ from torch.func import grad, vmap
 
 from acclimate.adapters import NoAdapt
 from acclimate.adapters.mbsl import MBSL, average, contrastive, margins, repeated, simclr
-from acclimate.core import rng, tree
-from acclimate.core.optim import SGD
-from acclimate.core.stream import Protocol
-from acclimate.core.worker import Worker
+from acclimate.core import SGD, Protocol, Worker, rng, tree
 from acclimate.methods import FedAvg
 from acclimate.methods.fedspl import FedSPL
 from acclimate.ops.augment import FlipCrop

@@ -8,10 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from acclimate.adapters import MEMO, THE, THEPlus
-from acclimate.core import rng, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.stream import Protocol
+from acclimate.core import SGD, Protocol, Work, rng, tree
 from acclimate.methods import FedAvg, FedTHE
 from acclimate.ops.augmix import augmix
 from acclimate.ops.heads import linear

@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from acclimate.core import message, rng, tree
-from acclimate.core.local import Work, batch_of
-from acclimate.core.optim import SGD
-from acclimate.core.shards import Shards
-from acclimate.core.task import Task
+from acclimate.core import SGD, Shards, Task, Work, message, rng, tree
+from acclimate.core.local import batch_of
 from acclimate.methods.apfl import APFL
 from acclimate.methods.ditto import Ditto
 from acclimate.methods.fedavg import FedAvg
@@ -60,11 +57,11 @@ def test_settled_models_agree_on_serial_and_vmap_and_settling_changes_no_argumen
         worker, engine, state = fitted(METHODS[name], backend, rounds=1)
         down = worker.method.download(worker.task, state.server)
         models = engine.deploy(down, state.mine, NoPersonal())
-        live.append([engine.live(models, c) for c in range(6)])
+        live.append([engine.model_of(models, c) for c in range(6)])
     assert all(gap(a, b) < 1e-5 for a, b in zip(*live, strict=True))
     t, down, mine, own, key = a_client(METHODS[name])
     before = pickle.loads(pickle.dumps((down, mine, own)))
-    METHODS[name].settle(t, down, mine, own, key)
+    METHODS[name].finish_personal(t, down, mine, own, key)
     assert equal(dict(enumerate(before)), dict(enumerate((down, mine, own))))
 
 
@@ -211,7 +208,7 @@ def test_fedrep_phases_leave_each_other_alone():
     up_idle, _ = replace(method, work=Work(epochs=0)).client(t, down, mine, own, key)
     assert gap(up_idle["delta"], tree.zeros(up_idle["delta"])) == 0  # nor does the head phase touch the body
     assert gap(up["delta"]["params"], tree.zeros(up["delta"]["params"])) > 1e-4
-    settled = method.settle(t, down, mine, own, rng.fold(key, "head"))
+    settled = method.finish_personal(t, down, mine, own, rng.fold(key, "head"))
     assert equal(settled, only_head)
 
 
@@ -319,11 +316,11 @@ def test_fedrod_personal_head_by_hand():
 def test_fedrod_last_phase_by_variant():
     paper = FedRoD(work=SMALL, personal_work=SMALL)
     t, down, mine, own, key = a_client(paper)
-    live = paper.deploy(t, down, paper.settle(t, down, mine, own, key))
+    live = paper.deploy(t, down, paper.finish_personal(t, down, mine, own, key))
     assert equal(live["vars"], down["vars"])
     assert gap(live["head"], mine["head"]) > 1e-3
     released = replace(paper, variant="released")
-    live = released.deploy(t, down, released.settle(t, down, mine, own, key))
+    live = released.deploy(t, down, released.finish_personal(t, down, mine, own, key))
     up, new = released.client(t, down, mine, own, key)  # the same work, as personal_work = work here
     assert gap(live["vars"], tree.add(down["vars"], up["delta"])) < 1e-6
     assert equal(live["head"], new["head"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import acclimate as ac
-from acclimate.core.local import Work
+from acclimate.core import Work
 from support import small
 
 

@@ -10,9 +10,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from acclimate.adapters.fedtta import FedTTA as Adapt
-from acclimate.core import rng, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
+from acclimate.core import SGD, Work, rng, tree
 from acclimate.methods.fedtta import FedTTA
 from acclimate.ops import nets
 from acclimate.ops.learned import learned_loss, scores
@@ -170,7 +168,7 @@ def test_serial_and_vmap_agree_on_uneven_clients(model, mu):
 def live():
     """A trained model as a newcomer gets it, its predict, and unlabelled samples of two classes."""
     worker, engine, state = fitted(replace(METHOD, opt=SGD(lr=0.1)), model="cnn-plain", rounds=6, cohort=6)
-    model = engine.live(engine.join(worker.method.download(worker.task, state.server), 1), 0)
+    model = engine.model_of(engine.join(worker.method.download(worker.task, state.server), 1), 0)
     x, y = images(60, seed=8)
     return worker.task, worker.predict(), model, x[(y == 1) | (y == 3)]
 

@@ -10,10 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.func import grad
 
 from acclimate.adapters.odpfl import ODPFL as Describe
-from acclimate.core import rng, tree
-from acclimate.core.local import Work
-from acclimate.core.optim import SGD
-from acclimate.core.stream import Protocol
+from acclimate.core import SGD, Protocol, Work, rng, tree
 from acclimate.methods import FedAvg
 from acclimate.methods.afl import AFL, project
 from acclimate.methods.fedadg import FedADG

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acclimate.core.local import Work
+from acclimate.core import Work
 from acclimate.models import MLP, Mixed
 from support import gap
 

@@ -10,12 +10,8 @@ from torch.func import grad, vmap
 import acclimate as ac
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.backends.mixed import MixedEngine
+from acclimate.core import SGD, NonFinite, Protocol, PublicTask, rng, tree
 from acclimate.core import fit as loop
-from acclimate.core import rng, tree
-from acclimate.core.backend import NonFinite
-from acclimate.core.hetero import PublicTask
-from acclimate.core.optim import SGD
-from acclimate.core.stream import Protocol
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
 from acclimate.models import CNN, MLP, Mixed
@@ -257,7 +253,7 @@ def test_newcomers_of_every_architecture_digest_and_adapt(fit):
         kind = (5 + c) % 3
         joined = join(fit, newcomer(fit, c), Adapt(), client=c)
         assert joined.worker.task.model == SHAPES.models[kind]
-        assert gap(joined.model, fit.engine.live(models, c)) < 1e-6
+        assert gap(joined.model, fit.engine.model_of(models, c)) < 1e-6
         hits = joined.predict(newcomer(fit, c)).argmax(-1) == fit.world.examples.y[fit.world.new[c]]
         assert float(hits.float().mean()) == pytest.approx(served[c], abs=1e-6)
         half = fit.engine.workers[kind]

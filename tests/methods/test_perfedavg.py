@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from acclimate.core import rng, tree
-from acclimate.core.local import Work, batch_of
-from acclimate.core.optim import SGD
-from acclimate.core.task import Task
+from acclimate.core import SGD, Task, Work, rng, tree
+from acclimate.core.local import batch_of
 from acclimate.methods import FedAvg
 from acclimate.methods.perfedavg import PerFedAvg
 from support import SMALL, client_data, equal, fitted, gap, images, shards, task
@@ -121,11 +119,11 @@ def test_serial_and_vmap_agree_on_uneven_clients(model):
 def test_the_live_model_is_some_inner_steps_from_the_shared_one():
     t, own = task("cnn-batch"), client_data(shards(), 1)
     down, method = {"vars": t.init(rng.key(0))}, PerFedAvg(alpha=0.1, steps=3, work=SMALL)
-    live = method.deploy(t, down, method.settle(t, down, {}, own, KEY))["vars"]
+    live = method.deploy(t, down, method.finish_personal(t, down, {}, own, KEY))["vars"]
     tuned = FedAvg(opt=SGD(lr=0.1), work=Work(iterations=3, batch=8)).client(t, down, {}, own, KEY)[0]["delta"]
     assert gap(live, tree.add(down["vars"], tuned)) < 1e-6
     for unmoved in (replace(method, steps=0), replace(method, alpha=0.0)):
-        assert equal(unmoved.deploy(t, down, unmoved.settle(t, down, {}, own, KEY))["vars"], down["vars"])
+        assert equal(unmoved.deploy(t, down, unmoved.finish_personal(t, down, {}, own, KEY))["vars"], down["vars"])
     assert equal(method.deploy(t, down, {})["vars"], down["vars"])  # a newcomer without labels
 
 

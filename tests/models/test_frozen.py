@@ -12,8 +12,7 @@ from torch import nn
 
 import acclimate as ac
 from acclimate.backends import Serial, Vmap
-from acclimate.core import rng, tree
-from acclimate.core.task import Task
+from acclimate.core import Task, rng, tree
 from acclimate.data.features import Features
 from acclimate.methods.fedpcl import FedPCL
 from acclimate.models import CNN, MLP, Pretrained, encoders, frozen

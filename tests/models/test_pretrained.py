@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from acclimate.core import rng, tree
-from acclimate.core.task import Task
+from acclimate.core import Task, rng, tree
 from acclimate.models import Pretrained, encoders, pretrained
 
 

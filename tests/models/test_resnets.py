@@ -5,8 +5,7 @@ import logging
 import pytest
 import torch
 
-from acclimate.core import rng
-from acclimate.core.task import Task
+from acclimate.core import Task, rng
 from acclimate.models import ResNet
 from acclimate.models.resnets import _ResNet
 

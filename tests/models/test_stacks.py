@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from acclimate.core import rng
-from acclimate.core.task import Task
+from acclimate.core import Task, rng
 from acclimate.models import VGG11, AlexNet
 
 

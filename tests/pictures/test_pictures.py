@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.core import rng
-from acclimate.core.shards import Shards
+from acclimate.core import Shards, rng
 from acclimate.data import Arrays, ByDomain, Digits, Examples, World
-from acclimate.experiment.record import Experiment
+from acclimate.experiment import Experiment
 from acclimate.reporting.pictures import Canvas, bubble_plot, contact_sheet, font, picture, png, preview
 from acclimate.reporting.pictures.bubbles import radius
 from acclimate.reporting.pictures.canvas import INK, to_rgb

@@ -3,10 +3,7 @@
 import pytest
 
 from acclimate.adapters import Tent
-from acclimate.core.message import Mean
-from acclimate.core.optim import SGD
-from acclimate.core.shards import Shards
-from acclimate.core.stream import Protocol
+from acclimate.core import SGD, Mean, Protocol, Shards
 from acclimate.methods import FedAvg
 from acclimate.recipes import fedtta
 from acclimate.recipes.once import TentOnce

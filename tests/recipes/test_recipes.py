@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from acclimate import store, tuning
-from acclimate.core.optim import SGD
+from acclimate.core import SGD
 from acclimate.data import ByDomain, Digit5, Digits
-from acclimate.experiment.record import ConfigError
+from acclimate.experiment import ConfigError
 from acclimate.models import MLP
 from acclimate.recipes import OMITTED, RECIPES, index, measures, needs, plan, published, recipe, run, runner
 from acclimate.recipes.record import SCALES, Cell, Derived, Recipe, Training, adapter, key, method, trainings

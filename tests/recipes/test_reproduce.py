@@ -5,11 +5,11 @@ import json
 import re
 
 import pytest
-from acclimate.cli.main.main import app
 from rich.console import Console
 from typer.testing import CliRunner
 
-from acclimate.cli.main import reproduce, tune
+from acclimate.cli import reproduce, tune
+from acclimate.cli.main import app
 from acclimate.data import Digits
 from acclimate.models import MLP
 from acclimate.recipes import RECIPES, index

@@ -10,9 +10,8 @@ import pytest
 from made_up import EVIL, STREAMS, Page, fake, suite, told, written
 
 from acclimate.adapters import NoAdapt, Tent
-from acclimate.core.optim import Adam
-from acclimate.experiment import catalogue
-from acclimate.experiment.record import encode
+from acclimate.core import Adam
+from acclimate.experiment import catalogue, encode
 from acclimate.reporting.board import collect
 from acclimate.reporting.html import render
 from acclimate.reporting.style import size

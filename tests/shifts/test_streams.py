@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acclimate as ac
-from acclimate.core import rng
-from acclimate.core.stream import Protocol
+from acclimate.core import Protocol, rng
 from acclimate.core.stream import run as serve
 from acclimate.data import ByDomain, Dataset, Digits, Dirichlet, Examples, Pathological
 from acclimate.experiment import catalogue

@@ -12,10 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..core import rng, tree
-from ..core.adapter import Adapter, Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adapter, Predict, Task, Tree, rng, tree
 from ..ops.atp import directions, moved
 
 

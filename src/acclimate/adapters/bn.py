@@ -9,10 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.task import Blend, Task
-from ..core.tree import Tree
+from ..core import Adapter, Blend, Predict, Task, Tree, check, rng
 
 
 @dataclass(frozen=True)

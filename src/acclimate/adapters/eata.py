@@ -23,11 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.adapter import Adapter, Predict
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
 from ..ops import requirements
 from ..ops.entropy_descent import tuned_of
 from ..ops.live import with_params
@@ -55,7 +51,7 @@ class EATA(Adapter):
 
     def __post_init__(self) -> None:
         check.steady(self, "opt")
-        check.one_of(self, "params", ("norm", "all"))
+        check.choices(self)
         if self.margin is not None:
             check.positive(self, "margin")
         if self.redundancy is not None:

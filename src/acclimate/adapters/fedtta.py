@@ -30,10 +30,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, local, rng, tree
-from ..core.adapter import Adapter, Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adapter, Predict, Task, Tree, check, local, rng, tree
 from ..ops.learned import learned_loss, scores
 from ..ops.live import with_params
 from ..ops.losses import entropy
@@ -72,8 +69,7 @@ class FedTTA(Adapter):
             check.at_least(self, "lr", 0.0)
         if self.clip is not None:
             check.positive(self, "clip")
-        check.one_of(self, "norm", ("batch", "set"))
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
 
     def init(self, task: Task, model: Tree) -> Tree:
         zero = torch.zeros_like(model["inner"]["lr"])

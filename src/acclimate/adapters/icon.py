@@ -15,12 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.local import Work
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
 from ..ops import requirements
 from ..ops.contrast import contrastive
 from ..ops.views import Views

@@ -21,10 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adapter, Predict, Task, Tree, check, rng
 from ..ops.real import real_rows
 
 
@@ -48,7 +45,7 @@ class KNNPer(Adapter):
         if self.lam is not None:
             check.within(self, "lam", 0.0, 1.0)
         check.at_least(self, "grid", 2)
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
 
     @property
     def batch_free(self) -> bool:

@@ -21,10 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adapter, Predict, Task, Tree, check, rng
 from ..ops.real import mean_of
 from ..ops.whole import answers
 
@@ -61,7 +58,7 @@ class EM(_Reweighed):
 
     def __post_init__(self) -> None:
         check.at_least(self, "steps", 0)
-        check.one_of(self, "prior", ("uniform", "noted"))
+        check.choices(self)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         if self.prior == "noted" and "confusion" not in model:

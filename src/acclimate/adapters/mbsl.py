@@ -33,12 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..core import check, rng, tree
-from ..core.adapter import Adapter, Predict
-from ..core.local import Work
-from ..core.optim import SGD, Optimizer
-from ..core.task import Augment, Task
-from ..core.tree import Tree
+from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, Work, check, rng, tree
 from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.components import principal
@@ -82,7 +77,7 @@ class MBSL(Adapter):
             check.within(self, name, 0.0, 1.0)
         check.at_least(self, "decay", 0.0)
         check.positive(self, "temperature")
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
         if not set(self.losses) <= {"strong", "weak", "contrast"}:
             raise ValueError(f"MBSL: losses={self.losses!r} must be among strong, weak and contrast")
 
@@ -107,13 +102,13 @@ class MBSL(Adapter):
         for epoch in range(self.epochs):
             this = rng.fold(key, "epoch", epoch)
             said, margin = self._teach(predict, model, now["teacher"], x, own["n"], this)
-            plan, live = Work(epochs=1, batch=self.batch).plan(own, rng.fold(this, "order"))
+            plan, active = Work(epochs=1, batch=self.batch).plan(own, rng.fold(this, "order"))
             delta = mean_of(margin, real)
             for t in range(len(plan)):
                 who = plan[t]
                 seen = {"x": x[who], "said": said[who], "margin": margin[who], "delta": delta, "who": who}
                 new = self._learn(predict, model, now, seen, rng.fold(this, "step", t))
-                now = tree.where(live[t], new, now)
+                now = tree.where(active[t], new, now)
         return {"teacher": now["student" if self.variant == "released" else "teacher"]}
 
     def _learn(self, predict: Predict, model: Tree, now: Tree, seen: Tree, key: rng.Key) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.adapter import Adapter
+from ..core import Adapter
 
 
 @dataclass(frozen=True)

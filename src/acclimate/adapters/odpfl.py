@@ -10,10 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..core import rng
-from ..core.adapter import Adapter, Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adapter, Predict, Task, Tree, rng
 from ..ops import hyper
 from ..ops.live import with_params
 

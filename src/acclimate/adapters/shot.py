@@ -18,12 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.local import Work
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
 from ..ops.losses import entropy
 from ..ops.whole import answers, tune
 

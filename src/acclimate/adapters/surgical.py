@@ -13,11 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.adapter import Adapter, Predict
-from ..core.optim import Adam, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
 from ..ops.entropy_descent import descend
 
 
@@ -36,7 +32,7 @@ class Surgical(Adapter):
             raise ValueError("Surgical: layers=() must name at least one layer")
         check.steady(self, "opt")
         check.at_least(self, "steps", 1)
-        check.one_of(self, "rate", ("same", "rgn"))
+        check.choices(self)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         try:

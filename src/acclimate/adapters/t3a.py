@@ -14,10 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adapter, Predict, Task, Tree, check, rng
 from ..ops.losses import entropy
 
 

@@ -13,11 +13,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.optim import Adam, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.entropy_descent import descend, tuned_of
 from ..ops.losses import entropy
@@ -35,7 +31,7 @@ class Tent(Adapter):
 
     def __post_init__(self) -> None:
         check.steady(self, "opt")
-        check.one_of(self, "params", ("norm", "all"))
+        check.choices(self)
         check.at_least(self, "steps", 1)
 
     def refusal(self, task: Task, model: Tree) -> str | None:

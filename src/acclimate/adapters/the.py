@@ -24,11 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.optim import Adam, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops.heads import linear
 from ..ops.losses import entropy
 
@@ -63,9 +59,7 @@ class THE(Adapter):
         check.within(self, "alpha", 0.0, 1.0)
         check.within(self, "beta", 0.0, 1.0)
         check.at_least(self, "steps", 0)
-        check.one_of(self, "loss", ("slw", "em", "fa", "sum"))
-        check.one_of(self, "per", ("sample", "batch"))
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
 
     @property
     def batch_free(self) -> bool:

@@ -13,11 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.heads import linear
 from ..ops.live import with_params

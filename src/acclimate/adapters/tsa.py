@@ -18,11 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.optim import Adam, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.heads import head_of, linear
@@ -44,7 +40,7 @@ class TSA(Adapter):
 
     def __post_init__(self) -> None:
         check.steady(self, "opt")
-        check.one_of(self, "per", ("batch", "sample"))
+        check.choices(self)
         check.at_least(self, "steps", 0)
         check.within(self, "floor", 0.0, 0.5)
         check.within(self, "jitter", 0.0, 1.0)
@@ -87,8 +83,8 @@ class TSA(Adapter):
         opt = self.opt.init(tuned)
         for _ in range(self.steps):
             new, opt = self.opt.update(grad(loss)(tuned), opt, tuned)
-            live = tuned["weights"].softmax(-1).amin(-1, keepdim=True) >= self.floor
-            tuned = {"weights": torch.where(live, new["weights"], tuned["weights"])}
+            active = tuned["weights"].softmax(-1).amin(-1, keepdim=True) >= self.floor
+            tuned = {"weights": torch.where(active, new["weights"], tuned["weights"])}
         return tuned["weights"]
 
     def _view(self, x: Tensor, key: rng.Key) -> Tensor:

@@ -17,11 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree, pick
+from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
+from ..core.tree import pick
 from ..ops import requirements
 from ..ops.heads import linear
 from ..ops.live import with_params

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core import tree
-from ..core.backend import Backend, Engine
-from ..core.shards import Shards
-from ..core.worker import Worker
+from ..core import Backend, Engine, Shards, Worker, tree
 from .flower.engine import Flower
 from .serial import Serial
 from .vmap.engine import Vmap

@@ -16,15 +16,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import message, tree
-from ..core.adapter import Adapter
-from ..core.backend import Backend, Engine, NonFinite, Reply
-from ..core.hetero import Hetero, public_of
-from ..core.personal import Personalizer
-from ..core.shards import Shards
-from ..core.stream import Protocol
-from ..core.tree import Tree
-from ..core.worker import Worker
+from ..core import (
+    Adapter,
+    Backend,
+    Engine,
+    Hetero,
+    NonFinite,
+    Personalizer,
+    Protocol,
+    Reply,
+    Shards,
+    Tree,
+    Worker,
+    message,
+    public_of,
+    tree,
+)
 from . import Auto
 from .serial import Serial
 from .vmap.engine import Vmap
@@ -187,9 +194,9 @@ class MixedEngine(Engine):
             self._joined = down, Models(parts, handles, first)
         return self._joined[1]  # every adapter on every stream asks again, and a welcome is as long as a training
 
-    def live(self, models: Models, client: int) -> Tree:
+    def model_of(self, models: Models, client: int) -> Tree:
         part, handle, at = _find(models, client)
-        return part.engine.live(handle, at)
+        return part.engine.model_of(handle, at)
 
     def member(self, mine: Tree, client: int) -> tuple[Worker, Tree]:
         """The client half and the private state of one client that trained."""
@@ -201,7 +208,7 @@ class MixedEngine(Engine):
         test, done = test.to(self.device), []
         for part, handle in zip(models.parts, models.handles, strict=True):
             worker = self.workers[int(part.name)]
-            if reason := adapter.refusal(worker.task, part.engine.live(handle, 0)):
+            if reason := adapter.refusal(worker.task, part.engine.model_of(handle, 0)):
                 raise ValueError(f"architecture {part.name} of the federation ({worker.task.model}): {reason}")
             own = _some(test, part.numbers - models.first)
             done.append(part.engine.serve(handle, own, adapter, protocol, trace))

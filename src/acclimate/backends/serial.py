@@ -7,14 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import message, tree
-from ..core.adapter import Adapter
-from ..core.backend import Backend, Engine, NonFinite, Reply
-from ..core.personal import Personalizer
-from ..core.shards import Shards
-from ..core.stream import Protocol
-from ..core.tree import Tree
-from ..core.worker import Worker
+from ..core import (
+    Adapter,
+    Backend,
+    Engine,
+    NonFinite,
+    Personalizer,
+    Protocol,
+    Reply,
+    Shards,
+    Tree,
+    Worker,
+    message,
+    tree,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class SerialEngine(Engine):
             for c in range(self.shards.clients)
         ]
 
-    def live(self, models: list[Tree], client: int) -> Tree:
+    def model_of(self, models: list[Tree], client: int) -> Tree:
         return models[client]
 
     def join(self, down: Tree, newcomers: int) -> list[Tree]:

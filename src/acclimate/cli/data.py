@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..experiment.record import Experiment
+    from ..experiment import Experiment
 
 data_app = typer.Typer(
     help="List data sets, check their files, picture what clients get.",
@@ -90,7 +90,7 @@ def preview(
 
 def _experiment(settings: list[str], config: Path | None) -> Experiment:
     """The one experiment that settings describe; those that differ in what is not pictured count as one."""
-    from ..experiment.record import ConfigError
+    from ..experiment import ConfigError
     from ..experiment.settings import expand, merged
 
     found = expand(merged(config, list(settings)))

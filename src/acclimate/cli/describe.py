@@ -19,8 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..eval.table import Table, percent
-from ..experiment import catalogue
-from ..experiment.record import ConfigError
+from ..experiment import ConfigError, catalogue
 from ..ops.places import data_root
 from ..version import __version__
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..core.adapter import Adapter
-    from ..experiment.record import Experiment
+    from ..experiment import Experiment
     from ..running.join import Architecture, Joined
 
 
@@ -55,7 +55,7 @@ def join(
 
 def chosen(experiment: Experiment, settings: list[str]) -> tuple[Adapter | None, Architecture | int | None]:
     """The adapter and the model that the settings name; None leaves the choice to `join`."""
-    from ..experiment.record import ConfigError
+    from ..experiment import ConfigError
 
     parts: dict[str, list[str]] = {"adapters": [], "model": []}
     for setting in settings:
@@ -71,7 +71,7 @@ def chosen(experiment: Experiment, settings: list[str]) -> tuple[Adapter | None,
 
 def _adapter(experiment: Experiment, settings: list[str]) -> Adapter | None:
     """The one adapter that the settings name."""
-    from ..experiment.record import ConfigError
+    from ..experiment import ConfigError
     from ..experiment.settings import expand
 
     if not settings:
@@ -84,7 +84,7 @@ def _adapter(experiment: Experiment, settings: list[str]) -> Adapter | None:
 
 def _model(experiment: Experiment, settings: list[str]) -> Architecture | int | None:
     """The one model that the settings name: a number among the federation's, or a record."""
-    from ..experiment.record import ConfigError
+    from ..experiment import ConfigError
     from ..experiment.settings import expand
 
     if not settings:

@@ -237,7 +237,7 @@ def _hint(error: Any) -> None:
     """Settings are not options: tell click's error how one is written, where an option bears its name."""
     from dataclasses import fields
 
-    from ..experiment.record import Experiment
+    from ..experiment import Experiment
 
     name = error.option_name.lstrip("-").partition(".")[0].replace("-", "_")
     if name in {f.name for f in fields(Experiment)}:

@@ -1,1 +1,81 @@
-"""The contract: what a method, an adapter, a message and a round are. Imports torch alone."""
+"""The contract, on torch and numpy alone: what methods, adapters, personalisers, filters and backends are made of.
+
+What is named here is public: a method or adapter needs one or two import lines. `check`, `fit`, `local`, `message`,
+`optim`, `rng`, `stream` and `tree` are the modules whose functions are called by their module's name.
+"""
+
+from . import check, fit, local, message, optim, rng, stream, tree
+from .adapter import Adapter, Predict
+from .backend import Backend, Engine, Fault, NonFinite, Reply
+from .filter import Arrived, Filter, Sender
+from .fit import Best, State
+from .hetero import Hetero, PublicTask, public_of
+from .local import Loss, Work, train
+from .message import Gather, Mean, Partial, Rule, Rules, Sum
+from .method import Method
+from .optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepDecay
+from .personal import Personalizer
+from .rng import Key
+from .shards import HostShards, Shards
+from .stream import Protocol
+from .task import Augment, Blend, Mode, Model, Out, Task
+from .tree import Scalar, Tree
+from .worker import Worker
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adapter",
+    "Arrived",
+    "Augment",
+    "Backend",
+    "Best",
+    "Blend",
+    "Constant",
+    "Cosine",
+    "Engine",
+    "Fault",
+    "Filter",
+    "Gather",
+    "Hetero",
+    "HostShards",
+    "Key",
+    "Loss",
+    "Mean",
+    "Method",
+    "Mode",
+    "Model",
+    "NonFinite",
+    "Optimizer",
+    "Out",
+    "Partial",
+    "Personalizer",
+    "Predict",
+    "Protocol",
+    "PublicTask",
+    "Reply",
+    "Rule",
+    "Rules",
+    "Scalar",
+    "Schedule",
+    "Sender",
+    "Shards",
+    "State",
+    "StepDecay",
+    "Sum",
+    "Task",
+    "Tree",
+    "Work",
+    "Worker",
+    "check",
+    "fit",
+    "local",
+    "message",
+    "optim",
+    "public_of",
+    "rng",
+    "stream",
+    "train",
+    "tree",
+]

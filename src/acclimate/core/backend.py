@@ -84,7 +84,7 @@ class Engine(ABC):
         """Every client's live model after personalisation: a handle for `serve`."""
 
     @abstractmethod
-    def live(self, models: Any, client: int) -> Tree:
+    def model_of(self, models: Any, client: int) -> Tree:
         """One client's live model out of the handle that `deploy` gave."""
 
     @abstractmethod
@@ -127,7 +127,7 @@ class Joint(ABC):
         """The same of clients that were not there for training, as many in every experiment."""
 
     @abstractmethod
-    def live(self, models: Any, client: int) -> Tree:
+    def model_of(self, models: Any, client: int) -> Tree:
         """One client's live model; clients are numbered through all experiments."""
 
     @abstractmethod

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import typing
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from types import UnionType
+from typing import Any, Literal
 
 
 def _fail(record: Any, field: str, allowed: str) -> None:
@@ -60,6 +63,26 @@ def one_of(record: Any, field: str, allowed: Sequence[Any]) -> None:
     """The field is one of the allowed values."""
     if getattr(record, field) not in allowed:
         _fail(record, field, "one of " + ", ".join(repr(a) for a in allowed))
+
+
+def choices(record: Any) -> None:
+    """Every field whose type is a `Literal`, or one or None, holds one of the values that the type names."""
+    kind: Any = type(record)
+    for field, allowed in _choices(kind).items():
+        one_of(record, field, allowed)
+
+
+@functools.cache
+def _choices(cls: Any) -> dict[str, tuple[Any, ...]]:
+    """The values that a record's `Literal` fields allow."""
+    out: dict[str, tuple[Any, ...]] = {}
+    for field, hint in typing.get_type_hints(cls).items():
+        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+        named = [o for o in options if typing.get_origin(o) is Literal]
+        if named and all(o in named or o is type(None) for o in options):
+            values = tuple(v for o in named for v in typing.get_args(o))
+            out[field] = values if len(named) == len(options) else (*values, None)
+    return out
 
 
 def steady(record: Any, *fields: str) -> None:

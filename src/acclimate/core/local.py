@@ -56,23 +56,23 @@ class Work:
         per_epoch = torch.div(n if self.drop_last else n + self.batch - 1, self.batch, rounding_mode="floor").clamp_min(
             1
         )
-        live = t < self.epochs * per_epoch if self.iterations is None else torch.ones_like(t, dtype=torch.bool)
-        return t, per_epoch, live
+        active = t < self.epochs * per_epoch if self.iterations is None else torch.ones_like(t, dtype=torch.bool)
+        return t, per_epoch, active
 
     def plan(self, data: Tree, key: rng.Key) -> tuple[Tensor, Tensor]:
         """Positions [steps, batch] among the client's own rows, and which steps are real (bool [steps])."""
         size, n = data["rows"].shape[-1], data["n"]
-        t, per_epoch, live = self.timeline(data)
+        t, per_epoch, active = self.timeline(data)
         passes = max(self.epochs if self.iterations is None else self.iterations, 1)
         orders = torch.stack([rng.order(rng.fold(key, "epoch", e), size, n) for e in range(passes)])
         slot = ((t % per_epoch) * self.batch)[:, None] + torch.arange(self.batch, device=n.device)
         epoch = torch.div(t, per_epoch, rounding_mode="floor").clamp_max(passes - 1)
-        return orders[epoch[:, None], slot % n], live
+        return orders[epoch[:, None], slot % n], active
 
     def travelled(self, opt: Optimizer, data: Tree) -> Tensor:
         """The sum of the learning rates of all real steps: the factor between summed gradients and the way walked."""
-        t, _, live = self.timeline(data)
-        return (opt.lr * opt.scale(data["round"], t) * live).sum()
+        t, _, active = self.timeline(data)
+        return (opt.lr * opt.scale(data["round"], t) * active).sum()
 
 
 def batch_of(data: Tree, positions: Tensor) -> Tree:
@@ -88,12 +88,12 @@ def train(
 
     Returns the new variables. The optimiser starts afresh.
     """
-    positions, live = work.plan(data, rng.fold(key, "plan"))
+    positions, active = work.plan(data, rng.fold(key, "plan"))
     params, frozen = vars["params"], {}
     if only is not None:
         params, frozen = tree.pick(params, only), tree.drop(params, only)
     buffers, state = vars["buffers"], opt.init(params)
-    clock = torch.arange(positions.shape[0], device=live.device)
+    clock = torch.arange(positions.shape[0], device=active.device)
     keys = rng.fold(key, "step", clock)
     for t in range(positions.shape[0]):
         batch = batch_of(data, positions[t])
@@ -107,7 +107,7 @@ def train(
         new_params, new_state = opt.update(grads, state, params, opt.scale(data["round"], clock[t]))
         if "ragged" in data:
             new_params, new_state, new_buffers = tree.where(
-                live[t], {"p": new_params, "s": new_state, "b": new_buffers}, {"p": params, "s": state, "b": buffers}
+                active[t], {"p": new_params, "s": new_state, "b": new_buffers}, {"p": params, "s": state, "b": buffers}
             ).values()
         params, state, buffers = new_params, new_state, new_buffers
     merged = {**frozen, **params}

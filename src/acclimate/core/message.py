@@ -77,7 +77,7 @@ def check_message(rules: Rules, up: Mapping[str, Any], who: str) -> None:
 
 def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = None) -> Partial:
     """Reduce messages with a leading client axis. `present` (bool per client) leaves out padding clients."""
-    live = torch.ones_like(clients, dtype=torch.float32) if present is None else present.to(torch.float32)
+    there = torch.ones_like(clients, dtype=torch.float32) if present is None else present.to(torch.float32)
 
     def total(x: Tensor, w: Tensor) -> Tensor:
         # where, not times: a padding client may hold anything, NaN included
@@ -89,11 +89,11 @@ def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = N
         if isinstance(rule, Gather):
             each[name] = ups[name]
             continue
-        weight = live
+        weight = there
         if isinstance(rule, Mean):
             if rule.by is not None:
                 given = ups[rule.by].to(torch.float32)
-                weight = given * live.reshape(live.shape + (1,) * (given.dim() - 1))
+                weight = given * there.reshape(there.shape + (1,) * (given.dim() - 1))
             weights[name] = weight.sum(0)
         sums[name] = tree.map(lambda x, w=weight: total(x, w), ups[name])
     return Partial(clients, sums, weights, each)

@@ -49,7 +49,7 @@ class Method:
         """The server's new state from the combined messages."""
         return {**server, "vars": tree.add(server["vars"], total["delta"])}
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         """What a client does with its labelled data when the last model has arrived, before it goes live.
 
         Its private state was made for the model of the round before; methods with a personal phase run it once more.

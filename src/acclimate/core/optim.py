@@ -24,7 +24,7 @@ class Schedule:
     per: Literal["round", "step"] = "round"
 
     def __post_init__(self) -> None:
-        check.one_of(self, "per", ("round", "step"))
+        check.choices(self)
 
     def factor(self, time: Tensor) -> Scalar:
         """What the learning rate is multiplied with at this time (0, 1, 2, ...)."""

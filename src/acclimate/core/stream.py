@@ -8,7 +8,6 @@ and leave the adapter's state untouched.
 from __future__ import annotations
 
 import math
-import typing
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -39,7 +38,7 @@ class Protocol:
 
     def __post_init__(self) -> None:
         check.at_least(self, "batch", 1)
-        check.one_of(self, "reset", typing.get_args(Reset))
+        check.choices(self)
         check.within(self, "collapse", 0.0, 1.0)
         if self.reset == "shift" and self.segment is None:
             raise ValueError("Protocol: reset='shift' needs a stream of segments, and this one has none")

@@ -100,7 +100,7 @@ class Worker:
     def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
         """The model that goes live, after the personaliser has seen the client's labelled training data."""
         key = self.key("personal", data["id"], like=data["id"])
-        mine = self.method.settle(self.task, down, mine, data, rng.fold(key, "settle"))
+        mine = self.method.finish_personal(self.task, down, mine, data, rng.fold(key, "settle"))
         model = self.method.deploy(self.task, down, mine)
         return personal.run(self.task, self.predict(), model, data, key)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.task import Augment
+from ..core import Augment, check, rng
 from ..ops.geometry import rotate
 from .partition import Dirichlet, Partition
 from .world import Examples, World

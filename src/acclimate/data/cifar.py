@@ -173,7 +173,7 @@ class CIFAR10_1(FileDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of(self, "version", ("v4", "v6"))
+        check.choices(self)
 
     def expected(self) -> dict[str, Any]:
         return dict(self.published[self.version])

@@ -129,7 +129,7 @@ class ImageNetVariant(FileDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of(self, "variant", tuple(_VARIANTS))
+        check.choices(self)
 
     def expected(self) -> dict[str, Any]:
         return {} if self.shared or self.classes_file else dict(self.published[self.variant])

@@ -130,7 +130,7 @@ class EMNIST(MNIST):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of(self, "subset", tuple(self.published))
+        check.choices(self)
 
     def _prefixes(self) -> tuple[str, str]:
         return f"emnist-{self.subset}-train", f"emnist-{self.subset}-test"

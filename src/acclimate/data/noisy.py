@@ -28,7 +28,7 @@ class Noisy(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of(self, "kind", ("gaussian", "laplace"))
+        check.choices(self)
         check.at_least(self, "s", 0.0)
         check.within(self, "p", 0.0, 1.0)
 

@@ -49,7 +49,7 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         check.positive(self, "alpha")
-        check.one_of(self, "sizes", ("equal", "natural"))
+        check.choices(self)
         check.at_least(self, "floor", 1)
 
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
@@ -92,7 +92,7 @@ class Pathological(Partition):
 
     def __post_init__(self) -> None:
         check.at_least(self, "classes_per_client", 1)
-        check.one_of(self, "shards", ("random", "in-order"))
+        check.choices(self)
 
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         enough(examples, clients)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.shards import Shards
+from ..core import Shards
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.tree import Tree
+from ..core import Tree
 from . import tsne
 
 MOST_VECTORS = 1000

@@ -13,8 +13,7 @@ from typing import Any, TypedDict
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import rng, tree
-from ..core.task import Task
+from ..core import Task, rng, tree
 
 
 class Fairness(TypedDict):

@@ -9,15 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import tree
-from ..core.adapter import Adapter
-from ..core.backend import Engine, Joint
-from ..core.fit import State
-from ..core.personal import Personalizer
-from ..core.shards import Shards
-from ..core.stream import Protocol
-from ..core.task import Task
-from ..core.worker import Worker
+from ..core import Adapter, Engine, Personalizer, Protocol, Shards, State, Task, Worker, tree
+from ..core.backend import Joint
 from .analysis import Traces, flat
 from .table import Refused, Row, Table
 
@@ -64,7 +57,7 @@ def evaluate(
     for round, selections, server, mine in _selected(state):
         down = worker.method.download(worker.task, server)
         models = engine.deploy(down, mine, personal)
-        served, refused = _served(worker.task, engine.live(models, 0), adapters, names)
+        served, refused = _served(worker.task, engine.model_of(models, 0), adapters, names)
         for adapter_name, adapter in served.items():
             for stream_name, test in streams.items():
                 trace = traces is not None and "last" in selections
@@ -146,7 +139,7 @@ def evaluate_together(
         picked = [own[min(turn, len(own) - 1)] for own in chosen]
         downs = joint.downloads([server for _, _, server, _ in picked])
         models = joint.deploy(downs, [mine for *_, mine in picked], personal)
-        served, refused = _served(task, joint.live(models, 0), adapters, trained[0].names)
+        served, refused = _served(task, joint.model_of(models, 0), adapters, trained[0].names)
         for name, adapter in served.items():
             for stream, test in trained[0].streams.items():
                 live = joint.join(downs, test.shards.clients) if test.new else models
@@ -173,7 +166,7 @@ def stream_accuracy(
     """
     down = worker.method.download(worker.task, state.server)
     models = engine.deploy(down, state.mine, personal)
-    model = engine.live(models, 0)
+    model = engine.model_of(models, 0)
     name = next((name for name, a in adapters.items() if a.refusal(worker.task, model) is None), None)
     if name is None:
         return {}

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
-from ..core import optim
-from ..core.adapter import Adapter
-from ..core.backend import Backend
-from ..core.filter import Filter
-from ..core.method import Method
-from ..core.personal import Personalizer
-from ..core.task import Augment, Model
+from ..core import Adapter, Augment, Backend, Filter, Method, Model, Personalizer, optim
 from ..ops.augment import FlipCrop
 from ..ops.hashing import fingerprint
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.method import Method
-from ..core.personal import Personalizer
+from ..core import Method, Personalizer
 from . import catalogue
 from .catalogue import nearest
-from .record import ConfigError, Experiment
+from .encoding import ConfigError
+from .record import Experiment
 
 
 class NoSuchField(ConfigError):

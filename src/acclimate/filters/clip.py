@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core import check, rng
-from ..core.filter import Filter, Sender
-from ..core.message import Rules
-from ..core.tree import Tree
+from ..core import Filter, Rules, Sender, Tree, check, rng
 from .groups import chosen, clipped, unknown
 
 

@@ -14,10 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..core import rng
-from ..core.filter import Filter, Sender
-from ..core.message import Rules
-from ..core.tree import Tree
+from ..core import Filter, Rules, Sender, Tree, rng
 from .groups import map_keyed, unknown
 
 

@@ -24,10 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.filter import Arrived, Filter, Sender
-from ..core.message import Gather, Mean, Rules
-from ..core.tree import Tree
+from ..core import Arrived, Filter, Gather, Mean, Rules, Sender, Tree, check, rng, tree
 from . import accounting
 from .accounting import Accountant
 from .groups import clipped, map_keyed
@@ -62,7 +59,7 @@ class _Gaussian(Filter):
         check.positive(self, "noise")
         if not 0 < self.delta < 1:
             raise ValueError(f"{type(self).__name__}: delta={self.delta!r} must be above 0 and below 1")
-        check.one_of(self, "accountant", ("rdp", "pld"))
+        check.choices(self)
 
     def refusal(self, rules: Rules) -> str | None:
         for group, rule in rules.items():

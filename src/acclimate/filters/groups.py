@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import rng, tree
-from ..core.message import Rules
-from ..core.tree import Tree
+from ..core import Rules, Tree, rng, tree
 
 
 def unknown(groups: Iterable[str], rules: Rules) -> str | None:

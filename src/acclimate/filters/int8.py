@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.tree import Tree
+from ..core import Tree, check, rng
 from .codec import Codec
 
 
@@ -23,7 +22,7 @@ class Int8(Codec):
     """Stochastic rounding is right on average; nearest has half the error but may be off in one direction."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "rounding", ("stochastic", "nearest"))
+        check.choices(self)
 
     def encode(self, x: Tensor, key: rng.Key) -> Tree | Tensor:
         if x.numel() * x.element_size() <= x.numel() + 4:  # a scalar would grow

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import check, tree
-from ..core.tree import Tree
+from ..core import Tree, check, tree
 from .groups import floats
 from .robust import Robust, masked_mean, real, wide
 

@@ -21,10 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.filter import Arrived, Filter, Sender
-from ..core.message import Rules, Sum
-from ..core.tree import Tree
+from ..core import Arrived, Filter, Rules, Sender, Sum, Tree, check, rng, tree
 from . import chacha, sums
 from .secret import secret_key
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import tree
-from ..core.tree import Tree
+from ..core import Tree, tree
 from .robust import Robust, ranked, real
 
 

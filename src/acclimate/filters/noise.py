@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.filter import Filter, Sender
-from ..core.message import Rules
-from ..core.tree import Tree
+from ..core import Filter, Rules, Sender, Tree, check, rng
 from ..ops.noise import Kind, perturbed
 from .groups import chosen, map_keyed, unknown
 
@@ -31,7 +28,7 @@ class Noise(Filter):
     """The groups that get noise; none named: all. Integers (counts) are sent as they are."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "kind", ("gaussian", "laplace"))
+        check.choices(self)
         check.at_least(self, "s", 0.0)
         check.within(self, "p", 0.0, 1.0)
 

@@ -16,10 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import rng, tree
-from ..core.filter import Arrived, Filter
-from ..core.message import Gather, Mean, Rules, Sum
-from ..core.tree import Tree
+from ..core import Arrived, Filter, Gather, Mean, Rules, Sum, Tree, rng, tree
 
 
 @dataclass(frozen=True)

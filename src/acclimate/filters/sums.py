@@ -9,10 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core import message, tree
-from ..core.filter import Arrived
-from ..core.message import Mean, Partial, Rules, Sum
-from ..core.tree import Tree
+from ..core import Arrived, Mean, Partial, Rules, Sum, Tree, message, tree
 
 
 def refusal(rules: Rules) -> str | None:

@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import rng
-from ..core.tree import Tree
+from ..core import Tree, rng
 from .codec import Codec
 
 

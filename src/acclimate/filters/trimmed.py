@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import check, tree
-from ..core.tree import Tree
+from ..core import Tree, check, tree
 from .robust import Robust, masked_mean, ranked, real
 
 

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..core import tree
-from ..experiment.record import loads
+from ..experiment import loads
 from .records import dressed, flat_of, pack, skeleton, unpack
 from .site import Place, Site
 from .vault import Memory, Vault, safe

@@ -29,7 +29,7 @@ def deploy(
     chosen = state.best if selection == "validation" and state.best is not None else state
     down = fit.worker.method.download(fit.worker.task, chosen.server)
     models = engine.deploy(down, chosen.mine, fit.experiment.personal)
-    if reason := named[name].refusal(fit.worker.task, engine.live(models, 0)):
+    if reason := named[name].refusal(fit.worker.task, engine.model_of(models, 0)):
         raise ValueError(f"adapter '{name}' cannot serve this model: {reason}")
     card = {"round": chosen.round, "selection": selection, "adapter": name, "label": fit.experiment.label}
     clients = list(range(fit.world.clients))

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import store
 from ..backends.flower.engine import Flower
-from ..core.fit import State
+from ..core import State
 from ..running import run as api
 from ..running.watch import Watch
 from .folder import quoted

@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 
 from ..backends.flower.nodes import Answer, Ask
 from ..backends.flower.protocol import brief
-from ..core.tree import Tree
-from ..experiment.record import encode
+from ..core import Tree
+from ..experiment import encode
 from .records import pack, parcels, size
 
 POLL_SECONDS = 0.2

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ..backends.flower.nodes import Parcel, nested
 from ..backends.flower.protocol import KINDS, checked
-from ..core import tree
-from ..core.tree import Tree
+from ..core import Tree, tree
 
 WORDS = "words"
 

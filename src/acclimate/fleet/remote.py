@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ..backends.flower.nodes import Answer, Ask, FleetError, Link, stream_name
-from ..core import rng
-from ..core.shards import Shards
+from ..core import Shards, rng
 from ..data import Dataset, World
 from ..data.world import Examples
 

@@ -22,9 +22,8 @@ from safetensors import safe_open
 from .. import store
 from ..backends.flower.engine import Flower
 from ..backends.flower.nodes import LINK
-from ..core.fit import State
-from ..core.tree import Tree
-from ..experiment.record import Experiment, dumps
+from ..core import State, Tree
+from ..experiment import Experiment, dumps
 from ..experiment.settings import expand
 from ..running import run as api
 from ..running.watch import Watch

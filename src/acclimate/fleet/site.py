@@ -12,13 +12,9 @@ from typing import Any
 import torch
 
 from ..backends.flower.nodes import stream_name
-from ..core import tree
-from ..core.shards import Shards
-from ..core.task import Task
-from ..core.tree import Tree
-from ..core.worker import Worker
+from ..core import Shards, Task, Tree, Worker, tree
 from ..data import FileDataset, World
-from ..experiment.record import Experiment, decode
+from ..experiment import Experiment, decode
 from ..running import run as api
 from ..version import __version__
 from .remote import VALIDATION, card_of

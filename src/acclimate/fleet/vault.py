@@ -14,8 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from ..core import tree
-from ..core.tree import Tree
+from ..core import Tree, tree
 from ..store import write
 from .records import dressed, skeleton
 

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Gather, Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import own_share
 from ..ops.losses import local_risk
 

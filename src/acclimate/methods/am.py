@@ -19,13 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import fourier
 
 
@@ -44,7 +38,7 @@ class AM(Method):
     def __post_init__(self) -> None:
         check.within(self, "strength", 0.0, 1.0)
         check.within(self, "chance", 0.0, 1.0)
-        check.one_of(self, "partner", ("batch", "clients"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

@@ -25,13 +25,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.local import Work, batch_of, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Scalar, Tree
+from ..core import SGD, Method, Optimizer, Rules, Scalar, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core.local import batch_of
 from ..ops.counting import mean_by
 
 
@@ -55,7 +50,7 @@ class APFL(Method):
 
     def __post_init__(self) -> None:
         check.within(self, "alpha", 0.0, 1.0)
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

@@ -19,13 +19,7 @@ from typing import Literal
 
 import torch
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import mean_by
 from ..ops.losses import proximal
 
@@ -44,7 +38,7 @@ class Ditto(Method):
 
     def __post_init__(self) -> None:
         check.at_least(self, "lam", 0.0)
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

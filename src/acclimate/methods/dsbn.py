@@ -15,12 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core import rng, tree
-from ..core.local import Work, train
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Task, Tree, Work, rng, train, tree
 from ..ops.private import merge, private, shared
 
 

@@ -22,13 +22,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Gather, Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Gather, Loss, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import fourier
 
 

@@ -20,13 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import nets
 from ..ops.counting import mean_by
 from ..ops.joint import joined, model_of
@@ -53,7 +47,7 @@ class FedADG(Method):
         check.within(self, "weight", 0.0, 1.0)
         check.at_least(self, "noise", 1)
         check.at_least(self, "hidden", 1)
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

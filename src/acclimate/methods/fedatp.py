@@ -19,14 +19,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.adapter import Predict
-from ..core.local import Work, batch_of, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Mode, Out, Task
-from ..core.tree import Tree
+from ..core import (
+    SGD,
+    Mean,
+    Method,
+    Mode,
+    Optimizer,
+    Out,
+    Predict,
+    Rules,
+    Sum,
+    Task,
+    Tree,
+    Work,
+    check,
+    rng,
+    train,
+    tree,
+)
+from ..core.local import batch_of
 from ..ops.atp import directions, moved, slopes
 
 
@@ -90,9 +101,9 @@ class FedATP(Method):
         def predict(model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
             return self.predict(task, model, x, mode, key)
 
-        positions, live = self.rate_work.plan(data, key)
+        positions, active = self.rate_work.plan(data, key)
         for t in range(positions.shape[0]):
-            rates = tree.where(live[t], self._risen(task, predict, vars, rates, batch_of(data, positions[t])), rates)
+            rates = tree.where(active[t], self._risen(task, predict, vars, rates, batch_of(data, positions[t])), rates)
         return rates
 
     def _risen(self, task: Task, predict: Predict, vars: Tree, rates: Tree, batch: Tree) -> Tree:

@@ -12,13 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.losses import local_loss
 from ..ops.private import merge, private, shared
 
@@ -38,7 +32,7 @@ class FedAvg(Method):
     """Whether the local loss is balanced softmax instead of cross-entropy."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
         check.steady(self, "server_opt")
 
     @property

@@ -20,13 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, rng, train, tree
 from ..ops.losses import class_counts
 
 

@@ -6,9 +6,10 @@
 - The server averages encoders by their number of samples. As printed, Eq. 4 divides the weighted mean by the number of
   clients once more, which would shrink the model in every round: a slip; here the weights sum to one.
 - Classifier (the head): trained with cross-entropy on the frozen received encoder and averaged along with it, then
-  personalised when the last encoder has arrived (`settle`). The paper trains it after the encoder, for an unnamed
-  number of rounds: `encoder_rounds` freezes the encoder from that round on. By default both are trained in every
-  round, which sends the same and costs no further rounds; no gradient of the classifier reaches the encoder either way.
+  personalised when the last encoder has arrived (`finish_personal`). The paper trains it after the encoder, for an
+  unnamed number of rounds: `encoder_rounds` freezes the encoder from that round on. By default both are trained in
+  every round, which sends the same and costs no further rounds; no gradient of the classifier reaches the
+  encoder either way.
 
 `labels=False` is FedICON-us: the encoder sees no labels, every sample is its own class. Table 8 is `extract` (False:
 cross-entropy for the whole model), `share` (False: nothing is sent), and the adapter ICON or none. With
@@ -23,13 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import requirements
 from ..ops.contrast import contrastive
 from ..ops.counting import mean_by
@@ -67,7 +62,7 @@ class FedICON(Method):
 
     def __post_init__(self) -> None:
         check.positive(self, "temperature")
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
         if self.encoder_rounds is not None:
             check.at_least(self, "encoder_rounds", 0)
 
@@ -98,7 +93,7 @@ class FedICON(Method):
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         return super().server(task, server, total, key) if self.share else server
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         if not self.extract:
             return mine
         vars = (down if self.share else mine)["vars"]

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Rules, Sum, Task, Tree, Work, rng, train, tree
 
 
 @dataclass(frozen=True)
@@ -53,10 +47,10 @@ class FedNova(Method):
 
 def walked(opt: SGD, work: Work, data: Tree) -> Tensor:
     """|a|_1: how many times its learning rate a client walks along a gradient that never changes."""
-    t, _, live = work.timeline(data)
+    t, _, active = work.timeline(data)
     pull = torch.ones_like(t, dtype=torch.float32)
     if opt.momentum:
         before = opt.momentum ** (t.to(torch.float32) + 1)
         pull = (1 - before) / (1 - opt.momentum) if opt.momentum < 1 else t + 1.0
         pull = 1 + opt.momentum * pull if opt.nesterov else pull
-    return (pull * opt.scale(data["round"], t) * live).sum()
+    return (pull * opt.scale(data["round"], t) * active).sum()

@@ -27,13 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Gather, Rules
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Mode, Out, Task
-from ..core.tree import Tree
+from ..core import SGD, Gather, Loss, Method, Mode, Optimizer, Out, Rules, Task, Tree, Work, check, rng, train, tree
 from ..ops.heads import features_of
 from ..ops.prototypes import class_means, padded, pooled, prototype_loss, similarities, supervised_contrast
 
@@ -60,9 +54,7 @@ class FedPCL(Method):
     def __post_init__(self) -> None:
         check.positive(self, "tau")
         check.at_least(self, "distance", 0.0)
-        check.one_of(self, "prototypes", ("both", "global", "local"))
-        check.one_of(self, "loss", ("prototypes", "ce", "ce+distance", "supcon"))
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:
@@ -94,11 +86,11 @@ class FedPCL(Method):
         vars = train(self.objective(task, down), mine["vars"], data, self.opt, self.work, key)
         if self.variant == "paper":  # without prototypes there is no loss; weight decay alone would still move weights
             vars = tree.where(self._has_loss(down), vars, mine["vars"])
-        mine = self.settle(task, down, {**mine, "vars": vars}, data, key)
+        mine = self.finish_personal(task, down, {**mine, "vars": vars}, data, key)
         counts = mine["counts"].to(torch.int64)  # whole numbers are book-keeping, floating-point ones parameters
         return {"prototypes": mine["prototypes"], "counts": counts, "id": data["id"]}, mine
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         z = F.normalize(features_of(task, mine["vars"], data), dim=-1)
         own, counts = class_means(z, data["y"][data["rows"]], data["n"], task.num_classes)
         return {**mine, "prototypes": own, "counts": counts}

@@ -18,13 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Mode, Out, Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Rules, Sum, Task, Tree, Work, check, rng, train
 from ..ops.heads import features_of
 from ..ops.prototypes import class_means
 
@@ -42,7 +36,7 @@ class FedProto(Method):
 
     def __post_init__(self) -> None:
         check.at_least(self, "weight", 0.0)
-        check.one_of(self, "inference", ("prototypes", "head"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

@@ -3,7 +3,7 @@
 - Head (private, never sent): `head_work` on the frozen received body. Its features are then fixed, so they are
   computed once, with running batch statistics and without augmentation.
 - Body: `work` under the new, frozen head; the difference is averaged.
-- `settle` fits the head to the last body once more, as Algorithm 1 would at the start of the next round.
+- `finish_personal` fits the head to the last body once more, as Algorithm 1 would at the start of the next round.
 
 The paper's experiments take ten head epochs, then one body epoch, or five, depending on the data; one is the default
 here, and FedTHE's budget is `work=Work(epochs=5)`. FedTHE's released code trains both phases equally long, sends the
@@ -15,13 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import mean_by
 from ..ops.heads import features_of, fit_head, head_of, named
 from ..ops.private import merge, private, shared
@@ -40,7 +34,7 @@ class FedRep(Method):
     """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:
@@ -57,7 +51,7 @@ class FedRep(Method):
         w = train(task.loss, merge(down["vars"], mine["vars"]), data, self.opt, self.work, key, only=task.body)
         return {"delta": tree.sub(shared(w, task.head), down["vars"]), "n": data["n"]}, mine
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         return self._fit(task, down, mine, data, key)
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:

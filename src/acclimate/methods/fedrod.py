@@ -8,7 +8,7 @@ Two predictors on one body, trained in the same local steps:
 
 The client predicts with the sum. The personal head is linear; the paper's variant whose personal heads come from a
 hypernetwork is left out. It starts at zero: a client that never trained one predicts with the generic head, as the
-paper lets new clients do. `settle` fits the personal head to the last body and generic head, both frozen, for
+paper lets new clients do. `finish_personal` fits the personal head to the last body and generic head, both frozen, for
 `personal_work`.
 
 `variant="released"` ends as FedTHE's released code does: after the last model has arrived, body and both heads take
@@ -25,13 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Mode, Out, Task
-from ..core.tree import Tree
+from ..core import SGD, Loss, Method, Mode, Optimizer, Out, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import mean_by
 from ..ops.heads import features_of, head_of, linear, on_features
 from ..ops.joint import joined, model_of
@@ -53,8 +47,7 @@ class FedRoD(Method):
     """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "variant", ("paper", "released"))
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:
@@ -67,7 +60,7 @@ class FedRoD(Method):
         w, head = self._both(task, down["vars"], mine["head"], data, self.work, key)
         return {"delta": tree.sub(w, down["vars"]), "n": data["n"]}, {"head": head}
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         vars = down["vars"]
         if self.variant == "released":
             tuned, head = self._both(task, vars, mine["head"], data, self.personal_work, key)

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, rng, train, tree
 from ..ops.sharpness import sharp
 
 

@@ -18,12 +18,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, rng, train, tree
 from ..ops.reorder import mixed, restyled
 
 
@@ -38,7 +33,7 @@ class FedSPL(Method):
     variant: Literal["paper", "released"] = "paper"
 
     def __post_init__(self) -> None:
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         places = task.places(self.after) if self.after else task.stages[:2]

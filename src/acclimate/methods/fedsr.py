@@ -18,13 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import nets
 from ..ops.counting import mean_by
 from ..ops.heads import head_of, linear
@@ -47,7 +41,7 @@ class FedSR(Method):
     def __post_init__(self) -> None:
         check.at_least(self, "l2", 0.0)
         check.at_least(self, "cmi", 0.0)
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

@@ -4,8 +4,8 @@
 - The personal head is trained with cross-entropy on the frozen, unadapted body received from the server; it stays.
 - The local descriptor h^l is the mean feature of the client's training data under the received body; it is sent, and
   the server averages them into the global descriptor h^g, which comes back with the next model.
-- When the last model has arrived, the personal phase runs once more on it (`settle`): what is deployed is what a client
-  would hold in the next round.
+- When the last model has arrived, the personal phase runs once more on it (`finish_personal`): what is deployed
+  is what a client would hold in the next round.
 
 Differs from the released code: clients count by their examples (there: uniformly, `weights="uniform"`), and personal
 heads and descriptors see plain images (there: augmented ones, with the body in train mode).
@@ -18,13 +18,7 @@ from typing import Literal
 
 import torch
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import mean_by
 from ..ops.heads import features_of, fit_head, head_of, mean_feature
 from ..ops.losses import local_loss
@@ -45,7 +39,7 @@ class FedTHE(Method):
     """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:
@@ -62,7 +56,7 @@ class FedTHE(Method):
         return server
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        mine = self.settle(task, down, mine, data, key)
+        mine = self.finish_personal(task, down, mine, data, key)
         loss = local_loss(task, data, self.balanced)
         w = train(loss, down["vars"], data, self.opt, self.work, rng.fold(key, "global"))
         delta = tree.sub(w, down["vars"])
@@ -71,7 +65,7 @@ class FedTHE(Method):
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         return {"vars": tree.add(server["vars"], total["delta"]), "descriptor": total["descriptor"]}
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         features = features_of(task, down["vars"], data)
         head = fit_head(mine["head"], features, data, self.head_opt, self.head_work, rng.fold(key, "personal"))
         return {"head": head, "descriptor": mean_feature(features, data["n"])}

@@ -23,13 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import nets
 from ..ops.counting import mean_by
 from ..ops.joint import joined, model_of
@@ -60,8 +54,7 @@ class FedTTA(Method):
     def __post_init__(self) -> None:
         check.at_least(self, "inner_lr", 0.0)
         check.at_least(self, "mu", 0.0)
-        check.one_of(self, "order", ("first", "second"))
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"FedTTA: hidden={self.hidden!r} must be widths of at least 1")
 

@@ -1,9 +1,9 @@
 """FedTTT: FedAvg trained for TTT. Sun et al., ICML 2020, Eq. 2: the loss adds a self-supervised one (by how many
 quarter turns was an image rotated?) on the features that both tasks share.
 
-The rotation head is private to the client, as in FedTHE's released baseline. When the last model has arrived, `settle`
-trains body, head and rotation head jointly for `personal_work`: the personal model that the adapter TTT then tunes, as
-FedTHE tests it. `personal_work.epochs=0` deploys the federated model instead.
+The rotation head is private to the client, as in FedTHE's released baseline. When the last model has arrived,
+`finish_personal` trains body, head and rotation head jointly for `personal_work`: the personal model that the
+adapter TTT then tunes, as FedTHE tests it. `personal_work.epochs=0` deploys the federated model instead.
 
 An image is turned after its augmentation (a mirrored quarter turn would carry the wrong label), each by a random number
 of turns. The turned pass has its own batch statistics and no dropout, and running statistics are those of the upright
@@ -19,13 +19,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import nets, requirements
 from ..ops.counting import mean_by
 from ..ops.heads import linear
@@ -48,7 +42,7 @@ class FedTTT(Method):
 
     def __post_init__(self) -> None:
         check.at_least(self, "weight", 0.0)
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:
@@ -66,7 +60,7 @@ class FedTTT(Method):
         w, rotation = self._jointly(task, down["vars"], mine["rotation"], data, self.work, key)
         return {"delta": tree.sub(w, down["vars"]), "n": data["n"]}, {"rotation": rotation}
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         w, rotation = self._jointly(task, down["vars"], mine["rotation"], data, self.personal_work, key)
         return {"rotation": rotation, "vars": w}
 

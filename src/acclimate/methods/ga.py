@@ -20,13 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Gather, Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import own_share
 from ..ops.losses import local_risk
 
@@ -46,7 +40,7 @@ class GA(Method):
     def __post_init__(self) -> None:
         check.within(self, "step", 0.0, 1.0)
         check.at_least(self, "rounds", 1)
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

@@ -17,13 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import mean_by
 
 
@@ -42,7 +36,7 @@ class GMA(Method):
     def __post_init__(self) -> None:
         check.within(self, "tau", 0.0, 1.0)
         check.positive(self, "server_lr")
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:

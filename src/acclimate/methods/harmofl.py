@@ -17,13 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Mode, Out, Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops import fourier
 from ..ops.sharpness import sharp
 

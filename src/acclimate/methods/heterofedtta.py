@@ -30,13 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.hetero import Hetero, public_of
-from ..core.local import Loss, Work, train
-from ..core.message import Mean, Rules
-from ..core.optim import SGD, Optimizer
-from ..core.task import Out, Task
-from ..core.tree import Tree
+from ..core import SGD, Hetero, Loss, Mean, Optimizer, Out, Rules, Task, Tree, Work, check, public_of, rng, train, tree
 from ..ops import nets
 from ..ops.joint import joined, model_of
 from ..ops.learned import learned_loss
@@ -76,8 +70,7 @@ class HeteroFedTTA(Hetero):
             check.at_least(self, name, 0)
         check.at_least(self, "depth", 1)
         check.at_least(self, "digest_batch", 1)
-        check.one_of(self, "order", ("first", "second"))
-        check.one_of(self, "kl", ("student", "teacher"))
+        check.choices(self)
         if not self.widths or min(self.widths) < 1:
             raise ValueError(f"HeteroFedTTA: widths={self.widths!r} must name at least one width of at least 1")
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core import rng
-from ..core.local import Work, train
-from ..core.message import Rules
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Rules, Task, Tree, Work, rng, train
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.local import Work, clip, train
-from ..core.message import Gather, Mean, Rules
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
+from ..core.local import clip
 from ..ops import hyper, nets
 from ..ops.real import real_rows
 
@@ -103,7 +98,7 @@ class ODPFL(Method):
         new["description"] = total["description"].mean(0)
         return {name: new[name] for name in server}
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         x, real = self._sampled(data)
         return {"description": hyper.describe(down["encoder"], task, x, real)}
 

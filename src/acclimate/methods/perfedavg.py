@@ -4,7 +4,8 @@
   gradient and Hessian of the client's loss on a batch. A step draws 3 x `work.batch` examples and cuts them into the
   batches D, D' and D'', which are disjoint where the client holds that many; beta is the learning rate of `opt`.
 - The server averages the clients' models, every client counting as one.
-- `settle` personalises the last model by `steps` inner steps; a client that has no labelled data deploys it as it is.
+- `finish_personal` personalises the last model by `steps` inner steps; a client without
+  labelled data deploys it as it is.
 
 `order="second"` takes the product of Hessian and gradient exactly, by differentiating through the inner step; the paper
 estimates it by a difference of gradients (HF). `order="first"` leaves the Hessian out (FO), and D'' with it. Batch
@@ -19,13 +20,7 @@ from typing import Literal
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, train
-from ..core.message import Mean, Rules
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Loss, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ class PerFedAvg(Method):
 
     def __post_init__(self) -> None:
         check.at_least(self, "alpha", 0.0)
-        check.one_of(self, "order", ("first", "second"))
+        check.choices(self)
         check.at_least(self, "steps", 0)
 
     @property
@@ -82,7 +77,7 @@ class PerFedAvg(Method):
         stepped: Tree = tree.add(vars["params"], gradient, -self.alpha)
         return stepped
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         if not (self.steps and self.alpha):
             return mine
         work = replace(self.work, iterations=self.steps)

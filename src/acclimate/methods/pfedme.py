@@ -4,7 +4,7 @@
   steps of `opt`; then the client's copy of the common model follows, w <- w - eta lam (w - theta).
 - theta starts a round at the received w, and each local step where the last one ended, as in the published code.
 - The server takes (1 - beta) of the old model and `beta` of the mean over clients, each counting as one.
-- What is deployed is theta; `settle` makes it for the last model. Batch statistics follow theta.
+- What is deployed is theta; `finish_personal` makes it for the last model. Batch statistics follow theta.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import check, rng, tree
-from ..core.local import Loss, Work, batch_of
-from ..core.message import Mean, Rules
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Loss, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, tree
+from ..core.local import batch_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class PFedMe(Method):
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         return {"vars": tree.add(server["vars"], total["delta"], self.beta)}
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         return {"vars": self.round(task.loss, down["vars"], data, key)[1]}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
@@ -68,9 +63,11 @@ class PFedMe(Method):
 
     def round(self, loss: Loss, start: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         """One client's round: the common model that it returns, and its personal one."""
-        positions, live = self.work.plan(data, rng.fold(key, "plan"))
-        clock = torch.arange(positions.shape[0], device=live.device)
-        keys = rng.fold(rng.fold(key, "step", clock)[:, None], "personal", torch.arange(self.steps, device=live.device))
+        positions, active = self.work.plan(data, rng.fold(key, "plan"))
+        clock = torch.arange(positions.shape[0], device=active.device)
+        keys = rng.fold(
+            rng.fold(key, "step", clock)[:, None], "personal", torch.arange(self.steps, device=active.device)
+        )
         common, personal, state = start, start, self.opt.init(start["params"])
         for t in range(positions.shape[0]):
             batch = batch_of(data, positions[t])
@@ -79,7 +76,7 @@ class PFedMe(Method):
             moved = {"params": tree.add(common["params"], follow, self.eta * self.lam), "buffers": near["buffers"]}
             new = {"w": moved, "theta": near, "state": new_state}
             if "ragged" in data:
-                new = tree.where(live[t], new, {"w": common, "theta": personal, "state": state})
+                new = tree.where(active[t], new, {"w": common, "theta": personal, "state": state})
             common, personal, state = new["w"], new["theta"], new["state"]
         return common, personal
 

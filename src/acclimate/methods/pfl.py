@@ -18,13 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Gather, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Gather, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 from ..ops.counting import mean_by
 from ..ops.private import merge, private, shared
 
@@ -41,8 +35,7 @@ class PFL(Method):
     """Whether a client counts by its number of examples or as one in the mean of the bodies."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "joins", ("sampled", "ensemble"))
-        check.one_of(self, "weights", ("samples", "uniform"))
+        check.choices(self)
 
     @property
     def uplink(self) -> Rules:
@@ -79,7 +72,7 @@ class PFL(Method):
         seen = server["seen"].index_fill(0, total["id"], 1.0)
         return {"vars": tree.add(server["vars"], total["delta"]), "heads": heads, "seen": seen}
 
-    def settle(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+    def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
         return {**mine, "own": torch.ones_like(data["n"])}  # who comes here took part in training
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:

@@ -19,12 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.method import Method
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, rng, train, tree
 from ..ops.heads import head_of, linear
 
 

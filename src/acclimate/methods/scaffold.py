@@ -12,13 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import check, rng, tree
-from ..core.local import Work, train
-from ..core.message import Mean, Rules, Sum
-from ..core.method import Method
-from ..core.optim import SGD
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Mean, Method, Rules, Sum, Task, Tree, Work, check, rng, train, tree
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class CNN:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check.one_of(self, "norm", ("none", "batch", "group"))
+        check.choices(self)
         check.at_least(self, "hidden", 1)
         check.at_least(self, "kernel", 1)
         check.at_least(self, "groups", 1)

@@ -23,9 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 
-from ..core import check, rng
-from ..core.task import Model, Task
-from ..core.tree import Tree
+from ..core import Model, Task, Tree, check, rng
 from ..ops.hashing import SCALARS, fingerprint
 from . import encoders
 from .encoders import Encoder, column
@@ -51,8 +49,7 @@ class Projection:
 
     def __post_init__(self) -> None:
         check.at_least(self, "width", 1)
-        check.one_of(self, "norm", ("none", "batch"))
-        check.one_of(self, "head", ("linear", "released"))
+        check.choices(self)
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for vectors of this length."""

@@ -8,8 +8,7 @@ from typing import Literal, NoReturn
 
 from torch import nn
 
-from ..core import check, rng
-from ..core.task import Model
+from ..core import Model, check, rng
 from .cnn import CNN
 
 SMALL, MEDIUM, BIG = (CNN(widths=widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))
@@ -29,7 +28,7 @@ class Mixed:
     """Who gets which: drawn with equal probability by the seed, or client c the model c modulo their number."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "assign", ("random", "turns"))
+        check.choices(self)
         if not self.models or any(isinstance(m, Mixed) for m in self.models):
             raise ValueError(f"Mixed: models={self.models!r} must name at least one model, and no other Mixed")
 

@@ -21,7 +21,7 @@ class MLP:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check.one_of(self, "norm", ("none", "batch", "group"))
+        check.choices(self)
         check.at_least(self, "groups", 1)
         check.within(self, "dropout", 0.0, 0.999)
         if not self.hidden or min(self.hidden) < 1:

@@ -27,7 +27,7 @@ class ResNet20:
     """A checkpoint to start from (models/checkpoints.py). A classifier for other classes starts afresh."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "norm", ("none", "batch", "group"))
+        check.choices(self)
         check.positive(self, "width")
         check.at_least(self, "groups", 1)
 

@@ -27,8 +27,7 @@ class ResNet:
     """A checkpoint to start from (models/checkpoints.py). A classifier for other classes starts afresh."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "depth", (18, 50))
-        check.one_of(self, "stem", ("imagenet", "small"))
+        check.choices(self)
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""

@@ -57,7 +57,7 @@ class VGG11:
 
 def _check(spec: AlexNet | VGG11) -> None:
     check.at_least(spec, "hidden", 1)
-    check.one_of(spec, "norm", ("none", "batch", "group"))
+    check.choices(spec)
     check.within(spec, "dropout", 0.0, 0.999)
 
 

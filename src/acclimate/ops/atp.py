@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from torch.func import grad
 
-from ..core import tree
-from ..core.adapter import Predict
-from ..core.tree import Tree
+from ..core import Predict, Tree, tree
 from .live import with_params
 from .losses import entropy
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core.message import Mean
+from ..core import Mean
 
 
 def mean_by(weights: Literal["samples", "uniform"]) -> Mean:

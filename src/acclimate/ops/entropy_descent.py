@@ -8,10 +8,7 @@ from typing import Literal
 from torch import Tensor
 from torch.func import grad
 
-from ..core import tree
-from ..core.adapter import Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Predict, Task, Tree, tree
 from .live import with_params
 from .losses import entropy
 

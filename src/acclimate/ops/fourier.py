@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Task, Tree
 from . import requirements
 from .real import real_rows
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.local import Work, train
-from ..core.optim import Optimizer
-from ..core.rng import Key
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Key, Optimizer, Task, Tree, Work, train
 from .real import mean_of, real_rows
 
 

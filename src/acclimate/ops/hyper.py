@@ -7,9 +7,7 @@ import math
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..core import rng, tree
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Task, Tree, rng, tree
 from . import nets
 from .heads import linear
 from .real import mean_of

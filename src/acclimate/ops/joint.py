@@ -5,7 +5,7 @@ Their parameters are groups: the model's under a name, the others' beside it. Bu
 
 from __future__ import annotations
 
-from ..core.tree import Tree
+from ..core import Tree
 
 
 def joined(vars: Tree, others: Tree, name: str = "model") -> Tree:

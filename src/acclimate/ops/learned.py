@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.tree import Tree
+from ..core import Tree
 from . import nets
 
 TINY = 1e-12

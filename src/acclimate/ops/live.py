@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.tree import Tree
+from ..core import Tree
 
 
 def with_params(model: Tree, params: Tree) -> Tree:

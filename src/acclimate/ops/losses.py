@@ -6,10 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import rng, tree
-from ..core.local import Loss
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Loss, Task, Tree, rng, tree
 from .real import mean_of, real_rows
 
 

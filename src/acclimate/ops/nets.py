@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..core import rng
-from ..core.tree import Tree
+from ..core import Tree, rng
 from .heads import linear
 
 

@@ -9,10 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..core import rng
-from ..core.optim import Optimizer
-from ..core.rng import Key
-from ..core.tree import Tree
+from ..core import Key, Optimizer, Tree, rng
 from .augmix import augmix
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.tree import Tree, drop, pick
+from ..core import Tree
+from ..core.tree import drop, pick
 
 
 def shared(vars: Tree, names: frozenset[str]) -> Tree:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from ..core import local, tree
-from ..core.tree import Tree
+from ..core import Tree, local, tree
 from .learned import TINY, scores
 
 Logits = Callable[[Tree, Tensor], Tensor]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core import Optimizer, Scalar, Tree
 from ..core.local import clip
-from ..core.optim import Optimizer
-from ..core.tree import Scalar, Tree
 
 
 @dataclass(frozen=True)

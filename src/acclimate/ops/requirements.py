@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.task import Task
+from ..core import Task
 
 
 def images(task: Task, who: str, purpose: str) -> str | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.func import grad
 
-from ..core import rng, tree
-from ..core.local import Loss
-from ..core.tree import Tree
+from ..core import Loss, Tree, rng, tree
 
 
 def sharp(loss: Loss, rho: float) -> Loss:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core import rng
-from ..core.adapter import Predict
-from ..core.local import Loss, Work, train
-from ..core.optim import Optimizer
-from ..core.tree import Tree
+from ..core import Loss, Optimizer, Predict, Tree, Work, rng, train
 
 
 def tune(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..core.personal import Personalizer
+from ..core import Personalizer
 from .confusion import Confusion
 from .finetune import FineTune
 from .fisher import Fisher

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ..core import check, rng
-from ..core.adapter import Predict
-from ..core.personal import Personalizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Personalizer, Predict, Task, Tree, check, rng
 
 
 @dataclass(frozen=True)

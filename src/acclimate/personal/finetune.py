@@ -8,13 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Predict
-from ..core.local import Work, train
-from ..core.optim import SGD, Optimizer
-from ..core.personal import Personalizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Optimizer, Personalizer, Predict, Task, Tree, Work, check, rng, train
 from ..ops.losses import balanced_softmax, class_counts
 
 
@@ -33,7 +27,7 @@ class FineTune(Personalizer):
     """Whether the loss is balanced softmax instead of cross-entropy (FedTHE's Table 13, row 16)."""
 
     def __post_init__(self) -> None:
-        check.one_of(self, "parts", ("all", "head", "head-then-all"))
+        check.choices(self)
 
     def run(self, task: Task, predict: Predict, model: Tree, data: Tree, key: rng.Key) -> Tree:
         for i, part in enumerate(self.parts.split("-then-")):

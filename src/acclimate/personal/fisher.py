@@ -16,11 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..core import check, rng, tree
-from ..core.adapter import Predict
-from ..core.personal import Personalizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Personalizer, Predict, Task, Tree, check, rng, tree
 
 _BATCH = 64
 
@@ -37,8 +33,7 @@ class Fisher(Personalizer):
 
     def __post_init__(self) -> None:
         check.at_least(self, "samples", 1)
-        check.one_of(self, "params", ("norm", "all"))
-        check.one_of(self, "variant", ("paper", "released"))
+        check.choices(self)
 
     def run(self, task: Task, predict: Predict, model: Tree, data: Tree, key: rng.Key) -> Tree:
         params = model["vars"]["params"]

@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-from ..experiment import catalogue
-from ..experiment.record import ConfigError
+from ..experiment import ConfigError, catalogue
 from . import fedicon, fedpcl, fedspl, fedthe, fedtta
 from .index import index
 from .planning import Plan, plan

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.local import Work
-from ..core.optim import SGD, Adam, Optimizer
-from ..core.task import Model
+from ..core import SGD, Adam, Model, Optimizer, Work
 from ..data import CIFAR10, CIFAR10_1, Dataset, Digits, Dirichlet
 from ..models import CCT, CNN, ResNet20
 from ..ops.augment import FlipCrop

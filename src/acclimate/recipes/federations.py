@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.task import Model
+from ..core import Model
 from ..data import PACS, ByDomain, Dataset, Digit5, Digits, DomainNet, OfficeCaltech10, OfficeHome, Partition
 from ..data.domain_folders import Domains
 from ..models import CNN, ResNet

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..core.local import Work
-from ..core.optim import SGD
+from ..core import SGD, Work
 from ..data import CIFAR10, CIFAR10_1, IID, ByDomain, Dataset, Digits, Dirichlet
 from ..models import CNN
 from ..ops.views import Views

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..core.local import Work
-from ..core.optim import Adam
+from ..core import Adam, Work
 from ..data import ByDomain, Dataset, Dirichlet, Features, Noisy, Partition
 from ..filters import Noise
 from ..models.frozen import Frozen, Projection

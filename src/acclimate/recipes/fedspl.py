@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..core.local import Work
-from ..core.optim import SGD
+from ..core import SGD, Work
 from ..ops.views import Views
 from ..shifts import UnseenDomain
 from .federations import DIGIT5, OFFICEHOME, PACS4, RESNET18, RESNET50, RESNET_NOTE, Kit, small_cnn

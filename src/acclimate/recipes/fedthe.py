@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..core.local import Work
+from ..core import Work
 from ..data import Dataset, Dirichlet, ImageNet32, ImageNetVariant
 from ..models import ResNet20
 from ..ops.augment import FlipCrop

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..core.local import Work
-from ..core.optim import SGD
-from ..core.task import Model
+from ..core import SGD, Model, Work
 from ..data import (
     CIFAR10,
     CIFAR100,

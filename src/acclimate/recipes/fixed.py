@@ -7,10 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.adapter import Adapter, Predict
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import Adapter, Predict, Task, Tree, check, rng
 from ..ops.heads import linear
 
 

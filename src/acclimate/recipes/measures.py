@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from ..eval.fairness import fairness, prototype_similarity
+from ..experiment import ConfigError
 from ..experiment.catalogue import nearest
-from ..experiment.record import ConfigError
 
 COSTS = ("sent", "trained", "fixed", "seconds")
 FAIRNESS = ("worst10", "worst20", "worst40", "best10", "std")

@@ -8,11 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.func import grad
 
-from ..core import rng
-from ..core.adapter import Adapter, Predict
-from ..core.optim import SGD, Optimizer
-from ..core.task import Task
-from ..core.tree import Tree
+from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, rng
 from ..ops.live import with_params
 from ..ops.losses import entropy
 from ..ops.real import mean_of

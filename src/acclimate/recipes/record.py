@@ -11,14 +11,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from ..core import check
-from ..core.filter import Filter
-from ..core.local import Work
-from ..core.optim import SGD
-from ..core.task import Model
+from ..core import SGD, Filter, Model, Work, check
 from ..data import Dataset
-from ..experiment import catalogue
-from ..experiment.record import ConfigError, Experiment
+from ..experiment import ConfigError, Experiment, catalogue
 from ..shifts import Original, Shift
 from . import measures
 

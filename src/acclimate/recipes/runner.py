@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
+from ..core import State
 from ..core import fit as loop
-from ..core.fit import State
 from ..data import World
 from ..data.features import Features
 from ..eval.fairness import parameters_sent, parameters_trained
-from ..experiment.record import ConfigError, Experiment, encode
+from ..experiment import ConfigError, Experiment, encode
 from ..models.frozen import Frozen
 from ..running import run as api
 from ..running.watch import Watch

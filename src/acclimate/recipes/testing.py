@@ -6,14 +6,11 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..core.fit import State
-from ..core.shards import Shards
-from ..core.stream import Protocol
+from ..core import Protocol, Shards, State
 from ..data import World
 from ..eval.analysis import flat
 from ..eval.grid import diverged, said_diverged
-from ..experiment import catalogue
-from ..experiment.record import ConfigError
+from ..experiment import ConfigError, catalogue
 from ..running import run as api
 from ..running.watch import Watch
 from ..shifts import Shift
@@ -96,7 +93,7 @@ class Server:
         for personal in dict.fromkeys(t.personal for t in self.tests):
             models = self.engine.deploy(down, state.mine, personal.record)
             for test in (t for t in self.tests if t.personal == personal):
-                reason = test.adapter.record.refusal(self.worker.task, self.engine.live(models, 0))
+                reason = test.adapter.record.refusal(self.worker.task, self.engine.model_of(models, 0))
                 if reason:
                     raise ConfigError(f"{test.name}: {reason}")
                 yield test, down, models

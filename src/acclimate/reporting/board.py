@@ -11,8 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..eval.table import concerns
-from ..experiment import catalogue
-from ..experiment.record import ConfigError, decode, encode
+from ..experiment import ConfigError, catalogue, decode, encode
 from .style import mean, num
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}

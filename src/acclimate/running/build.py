@@ -11,17 +11,11 @@ import torch
 from .. import store
 from ..backends.mixed import MixedEngine
 from ..backends.vmap import state_file
-from ..core import tree
-from ..core.backend import Engine, Joint
+from ..core import Engine, Hetero, PublicTask, State, Task, Work, Worker, tree
+from ..core.backend import Joint
 from ..core.filter import before_each
-from ..core.fit import State
-from ..core.hetero import Hetero, PublicTask
-from ..core.local import Work
-from ..core.task import Task
-from ..core.worker import Worker
 from ..data import PublicWorld, World
-from ..experiment import catalogue
-from ..experiment.record import Experiment
+from ..experiment import Experiment, catalogue
 from ..models import Mixed
 
 

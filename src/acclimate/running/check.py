@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .. import store
-from ..core.hetero import Hetero
-from ..core.personal import Personalizer
-from ..core.worker import Worker
+from ..core import Hetero, Personalizer, Worker
 from ..data import World
-from ..experiment.record import Experiment, dumps, encode
+from ..experiment import Experiment, dumps, encode
 from .build import check_mixed, check_sizes, device_of, worker_of
 
 

@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
-from ..core import rng
-from ..core.adapter import Adapter
-from ..core.backend import Engine, Joint
-from ..core.fit import State
-from ..core.personal import Personalizer
-from ..core.worker import Worker
+from ..core import Adapter, Engine, Personalizer, State, Worker, rng
+from ..core.backend import Joint
 from ..data import World
 from ..eval import Names, Table, Test, Traces, Trained, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
 from ..eval import evaluate_together as evaluate_joint
-from ..experiment import catalogue
-from ..experiment.record import Experiment
+from ..experiment import Experiment, catalogue
 from ..ops import disk_cache
 from ..shifts import Shift, Stream
 from .build import Fit, cost_card

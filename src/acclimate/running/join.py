@@ -23,14 +23,8 @@ from torch import Tensor, nn
 from .. import store
 from ..adapters import NoAdapt
 from ..backends.mixed import MixedEngine
-from ..core import rng, tree
-from ..core.adapter import Adapter
-from ..core.hetero import Hetero, PublicTask
-from ..core.task import Model, Task
-from ..core.tree import Tree
-from ..core.worker import Worker
-from ..experiment import catalogue
-from ..experiment.record import Experiment, dumps, loads
+from ..core import Adapter, Hetero, Model, PublicTask, Task, Tree, Worker, rng, tree
+from ..experiment import Experiment, catalogue, dumps, loads
 from ..models import Mixed
 from ..ops.losses import entropy
 from .run import Fit

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import store
+from ..core import Engine, Worker
 from ..core import fit as loop
-from ..core.backend import Engine
-from ..core.worker import Worker
 from ..data import World
 from ..eval import Table, Traces, summary
-from ..experiment.record import Experiment
+from ..experiment import Experiment
 from ..reporting.html import render
 from ..reporting.pictures.samples import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import store
-from ..core.fit import State
+from ..core import State
 from .watch import Watch
 
 Row = Mapping[str, Any]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .. import store
 from ..backends import Auto, Vmap
 from ..backends.vmap.lanes import Lane, Lanes
+from ..core import Engine, Hetero, Shards, State, Worker
 from ..core import fit as loop
-from ..core.backend import Engine
-from ..core.fit import State
-from ..core.hetero import Hetero
-from ..core.shards import Shards
-from ..core.worker import Worker
 from ..data import World
-from ..experiment.record import Experiment
+from ..experiment import Experiment
 from .build import Fit, Interrupted, build, device_of
 from .evaluate import Look, look_of, streams_of
 from .watch import Watch
@@ -75,33 +71,24 @@ def lanes_of(experiments: Sequence[Experiment], parts: Sequence[tuple[World, Wor
 def train_lanes(
     experiments: Sequence[Experiment], joint: Lanes, folders: Sequence[store.RunFolder | None], watch: Watch
 ) -> tuple[list[State], tuple[float, ...]]:
-    """Train all from their first round to their last, in lanes of one engine; folders get their checkpoints, and one
-    more where Ctrl-C ends it, as `Interrupted`."""
-    e, states, seconds = experiments[0], joint.start(), []
+    """Train all from their first round to their last, in lanes of one engine; folders get their checkpoints."""
+    e, states = experiments[0], joint.start()
     schedule = loop.Schedule(e.rounds, joint.clients, e.cohort_size, e.eval_every)
     watch.training(f"{e.label}, {len(experiments)} seeds", e.seed, 0, e.rounds)
+    kept = [f for f in folders if f is not None]
 
-    def save() -> int:
+    def save(states: list[State]) -> None:
         for experiment, folder, state in zip(experiments, folders, states, strict=True):
             if folder is not None:
                 folder.save(state, experiment.training_hash())
-        return states[0].round
 
-    saved, began = 0, time.perf_counter()
+    rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
     try:
-        for states in joint.rounds(schedule, states):
-            seconds.append(time.perf_counter() - began)
-            watch.round(states[0])
-            if states[0].round % e.checkpoint_every == 0 or states[0].round == e.rounds:
-                saved = save()
-            began = time.perf_counter()
+        return rounds.run(joint.rounds(schedule, states), states), tuple(rounds.seconds)
     except KeyboardInterrupt:
-        if not (kept := [f for f in folders if f is not None]):
+        if not kept:
             raise
-        if states[0].round > saved:
-            save()
-        raise Interrupted(kept[0].path.parent, states[0].round) from None
-    return states, tuple(seconds)
+        raise Interrupted(kept[0].path.parent, rounds.done) from None
 
 
 def train_from(
@@ -115,28 +102,53 @@ def train_from(
     look: Look | None = None,
 ) -> Fit:
     """Train on from a state. A folder gets checkpoints, and one more where Ctrl-C ends it, as `Interrupted`."""
-    schedule = loop.Schedule(experiment.rounds, world.clients, experiment.cohort_size, experiment.eval_every)
-    training, seconds = experiment.training_hash(), []
-    watch.training(experiment.label, experiment.seed, state.round, experiment.rounds)
-    saved = state.round
-    began = time.perf_counter()
+    e, training = experiment, experiment.training_hash()
+    schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.eval_every)
+    watch.training(e.label, e.seed, state.round, e.rounds)
+    save = None if folder is None else (lambda states: folder.save(states[0], training))
+    rounds = Rounds(e.rounds, e.checkpoint_every, watch, save)
+    states = _rounds(worker, engine, schedule, world.shards(world.val), state, look)
     try:
-        for state in _rounds(worker, engine, schedule, world.shards(world.val), state, look):
-            seconds.append(time.perf_counter() - began)
-            watch.round(state)
-            if folder is not None and (
-                state.round % experiment.checkpoint_every == 0 or state.round == experiment.rounds
-            ):
-                folder.save(state, training)
-                saved = state.round
-            began = time.perf_counter()
+        (state,) = rounds.run(([s] for s in states), [state])
     except KeyboardInterrupt:
         if folder is None:
             raise
-        if state.round > saved:
-            folder.save(state, training)
-        raise Interrupted(folder.path, state.round) from None
-    return Fit(experiment, world, worker, engine, state, tuple(seconds))
+        raise Interrupted(folder.path, rounds.done) from None
+    return Fit(e, world, worker, engine, state, tuple(rounds.seconds))
+
+
+class Rounds:
+    """Follows training from round to round: times it, shows it, and saves it every `every` rounds and at its end.
+
+    It follows the states of one training, or of several that go on together. Where Ctrl-C ends them, the last whole
+    round is saved before `KeyboardInterrupt` goes on.
+    """
+
+    def __init__(self, last: int, every: int, watch: Watch, save: Callable[[list[State]], None] | None) -> None:
+        self.last, self.every, self.watch, self.save = last, every, watch, save
+        self.seconds: list[float] = []
+        """Wall-clock seconds of every round."""
+        self.done = 0
+        """The round that was finished last."""
+
+    def run(self, rounds: Iterable[list[State]], start: list[State]) -> list[State]:
+        """Go through what `rounds` yields, from `start` on; the states after the last round."""
+        states, saved, began = start, start[0].round, time.perf_counter()
+        self.done = saved
+        try:
+            for states in rounds:
+                self.seconds.append(time.perf_counter() - began)
+                self.done = states[0].round
+                self.watch.round(states[0])
+                if self.save is not None and (self.done % self.every == 0 or self.done == self.last):
+                    self.save(states)
+                    saved = self.done
+                began = time.perf_counter()
+        except KeyboardInterrupt:
+            if self.save is not None and self.done > saved:
+                self.save(states)
+            raise
+        return states
 
 
 def _rounds(

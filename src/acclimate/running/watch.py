@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.fit import State
+from ..core import State
 
 
 class Watch:

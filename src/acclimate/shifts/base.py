@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..core import check, rng, stream
-from ..core.shards import Shards
+from ..core import Shards, check, rng, stream
 from ..ops import disk_cache
 from ..ops.places import data_root
 from .corruptions import Textures, frost_textures

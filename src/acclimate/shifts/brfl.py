@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import check, rng
-from ..core.shards import Shards
+from ..core import Shards, check, rng
 from ..ops import disk_cache
 from .base import Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each

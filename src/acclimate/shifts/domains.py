@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core import check, rng
-from ..core.shards import Shards
+from ..core import Shards, check, rng
 from ..ops.geometry import rotate
 from .base import Federation, Shift, Stream, consecutive, ordered, shuffled
 

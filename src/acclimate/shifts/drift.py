@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import check, rng, stream
-from ..core.shards import Shards
+from ..core import Shards, check, rng, stream
 from ..ops import disk_cache
 from .base import Federation, Shift, Stream, consecutive, frost, ordered
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ..core.fit import State
+from ..core import State
 from ..eval.analysis import Traces
-from ..experiment.record import Experiment, dumps, loads
+from ..experiment import Experiment, dumps, loads
 from .files import RunError, json_text, object_of, read_json, write
 from .origin import environment
 from .tensors import pack, pack_traces, unpack

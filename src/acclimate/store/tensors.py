@@ -14,8 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..backends.vmap import state_file
-from ..core import tree
-from ..core.fit import Best, State
+from ..core import Best, State, tree
 from ..eval.analysis import Traces
 from .files import RunError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..experiment import ConfigError
 from ..experiment.catalogue import nearest
-from ..experiment.record import ConfigError
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import store
-from ..core.backend import NonFinite
-from ..experiment import catalogue
-from ..experiment.record import ConfigError, Experiment
+from ..core import NonFinite
+from ..experiment import ConfigError, Experiment, catalogue
 from ..running import run as api
 from ..running.watch import Watch
 from ..shifts import Original, Shift

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..experiment.record import ConfigError, Experiment
+from ..experiment import ConfigError, Experiment
 from ..experiment.settings import expand, pair, values_of
 
 Setting = str | tuple[str, Any]

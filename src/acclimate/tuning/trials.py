@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from .. import store
+from ..core import Adapter, State
 from ..core import fit as loop
-from ..core.adapter import Adapter
-from ..core.fit import State
 from ..data import World
 from ..eval import Test, stream_accuracy
-from ..experiment import catalogue
-from ..experiment.record import ConfigError, Experiment
+from ..experiment import ConfigError, Experiment, catalogue
 from ..running import run as api
 from ..running.watch import Watch
 from ..shifts import Natural, NewClients, Shift, UnseenDomain
@@ -138,7 +136,7 @@ def _served(e: Experiment, worker: Any, engine: Any, state: State) -> Adapter:
     """The adapter that is scored; an error where it cannot serve the model."""
     adapter = e.adapters[0]
     down = worker.method.download(worker.task, state.server)
-    if reason := adapter.refusal(worker.task, engine.live(engine.deploy(down, state.mine, e.personal), 0)):
+    if reason := adapter.refusal(worker.task, engine.model_of(engine.deploy(down, state.mine, e.personal), 0)):
         raise ConfigError(f"adapter {catalogue.name(adapter)} (the first of adapters=, which is scored): {reason}")
     return adapter
 

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import tree
-from ...core.backend import Fault
-from ...core.message import Mean, Rules
+from ...core import Fault, Mean, Rules, tree
 
 
 def examine(

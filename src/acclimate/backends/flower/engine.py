@@ -21,16 +21,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core import check, message, tree
-from ...core.adapter import Adapter
-from ...core.backend import Backend, Engine, Fault, Reply
-from ...core.filter import Filter
-from ...core.local import Work
-from ...core.personal import Personalizer
-from ...core.shards import Shards
+from ...core import (
+    Adapter,
+    Backend,
+    Engine,
+    Fault,
+    Filter,
+    Personalizer,
+    Reply,
+    Shards,
+    Tree,
+    Work,
+    Worker,
+    check,
+    message,
+    tree,
+)
 from ...core.stream import Protocol as StreamProtocol
-from ...core.tree import Tree
-from ...core.worker import Worker
 from ...ops import disk_cache
 from .messages import Arrivals
 from .metrics import metrics_of
@@ -191,7 +198,7 @@ class FlowerEngine(Engine):
     def join(self, down: Tree, newcomers: int) -> Models:
         return _named(Models("", down, [0] * newcomers, None))
 
-    def live(self, models: Models, client: int) -> Tree:
+    def model_of(self, models: Models, client: int) -> Tree:
         """A model of the right names, shapes and types, and of zeros: a client's own model does not leave its node.
 
         All clients have models of one form, so where this one cannot tell, the others are asked.

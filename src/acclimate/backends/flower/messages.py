@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ...core import tree
-from ...core.backend import Fault
-from ...core.message import Rules
-from ...core.tree import Tree
+from ...core import Fault, Rules, Tree, tree
 from .checks import examine
 from .nodes import Answer, Parcel, with_empty_groups
 from .protocol import brief

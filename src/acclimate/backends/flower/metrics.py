@@ -6,10 +6,8 @@ import math
 
 import torch
 
-from ...core import tree
-from ...core.backend import Fault
+from ...core import Fault, Tree, tree
 from ...core.stream import score
-from ...core.tree import Tree
 from .checks import examine
 from .messages import opened
 from .nodes import Parcel

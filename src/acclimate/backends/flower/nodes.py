@@ -8,9 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ...core import tree
-from ...core.shards import Shards
-from ...core.tree import Tree
+from ...core import Shards, Tree, tree
 from ...ops import disk_cache
 
 Kind = Literal["query", "train", "evaluate"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...core.tree import Tree
+from ...core import Tree
 from .nodes import nested
 
 KINDS = frozenset({"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"})

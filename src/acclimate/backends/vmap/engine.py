@@ -19,14 +19,22 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core import check, message, tree
-from ...core.adapter import Adapter
-from ...core.backend import Backend, Engine, NonFinite, Reply
-from ...core.personal import Personalizer
-from ...core.shards import HostShards, Shards
-from ...core.stream import Protocol
-from ...core.tree import Tree
-from ...core.worker import Worker
+from ...core import (
+    Adapter,
+    Backend,
+    Engine,
+    HostShards,
+    NonFinite,
+    Personalizer,
+    Protocol,
+    Reply,
+    Shards,
+    Tree,
+    Worker,
+    check,
+    message,
+    tree,
+)
 from ..serial import stacked_start, welcomed
 from . import state_file
 from .buckets import Group, plan
@@ -71,9 +79,7 @@ class Vmap(Backend):
         if self.chunk is not None:
             check.at_least(self, "chunk", 1)
         check.within(self, "waste", 0.0, 1.0)
-        check.one_of(self, "private", ("device", "mapped", None))
-        check.one_of(self, "examples", ("device", "host", None))
-        check.one_of(self, "precision", ("tf32", "fp32", "bf16"))
+        check.choices(self)
 
     def open(self, worker: Worker, train: Shards, device: torch.device) -> VmapEngine:
         return VmapEngine(worker, train, device, self)
@@ -281,7 +287,7 @@ class VmapEngine(Engine):
         fetched: Tree = tree.to(shards.fetch(g.who, g.size), self.device)
         return fetched
 
-    def live(self, models: Any, client: int) -> Tree:
+    def model_of(self, models: Any, client: int) -> Tree:
         one: Tree = tree.take(self._live(models, torch.tensor([client])), 0)
         return one
 

@@ -14,15 +14,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core import fit, message, tree
-from ...core.adapter import Adapter
-from ...core.backend import Joint, NonFinite, Reply
-from ...core.fit import Schedule, State
-from ...core.personal import Personalizer
-from ...core.shards import Shards
-from ...core.stream import Protocol
-from ...core.tree import Tree
-from ...core.worker import Worker
+from ...core import Adapter, NonFinite, Personalizer, Protocol, Reply, Shards, State, Tree, Worker, fit, message, tree
+from ...core.backend import Joint
+from ...core.fit import Schedule
 from ..serial import stacked_start, welcomed
 from .buckets import Group
 from .engine import Vmap, VmapEngine
@@ -123,8 +117,8 @@ class Lanes(Joint):
         models: Tree = tree.stack([model for own in each for model in own])
         return models
 
-    def live(self, models: Tree, client: int) -> Tree:
-        return self.engine.live(models, client)
+    def model_of(self, models: Tree, client: int) -> Tree:
+        return self.engine.model_of(models, client)
 
     def gather(self, tests: Sequence[Shards]) -> Shards:
         if len({t.clients for t in tests}) > 1:

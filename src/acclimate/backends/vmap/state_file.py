@@ -19,8 +19,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from ...core import tree
-from ...core.tree import Tree
+from ...core import Tree, tree
 
 ALIGNMENT = 8
 """Every leaf of a row begins at a multiple of this many bytes, so that its bytes can be viewed as numbers."""

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core import tree
-from ...core.shards import HostShards, Shards
-from ...core.tree import Tree
+from ...core import HostShards, Shards, Tree, tree
 from .buckets import Group
 from .state_file import Private, Rows
 

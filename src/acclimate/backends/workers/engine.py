@@ -21,14 +21,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core import message, tree
-from ...core.adapter import Adapter
-from ...core.backend import Backend, Engine, NonFinite, Reply
-from ...core.personal import Personalizer
-from ...core.shards import Shards
-from ...core.stream import Protocol
-from ...core.tree import Tree
-from ...core.worker import Worker
+from ...core import (
+    Adapter,
+    Backend,
+    Engine,
+    NonFinite,
+    Personalizer,
+    Protocol,
+    Reply,
+    Shards,
+    Tree,
+    Worker,
+    message,
+    tree,
+)
 from ..serial import Serial, stacked_start
 from ..vmap.engine import Vmap
 
@@ -207,7 +213,7 @@ class SpreadEngine(Engine):
         states = self._states(mine, groups)
         return Models(groups, self._run("deploy", (down, personal), groups, self.shards.n, states))
 
-    def live(self, models: Models, client: int) -> Tree:
+    def model_of(self, models: Models, client: int) -> Tree:
         group = next(i for i, g in enumerate(models.groups) if client in g)
         at = int((models.groups[group] == client).nonzero())
         handle = self._open([models.handles[group]])[0]

@@ -15,11 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import check
-from ...core.backend import Backend
-from ...core.shards import Shards
-from ...core.worker import Worker
-from .engine import INSIDE, Inside, Site, SpreadEngine
+from ...core import Backend, Shards, Worker, check
+from .engine import Inside, Site, SpreadEngine
 from .process_pool import NESTED, Job, Pool
 from .shared_memory import Sealed, Unsendable, seal
 
@@ -36,7 +33,7 @@ class Processes(Backend):
     def __post_init__(self) -> None:
         if self.workers is not None:
             check.at_least(self, "workers", 1)
-        check.one_of(self, "inside", tuple(INSIDE))
+        check.choices(self)
 
     def open(self, worker: Worker, train: Shards, device: torch.device) -> ProcessesEngine:
         return ProcessesEngine(worker, train, device, self)

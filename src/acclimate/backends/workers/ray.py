@@ -25,12 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import check
-from ...core.backend import Backend, Reply
-from ...core.shards import Shards
-from ...core.tree import Tree
-from ...core.worker import Worker
-from .engine import INSIDE, Inside, Job, SpreadEngine
+from ...core import Backend, Reply, Shards, Tree, Worker, check
+from .engine import Inside, Job, SpreadEngine
 from .ray_actors import Crew, Parcel, Ref
 from .ray_cluster import Connection, imported, offer, room
 from .shared_memory import pack
@@ -63,7 +59,7 @@ class Ray(Backend):
             check.at_least(self, "actors", 1)
         check.positive(self, "cpus")
         check.within(self, "gpus", 0.0, 1.0)
-        check.one_of(self, "inside", tuple(INSIDE))
+        check.choices(self)
         check.at_least(self, "retries", 0)
         check.positive(self, "patience")
 

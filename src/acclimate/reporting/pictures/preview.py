@@ -10,8 +10,7 @@ import numpy as np
 from ... import store
 from ...core import rng
 from ...data import World
-from ...experiment import catalogue
-from ...experiment.record import Experiment
+from ...experiment import Experiment, catalogue
 from ...shifts import Shift
 from . import font, png
 from .bubbles import bubble_plot

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.shards import Shards
+from ...core import Shards
 from ...data import World
 from ...shifts import Stream
 from . import png

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import torch
-from acclimate.backends.flower.engine.checks import examine
 
+from acclimate.backends.flower.checks import examine
 from acclimate.core import tree
 from acclimate.core.message import Mean, Sum
 
