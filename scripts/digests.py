@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from acclimate.run.evaluate import stream_hash, streams_of
+from acclimate.running.evaluate import stream_hash, streams_of
 
 import acclimate as ac
 from acclimate.backends import Processes, Serial, Vmap
