@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from acclimate.running.evaluate import stream_hash, streams_of
 
 import acclimate as ac
 from acclimate.backends import Processes, Serial, Vmap
 from acclimate.core import Protocol, Shards, Task, Work, Worker, fit, tree
 from acclimate.experiment import catalogue
+from acclimate.running.evaluate import stream_hash, streams_of
 
 CLASSES, SIZES, SMALL = 5, (40, 24, 16, 33, 17, 9), Work(epochs=1, batch=8)
 BACKENDS = {
