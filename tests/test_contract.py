@@ -100,7 +100,7 @@ def test_state_survives_the_disk(name, tmp_path):
     _, _, state = trained(name, MLP)
     path = tmp_path / "state.safetensors"
     path.write_bytes(store.pack(state, "abc"))
-    back = store.unpack(path, state, "abc")
+    back = store.unpack(path, state, ("abc",))
     assert equal(back.server, state.server)
     assert equal(back.mine, state.mine)
     assert (back.round, back.history, back.cost) == (state.round, state.history, state.cost)

@@ -17,6 +17,7 @@ from ..backends.flower.nodes import Answer, Ask, FleetError, Link, stream_name
 from ..core import Shards, rng
 from ..data import Dataset, World
 from ..data.world import Examples
+from ..experiment.names import allow
 
 VALIDATION = "validation"
 
@@ -115,3 +116,6 @@ def stream_names(world: World, streams: Mapping[str, Shards]) -> dict[str, str]:
     """How nodes call the streams for which the server has stand-ins."""
     named = {VALIDATION: world.shards(world.val), **streams}
     return {stream_name(shards): name for name, shards in named.items()}
+
+
+allow(Remote)

@@ -93,7 +93,7 @@ def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFold
         return
     for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
         folders[i].world = fit.world.content
-        folders[i].save(fit.state, fit.experiment.training_hash())
+        folders[i].save(fit.state, fit.experiment.identity())
         fit.engine.close()
 
 
@@ -106,7 +106,7 @@ def _score(e: Experiment, folder: store.RunFolder, on: Sequence[Shift], watch: W
     world, worker, engine = api.build(e)
     state = loop.start(worker, engine, world.clients)
     folder.world = world.content
-    state = folder.restore(state, e.training_hash()) or state
+    state = folder.restore(state, e.identities()) or state
     try:
         state = api.train_from(e, world, worker, engine, state, watch, folder).state
     except api.Interrupted:  # the checkpoint is written; the search stops, and does not count this as a failed trial

@@ -63,7 +63,7 @@ def _heading(experiment: Experiment, world: World, width: int) -> np.ndarray:
     shape = " x ".join(map(str, world.shape))
     clients = f"{world.clients} clients" + (f" and {len(world.new)} new ones" if world.new else "")
     facts = f"{clients}, {world.num_classes} classes, images of {shape}, seed {world.seed}"
-    settings = catalogue.nearest_entry(experiment.data)[1]
+    settings = catalogue.entry_of(experiment.data)[1]
     settings = [s for s in settings if not s.startswith("root=")]  # pictures are shared, folders are not
     partition = [] if any(s.startswith("partition") for s in settings) else [f"partition={_partition(experiment)}"]
     lines = [facts, f"examples: {', '.join(counts)}", f"data: {', '.join([*partition, *settings])}"]
