@@ -234,10 +234,10 @@ def _with_personal(draft: _Draft, value: Any, key: str) -> list[_Draft]:
         if plus and not personal:
             names = ", ".join(catalogue.PERSONALS)
             raise ConfigError(f"{key}: '{item}' must name a personaliser after the '+'; allowed: {names}")
-        made = draft.put("method", _lookup(method, catalogue.kind_of(Method), key), key)
+        chosen = draft.put("method", _lookup(method, catalogue.kind_of(Method), key), key)
         if personal:
-            made = made.put("personal", _lookup(personal, catalogue.kind_of(Personalizer), key), key)
-        out.append(made)
+            chosen = chosen.put("personal", _lookup(personal, catalogue.kind_of(Personalizer), key), key)
+        out.append(chosen)
     return out
 
 
@@ -322,16 +322,16 @@ def _own(name: str, kind: catalogue.Kind, key: str) -> Any:
     except Exception as e:
         raise ConfigError(f"{key}: cannot import '{name}': {_place(e)}{type(e).__name__}: {_words(e)}") from e
     try:
-        made = found() if isinstance(found, type) else found
+        chosen = found() if isinstance(found, type) else found
     except Exception as e:
         where = "" if isinstance(e, TypeError | ValueError) else _place(e)
         raise ConfigError(
             f"{key}: cannot make '{name}' without arguments: {where}{_words(e)}; every field needs a default that is "
             "possible, or name a record of it instead of the class"
         ) from e
-    if not isinstance(made, kind.base):
-        raise ConfigError(f"{key}: '{name}' is a {type(made).__name__}, not a {kind.base.__name__}")
-    return made
+    if not isinstance(chosen, kind.base):
+        raise ConfigError(f"{key}: '{name}' is a {type(chosen).__name__}, not a {kind.base.__name__}")
+    return chosen
 
 
 def _words(error: Exception) -> str:
