@@ -25,7 +25,7 @@ from acclimate.backends import Serial
 from acclimate.cli.main import app
 from acclimate.core import tree
 from acclimate.experiment import catalogue
-from acclimate.fleet import keys, launch, loopback, processes
+from acclimate.fleet import keys, launch, local_processes, loopback
 from acclimate.fleet.vault import Vault, deployed_file, read_tree
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
@@ -224,7 +224,7 @@ def test_strangers_are_refused(fleet, tmp_path, who):
     """No node number is given to them, within 30 s; the fleet goes on."""
     fleet = loopback.Fleet.load(fleet.folder)  # as it is now: another test may have started a node again
     command = STRANGERS[who](loopback.node_command(fleet, 0), tmp_path)
-    command = [*swap(command, "--port", processes.free_ports(1)[0]), "--max-wait-time", "5"]
+    command = [*swap(command, "--port", local_processes.free_ports(1)[0]), "--max-wait-time", "5"]
     made = loopback.start(fleet, "stranger", command)
     try:
         end = time.monotonic() + 30
@@ -232,7 +232,7 @@ def test_strangers_are_refused(fleet, tmp_path, who):
             time.sleep(0.2)
         log = made.log("stranger").read_text()
     finally:
-        processes.stop([made.process("stranger")])
+        local_processes.stop([made.process("stranger")])
         made.log("stranger").unlink()
         loopback.Fleet.load(fleet.folder)
         replace(made, processes=tuple(p for p in made.processes if p.name != "stranger")).save()

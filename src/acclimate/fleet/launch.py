@@ -15,9 +15,9 @@ from ..backends.flower.engine import Flower
 from ..core import State
 from ..running import run as api
 from ..running.watch import Watch
-from .folder import quoted
+from .app_folder import quoted
+from .local_processes import Process
 from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, tail
-from .processes import Process
 from .server_app import PROGRESS, STOP
 
 PLACE = "ACCLIMATE_FLEET"
@@ -26,11 +26,11 @@ POLL_SECONDS = 0.1
 ENDS = ("finished", "failed", "interrupted")
 """Events after which nothing comes."""
 STOP_SECONDS = 60.0
-"""How long a run that is told to stop may take to end its round, before its process is ended."""
+"""How long a run that must stop may take to end its round, before its process is ended."""
 
 
 def place() -> Path:
-    """The folder of the fleet that commands are about."""
+    """The folder of the fleet that commands use."""
     return Path(os.environ.get(PLACE, DEFAULT_FOLDER))
 
 
@@ -66,12 +66,12 @@ def _server(event: dict[str, Any]) -> Process | None:
 def deploy(folder: Path, selection: str, adapter: str, fleet: Fleet | None = None) -> dict[str, Any]:
     """Leave each node with its live model; what was deployed, and every stream's accuracy by client."""
     _on_flower(folder)
-    told: dict[str, Any] = {}
+    deployed: dict[str, Any] = {}
     for event in submit(folder, "deploy", fleet or current(), selection=selection, adapter=adapter):
         _pass_on(event, Watch(), folder)
         if event["event"] == "deployed":
-            told = {k: v for k, v in event.items() if k != "event"}
-    return told
+            deployed = {k: v for k, v in event.items() if k != "event"}
+    return deployed
 
 
 def _on_flower(folder: Path) -> None:
@@ -83,7 +83,7 @@ def _on_flower(folder: Path) -> None:
 
 
 def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[str, Any]]:
-    """Start the ServerApp on a run folder and yield what it tells, until it has ended."""
+    """Start the ServerApp on a run folder and yield its events, until it has ended."""
     folder = folder.absolute()
     progress = folder / PROGRESS
     progress.unlink(missing_ok=True)
@@ -95,13 +95,13 @@ def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[
 
 
 def follow(progress: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
-    """Events as they are written. Ends with the run; an error where its process ends without a word."""
+    """Events as they are written, until the run ends. An error where its process ends without an event that says so."""
     server: Process | None = None
     ended, deadline = False, time.monotonic() + START_SECONDS
     for event in _lines(progress):
         if event is None:
             _check(server, ended, deadline, progress, fleet)
-            ended = server is not None and not server.alive  # its last words may have come since: look once more
+            ended = server is not None and not server.alive  # its last event may have come since: look once more
             continue
         server = _server(event) or server
         yield event
@@ -153,7 +153,7 @@ def _stop(progress: Path, server: Process | None) -> Iterator[dict[str, Any]]:
 
 
 def _pass_on(event: dict[str, Any], watch: Watch, folder: Path) -> None:
-    """One event of the ServerApp, to the watch of whoever started it."""
+    """One event of the ServerApp, to the watch of the process that started it."""
     act: dict[str, Callable[[], None]] = {
         "training": lambda: watch.training(event["label"], event["seed"], event["done"], event["rounds"]),
         "round": lambda: watch.round(_seen(event)),

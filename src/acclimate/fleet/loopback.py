@@ -20,8 +20,8 @@ from typing import Any
 
 from ..store import RunError, read_json, write
 from . import keys
-from .folder import write_app, write_superexec
-from .processes import Process, check_port, free_ports, listening, started, stop
+from .app_folder import write_app, write_superexec
+from .local_processes import Process, check_port, free_ports, listening, started, stop
 
 SCHEMA = "acclimate.fleet/1"
 RECORD = "fleet.json"
@@ -197,7 +197,7 @@ def link_command(fleet: Fleet) -> list[str]:
 
 
 def node_command(fleet: Fleet, node: int) -> list[str]:
-    """How a node is started. What it is told of itself: its number, of how many, and the folder of its site."""
+    """How a node is started. Its configuration is its number, the number of nodes, and the folder of its site."""
     secrets = fleet.secrets
     config = f'node={node} nodes={fleet.nodes} site="{fleet.site(node)}"'
     return [
@@ -267,7 +267,7 @@ def start(fleet: Fleet, name: str, command: Sequence[str], environment: dict[str
 
 
 def down(folder: Path) -> list[str]:
-    """Stop what the record names and what still runs of it: nodes first, then the link. Returns whom it stopped."""
+    """Stop the processes of the record that still run: nodes first, then the link. Returns their names."""
     fleet = Fleet.load(folder)
     order = [p for p in fleet.processes if p.family()]
     for group in ([p for p in order if p.name != "link"], [p for p in order if p.name == "link"]):
@@ -286,13 +286,13 @@ def flwr(fleet: Fleet, *arguments: str, seconds: float = 60.0) -> str:
     except subprocess.TimeoutExpired as e:
         raise RunError(f"`flwr {arguments[0]}` did not end within {seconds:.0f} s") from e
     if done.returncode:
-        said = (done.stdout + done.stderr).strip()[-500:]
-        raise RunError(f"`flwr {' '.join(arguments[:2])}` failed: {said}")
+        output = (done.stdout + done.stderr).strip()[-500:]
+        raise RunError(f"`flwr {' '.join(arguments[:2])}` failed: {output}")
     return done.stdout
 
 
 def wait(ready: Callable[[], bool], fleet: Fleet, name: str, otherwise: str) -> None:
-    """Until something is so, as long as the process lives, and at most START_SECONDS."""
+    """Wait until `ready()`, as long as the process lives, and at most START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while not ready():
         ended = not fleet.process(name).alive
@@ -303,7 +303,7 @@ def wait(ready: Callable[[], bool], fleet: Fleet, name: str, otherwise: str) -> 
 
 
 def joined(fleet: Fleet, node: int) -> bool:
-    """Whether the link has accepted a node, by what the node says in its log."""
+    """Whether the link has accepted a node, by the node's log."""
     return JOINED in fleet.log(node_name(node)).read_text(errors="replace")
 
 

@@ -1,6 +1,6 @@
 """Clients on Ray actors: on the cores and GPUs of one machine, or of many.
 
-`workers.engine` says who owns what, and which bits to expect. The driver, which is the process that runs the round loop,
+`workers.engine` says who owns what, and which bits to expect. The driver is the process that runs the round loop. It
 holds the private states of all clients and writes them into checkpoints; actors keep none of them between two jobs. An
 actor that dies loses nothing: another takes its place, and its clients run again from the state that the driver has.
 
