@@ -42,7 +42,7 @@ def up(
 
 @fleet_app.command()
 def status(folder: Folder = None) -> None:
-    """Say what of the fleet runs. Exit 1 where something does not."""
+    """Say which processes of the fleet run. Exit 1 where one does not."""
     from ..fleet.loopback import Fleet
 
     fleet = Fleet.load(_folder(folder))

@@ -29,14 +29,14 @@ DEFAULT_FOLDER = Path("fleet")
 START_SECONDS = 90.0
 """How long the SuperLink, and then all nodes together, may take to start."""
 JOINED = "SuperNode ID:"
-"""What a node prints when the link has accepted it."""
+"""A node prints this when the link has accepted it."""
 CONNECTION = "fleet"
-"""How the fleet's own Flower configuration calls the SuperLink."""
+"""The name of the SuperLink in the fleet's own Flower configuration."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What `up` started: where, and which processes. The record is fleet.json in its folder."""
+    """A fleet that `up` started: its folder and its processes. It is saved as fleet.json in that folder."""
 
     folder: Path
     port: int
@@ -45,7 +45,7 @@ class Fleet:
     ports: tuple[int, ...] = ()
     """The port of each node's own process interface; on this machine only."""
     via: int | None = None
-    """The port at which nodes reach the link, where something lies between them; None: the link's own."""
+    """The port at which nodes reach the link, where a relay lies between them; None: the link's own port."""
 
     def save(self) -> None:
         """Write fleet.json."""
@@ -80,11 +80,11 @@ class Fleet:
         return self.folder / "bin"
 
     def site(self, node: int) -> Path:
-        """Where a node keeps what never leaves it."""
+        """The folder in which a node keeps private states and live models, which never leave it."""
         return self.folder / "sites" / f"{node:03d}"
 
     def log(self, name: str) -> Path:
-        """What a process of the fleet printed."""
+        """The file with the output of a process of the fleet."""
         return self.folder / "logs" / f"{name}.log"
 
     def process(self, name: str) -> Process:
@@ -119,7 +119,7 @@ class Fleet:
 
 
 def node_name(node: int) -> str:
-    """What a node's process is called."""
+    """The name of a node's process."""
     return f"node-{node:03d}"
 
 
@@ -158,7 +158,7 @@ def _start(fleet: Fleet) -> Fleet:
 
 
 def prepare(fleet: Fleet) -> None:
-    """Keys, certificates, the app and Flower's own configuration, all below the fleet's folder."""
+    """Write keys, certificates, the app and Flower's own configuration, all below the fleet's folder."""
     for old in (fleet.secrets, fleet.folder / "logs"):
         shutil.rmtree(old, ignore_errors=True)
     fleet.secrets.mkdir(parents=True)
@@ -221,7 +221,7 @@ def start_node(fleet: Fleet, node: int) -> Fleet:
 def rejoin(fleet: Fleet, node: int, seconds: float = 2 * START_SECONDS) -> Fleet:
     """Start a node again after its end, until it is accepted.
 
-    A link takes a node for connected until it has missed heartbeats for up to a minute, and turns its second self away.
+    A link takes a node for connected until it has missed heartbeats for up to a minute, and until then refuses it.
     """
     fleet = Fleet.load(fleet.folder)  # somebody else may have started it since
     stop([fleet.process(node_name(node))])  # what is left of it would keep its port
@@ -249,7 +249,7 @@ def start(fleet: Fleet, name: str, command: Sequence[str], environment: dict[str
     log.parent.mkdir(parents=True, exist_ok=True)
     program = str(Path(sys.executable).parent / command[0])
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    pid = os.posix_spawn(  # not subprocess, whose objects want to outlive their processes
+    pid = os.posix_spawn(  # not subprocess, which warns where a process outlives its object
         program,
         [program, *command[1:]],
         environment or fleet.environment(),
@@ -277,7 +277,7 @@ def down(folder: Path) -> list[str]:
 
 
 def flwr(fleet: Fleet, *arguments: str, seconds: float = 60.0) -> str:
-    """Run Flower's own command line against the fleet; its output."""
+    """Run Flower's own command line against the fleet. Returns its output."""
     command = [str(Path(sys.executable).parent / "flwr"), *arguments]
     try:
         done = subprocess.run(

@@ -1,6 +1,7 @@
 """Requests and answers as Flower's records, and back: tensors by their flattened names, fields as one line of JSON.
 
-Nothing is pickled. Arrays from the network are read here, byte by byte; lengths are checked before memory is taken.
+Nothing is pickled. Arrays from the network are read without numpy's loader: lengths are checked before memory
+is taken.
 """
 
 from __future__ import annotations

@@ -40,11 +40,13 @@ class Remote(Dataset):
     shape: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     pixels: bool = True
-    """Whether examples are images of bytes; else numbers."""
+    """Whether examples are images of bytes. Else they are numbers."""
     train: tuple[int, ...] = ()
     """How many training examples each site has."""
     val: tuple[int, ...] = ()
+    """How many validation examples each site has."""
     test: tuple[int, ...] = ()
+    """How many test examples each site has."""
 
     def world(self, seed: int = 0) -> RemoteWorld:
         """Stand-ins in the sizes that the sites sent."""

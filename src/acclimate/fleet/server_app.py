@@ -89,7 +89,7 @@ def data_of_sites(link: GridLink, experiment: Experiment) -> dict[str, Any]:
 
 
 def prepared(folder: Path, settings: str) -> store.RunFolder:
-    """The run folder; where it is new, of the experiment that the settings describe."""
+    """The run folder. A new one is created for the experiment that the settings describe."""
     run = store.RunFolder(folder)
     if run.config.exists():
         return run
@@ -103,7 +103,7 @@ def prepared(folder: Path, settings: str) -> store.RunFolder:
 
 
 def identity(folder: Path) -> str:
-    """The name by which nodes know this run, also when it is resumed: made once, kept in the run folder."""
+    """The name by which nodes know this run, also when it is resumed. It is kept in the run folder."""
     path = folder / IDENTITY
     if not path.exists() or not store.RunFolder(folder).state.exists():
         store.write(path, json.dumps({"run": secrets.token_hex(8)}) + "\n")

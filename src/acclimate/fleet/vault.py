@@ -19,13 +19,13 @@ from ..store import write
 from .records import branches, rebuilt
 
 Memory = dict[int, tuple[int, Tree]]
-"""The newest private state of each client and its version: what a node has at hand without reading files."""
+"""The newest private state of each client and its version, in memory, which saves reading files."""
 MODELS_KEPT = 3
 """Sets of live models that a node keeps per run: validation makes a new one every time."""
 
 
 class LostState(RuntimeError):
-    """A private state that should be here is not."""
+    """A private state that should be at this node is not there."""
 
 
 def safe(what: str, name: str) -> str:
@@ -76,7 +76,7 @@ class Vault:
         return read_tree(path)
 
     def keep(self, client: int, version: int, mine: Tree, also: Collection[int]) -> None:
-        """Store a new version; of the older ones only those in `also` stay."""
+        """Store a new version; of the older ones only those in `also` are kept."""
         write_tree(self._file(client, version), mine)
         self.memory[client] = (version, mine)
         wanted = {self._file(client, v).name for v in (version, *also)}
@@ -105,7 +105,7 @@ class Vault:
 
 
 def deployed_file(site: Path, client: int) -> Path:
-    """Where a site finds the model that a client is live with."""
+    """The file of a client's live model, for the site's own programs."""
     return site / "deployed" / f"{client}.safetensors"
 
 

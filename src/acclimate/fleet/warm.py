@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def handed_over(spec: ExecutionSpec, requests: int) -> bool:
-    """Whether the nursery takes care of a task. It knows ClientApps with what is installed, and may have died."""
+    """Whether the nursery takes a task. It starts only ClientApps that need no installation, and it may have died."""
     if spec.task_type != TaskType.CLIENT_APP or spec.runtime_dependency_install:
         return False
     task = {
@@ -56,7 +56,7 @@ def handed_over(spec: ExecutionSpec, requests: int) -> bool:
 
 
 def start_nursery() -> int:
-    """Start the process that forks; where to write tasks, one JSON object per line."""
+    """Start the process that forks. Returns the file to write tasks to, one JSON object per line."""
     read, write_end = os.pipe()
     if os.fork() == 0:
         os.close(write_end)

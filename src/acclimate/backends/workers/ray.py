@@ -39,8 +39,8 @@ class Ray(Backend):
     """Clients on Ray actors. Needs the extra `ray`."""
 
     address: str | None = None
-    """A running cluster ("auto", "host:6379", "ray://host:10001"). None: the one that this process is connected to, or
-    else one of its own on this machine, which ends with the run."""
+    """The address of a running cluster ("auto", "host:6379", "ray://host:10001"). None: the cluster that this process
+    is connected to, or else one that is started on this machine and ends with the run."""
     actors: int | None = None
     """The number of actors; None: as many as fit on the free part of the cluster at the first call. There are never
     more than clients."""
@@ -103,11 +103,11 @@ class RayEngine(WorkersEngine):
                 losses += 1
                 if losses > self.options.retries:
                     raise
-                # A whole machine went, with replies that were done but not fetched. Private state has not changed yet.
+                # A whole machine was lost, with replies that were not fetched yet. Private states have not changed yet.
                 log.warning("Ray lost replies of round %d, which runs again: %s", round, loss)
 
     def close(self) -> None:
-        """End the actors, and the cluster if it was started here and no other engine is on it."""
+        """End the actors, and the cluster if it was started here and no other engine uses it."""
         super().close()
         if self._actors is not None:
             self._actors.close()

@@ -29,7 +29,7 @@ _HEAD = struct.Struct(">QQ")
 _MOST_PARTS = 64
 
 Location: TypeAlias = tuple[int, torch.dtype, tuple[int, ...]]
-"""Where a tensor lies in memory (in bytes from its start), and what it is."""
+"""Where a tensor lies in memory (in bytes from its start), its type and its shape."""
 Memory: TypeAlias = "mmap.mmap | np.ndarray[Any, Any]"
 """Bytes that tensors may be views of."""
 
@@ -86,7 +86,7 @@ class Packed(NamedTuple):
 
 
 def pack(value: Any, known: Sequence[Tensor] = ()) -> Packed:
-    """Take a value apart, without the tensors that are `known` to the receiver. What pickle refuses is `Unsendable`."""
+    """Take a value apart, without the tensors that are `known` to the receiver; `Unsendable` where pickle refuses."""
     body = io.BytesIO()
     pickler = _Pickler(body, known)
     try:
@@ -134,7 +134,7 @@ class _Pickler(pickle.Pickler):
         self.size = 0
 
     def persistent_id(self, value: Any) -> Any:
-        """What stands for a tensor; None for everything else, which is pickled as usual."""
+        """The entry that stands for a tensor; None for everything else, which is pickled as usual."""
         if type(value) is Tensor and value.layout == torch.strided:
             return self._tensor(value)
         # A worker never imports the script that was started: it would run it once more.
