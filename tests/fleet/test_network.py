@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from acclimate import store
 from acclimate.backends import Serial
+from acclimate.backends.flower.protocol import Version, version_conflict
 from acclimate.cli.main import app
 from acclimate.core import tree
 from acclimate.experiment import catalogue
@@ -238,6 +239,38 @@ def test_strangers_are_refused(fleet, tmp_path, who):
         replace(made, processes=tuple(p for p in made.processes if p.name != "stranger")).save()
     assert "Starting Flower SuperNode" in log and "SuperNode ID:" not in log
     assert loopback.Fleet.load(fleet.folder).running
+
+
+OTHER_VERSION = """\
+import os
+
+if "OTHER_VERSION" in os.environ:
+    import acclimate.version
+
+    acclimate.version.__version__ = os.environ["OTHER_VERSION"]
+"""
+
+
+@pytest.mark.slow
+def test_a_node_of_another_version_says_so_over_the_network(tmp_path, monkeypatch):
+    """A fleet of its own, whose node has another acclimate; whoever started the run reads both versions."""
+    (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    environment = loopback.Fleet.environment
+    monkeypatch.setattr(
+        loopback.Fleet,
+        "environment",
+        lambda fleet, node=False: environment(fleet, node) | ({"OTHER_VERSION": "0.0.9"} if node else {}),
+    )
+    e = replace(small("fedavg", patience=15.0, tries=1), rounds=1)
+    fleet = loopback.up(tmp_path / "fleet", 1)
+    try:
+        with pytest.raises(store.RunError) as error:
+            on_fleet(fleet, e, tmp_path / "run")
+    finally:
+        loopback.down(tmp_path / "fleet")
+    conflict = version_conflict(server=Version(), node=Version("0.0.9"))
+    assert conflict is not None and conflict in str(error.value)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, ta
 from .server_app import PROGRESS, STOP
 
 PLACE = "ACCLIMATE_FLEET"
-"""The environment variable that names the fleet's folder. Where it is not set, `fleet` in the current folder is used."""
+"""The environment variable that names the fleet's folder. Without it, `fleet` in the current folder is used."""
 POLL_SECONDS = 0.1
 ENDS = ("finished", "failed", "interrupted")
 """The last event of a run is one of these."""
