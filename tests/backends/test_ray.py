@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,13 +19,16 @@ if find_spec("ray") is None:  # not imported here: the backend must tell Ray whe
     pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 
 from acclimate.adapters import THE, Tent
+from acclimate.backends.workers import ray_actors
 from acclimate.backends.workers import ray_cluster as module
+from acclimate.backends.workers.process_pool import Failure
 from acclimate.backends.workers.ray import Ray
 from acclimate.backends.workers.ray_actors import ActorsDied, StoredValue
 from acclimate.backends.workers.shared_memory import Unsendable
 from acclimate.core import NonFinite, Protocol, Task, Worker, fit, tree
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.personal import FineTune
+from acclimate.version import __version__
 from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, shards, small, task
 
 # Ray leaves /dev/null open when it starts processes, and does not wait for them when it ends.
@@ -371,6 +375,18 @@ def test_stored_values_come_back_as_they_were_and_known_tensors_are_not_sent():
         assert back["rest"] == ("text", SMALL)
         assert tuple(back["none"].shape) == (0, 2)
     assert StoredValue.of({"no": "tensors"}).open() == {"no": "tensors"}
+
+
+def test_an_actor_of_another_version_is_refused_before_its_own_failure_is_raised(monkeypatch):
+    failure = Failure.of(LookupError("the other version cannot read this"))
+    greeting = (failure, ray_actors.Greeting(1, "0.0.9"))
+    fake = SimpleNamespace(get=lambda answer: greeting, exceptions=SimpleNamespace(RayActorError=OSError))
+    monkeypatch.setattr(ray_actors, "imported", lambda: fake)
+    actors = ray_actors.RayActors(0, "recipe", module.Reservation(1.0, 0.0), retries=0, patience=1.0)
+    actors._joining = {"answer": "actor"}
+    both = f"the Ray cluster has acclimate 0.0.9, but this process has {__version__}; install the same version on every"
+    with pytest.raises(RuntimeError, match=both):
+        actors._welcome("answer")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...core import Backend, Reply, Shards, Tree, Worker, check
 from .engine import Inside, Job, WorkersEngine
-from .ray_actors import RayActors, Ref, StoredValue, recipe_of
+from .ray_actors import RayActors, Ref, StoredValue
 from .ray_cluster import Connection, Reservation, described, imported
 from .shared_memory import pack
 
@@ -121,7 +121,7 @@ class RayEngine(WorkersEngine):
             self._connection = Connection(self.options.address, (self.options.actors or 0) * self.options.cpus)
             self._end = weakref.finalize(self, self._connection.end)
         if self._actors is None or not self._actors.open:
-            o, recipe = self.options, recipe_of(self.worker, self.shards, self.inside)
+            o, recipe = self.options, self._for_many_jobs((self.worker, self.shards, self.inside))
             self._count = self._count or self._find_count()
             self._actors = RayActors(self._count, recipe, self._reservation, o.retries, o.patience)
         return self._count

@@ -9,15 +9,14 @@ import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...core import Shards, Worker
 from ...version import __version__
-from .engine import ClientRunner, Inside, Job
+from .engine import ClientRunner, Job
 from .process_pool import Failure
 from .ray_cluster import Reservation, described, imported
 from .shared_memory import pack, unpack
@@ -107,8 +106,8 @@ class _Task(NamedTuple):
 class RayActors:
     """Actors with the same method and data. Those that die are replaced, and their jobs run again on others.
 
-    `recipe` is a reference to the arguments of a `ClientRunner` (see `recipe_of`). A job runs again `retries` times
-    after deaths; where no actor can be started, `run` waits `patience` seconds.
+    `recipe` refers to a stored (worker, data, inside), from which every actor makes its `ClientRunner`. A job runs
+    again `retries` times after deaths; where no actor can be started, `run` waits `patience` seconds.
     """
 
     def __init__(self, count: int, recipe: Ref, reservation: Reservation, retries: int, patience: float) -> None:
@@ -223,17 +222,12 @@ class RayActors:
         with contextlib.suppress(Exception):  # it, or the whole cluster, may be gone
             self._ray.kill(actor)
 
-    def _raise_no_actor(self) -> None:
+    def _raise_no_actor(self) -> NoReturn:
         free = described(self._ray.available_resources())
         raise ActorsDied(
             f"no Ray actor could be started within patience={self._patience:g} seconds: one needs {self._reservation}, "
             f"and the cluster has {free} free"
         )
-
-
-def recipe_of(worker: Worker, data: Shards, inside: Inside) -> Ref:
-    """Put what every actor holds into Ray's store: one copy per machine."""
-    return imported().put(StoredValue.of((worker, data, inside)))
 
 
 def _some(clients: list[int]) -> str:
