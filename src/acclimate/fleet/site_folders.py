@@ -1,4 +1,4 @@
-"""`acclimate fleet init`: what a server and its sites need, in one folder, and a page that says what to do with it."""
+"""`acclimate fleet init`: the folders that a server and its sites need, and a page that says what to do with them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..experiment.settings import expand
 from ..store import RunError, write
 from ..version import __version__
 from . import keys
-from .folder import FLOWER, program, write_app, write_superexec
-from .processes import check_port
+from .app_folder import FLOWER, program, write_app, write_superexec
+from .local_processes import check_port
 
 HOWTO = """\
 # Running this fleet
@@ -67,8 +67,10 @@ checkpoint: `touch RUN_FOLDER/stop`.
 
 ## Upgrade
 
-Stop the run, the sites and the server; install the new version everywhere; start again. A run folder and the sites'
-states outlive upgrades as long as their schema does; acclimate says so where it does not.
+Stop the run, the sites and the server; install the new version everywhere; start again. Server and sites need the same
+version: where a site has another one, it is not used, and the server's log, the site's log and results.json name both
+versions. A run folder and the sites' states outlive upgrades as long as their schema does; acclimate says so where it
+does not.
 
 ## Keys
 
@@ -138,7 +140,7 @@ exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.cr
 
 def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000) -> None:
     """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites."""
-    check(folder, host, sites, port)
+    check_request(folder, host, sites, port)
     settings = shlex.join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
     expand([s for s in shlex.split(settings) if s != "backend=flower"])
     authority = keys.make_ca(folder / "authority", f"acclimate fleet at {host}")
@@ -169,7 +171,7 @@ def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int
     write(folder / "HOWTO.md", text)
 
 
-def check(folder: Path, host: str, sites: Sequence[str], port: int) -> None:
+def check_request(folder: Path, host: str, sites: Sequence[str], port: int) -> None:
     """Refuse what cannot become a fleet."""
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty; choose a new folder")

@@ -78,13 +78,13 @@ def write_superexec(folder: Path) -> None:
 
 
 def program(path: Path, text: str) -> None:
-    """A file that can be run."""
+    """Write a file that can be run."""
     write(path, text)
     os.chmod(path, 0o755)
 
 
 def quoted(text: str) -> str:
-    """A TOML basic string."""
+    """The text as a TOML basic string."""
     if any(ord(c) < 32 for c in text):
         raise ValueError(f"{text!r} must be one line of plain text")
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')

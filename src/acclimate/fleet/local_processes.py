@@ -1,7 +1,7 @@
 """Processes of this machine that outlive the one that started them, and the ports they listen on.
 
-A number alone does not name a process for long, so a process is known by its number and its start time, and no other is
-ever sent a signal.
+The system gives the number of an ended process to a new one, so a process is known by its number and its start time.
+No other process is ever sent a signal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Process:
     name: str
     pid: int
     started: int
-    """In clock ticks since the machine started; 0 where the system does not tell."""
+    """The start time in clock ticks since the machine started; 0 where the system does not tell it."""
 
     @property
     def alive(self) -> bool:
@@ -40,9 +40,9 @@ class Process:
                 os.kill(self.pid, how)
 
     def family(self) -> list[Process]:
-        """The living of it and of all that it started, directly or not; also where it has ended itself."""
+        """The process and all that it started, directly or not, as far as they run; also where it has ended itself."""
         if started(self.pid) not in (-1, self.started):
-            return []  # the number is another process's by now
+            return []  # the number belongs to another process by now
         table = _table()
         found = [pid for pid, (_, session) in table.items() if self.pid in (pid, session)] if table else [self.pid]
         for member in found:
@@ -80,14 +80,14 @@ def started(pid: int) -> int:
 
 
 def stop(processes: Sequence[Process]) -> None:
-    """End processes and all that they started: asked first, killed after STOP_SECONDS."""
+    """End processes and all that they started: first with SIGTERM, after STOP_SECONDS with SIGKILL."""
 
     def living() -> list[list[Process]]:
-        """Looked up anew every time: who is about to end may have started another."""
+        """The families that run now: a process that is about to end may have started another."""
         return [family for p in processes if (family := p.family())]
 
     for family in living():
-        family[0].end()  # the first tells the others; where it has ended, whoever is left is asked
+        family[0].end()  # the first ends the others; where it has ended, this is one that is left
     deadline = time.monotonic() + STOP_SECONDS
     while (left := living()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -103,7 +103,7 @@ def listening(port: int) -> bool:
 
 
 def check_port(port: int) -> None:
-    """An error where this cannot be the number of a port."""
+    """Raise an error where this cannot be the number of a port."""
     if not 1 <= port <= 65535:
         raise ValueError(f"port={port} must be between 1 and 65535")
 
