@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import EVIL, STREAMS, fake, pictured, suite, told
+from made_up import EVIL, STREAMS, analysed, fake, pictured, suite
 
 from acclimate.reporting.board import collect
-from acclimate.reporting.html import render
+from acclimate.reporting.report import render
 from acclimate.reporting.style import spread
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def browser() -> Iterator[Any]:
 def runs() -> list[dict[str, Any]]:
     """Four methods with two seeds, one of them with traces and pictures."""
     first, *rest = suite()
-    return [pictured(told(first)), *rest]
+    return [pictured(analysed(first)), *rest]
 
 
 @pytest.fixture(scope="module")

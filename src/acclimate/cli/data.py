@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..experiment import Experiment
 
 data_app = typer.Typer(
-    help="List data sets, check their files, picture what clients get.",
+    help="List data sets, check their files, show what clients get.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -79,17 +79,17 @@ def preview(
         list[str] | None, typer.Argument(help="key=value settings as for `acclimate run`, e.g. data.clients=5")
     ] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The PNG file.")] = Path("preview.png"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("preview.html"),
 ) -> None:
-    """Picture an experiment's data: clients and classes, training examples, and every stream. Trains nothing."""
+    """Show an experiment's data on a page: clients and classes, training examples, and every stream. Trains nothing."""
     experiment = _experiment(settings or [], config)
-    from ..reporting.pictures import preview as draw
+    from ..reporting.preview import preview as write
 
-    typer.echo(f"wrote {draw(experiment, out)}")
+    typer.echo(f"wrote {write(experiment, out)}")
 
 
 def _experiment(settings: list[str], config: Path | None) -> Experiment:
-    """The one experiment that settings describe; those that differ in what is not pictured count as one."""
+    """The one experiment that settings describe; those that differ in what is not shown count as one."""
     from ..experiment import ConfigError
     from ..experiment.settings import expand, merged
 
@@ -98,7 +98,7 @@ def _experiment(settings: list[str], config: Path | None) -> Experiment:
     if len(different) > 1:
         raise ConfigError(
             f"these settings describe {len(different)} experiments that differ in data, streams or seed; "
-            "a picture shows one: give a single value to each setting"
+            "a preview shows one: give a single value to each setting"
         )
     return found[0]
 

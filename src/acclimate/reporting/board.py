@@ -18,7 +18,7 @@ SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
 IGNORED = {"seed", "device", "backend", "checkpoint_every", "analysis"}
 """Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields."""
 OURS = {encode(a)["type"] for a in catalogue.ADAPTERS.values()}
-"""Types of adapters that are made to learn their names; to make others would import whatever module a file names."""
+"""Adapter types that are decoded to learn their names; decoding others would import any module that a file names."""
 SHOWN = 3
 """How many settings a name has room for."""
 
@@ -27,7 +27,7 @@ Run = Mapping[str, Any]
 
 
 @dataclass
-class Row:
+class BoardRow:
     """One method with one adapter: its table rows by selection, stream and seed, and its cost by seed."""
 
     name: str
@@ -70,7 +70,7 @@ class Board:
 
     runs: Sequence[Run]
     names: list[str]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BoardRow] = field(default_factory=list)
     tones: dict[str, int] = field(default_factory=dict)
     streams: list[str] = field(default_factory=list)
     selections: dict[str, str] = field(default_factory=dict)
@@ -89,24 +89,24 @@ class Board:
         """A method's colour: the same in every chart."""
         return self.tones.setdefault(name, len(self.tones))
 
-    def shown(self, selection: str) -> list[Row]:
+    def shown(self, selection: str) -> list[BoardRow]:
         """The rows that have results for a selection."""
         return [r for r in self.rows if any(s == selection for s, _ in r.cells)]
 
 
 def collect(runs: Sequence[Run]) -> Board:
     """Group the runs' tables: one row per method and adapter, seeds side by side; the first of a repeat counts."""
-    told = _told_apart(runs)
-    board = Board(runs, [label(r) + s for r, s in zip(runs, _suffixes(runs, told), strict=True)])
+    differences = _differences(runs)
+    board = Board(runs, [label(r) + s for r, s in zip(runs, _suffixes(runs, differences), strict=True)])
     adapters = {str(t.get("adapter")) for r in runs for t in r["results"].get("table") or ()}
-    suffixes = {a: _suffixes(runs, [[s for s in own if concerns(s, a)] for own in told]) for a in adapters}
-    rows: dict[tuple[str, str], Row] = {}
+    suffixes = {a: _suffixes(runs, [[s for s in own if concerns(s, a)] for own in differences]) for a in adapters}
+    rows: dict[tuple[str, str], BoardRow] = {}
     for i, run in enumerate(runs):
         results = run["results"]
         for t in results.get("table") or ():
             adapter = str(t.get("adapter"))
             name = joined(t) + suffixes[adapter][i]
-            row = rows.setdefault((name, adapter), Row(name, adapter, board.tone(name), len(rows)))
+            row = rows.setdefault((name, adapter), BoardRow(name, adapter, board.tone(name), len(rows)))
             seed = t.get("seed", results.get("seed"))
             row.cells.setdefault((str(t.get("selection", "last")), str(t.get("stream"))), {}).setdefault(seed, t)
             row.costs.setdefault(seed, results.get("cost") or {})
@@ -116,6 +116,12 @@ def collect(runs: Sequence[Run]) -> Board:
     found = dict.fromkeys(s for s, _ in keys)
     board.selections = {s: SELECTIONS.get(s, s) for s in sorted(found, key=lambda s: [*SELECTIONS, s].index(s))}
     return board
+
+
+def ordered(found: Sequence[str], order: Sequence[str]) -> dict[str, int]:
+    """The streams that were found, each with its place in the report's order: its colour in every chart."""
+    places = {s: i for i, s in enumerate(dict.fromkeys([*order, *found]))}
+    return {s: places[s] for s in sorted(set(found), key=places.__getitem__)}
 
 
 def label(run: Run) -> str:
@@ -162,7 +168,7 @@ def _adapter_names(adapter: Run) -> tuple[str, str]:
     return kind.rpartition(":")[2], json.dumps(adapter)
 
 
-def _told_apart(runs: Sequence[Run]) -> list[list[str]]:
+def _differences(runs: Sequence[Run]) -> list[list[str]]:
     """For every run the `key=value` that tell it from others of its label, where they differ in more than the seed."""
     flat: dict[str, list[dict[str, str]]] = {}
     mine = []
@@ -188,14 +194,14 @@ def _has(own: Mapping[str, str], path: str) -> bool:
     return path in own or not path.startswith("adapters.")
 
 
-def _suffixes(runs: Sequence[Run], told: Sequence[Sequence[str]]) -> list[str]:
+def _suffixes(runs: Sequence[Run], differences: Sequence[Sequence[str]]) -> list[str]:
     """The same as it stands behind names, ` [rounds=5]`; a number stands for what does not fit."""
     kinds: dict[str, list[Sequence[str]]] = {}
-    for run, own in zip(runs, told, strict=True):
+    for run, own in zip(runs, differences, strict=True):
         known = kinds.setdefault(label(run), [])
         known += [own] * (own not in known)
     out = []
-    for run, own in zip(runs, told, strict=True):
-        said = [*own[:SHOWN], *[f"variant {kinds[label(run)].index(own) + 1}"] * (len(own) > SHOWN)]
-        out.append(f" [{', '.join(said)}]" if said else "")
+    for run, own in zip(runs, differences, strict=True):
+        shown = [*own[:SHOWN], *[f"variant {kinds[label(run)].index(own) + 1}"] * (len(own) > SHOWN)]
+        out.append(f" [{', '.join(shown)}]" if shown else "")
     return out

@@ -15,6 +15,8 @@ DARK = ("#7297f4", "#e24212", "#45f182", "#ef89b7", "#ece229", "#8f38ff", "#aae1
 """Chosen to stay apart under protanopia, deuteranopia and tritanopia, at 3:1 or more against the page."""
 TONES = len(LIGHT)
 """How many colours there are; a ninth method wears the first again, with another marker."""
+SHADES = 7
+"""How many shades a heat map has; from pale to strong in the light, from dark to bright in the dark."""
 
 
 def esc(value: Any) -> str:
@@ -72,6 +74,11 @@ def words(items: Iterable[Any]) -> str:
 def plural(n: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def short(text: str, most: int) -> str:
+    """A text of at most so many letters; a longer one is cut and ends with three dots."""
+    return text if len(text) <= most else text[: most - 1] + "\u2026"
 
 
 def span(values: Iterable[Any], form: str = "g") -> str:
