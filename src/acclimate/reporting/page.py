@@ -52,6 +52,7 @@ def page(title: str, head: str, sections: Mapping[str, str], source: str, record
     """
     places = dict(zip(sections, _places(sections), strict=True))
     links = "".join(f'<li><a href="#{place}">{esc(name)}</a></li>' for name, place in places.items())
+    contents = f'<nav aria-label="Contents"><ul>{links}</ul></nav>' if len(places) > 1 else ""
     body = "".join(
         f'<section id="{places[name]}" aria-labelledby="{places[name]}_title">'
         f'<h2 id="{places[name]}_title">{esc(name)}</h2>{part}</section>'
@@ -65,7 +66,7 @@ def page(title: str, head: str, sections: Mapping[str, str], source: str, record
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f'<style>{style_sheet()}</style></head><body><a class="skip" href="#main">Skip to the content</a>'
         f'<header><div class="top"><h1>{esc(title)}</h1>{theme}</div>{head}'
-        f'<nav aria-label="Contents"><ul>{links}</ul></nav></header><main id="main" tabindex="-1">{body}</main>'
+        f'{contents}</header><main id="main" tabindex="-1">{body}</main>'
         f"<footer>Made by acclimate from {esc(source)}.</footer>{script}</body></html>\n"
     )
 
