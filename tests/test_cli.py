@@ -31,8 +31,8 @@ def here(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["acclimate", *args])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(args, ended.value.code, printed.out, printed.err)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -78,8 +78,8 @@ def test_the_summary_names_the_best_row_of_every_stream() -> None:
         rows = [t for r in runs for t in r["results"]["table"] if (t["stream"], t["selection"]) == (stream, "last")]
         best = max(rows, key=lambda t: t["accuracy"])
         name = best["method"] + ("" if best["personal"] == "none" else "+" + best["personal"])
-        said = "without adaptation" if best["adapter"] == "none" else f"with {best['adapter']}"
-        assert f"On <b>{stream}</b>, <b>{name} {said}</b> is best" in text
+        wording = "without adaptation" if best["adapter"] == "none" else f"with {best['adapter']}"
+        assert f"On <b>{stream}</b>, <b>{name} {wording}</b> is best" in text
 
 
 def test_every_string_is_escaped() -> None:
@@ -253,8 +253,8 @@ def test_the_analysis_is_drawn_where_a_run_has_one_and_only_there() -> None:
 def test_histograms_say_their_numbers_and_maps_hold_every_point() -> None:
     text = render([analysed(fake("fedthe"))])
     for stream in ("original", "mixture"):
-        said = f"Histogram of weight of the personal head, 1 - e on {stream}: 40 samples, mean 0.75"
-        assert f'aria-label="{said}"' in text
+        wording = f"Histogram of weight of the personal head, 1 - e on {stream}: 40 samples, mean 0.75"
+        assert f'aria-label="{wording}"' in text
     assert "the highest bar is 75 %" in text
     bars = re.findall(r'<path class="bars c\d" d="([^"]*)"', text)
     assert [b.count("M") for b in bars] == [2, 2]  # the two bins that hold something

@@ -60,8 +60,8 @@ def check(
     """
     from ..experiment.settings import expand
 
-    said = [s if s.startswith("data.") else f"data.{s}" for s in settings or []]
-    findings = [line for e in expand([f"data={name}", *said]) for line in _findings(e.data)]
+    prefixed = [s if s.startswith("data.") else f"data.{s}" for s in settings or []]
+    findings = [line for e in expand([f"data={name}", *prefixed]) for line in _findings(e.data)]
     kinds = [line.partition(":")[0] for line in findings]
     for kind, line in zip(kinds, findings, strict=True):
         if kind != "missing":
@@ -128,7 +128,7 @@ def _state(record: Dataset, root: str) -> str:
     try:
         base = dataclasses.replace(record, root=root).sources().base
     except FileNotFoundError as e:
-        lacking = str(e).partition(" lacks ")[2]  # said of a set of which something is there
+        lacking = str(e).partition(" lacks ")[2]  # so the message reads where a part of the set is there
         lacking = lacking.partition(" (data.root=")[0].partition(";")[0]
         phrase = lacking or record.needs
         return f"missing: {phrase if len(phrase) <= 64 else f'{phrase[:61].rstrip()}...'}"

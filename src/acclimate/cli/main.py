@@ -172,7 +172,7 @@ def _show(table: Any, root: Path) -> None:
 
 
 def _stopped(root: Path | None) -> NoReturn:
-    """Say how to go on after Ctrl-C outside of the rounds, which say so themselves; typer would end without a word."""
+    """Say how to go on after Ctrl-C. In a round, training says so itself; elsewhere typer would end without a word."""
     saved = root is not None and any((root / name).exists() for name in ("config.json", "index.json"))
     _fail(f"stopped; go on with: acclimate resume {root}" if saved else "stopped before anything was saved", 130)
 
@@ -224,7 +224,7 @@ def _explain(error: Exception) -> NoReturn:
 
 
 def _hint(error: Any) -> None:
-    """Settings are not options: tell click's error how one is written, where an option bears its name."""
+    """Let click's error say how settings are written, where somebody wrote a setting as an option."""
     from dataclasses import fields
 
     from ..experiment import Experiment

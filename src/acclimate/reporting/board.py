@@ -34,7 +34,7 @@ class BoardRow:
     adapter: str
     tone: int
     place: int = 0
-    """Which row of the board it is: how the page's filters know it."""
+    """The number of the row on the board, by which the page's filters know it."""
     cells: dict[tuple[str, str], dict[Any, Mapping[str, Any]]] = field(default_factory=dict)
     costs: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class BoardRow:
         return mean(self.by_seed(selection, streams, key))
 
     def per_client(self, selection: str, stream: str) -> list[list[float]]:
-        """The clients' accuracies, a list per seed; none that is empty."""
+        """The clients' accuracies, a list per seed; seeds without any are left out."""
         found = [[num(v) for v in t.get("per_client") or ()] for t in self.cells.get((selection, stream), {}).values()]
         return [values for values in found if values]
 
@@ -125,7 +125,7 @@ def ordered(found: Sequence[str], order: Sequence[str]) -> dict[str, int]:
 
 
 def label(run: Run) -> str:
-    """What a run calls itself; its folder's name where it says nothing."""
+    """The name that a run has in its results, or else its folder's name."""
     return str(run["results"].get("label") or folder(run))
 
 
@@ -190,12 +190,12 @@ def _differing(kinds: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _has(own: Mapping[str, str], path: str) -> bool:
-    """Whether a run has something to say of a setting: an adapter that it did not test has no fields there."""
+    """Whether a run has a setting; fields of an adapter that it did not test do not count as unset."""
     return path in own or not path.startswith("adapters.")
 
 
 def _suffixes(runs: Sequence[Run], differences: Sequence[Sequence[str]]) -> list[str]:
-    """The same as it stands behind names, ` [rounds=5]`; a number stands for what does not fit."""
+    """The differences as they follow names: ` [rounds=5]`. Where there are too many, a number follows the first few."""
     kinds: dict[str, list[Sequence[str]]] = {}
     for run, own in zip(runs, differences, strict=True):
         known = kinds.setdefault(label(run), [])

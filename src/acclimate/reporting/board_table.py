@@ -21,13 +21,13 @@ class TableColumn:
     """One column after method and adapter."""
 
     title: str
-    """HTML."""
+    """The head of the column, as HTML."""
     best: Literal["max", "min", ""] = ""
-    """Whether its largest or its smallest number is marked."""
+    """Whether the largest or the smallest number of the column is marked."""
     digits: int = 3
     """Numbers that agree to so many decimals are equally good: as many as are shown of a share in per cent."""
     stream: int | None = None
-    """Which stream it is about: it goes when that stream is filtered out."""
+    """The stream that the column is about; the column is hidden when that stream is filtered out."""
     key: str = ""
     """A name by which page.js finds the column."""
 
@@ -39,7 +39,7 @@ class TableCell:
     html: str
     value: float = math.nan
     hint: str = ""
-    """More about it, in plain text."""
+    """A tooltip, in plain text."""
 
 
 def board_table(

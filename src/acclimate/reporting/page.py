@@ -72,7 +72,7 @@ def page(title: str, head: str, sections: Mapping[str, str], source: str, record
 
 
 def _places(headings: Iterable[str]) -> list[str]:
-    """Ids of sections: their headings in plain letters, so that links to them last, and a number where these meet.
+    """The ids of sections: their headings in plain letters, so that links stay valid; equal ones are numbered.
 
     They have no underscore: what belongs to a section has one, and so an id of its own.
     """
@@ -86,7 +86,7 @@ def _places(headings: Iterable[str]) -> list[str]:
 
 @cache
 def style_sheet() -> str:
-    """Light and dark - as the reader's system wants it, or as the page's button says - and down to a phone's width."""
+    """The style sheet: light or dark, as the reader's system or the page's button says, and for phones too."""
     day = _variables(DAY, LIGHT, DAY_HEAT, DAY_DARK_CELLS)
     night = _variables(NIGHT, DARK, NIGHT_HEAT, NIGHT_DARK_CELLS)
     return (

@@ -57,7 +57,7 @@ def preview_page(experiment: Experiment) -> str:
 
 
 def clients_and_classes(world: World) -> str:
-    """The bubble plot: a client has the colour of the domain that most of its examples come from. HTML."""
+    """The bubble plot as HTML. A client has the colour of the domain that most of its examples come from."""
     rows = (*world.train, *world.new)
     names = [*map(str, range(world.clients)), *(f"n{i}" for i in range(len(world.new)))]
     counts, owners = world.histogram(rows).tolist(), domains(world, rows)

@@ -21,7 +21,7 @@ from .sections import (
     learning_curves,
     stream_samples,
 )
-from .style import details, esc, facts, pct, plural, span, spread, words
+from .style import details, deviation, esc, facts, pct, plural, span, words
 
 
 def render(runs: Sequence[Run], title: str = "acclimate report", more: Mapping[str, str] | None = None) -> str:
@@ -77,7 +77,7 @@ def _winner(board: Board, stream: str) -> str:
         gap = round(score, 3) - round(ranked[1].score(selection, [stream]), 3)
         text += f", {gap * 100:.1f} points ahead of " if gap > 0 else ", level with "
         text += esc(ranked[1].title)
-        noise = max([s for r in ranked[:2] if math.isfinite(s := spread(r.by_seed(selection, [stream])))], default=0)
+        noise = max([s for r in ranked[:2] if math.isfinite(s := deviation(r.by_seed(selection, [stream])))], default=0)
         text += " (less than the spread over seeds)" * (0 < gap < noise)
     return f'<li><span class="figure">{pct(score)}<small> %</small></span> {text}.</li>'
 

@@ -12,9 +12,9 @@ DASH = "&ndash;"
 
 LIGHT = ("#0035b9", "#da7109", "#439e6b", "#9c4990", "#4a2b00", "#987bea", "#0d373c", "#666464")
 DARK = ("#7297f4", "#e24212", "#45f182", "#ef89b7", "#ece229", "#8f38ff", "#aae1ff", "#856d6d")
-"""Chosen to stay apart under protanopia, deuteranopia and tritanopia, at 3:1 or more against the page."""
+"""Colours that differ under protanopia, deuteranopia and tritanopia, with a contrast of at least 3:1 to the page."""
 TONES = len(LIGHT)
-"""How many colours there are; a ninth method wears the first again, with another marker."""
+"""How many colours there are; a ninth method has the first again, with another marker."""
 SHADES = 7
 """How many shades a heat map has; from pale to strong in the light, from dark to bright in the dark."""
 
@@ -35,7 +35,7 @@ def mean(values: Iterable[float]) -> float:
     return sum(items) / len(items) if items else math.nan
 
 
-def spread(values: Iterable[float]) -> float:
+def deviation(values: Iterable[float]) -> float:
     """The sample standard deviation; NaN for fewer than two values."""
     items = list(values)
     if len(items) < 2:

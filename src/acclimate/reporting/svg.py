@@ -244,7 +244,7 @@ def scatter(dots: Sequence[Dot], x_label: str, y_label: str) -> str:
 
 
 def _room(column: int, columns: Iterable[int]) -> float:
-    """How wide a column's marks may spread without meeting those of the next."""
+    """How wide the marks of a column may be without meeting those of the next."""
     away = [abs(column - other) * 12.0 for other in columns if other != column]
     edge = 2 * min(column * 12.0 - LEFT, WIDTH - RIGHT - column * 12.0)
     return max(min([*away, edge]) - 10, 30.0)

@@ -31,8 +31,8 @@ class NoLock:
     """Stands in for optuna's own lock, which outlives a process that is killed and would stop the search for good."""
 
     def acquire(self) -> bool:
-        """Say that the lock was got."""
+        """Claim to hold the lock."""
         return True
 
     def release(self) -> None:
-        """Do nothing, as nothing was held."""
+        """Do nothing."""

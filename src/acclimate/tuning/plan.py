@@ -18,7 +18,7 @@ from .grids import Grid
 from .space import Point, Setting, Space, parse
 
 TRIALS = 20
-"""How many trials a search has that has no end of its own."""
+"""How many trials there are where nobody says a number and the space is not a small grid."""
 Sampler = Literal["auto", "tpe", "random", "grid"]
 SAMPLERS = ("auto", "tpe", "random", "grid")
 

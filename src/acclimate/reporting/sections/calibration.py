@@ -6,7 +6,7 @@ import math
 
 from ..board import Board, BoardRow
 from ..board_table import TableCell, TableColumn, board_table
-from ..style import esc, fixed, pct, spread, views
+from ..style import deviation, esc, fixed, pct, views
 
 
 def section(board: Board) -> str:
@@ -37,6 +37,6 @@ def _cell(row: BoardRow, selection: str, stream: str, worst: float) -> TableCell
     error = row.score(selection, [stream], "ece")
     if not math.isfinite(error):
         return TableCell(f"<b>{pct(error)}</b>")
-    between = f' <span class="pm">&plusmn; {pct(spread(errors))}</span>' if len(errors) > 1 else ""
+    between = f' <span class="pm">&plusmn; {pct(deviation(errors))}</span>' if len(errors) > 1 else ""
     bar = f'<i class="bar" style="--w:{error / worst * 100 if worst else 0:.0f}%"></i>'
     return TableCell(f"<b>{pct(error)}</b>{between}{bar}<small>loss {fixed(loss, 2)}</small>", error)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..board import Board, BoardRow, joined, label
 from ..board_table import TableCell, TableColumn, board_table
-from ..style import esc, fixed, num, pct, plural, size, span, spread, views
+from ..style import deviation, esc, fixed, num, pct, plural, size, span, views
 
 FORMS = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 """What the table can be saved as, by file name ending."""
@@ -60,7 +60,7 @@ def _overall(row: BoardRow, selection: str, streams: Sequence[str]) -> TableCell
 
 
 def _seeds(values: Sequence[float]) -> str:
-    return f"<small>seeds &plusmn; {pct(spread(values))}</small>" if len(values) > 1 else ""
+    return f"<small>seeds &plusmn; {pct(deviation(values))}</small>" if len(values) > 1 else ""
 
 
 def _refused(board: Board) -> str:
