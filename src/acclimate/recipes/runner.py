@@ -42,11 +42,11 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
     watch = watch or Watch()
     began, found = time.perf_counter(), Found()
     waiting = plan.trainings
-    watch.suite(sum(t.rounds * len(seeds) for t in waiting))
+    watch.suite(len(waiting) * len(seeds))
     for training, cells in waiting.items():
         for seed, record in zip(seeds, _records(training, cells, seeds, device, out, watch), strict=True):
             found[training, seed] = record
-        watch.done()
+            watch.done()
     wide = _with_earlier(plan, out, device, found)
     return write(wide, sorted({seed for _, seed in found}), found, out, time.perf_counter() - began)
 

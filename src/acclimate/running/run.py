@@ -18,8 +18,8 @@ from ..core import fit as loop
 from ..data import World
 from ..eval import Table, Traces, summary
 from ..experiment import Experiment
-from ..reporting.html import render
-from ..reporting.pictures.samples import samples
+from ..reporting.report import render
+from ..reporting.strips import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
 from .check import check_all, naming, untestable
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..eval.fairness import fairness
-from . import grid
-from .board import Board, Row
-from .grid import Cell, Column
-from .style import DASH, TONES, details, esc, fixed, mean, pct, views
-from .svg import drawing, linear, percent, shares
+from ...eval.fairness import fairness
+from ..board import Board, BoardRow
+from ..board_table import TableCell, TableColumn, board_table
+from ..style import DASH, TONES, details, esc, fixed, mean, pct, views
+from ..svg import drawing, linear, percent, shares
 
 STRIP = 168
 """The width of a strip of dots, in pixels."""
@@ -25,39 +24,39 @@ def dots(board: Board) -> str:
     groups = [v for r in board.rows for key in r.cells for v in r.per_client(*key)]
     strips = sum(len(r.cells) for r in board.rows)
     most = max(MOST_DOTS // max(strips, 1), 30)
-    said = "One dot per client and seed; the upright line is their mean."
+    note = "One dot per client and seed; the upright line is their mean."
     if max((len(v) for r in board.rows for v in _pooled(r)), default=0) > most:
-        said += f" Where there are more than {most}, every so many of them, from the lowest to the highest."
+        note += f" Where there are more than {most}, every so many of them, from the lowest to the highest."
     values = [v for group in groups for v in group if math.isfinite(v)]
     marks = shares(values) if values else [0.0, 1.0]
-    return f'<p class="muted">{said}</p>{views(board.selections, lambda s: _strips(board, s, marks, most))}'
+    return f'<p class="muted">{note}</p>{views(board.selections, lambda s: _strips(board, s, marks, most))}'
 
 
-def _pooled(row: Row) -> list[list[float]]:
+def _pooled(row: BoardRow) -> list[list[float]]:
     return [[v for seed in row.per_client(*key) for v in seed] for key in row.cells]
 
 
 def _strips(board: Board, selection: str, marks: Sequence[float], most: int) -> str:
     ends = f'<span class="axis"><span>{percent(marks[0])} %</span><span>{percent(marks[-1])} %</span></span>'
-    columns = [Column(esc(s) + ends, stream=i) for i, s in enumerate(board.streams)]
+    columns = [TableColumn(esc(s) + ends, stream=i) for i, s in enumerate(board.streams)]
     rows = []
     for r in board.shown(selection):
         found = {s: [v for seed in r.per_client(selection, s) for v in seed] for s in board.streams}
         rows.append((r, [_strip(v, marks, r.tone, f"{r.title} on {s}", most) for s, v in found.items()]))
-    return grid.lines(f"Accuracy of every client, {board.selections[selection]}", columns, rows, "strips")
+    return board_table(f"Accuracy of every client, {board.selections[selection]}", columns, rows, "strips")
 
 
-def _strip(values: Sequence[float], marks: Sequence[float], tone: int, name: str, most: int) -> Cell:
+def _strip(values: Sequence[float], marks: Sequence[float], tone: int, name: str, most: int) -> TableCell:
     """Dots on three levels, so that near ones do not hide each other; an upright line is their mean."""
     finite = sorted(v for v in values if math.isfinite(v))
     if not finite:
-        return Cell(DASH)
+        return TableCell(DASH)
     at, middle = linear(marks[0], marks[-1], 6, STRIP - 6), mean(finite)
     path = "".join(f"M{at(v):.0f} {(10, 5, 15)[i % 3]}h0" for i, v in enumerate(_spaced(finite, most)))
     body = f'<path class="dots c{tone % TONES}" d="{path}"/><path class="mean" d="M{at(middle):.1f} 2v16"/>'
     ends = f"{pct(finite[0])} to {pct(finite[-1])}"
-    said = f"{name}: {len(finite)} values, {ends} %"
-    return Cell(f"{drawing('strip', STRIP, 20, said, body, titled=False)}<small>{ends}</small>", middle)
+    label = f"{name}: {len(finite)} values, {ends} %"
+    return TableCell(f"{drawing('strip', STRIP, 20, label, body, titled=False)}<small>{ends}</small>", middle)
 
 
 def _spaced(values: Sequence[float], most: int) -> Sequence[float]:
@@ -71,35 +70,35 @@ def evenness(board: Board) -> str:
     """How the worst- and the best-served clients do, a table per stream; nothing where clients are not listed."""
     if not any(values for r in board.rows for values in _pooled(r)):
         return ""
-    said = "Accuracy in % of the worst- and best-served shares of the clients, each share at least one client."
-    said += " Numbers are means over seeds." * any(len(c) > 1 for r in board.rows for c in r.cells.values())
-    said += " Of two methods with the same mean, that with the smaller deviation is the more even one. Variance is in"
-    said += " squared points."
+    note = "Accuracy in % of the worst- and best-served shares of the clients, each share at least one client."
+    note += " Numbers are means over seeds." * any(len(c) > 1 for r in board.rows for c in r.cells.values())
+    note += " Of two methods with the same mean, that with the smaller deviation is the more even one. Variance is in"
+    note += " squared points."
 
     def folded(selection: str) -> str:
         tables = [_evenness(board, selection, i) for i in range(len(board.streams))]
         return "".join(f'<div data-s="{i}">{t}</div>' for i, t in enumerate(tables) if t)
 
-    return f'<p class="muted">{said}</p>{views(board.selections, folded)}'
+    return f'<p class="muted">{note}</p>{views(board.selections, folded)}'
 
 
 def _evenness(board: Board, selection: str, stream: int) -> str:
-    columns = [Column(name, "max") for name in SHARES.values()]
-    columns += [Column("Standard deviation", "min"), Column("Variance", "min", digits=1)]
+    columns = [TableColumn(name, "max") for name in SHARES.values()]
+    columns += [TableColumn("Standard deviation", "min"), TableColumn("Variance", "min", digits=1)]
     rows = [(r, cells) for r in board.shown(selection) if (cells := _shares(r, selection, board.streams[stream]))]
     if not rows:
         return ""
     name = f"Fairness on {board.streams[stream]}, {board.selections[selection]}"
-    return details(board.streams[stream], "worst and best clients", grid.lines(name, columns, rows), stream == 0)
+    return details(board.streams[stream], "worst and best clients", board_table(name, columns, rows), stream == 0)
 
 
-def _shares(row: Row, selection: str, stream: str) -> list[Cell]:
+def _shares(row: BoardRow, selection: str, stream: str) -> list[TableCell]:
     """The fairness of every seed, averaged; nothing unless every client has a number."""
     seeds = row.per_client(selection, stream)
     if not seeds or not all(math.isfinite(v) for seed in seeds for v in seed):
         return []
     found = [dict(fairness(seed)) for seed in seeds]
     averaged = {k: mean(float(f[k]) for f in found) for k in found[0]}  # type: ignore[arg-type]
-    cells = [Cell(f"<b>{pct(averaged[k])}</b>", averaged[k]) for k in [*SHARES, "std"]]
+    cells = [TableCell(f"<b>{pct(averaged[k])}</b>", averaged[k]) for k in [*SHARES, "std"]]
     squared = averaged["variance"] * 100**2
-    return [*cells, Cell(f"<b>{fixed(squared)}</b>", squared)]
+    return [*cells, TableCell(f"<b>{fixed(squared)}</b>", squared)]

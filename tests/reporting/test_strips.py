@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import acclimate as ac
-from acclimate.reporting.pictures.samples import IMAGES, SIDE, samples
+from acclimate.reporting.strips import IMAGES, SIDE, samples
 from acclimate.running.run import streams_of
 
 

@@ -1,6 +1,6 @@
-"""What the adapters did, drawn: histograms of per-sample numbers, maps of features, and every stream's learning curve.
+"""What the adapters did, drawn: histograms of numbers per sample, and maps of features.
 
-All of it is in the report only where a run was made with `analysis=true`.
+The report has this section only where a run had `analysis=true`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .style import TONES, details, esc, fixed, num, plural, words
-from .svg import Curve, drawing, learning, linear
+from ..board import Board, ordered
+from ..style import TONES, details, esc, fixed, num, plural, words
+from ..svg import drawing, linear
 
 GLYPHS = ("h0", "m-2.4-2.4l4.8 4.8m0-4.8l-4.8 4.8", "m-3 0h6m-3-3v6", "m-2.4 2h4.8l-2.4-4.4z", "m-2-2h4v4h-4z")
 """Marks of a map's streams, as SVG paths: a dot, a cross, a plus, a triangle, a square."""
@@ -19,26 +20,24 @@ WIDE, HIGH, FOOT = 220, 132, 18
 SIDE, EDGE = 360, 10
 """A map in pixels, and the margin within."""
 
-Told = Sequence[tuple[str, str, Mapping[str, Any]]]
-"""Runs by method and name, with their analysis.json."""
 
-
-def section(runs: Told, order: Sequence[str]) -> str:
-    """The histograms and maps of all runs that have them; nothing where none has. `order` is that of the streams.
+def section(board: Board) -> str:
+    """The histograms and maps of all runs that have them; nothing where none has.
 
     Maps are large: only a method's first run has its maps drawn.
     """
     parts, mapped = [], set()
-    for method, name, analysis in runs:
-        if body := _run(analysis, order, method not in mapped):
-            parts.append((name, body))
+    for method, run in zip(board.names, board.runs, strict=True):
+        analysis = run.get("analysis") or {}
+        if body := _run(analysis, board.streams, method not in mapped):
+            parts.append((f"{method}, seed {run['results'].get('seed')}", body))
             mapped |= {method} if analysis.get("maps") else set()
     if not parts:
         return ""
-    said = "What adapters tell of every test sample at the last round, all clients together. Labels play no part in it."
-    said += " Maps are drawn of every method's first seed." * any(a.get("maps") for *_, a in runs)
+    note = "What adapters tell of every test sample at the last round, all clients together. Labels play no part in it."
+    note += " Maps are drawn of every method's first seed." * bool(mapped)
     folds = [details(name, "per sample, by stream", body, i == 0) for i, (name, body) in enumerate(parts)]
-    return f'<p class="muted">{said}</p>{"".join(folds)}'
+    return f'<p class="muted">{note}</p>{"".join(folds)}'
 
 
 def _run(analysis: Mapping[str, Any], order: Sequence[str], with_maps: bool) -> str:
@@ -49,19 +48,13 @@ def _run(analysis: Mapping[str, Any], order: Sequence[str], with_maps: bool) -> 
     return "".join(drawn + [_maps(adapter, of, order) for adapter, of in maps.items()])
 
 
-def _ordered(found: Sequence[str], order: Sequence[str]) -> dict[str, int]:
-    """The streams that were found, each with its place in the report's order: its colour in every chart."""
-    places = {s: i for i, s in enumerate(dict.fromkeys([*order, *found]))}
-    return {s: places[s] for s in sorted(set(found), key=places.__getitem__)}
-
-
 def _histograms(entry: Mapping[str, Any], order: Sequence[str]) -> str:
     """One adapter's number: a panel per stream, all on one scale."""
     streams = {s: h for s, h in (entry.get("streams") or {}).items() if num(h.get("samples")) > 0}
     most = max((num(n) / num(h["samples"]) for h in streams.values() for n in h["counts"]), default=0.0)
     if not most:
         return ""
-    panels = [_bars(entry, s, streams[s], most, tone) for s, tone in _ordered(list(streams), order).items()]
+    panels = [_bars(entry, s, streams[s], most, tone) for s, tone in ordered(list(streams), order).items()]
     title = f"<h3>{esc(entry.get('adapter'))}: {esc(entry.get('meaning'))}</h3>"
     caption = f"<figcaption>Share of a stream's samples; the highest bar is {most * 100:.0f} %.</figcaption>"
     return f'{title}<figure><div class="panels">{"".join(panels)}</div>{caption}</figure>'
@@ -83,19 +76,19 @@ def _bars(entry: Mapping[str, Any], stream: str, histogram: Mapping[str, Any], m
         body += f'<path class="mean" d="M{linear(low, high, 2, WIDE - 2)(mean):.1f} {base}v5"/>'
     ends = [(2, "start", low), (WIDE / 2, "middle", (low + high) / 2), (WIDE - 2, "end", high)]
     body += "".join(f'<text x="{x:g}" y="{HIGH - 3}" text-anchor="{a}">{v:.3g}</text>' for x, a, v in ends)
-    said = f"Histogram of {entry.get('meaning')} on {stream}: {plural(int(total), 'sample')}, mean {mean:.3g}"
+    label = f"Histogram of {entry.get('meaning')} on {stream}: {plural(int(total), 'sample')}, mean {mean:.3g}"
     head = f"<h4>{esc(stream)} <small>mean {fixed(mean, 2)}</small></h4>"
-    return f"<div>{head}{drawing('panel', WIDE, HIGH, said, body)}</div>"
+    return f"<div>{head}{drawing('panel', WIDE, HIGH, label, body)}</div>"
 
 
 def _maps(adapter: str, maps: Sequence[Mapping[str, Any]], order: Sequence[str]) -> str:
     """One adapter's vectors, a map each, side by side."""
-    streams = _ordered([s for m in maps for s in m.get("streams") or {}], order)
+    streams = ordered([s for m in maps for s in m.get("streams") or {}], order)
     panels = "".join(f"<div><h4>{esc(m.get('meaning'))}</h4>{_map(m, streams)}</div>" for m in maps)
-    said = "t-SNE, every map on its own: near points are alike, directions and sizes mean nothing."
+    note = "t-SNE, every map on its own: near points are alike, directions and sizes mean nothing."
     title = f"<h3>{esc(adapter)}: {words(m.get('meaning') for m in maps)}</h3>"
     return (
-        f'{title}<figure><div class="panels maps">{panels}</div>{_key(streams)}<figcaption>{said}</figcaption></figure>'
+        f'{title}<figure><div class="panels maps">{panels}</div>{_key(streams)}<figcaption>{note}</figcaption></figure>'
     )
 
 
@@ -108,8 +101,8 @@ def _map(entry: Mapping[str, Any], streams: Mapping[str, int]) -> str:
         body.append(f'<path class="{_dress(i)}" d="{path}"><title>{esc(stream)}</title></path>' if path else "")
         count += len(points)
     frame = f'<path class="grid" fill="none" d="M.5 .5H{SIDE - 0.5}V{SIDE - 0.5}H.5z"/>'
-    said = f"Map of {entry.get('meaning')}: {plural(count, 'sample')} of {plural(len(streams), 'stream')}"
-    return drawing("panel", SIDE, SIDE, said, frame + "".join(body))
+    label = f"Map of {entry.get('meaning')}: {plural(count, 'sample')} of {plural(len(streams), 'stream')}"
+    return drawing("panel", SIDE, SIDE, label, frame + "".join(body))
 
 
 def _glyph(stream: int) -> str:
@@ -127,49 +120,3 @@ def _key(streams: Mapping[str, int]) -> str:
         mark = f'<path class="{_dress(i)}" d="M13 7{_glyph(i)}"/>'
         items.append(f'<li><svg class="swatch" viewBox="0 0 26 14" aria-hidden="true">{mark}</svg>{esc(stream)}</li>')
     return f'<ul class="legend" aria-label="Streams">{"".join(items)}</ul>'
-
-
-Line = tuple[tuple[float, float], ...]
-"""(round, share) of one seed."""
-
-
-def stream_curves(runs: Sequence[tuple[str, int, Sequence[Mapping[str, Any]]]], order: Sequence[str]) -> str:
-    """Learning curves on the test streams, of runs by (name, tone, rows of metrics.jsonl).
-
-    One method: a chart with a line per stream. Several: a chart per stream with a line per method.
-    """
-    lines = _lines(runs)
-    who = list(dict.fromkeys(w for of in lines.values() for w in of))
-    if not lines:
-        return ""
-    if len(who) == 1:
-        items = [Curve(s, tone, tuple(lines[s][who[0]])) for s, tone in _ordered(list(lines), order).items()]
-        charts = _chart(items, "stream", f"{esc(who[0][0])}, mean over clients.")
-    else:
-        by_stream = {
-            s: [Curve(name, tone, tuple(each)) for (name, tone), each in lines[s].items()]
-            for s in _ordered(list(lines), order)
-        }
-        charts = "".join(_chart(items, "method", f"On {esc(s)}, mean over clients.") for s, items in by_stream.items())
-    said = "What the results table would say if training ended at that round. Nothing is selected by it."
-    return f'<h3>On the test streams</h3><p class="muted">{said}</p>{charts}'
-
-
-def _lines(
-    runs: Sequence[tuple[str, int, Sequence[Mapping[str, Any]]]],
-) -> dict[str, dict[tuple[str, int], list[Line]]]:
-    """By stream, and by method (with its adapter) and tone: a line per seed."""
-    out: dict[str, dict[tuple[str, int], list[Line]]] = {}
-    for name, tone, rows in runs:
-        seen = [r for r in rows if r.get("streams")]
-        for stream in dict.fromkeys(s for r in seen for s in r["streams"]):
-            points = ((num(r.get("round")), num(r["streams"].get(stream))) for r in seen)
-            if line := tuple(p for p in points if math.isfinite(p[0] + p[1])):
-                adapter = seen[0].get("adapter")
-                who = f"{name} " + ("without adaptation" if adapter == "none" else f"with {adapter}")
-                out.setdefault(stream, {}).setdefault((who, tone), []).append(line)
-    return out
-
-
-def _chart(items: Sequence[Curve], of: str, caption: str) -> str:
-    return f"<figure>{learning(items, 'Test accuracy', of)}<figcaption>{caption}</figcaption></figure>"

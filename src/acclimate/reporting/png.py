@@ -21,7 +21,7 @@ def encode(pixels: np.ndarray) -> bytes:
 
 
 def _filtered(pixels: np.ndarray) -> bytes:
-    """Every line as it is, less its left neighbours, or less the line above: whichever has the smallest numbers.
+    """Every line with the filter that gives the smallest numbers: none, less the left pixel, or less the line above.
 
     Enlarged images repeat their lines, which the last of these turns into zeros.
     """

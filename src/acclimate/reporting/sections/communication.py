@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from . import svg
-from .board import Board
-from .style import DASH, details, esc, fixed, num, plural, size, span, table, views
+from .. import svg
+from ..board import Board
+from ..style import DASH, details, esc, fixed, num, plural, size, span, table, views
 
 
 def against_upload(board: Board) -> str:
@@ -54,11 +54,11 @@ def message(name: str, cost: Mapping[str, Any], most: int = 200) -> str:
 
 def promise(card: Mapping[str, Any]) -> str:
     """What a message filter says of the run, in one paragraph: its epsilon, against whom, and what that assumes."""
-    said = f"<b>{esc(card.get('filter'))}</b>"
+    text = f"<b>{esc(card.get('filter'))}</b>"
     if "mechanism" in card:
-        said += f": {esc(card['mechanism'])}."
+        text += f": {esc(card['mechanism'])}."
     if "epsilon" in card:
-        said += f" Epsilon {fixed(num(card['epsilon']), 2)} at delta {esc(card.get('delta'))}."
+        text += f" Epsilon {fixed(num(card['epsilon']), 2)} at delta {esc(card.get('delta'))}."
     if "protects" in card:
-        said += f" Protects {esc(card['protects'])}."
-    return f"{said} {esc(card.get('assumes', ''))}".rstrip()
+        text += f" Protects {esc(card['protects'])}."
+    return f"{text} {esc(card.get('assumes', ''))}".rstrip()

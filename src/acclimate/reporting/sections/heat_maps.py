@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from .board import Board
-from .style import esc, scroll, views
-from .svg import drawing
+from ..board import Board
+from ..style import SHADES, esc, scroll, short, views
+from ..svg import drawing
 
-STEPS = 7
-"""How many shades there are; from pale to strong in the light, from dark to bright in the dark."""
 CELL, LINE, HEAD = 47, 26, 30
 """A cell's width and height and the head's height, in pixels."""
 LONGEST = 22
@@ -24,11 +22,11 @@ def section(board: Board) -> str:
     """A map per stream; nothing unless there are methods and adapters to choose from."""
     if len(board.methods) < 2 or len(board.adapters) < 2:
         return ""
-    said = (
+    note = (
         "Accuracy in %, mean over clients and seeds. Every stream has its own shades, from its lowest to its highest"
         " number; the best cell has a frame. An empty cell was refused or not run."
     )
-    return f'<p class="muted">{said}</p>{views(board.selections, lambda s: _panels(board, s))}'
+    return f'<p class="muted">{note}</p>{views(board.selections, lambda s: _panels(board, s))}'
 
 
 def _panels(board: Board, selection: str) -> str:
@@ -47,13 +45,13 @@ def heat_map(scores: Scores, methods: Sequence[str], adapters: Sequence[str], st
     low, high = min(scores.values()), max(scores.values())
     left = 14 + 7 * min(max(map(len, methods)), LONGEST)
     parts = [
-        f'<text x="{left + (k + 0.5) * CELL:.0f}" y="{HEAD - 10}" text-anchor="middle">{esc(_short(a, 7))}</text>'
+        f'<text x="{left + (k + 0.5) * CELL:.0f}" y="{HEAD - 10}" text-anchor="middle">{esc(short(a, 7))}</text>'
         for k, a in enumerate(adapters)
     ]
     frames = []
     for i, method in enumerate(methods):
         top = HEAD + i * LINE
-        parts.append(f'<text x="{left - 8}" y="{top + 17}" text-anchor="end">{esc(_short(method, LONGEST))}</text>')
+        parts.append(f'<text x="{left - 8}" y="{top + 17}" text-anchor="end">{esc(short(method, LONGEST))}</text>')
         for k, adapter in enumerate(adapters):
             if (score := scores.get((method, adapter))) is None:
                 continue
@@ -68,15 +66,10 @@ def heat_map(scores: Scores, methods: Sequence[str], adapters: Sequence[str], st
                 frames.append(f'<rect class="frame" {box} rx="2"/>')
     width, height = left + len(adapters) * CELL + 4, HEAD + len(methods) * LINE + 4
     first = max(scores, key=scores.__getitem__)
-    said = f"Heat map of accuracy on {stream}: {len(methods)} methods by {len(adapters)} adapters, "
-    said += f"{low * 100:.1f} to {high * 100:.1f} %, best {first[0]} with {first[1]}"
-    svg = drawing("plot heat", width, height, said, "".join(parts + frames), titled=False)
-    return svg.replace("<svg", f'<svg width="{width}" height="{height}"', 1)  # so that numbers are never shrunk
+    label = f"Heat map of accuracy on {stream}: {len(methods)} methods by {len(adapters)} adapters, "
+    label += f"{low * 100:.1f} to {high * 100:.1f} %, best {first[0]} with {first[1]}"
+    return drawing("plot heat", width, height, label, "".join(parts + frames), titled=False, fixed=True)
 
 
 def _shade(score: float, low: float, high: float) -> int:
-    return min(int((score - low) / (high - low) * STEPS), STEPS - 1) if high > low else STEPS // 2
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "\u2026"
+    return min(int((score - low) / (high - low) * SHADES), SHADES - 1) if high > low else SHADES // 2

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import grid
-from .board import Board, Row, joined, label
-from .grid import Cell, Column
-from .style import esc, fixed, num, pct, plural, size, span, spread, views
+from ..board import Board, BoardRow, joined, label
+from ..board_table import TableCell, TableColumn, board_table
+from ..style import deviation, esc, fixed, num, pct, plural, size, span, views
 
 FORMS = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 """What the table can be saved as, by file name ending."""
@@ -20,48 +19,48 @@ PER_SEED = ("seed", "accuracy", "std", "loss", "ece", "round")
 
 def section(board: Board) -> str:
     """The tables of the last and of the selected round, with their tools, and what was refused."""
-    said = "Accuracy in %, mean over clients &plusmn; standard deviation over clients."
+    note = "Accuracy in %, mean over clients &plusmn; standard deviation over clients."
     counts = {len(c) for r in board.rows for c in r.cells.values()}
     if max(counts, default=0) > 1:
-        said += f" Both are means over seeds ({span(counts)} per cell); &lsquo;seeds &plusmn;&rsquo; is the sample"
-        said += " standard deviation of the accuracy over seeds."
-    said += " The best of every column is marked; upload is what one client sends in one round."
+        note += f" Both are means over seeds ({span(counts)} per cell); &lsquo;seeds &plusmn;&rsquo; is the sample"
+        note += " standard deviation of the accuracy over seeds."
+    note += " The best of every column is marked; upload is what one client sends in one round."
     tables = views(board.selections, lambda s: _table(board, s))
-    return f'<p class="muted">{said}</p>{_tools(board)}{tables}{_refused(board)}'
+    return f'<p class="muted">{note}</p>{_tools(board)}{tables}{_refused(board)}'
 
 
 def _table(board: Board, selection: str) -> str:
-    columns = [Column(esc(s), "max", stream=i) for i, s in enumerate(board.streams)]
-    columns += [Column("Mean over streams", "max", key="mean"), Column("Upload per client and round")]
+    columns = [TableColumn(esc(s), "max", stream=i) for i, s in enumerate(board.streams)]
+    columns += [TableColumn("Mean over streams", "max", key="mean"), TableColumn("Upload per client and round")]
     rows = [(r, _line(r, selection, board.streams)) for r in board.shown(selection)]
-    return grid.lines(f"Results, {board.selections[selection]}", columns, rows, "headline")
+    return board_table(f"Results, {board.selections[selection]}", columns, rows, "headline")
 
 
-def _line(row: Row, selection: str, streams: Sequence[str]) -> list[Cell]:
+def _line(row: BoardRow, selection: str, streams: Sequence[str]) -> list[TableCell]:
     up = row.cost("up_bytes_per_client")
-    return [*(_cell(row, selection, s) for s in streams), _overall(row, selection, streams), Cell(size(up), up)]
+    return [*(_cell(row, selection, s) for s in streams), _overall(row, selection, streams), TableCell(size(up), up)]
 
 
-def _cell(row: Row, selection: str, stream: str) -> Cell:
+def _cell(row: BoardRow, selection: str, stream: str) -> TableCell:
     """Accuracy on one stream, its spread over clients, and its spread over seeds."""
     values, score = row.by_seed(selection, [stream]), row.score(selection, [stream])
     if not math.isfinite(score):
-        return Cell(f"<b>{pct(score)}</b>")
+        return TableCell(f"<b>{pct(score)}</b>")
     std, loss, ece = (row.score(selection, [stream], k) for k in ("std", "loss", "ece"))
     text = f'<b>{pct(score)}</b> <span class="pm">&plusmn; {pct(std)}</span>{_seeds(values)}'
     rounds = span(row.by_seed(selection, [stream], "round"))
-    told = [f"{name} {fixed(v, 3)}" for name, v in (("loss", loss), ("ECE", ece)) if math.isfinite(v)]
-    return Cell(text, score, ", ".join([*told, f"round {rounds}"]))
+    facts = [f"{name} {fixed(v, 3)}" for name, v in (("loss", loss), ("ECE", ece)) if math.isfinite(v)]
+    return TableCell(text, score, ", ".join([*facts, f"round {rounds}"]))
 
 
-def _overall(row: Row, selection: str, streams: Sequence[str]) -> Cell:
+def _overall(row: BoardRow, selection: str, streams: Sequence[str]) -> TableCell:
     """The mean over streams; page.js writes it anew, in the same form, when streams are filtered."""
     values, score = row.by_seed(selection, streams), row.score(selection, streams)
-    return Cell(f"<b>{pct(score)}</b>{_seeds(values)}", score)
+    return TableCell(f"<b>{pct(score)}</b>{_seeds(values)}", score)
 
 
 def _seeds(values: Sequence[float]) -> str:
-    return f"<small>seeds &plusmn; {pct(spread(values))}</small>" if len(values) > 1 else ""
+    return f"<small>seeds &plusmn; {pct(deviation(values))}</small>" if len(values) > 1 else ""
 
 
 def _refused(board: Board) -> str:
