@@ -145,7 +145,7 @@ def test_components_are_counted_from_the_mean_of_the_batch():
     x, predict = torch.rand(6, 3, 10, 10), Worker(t, FedAvg()).predict()
     _, views = on_views(predict, model, model["vars"]["params"], x, adapter.augment, 2, rng.key(1))
     shifted = views + 5.0 * torch.arange(t.dim)
-    losses = [adapter.equations.contrastive(*features, who, torch.zeros(6)) for features in (views, shifted)]
+    losses = [adapter.equations.contrastive(features, who, torch.zeros(6)) for features in (views, shifted)]
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
 
 

@@ -54,11 +54,11 @@ class Paper:
         """How far the student is from the teacher's prediction, per sample (inside Eq. 10)."""
         return (taught - logits.softmax(-1)).square().sum(-1)
 
-    def contrastive(self, first: Tensor, second: Tensor, who: Tensor, strong: Tensor) -> Tensor:
-        """Eq. 11 on the features of two views; `who` numbers the samples."""
-        both = torch.cat((first, second)).detach()
+    def contrastive(self, features: Tensor, who: Tensor, strong: Tensor) -> Tensor:
+        """Eq. 11 on the features of two views, [2, B, D]; `who` numbers the samples."""
+        both = features.flatten(0, 1).detach()
         centre, basis = both.mean(0), principal(both, self.components)
-        p, q = ((view - centre) @ basis for view in (first, second))
+        p, q = ((view - centre) @ basis for view in features)
         return contrastive(p, q, who, self.temperature).mean()
 
     def weights(self, grown: Tensor, delta: Tensor, margin: Tensor, j: Tensor) -> tuple[Tree, Tensor]:
@@ -80,7 +80,7 @@ class Paper:
         each = {
             "strong": lambda: mean_of(F.cross_entropy(logits, taught.argmax(-1), reduction="none"), strong),
             "weak": lambda: mean_of(self.distance(logits, taught), 1 - strong),
-            "contrast": lambda: self.contrastive(*views()[1], batch["who"], strong),
+            "contrast": lambda: self.contrastive(views()[1], batch["who"], strong),
         }
         return torch.stack([weights[name] * each[name]() for name in taking]).sum()
 

@@ -29,7 +29,7 @@ class Fisher(Personalizer):
     samples: int = 2000
     """The largest number of training examples that count."""
     params: Literal["norm", "all"] = "norm"
-    """The parameters whose information is noted: those that EATA tunes. A model without normalisation layers notes all."""
+    """The parameters that are weighed, those that EATA tunes; all of a model without normalisation layers."""
     variant: Literal["paper", "released"] = "paper"
 
     def __post_init__(self) -> None:
