@@ -41,7 +41,8 @@ class Released(Paper):
         return (taught - logits).square().sum(-1)
 
     def contrastive(self, features: Tensor, who: Tensor, strong: Tensor) -> Tensor:
-        return simclr(*features.unbind(), ~repeated(who) & (strong == 0), self.temperature)
+        first, second = features
+        return simclr(first, second, ~repeated(who) & (strong == 0), self.temperature)
 
     def weights(self, grown: Tensor, delta: Tensor, margin: Tensor, j: Tensor) -> tuple[Tree, Tensor]:
         """Here the number that is carried along is the strong loss's own weight."""
