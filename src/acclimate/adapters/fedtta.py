@@ -41,7 +41,7 @@ class FedTTA(Adapter):
     steps: int = 1
     """The largest number of steps, the paper's E."""
     patience: int | None = None
-    """Steps without a new least mean entropy after which adaptation ends, and keeps the least; None keeps the last."""
+    """How many steps without a new least mean entropy end adaptation, which keeps the least; None keeps the last."""
     lr: float | None = None
     """The rate of a step; None takes that of training's inner step."""
     norm: Literal["batch", "set"] = "batch"

@@ -61,7 +61,7 @@ class Shift:
     """How the test stream differs from what was trained on, and how it is served."""
 
     batch: int = 32
-    """Samples at a time; 1 serves sample by sample."""
+    """How many samples are served at a time; 1 serves sample by sample."""
     reset: stream.Reset = "stream"
     """When the adapter starts afresh."""
 

@@ -145,7 +145,7 @@ class LabelDrift(Shift):
 
 def severity_sweep(kinds: tuple[str, ...] = COMMON) -> tuple[Shift, ...]:
     """Corrupted streams of severity 1 to 5."""
-    from .brfl import Corrupted
+    from .benchmark_streams import Corrupted
 
     return tuple(Corrupted(severity=s, kinds=kinds) for s in range(1, 6))
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from acclimate.core import rng
-from acclimate.shifts.corruptions import blur, digital, jpeg, noise, weather
-from acclimate.shifts.corruptions import frost as _frost
-from acclimate.shifts.corruptions.constants import COMMON, EXTRA, LARGE_SIDE, SUITE_32, SUITE_224, suite
-from acclimate.shifts.corruptions.frost import Textures, frost_textures, synthesise_frost
+from ...core import rng
+from . import blur, digital, jpeg, pixel_noise, weather
+from . import frost as _frost
+from .constants import COMMON, EXTRA, LARGE_SIDE, SUITE_32, SUITE_224, suite
+from .frost import Textures, frost_textures, synthesise_frost
 
 __all__ = [
     "COMMON",
@@ -35,9 +35,9 @@ __all__ = [
 ]  # fmt: skip
 
 CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
-    "gaussian_noise": noise.gaussian_noise,
-    "shot_noise": noise.shot_noise,
-    "impulse_noise": noise.impulse_noise,
+    "gaussian_noise": pixel_noise.gaussian_noise,
+    "shot_noise": pixel_noise.shot_noise,
+    "impulse_noise": pixel_noise.impulse_noise,
     "defocus_blur": blur.defocus_blur,
     "glass_blur": blur.glass_blur,
     "motion_blur": blur.motion_blur,
@@ -50,7 +50,7 @@ CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
     "elastic_transform": digital.elastic_transform,
     "pixelate": digital.pixelate,
     "jpeg_compression": jpeg.jpeg_compression,
-    "speckle_noise": noise.speckle_noise,
+    "speckle_noise": pixel_noise.speckle_noise,
     "gaussian_blur": blur.gaussian_blur,
     "spatter": weather.spatter,
     "saturate": digital.saturate,
