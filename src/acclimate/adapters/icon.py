@@ -30,7 +30,7 @@ class ICON(Adapter):
 
     opt: Optimizer = SGD(lr=1e-4)
     work: Work = Work()
-    """Over the whole test set, as long as training's; `batch` is also how many samples are told apart at once."""
+    """How long the encoder is tuned, as long as in training; `batch` is also how many samples are compared at once."""
     temperature: float = 0.1
     views: Views = Views()
 

@@ -52,8 +52,8 @@ class SHOT(Adapter):
     ) -> Tree:
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = predict({**model, "vars": vars}, batch["x"], "adapt")
-            told = F.cross_entropy(out.logits, batch["y"])
-            return information(out.logits) + self.beta * told, out.buffers
+            labelled = F.cross_entropy(out.logits, batch["y"])
+            return information(out.logits) + self.beta * labelled, out.buffers
 
         vars, once = state["vars"], Work(epochs=1, batch=self.batch)
         for epoch in range(self.epochs):

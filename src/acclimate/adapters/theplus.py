@@ -30,7 +30,7 @@ class THEPlus(Adapter):
     views: int = 16
     opt: Optimizer = SGD(lr=5e-4)
     chunk: int = 8
-    """Samples tuned at once (per client); bounds memory."""
+    """How many samples of a client are tuned at once; it bounds memory."""
 
     requires: ClassVar[tuple[str, ...]] = THE.requires
     traces: ClassVar[Mapping[str, str]] = {"personal_weight": THE.traces["personal_weight"]}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import check
 from ..ops import disk_cache
-from .base import Dataset
+from .dataset import Dataset
 from .digits import Digits
 from .world import Examples
 from .wrapping import refuse_ignored
@@ -40,11 +40,11 @@ class Features(Dataset):
     """
 
     data: Dataset = Digits()
-    """Where the images come from."""
+    """The data set that the images come from."""
     encoder: Encoder | None = None
-    """What encodes them, e.g. `models.Frozen(backbones=("efficientnet-lite0",))`."""
+    """The encoder of the images, e.g. `models.Frozen(backbones=("efficientnet-lite0",))`."""
     batch: int = 128
-    """Images that are encoded at once."""
+    """How many images are encoded at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,6 +27,11 @@ def floats(part: Any) -> list[Tensor]:
     return [t for t in tree.leaves(part) if t.is_floating_point()]
 
 
+def as_float(x: Tensor) -> Tensor:
+    """The tensor in floating point."""
+    return x if x.is_floating_point() else x.to(torch.float32)
+
+
 def map_floats(f: Callable[[Tensor], Any], part: Any) -> Any:
     """The tree with `f` of its floating-point tensors; the others stay."""
     return tree.map(lambda t: f(t) if t.is_floating_point() else t, part)

@@ -21,15 +21,15 @@ class Dataset:
 
     partition: Partition = Dirichlet(alpha=0.1)
     clients: int = 10
-    """Clients that train."""
+    """How many clients train."""
     split: tuple[float, float, float] = (0.6, 0.2, 0.2)
     """Each client's share of training, validation and test examples."""
     seed: int | None = None
-    """Draws partition and splits; None takes the experiment's seed."""
+    """The seed that draws partition and splits; None takes the experiment's seed."""
     new_clients: int = 0
-    """Further clients that join after training, without labels."""
+    """How many further clients join after training, without labels."""
     new_partition: Partition | None = None
-    """How newcomers' examples are dealt, where not as the others' are: for another alpha."""
+    """How newcomers' examples are dealt, for another alpha; None deals them as the others' are."""
     held_out: tuple[str, ...] = ()
     """Domains that no client trains on: for leave-one-domain-out."""
     fraction: float = 1.0
@@ -37,13 +37,13 @@ class Dataset:
     angles: tuple[float, ...] = ()
     """Each training client's images are rotated by one of these, in degrees: concept shift between clients."""
     new_angles: tuple[float, ...] = ()
-    """The same for newcomers."""
+    """Each newcomer's images are rotated by one of these, in degrees."""
     augment: Augment | None = None
-    """How training images are changed at random; None: not at all."""
+    """How training images are changed at random; None leaves them as they are."""
     mean: tuple[float, ...] = ()
-    """Per-channel mean of pixels in 0..1 that the task subtracts; empty: none. A constant, never measured on tests."""
+    """Per-channel mean of pixels in 0..1 that the task subtracts, if any. It is a constant, never measured on tests."""
     std: tuple[float, ...] = ()
-    """Per-channel deviation that the task divides by."""
+    """Per-channel deviation that the task divides by, if any."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__

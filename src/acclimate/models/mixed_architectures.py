@@ -12,7 +12,7 @@ from ..core import Model, check, rng
 from .cnn import CNN
 
 SMALL, MEDIUM, BIG = (CNN(widths=widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))
-"""HeteroFedTTA's Table 3."""
+"""The three networks of HeteroFedTTA's Table 3."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Mixed:
     models: tuple[Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module], ...] = (SMALL, MEDIUM, BIG)
     """Model records, modules, or functions, as an experiment's `model`."""
     assign: Literal["random", "turns"] = "random"
-    """Who gets which: drawn with equal probability by the seed, or client c the model c modulo their number."""
+    """Which model client c gets: one drawn by the seed, or in turns the model c modulo their number."""
 
     def __post_init__(self) -> None:
         check.choices(self)

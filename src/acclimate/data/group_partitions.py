@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..core import check, rng
-from .dealing import apportion, deal, enough, shuffled
+from .dealing import RULES, deal, enough, shuffled
 from .partition import Partition
 from .world import Pool
 
@@ -42,11 +43,14 @@ class ByDomain(Partition):
     alpha: float | None = None
     keep: float = 0.5
     """The share of a client's examples that is kept where a class mix is drawn."""
+    rule: Literal[1] = field(default=1, kw_only=True)
+    """Version of the dealing rule; a run names the one it was dealt with."""
 
     def __post_init__(self) -> None:
         if self.alpha is not None:
             check.positive(self, "alpha")
         check.within(self, "keep", 0.01, 1.0)
+        check.choices(self)
 
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         enough(examples, clients)
@@ -68,7 +72,8 @@ class ByDomain(Partition):
         classes = len(examples.classes)
         pools = [rows[examples.y[rows] == c] for c in range(classes)]
         mix = rng.dirichlet(key, self.alpha, 1, classes)[0]
-        counts = apportion(mix, max(int(len(rows) * self.keep), 1), torch.tensor([len(p) for p in pools]))
+        quota, left = max(int(len(rows) * self.keep), 1), torch.tensor([len(p) for p in pools])
+        counts = RULES[self.rule].apportion(mix, quota, left)
         return torch.cat([p[:n] for p, n in zip(pools, counts.tolist(), strict=True)])
 
 

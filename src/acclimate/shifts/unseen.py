@@ -1,4 +1,4 @@
-"""Streams from elsewhere: domains nobody trained on, rotated inputs, clients that join late."""
+"""Streams of what nobody trained on: unseen domains, rotated inputs, clients that join late. And how few samples do."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core import Shards, check, rng
 from ..ops import disk_cache
-from .base import Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
+from .base import Corrupting, Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
 
@@ -23,7 +23,7 @@ class Original(Shift):
 
 
 @dataclass(frozen=True)
-class Corrupted(Shift):
+class Corrupted(Corrupting):
     """The client's own test examples, each under one of the corruption types, drawn once and kept.
 
     At severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
@@ -48,7 +48,7 @@ class Corrupted(Shift):
     def build(self, world: Federation, key: rng.Key) -> Stream:
         rows = self.rows(world, key)
         used = torch.cat(rows).unique()
-        x, kinds = corrupted(world, used, self.kinds, self.severity, key)
+        x, kinds = corrupted(world, used, self.kinds, self.severity, key, self.rule)
         mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
         places = [torch.searchsorted(used, r) for r in rows]
         card = {"severity": self.severity, "kinds": mix} | ({"frost": frost().source} if mix.get("frost") else {})
@@ -166,7 +166,7 @@ def brfl(natural: Any = None) -> tuple[Shift, ...]:
 
 
 def corrupted(
-    world: Federation, rows: Tensor, names: tuple[str, ...], severity: int, key: rng.Key
+    world: Federation, rows: Tensor, names: tuple[str, ...], severity: int, key: rng.Key, rule: int
 ) -> tuple[Tensor, Tensor]:
     """Examples, each under one of the named types: pixels and types. Keyed by the example: whoever holds it, it looks
     the same. Large results are remembered on disk."""
@@ -174,10 +174,10 @@ def corrupted(
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
     ice = frost()
-    name = disk_cache.fingerprint("corrupted/1", clean, keys, kinds, names, severity, ice.mark(names))
+    name = disk_cache.fingerprint(f"corrupted/{rule}", clean, keys, kinds, names, severity, ice.mark(names))
 
     def make() -> Tensor:
-        return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures)
+        return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures, rule=rule)
 
     return disk_cache.remembered("streams", name, make), kinds
 

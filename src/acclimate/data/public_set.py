@@ -39,7 +39,7 @@ class Public(Wrapper):
     """
 
     share: float = 0.1
-    """How much of it is public."""
+    """The share of the data set that is public."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

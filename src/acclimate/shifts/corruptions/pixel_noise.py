@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from acclimate.shifts.corruptions.linear import normal, to_bytes, uniform
+from .linear import normal, to_bytes, uniform
 
 
 def gaussian_noise(x: Tensor, keys: Tensor, c: float) -> Tensor:
