@@ -9,7 +9,7 @@ from acclimate.core import Task, rng, tree
 from acclimate.models import Pretrained, encoders, pretrained
 
 
-class Backbone(nn.Module):
+class Encoder(nn.Module):
     """A convolution with batch norm, averaged over positions: four features."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Backbone(nn.Module):
 
 
 def test_a_model_starts_from_the_encoder_s_weights_and_trains_all_of_them():
-    encoder = Backbone()
+    encoder = Encoder()
     t = Task(Pretrained(encoder), (3, 8, 8), 5)
     one, other = (t.init(rng.key(seed))["params"] for seed in (0, 1))
     assert torch.equal(one["encoder.conv.weight"], encoder.conv.weight)
@@ -37,7 +37,7 @@ def test_a_model_starts_from_the_encoder_s_weights_and_trains_all_of_them():
 
 
 def test_the_encoder_sees_its_own_normalisation_whatever_the_data_set_s(monkeypatch):
-    encoder = Backbone().eval()
+    encoder = Encoder().eval()
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     monkeypatch.setattr(pretrained, "_loaded", lambda name: encoders.Backbone(encoder, mean, std))
     x = torch.rand(2, 3, 8, 8)
