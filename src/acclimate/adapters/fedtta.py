@@ -31,7 +31,7 @@ from ..core import Adapter, Predict, Task, Tree, check, local, rng, tree
 from ..ops.learned import learned_loss, scores
 from ..ops.live import with_params
 from ..ops.losses import entropy
-from .fedtta_search import ReleasedSearch, Search
+from .fedtta_search import ReleasedStepSearch, StepSearch
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FedTTA(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
     ) -> Tree:
         rate = model["inner"]["lr"] if self.lr is None else self.lr
-        form = ReleasedSearch if self.variant == "released" else Search
+        form = ReleasedStepSearch if self.variant == "released" else StepSearch
 
         def look(params: Tree) -> tuple[Tensor, Tree]:
             logits = self._logits(predict, model, params, x)

@@ -20,7 +20,7 @@ from ..ops.real import mean_of
 
 
 @dataclass(frozen=True)
-class Search:
+class StepSearch:
     """Where adaptation stands: the model that goes on, the best one so far, and whether adaptation is still active."""
 
     params: Tree
@@ -82,7 +82,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class ReleasedSearch(Search):
+class ReleasedStepSearch(StepSearch):
     """The authors' code (`variant="released"`): it multiplies the log-probabilities with the patience counter in the
     place of the probabilities, and lets the model before the first step compete, which then always wins."""
 
@@ -91,7 +91,7 @@ class ReleasedSearch(Search):
     @staticmethod
     def measured(logits: Tensor, real: Tensor) -> Tree:
         surprise = -logits.log_softmax(-1).sum(-1) / math.log(2.0)
-        return {**Search.measured(logits, real), "surprise": mean_of(surprise, real)}
+        return {**StepSearch.measured(logits, real), "surprise": mean_of(surprise, real)}
 
     def value(self, now: Tree) -> Tensor:
         return self.stale * now["surprise"]

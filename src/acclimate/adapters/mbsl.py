@@ -26,8 +26,8 @@ from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, Work, 
 from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.real import mean_of
-from .mbsl_equations import Paper, average
-from .mbsl_released import Released
+from .mbsl_equations import Equations, average
+from .mbsl_released import ReleasedEquations
 from .mbsl_views import answer, on_views, on_views_of_all
 
 
@@ -70,9 +70,9 @@ class MBSL(Adapter):
             raise ValueError(f"MBSL: losses={self.losses!r} must be among strong, weak and contrast")
 
     @property
-    def equations(self) -> Paper:
+    def equations(self) -> Equations:
         """Eq. 5-14 with this record's settings, as the paper or as the released code has them."""
-        form = Released if self.variant == "released" else Paper
+        form = ReleasedEquations if self.variant == "released" else Equations
         return form(self.weak, self.contrast, self.decay, self.temperature, self.components)
 
     def refusal(self, task: Task, model: Tree) -> str | None:

@@ -25,7 +25,7 @@ from .mbsl_contrast import contrastive, principal
 
 
 @dataclass(frozen=True)
-class Paper:
+class Equations:
     """The equations as the paper has them; the fields are those of `MBSL` with these names."""
 
     weak: float

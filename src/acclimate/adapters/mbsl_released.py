@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ..core import Tree
 from .mbsl_contrast import repeated, simclr
-from .mbsl_equations import Paper, margins
+from .mbsl_equations import Equations, margins
 
 
 @dataclass(frozen=True)
-class Released(Paper):
+class ReleasedEquations(Equations):
     """What the released code computes in the place of the paper's equations."""
 
     answers: ClassVar[str] = "student"

@@ -72,7 +72,7 @@ class Dataset:
 
     def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and std for inputs of so many channels."""
-        return _spread(self, "mean", channels), _spread(self, "std", channels)
+        return _per_channel(self, "mean", channels), _per_channel(self, "std", channels)
 
     def world(self, seed: int = 0) -> World:
         """Deal and split: fixed by the seed, on any machine."""
@@ -125,7 +125,7 @@ class Dataset:
         return rng.uniform(rng.fold(key, "late"), len(pool)) < share
 
 
-def _spread(record: Dataset, field: str, channels: int) -> tuple[float, ...]:
+def _per_channel(record: Dataset, field: str, channels: int) -> tuple[float, ...]:
     """Constants of another number of channels: grey ones repeated, colour ones weighed as grey images weigh colours."""
     values: tuple[float, ...] = getattr(record, field)
     if len(values) in (0, channels):

@@ -77,7 +77,7 @@ class NewClients(Shift):
 
 @dataclass(frozen=True)
 class Reduced(Shift):
-    """A share of the client's own test examples: how little unlabelled data adaptation can live on."""
+    """A share of the client's own test examples: how little unlabelled data adaptation can do with."""
 
     share: float = 0.1
 
