@@ -12,10 +12,9 @@ from acclimate.adapters import NoAdapt
 from acclimate.adapters.mbsl import MBSL, average, contrastive, margins, repeated, simclr
 from acclimate.core import SGD, Protocol, Worker, rng, tree
 from acclimate.methods import FedAvg
-from acclimate.methods.fedspl import FedSPL
+from acclimate.methods.fedspl import FedSPL, matched, mixed, reorder, restyled
 from acclimate.ops.augment import FlipCrop
 from acclimate.ops.components import principal
-from acclimate.ops.reorder import matched, mixed, reorder, restyled
 from acclimate.personal import NoPersonal
 from support import BACKENDS, SMALL, fitted, gap, shards, small, task
 

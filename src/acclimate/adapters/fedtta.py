@@ -32,9 +32,9 @@ from torch.func import grad
 
 from ..core import Adapter, Predict, Task, Tree, check, local, rng, tree
 from ..ops.learned import learned_loss, scores
-from ..ops.live import with_params
 from ..ops.losses import entropy
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
+from ..ops.params import with_params
 
 
 @dataclass(frozen=True)

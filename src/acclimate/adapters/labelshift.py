@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
-from ..ops.real import mean_of
-from ..ops.whole import answers
+from ..ops.masks import mean_of
+from ..ops.unlabelled import answers
 
 _LEAST = 1e-6  # of a class frequency, so that its logarithm stays finite
 

@@ -37,8 +37,8 @@ from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, Work, 
 from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.components import principal
-from ..ops.live import with_params
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
+from ..ops.params import with_params
 
 TAUGHT = 64
 """Samples that the teacher sees at once: with batch norm, whose statistics they share."""

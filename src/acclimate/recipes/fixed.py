@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
-from ..ops.heads import linear
+from ..ops.nets import linear
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core import Shards, check, rng, stream
 from ..ops import disk_cache
+from ..ops.hashing import content_hash
 from .base import Federation, Shift, Stream, consecutive, frost, ordered
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
@@ -65,7 +66,7 @@ class Segments(Shift):
             x[hit] = corrupt_each(clean[hit], kinds[hit], severities[hit], keys[hit], names=names, frost=ice.textures)
             return x
 
-        name = disk_cache.fingerprint("segments/1", clean, keys, plan, where, ice.mark(names))
+        name = content_hash("segments/1", clean, keys, plan, where, ice.mark(names))
         return disk_cache.remembered("streams", name, make)
 
 

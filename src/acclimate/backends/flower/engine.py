@@ -38,7 +38,7 @@ from ...core import (
     tree,
 )
 from ...core.stream import Protocol as StreamProtocol
-from ...ops import disk_cache
+from ...ops.hashing import content_hash
 from .messages import Arrivals
 from .metrics import metrics_of
 from .nodes import LINK, Answer, Ask, FleetError, Link, stream_name
@@ -327,7 +327,7 @@ class FlowerEngine(Engine):
 
 def _named(models: Models) -> Models:
     """Under a name that says what they are made from: nodes make the same models once."""
-    told = f"{models.versions}{models.recipe}{disk_cache.fingerprint(*tree.leaves(models.down))}"
+    told = f"{models.versions}{models.recipe}{content_hash(*tree.leaves(models.down))}"
     return models._replace(name=hashlib.sha256(told.encode()).hexdigest()[:16])
 
 

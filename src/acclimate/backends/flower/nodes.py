@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from ...core import Shards, Tree, tree
-from ...ops import disk_cache
+from ...ops.hashing import content_hash
 
 Kind = Literal["query", "train", "evaluate"]
 DEPTH, NAME = 32, 1000
@@ -77,7 +77,7 @@ class FleetError(RuntimeError):
 def stream_name(test: Shards) -> str:
     """Names exactly the examples and their order, so that server and nodes can be sure to mean the same test."""
     used = test.rows.unique()
-    return disk_cache.fingerprint(test.x[used], test.y[used], test.rows, test.n)[:16]
+    return content_hash(test.x[used], test.y[used], test.rows, test.n)[:16]
 
 
 def nested(flat: Mapping[str, Tensor]) -> Tree:
