@@ -15,9 +15,8 @@ from acclimate.adapters.mbsl_equations import average, margins
 from acclimate.adapters.mbsl_views import TAUGHT, on_views, on_views_of_all
 from acclimate.core import SGD, Protocol, Worker, rng, tree
 from acclimate.methods import FedAvg
-from acclimate.methods.fedspl import FedSPL
+from acclimate.methods.fedspl import FedSPL, matched, mixed, reorder, restyled
 from acclimate.ops.augment import FlipCrop
-from acclimate.ops.reorder import matched, mixed, reorder, restyled
 from acclimate.personal import NoPersonal
 from support import BACKENDS, SMALL, fitted, gap, shards, small, task
 

@@ -15,6 +15,7 @@ from acclimate.core.stream import run as serve
 from acclimate.data import ByDomain, Dataset, Digits, Dirichlet, Examples, Pathological
 from acclimate.experiment import catalogue
 from acclimate.ops import disk_cache
+from acclimate.ops.hashing import content_hash
 from acclimate.shifts import (
     Continual,
     Corrupted,
@@ -225,7 +226,7 @@ def test_cache_entries_are_named_by_frost_pictures_only_where_these_matter(tmp_p
     assert frost().mark(COMMON) == "synthesised"
     saved_frost(tmp_path, 100)
     assert frost().mark(("fog", "snow")) == "files"
-    assert frost().mark(COMMON) == f"files {disk_cache.fingerprint(*frost().textures)}"
+    assert frost().mark(COMMON) == f"files {content_hash(*frost().textures)}"
 
 
 def test_drifting_streams_say_where_their_frost_comes_from():

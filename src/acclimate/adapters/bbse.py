@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Predict, Task, Tree, check, rng
-from ..ops.real import mean_of
-from ..ops.whole import answers
+from ..ops.masks import mean_of
+from ..ops.unlabelled import answers
 from .labelshift import LEAST, Reweighed
 
 

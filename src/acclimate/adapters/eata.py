@@ -23,9 +23,9 @@ from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
 from ..ops import requirements
-from ..ops.entropy_descent import tuned_of
-from ..ops.live import with_params
 from ..ops.losses import entropy
+from ..ops.params import with_params
+from ..ops.unlabelled import tuned_of
 
 
 @dataclass(frozen=True)

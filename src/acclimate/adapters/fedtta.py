@@ -29,8 +29,8 @@ from torch.func import grad
 
 from ..core import Adapter, Predict, Task, Tree, check, local, rng, tree
 from ..ops.learned import learned_loss, scores
-from ..ops.live import with_params
 from ..ops.losses import entropy
+from ..ops.params import with_params
 from .fedtta_search import ReleasedStepSearch, StepSearch
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core import Tree, tree
 from ..ops.losses import entropy
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
 
 
 @dataclass(frozen=True)

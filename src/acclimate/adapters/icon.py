@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
 from ..ops import requirements
-from ..ops.contrast import contrastive
-from ..ops.views import Views
-from ..ops.whole import tune
+from ..ops.augment import Views
+from ..ops.prototypes import contrastive
+from ..ops.unlabelled import tune
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch.func import grad
 from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, Work, check, rng, tree
 from ..ops import requirements
 from ..ops.augment import FlipCrop
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
 from .mbsl_equations import Equations, average
 from .mbsl_released import ReleasedEquations
 from .mbsl_views import answer, on_views, on_views_of_all

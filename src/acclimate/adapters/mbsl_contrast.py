@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import rng
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
 
 
 def repeated(who: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Tree, tree
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
 from .mbsl_contrast import contrastive, principal
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core import Augment, Predict, Tree, rng
-from ..ops.live import with_params
+from ..ops.params import with_params
 
 TAUGHT = 64
 """Samples that the teacher sees at once. Where the model has batch norm, they share its statistics."""

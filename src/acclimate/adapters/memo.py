@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Blend, Mode, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
-from ..ops.live import with_params
 from ..ops.losses import entropy
-from ..ops.persample import map_samples, tuned_on_views
+from ..ops.params import with_params
+from ..ops.unlabelled import map_samples, tuned_on_views
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
 from ..ops.losses import entropy
-from ..ops.whole import answers, tune
+from ..ops.unlabelled import answers, tune
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
-from ..ops.heads import linear
 from ..ops.losses import entropy
+from ..ops.nets import linear
 from . import the_history
 
 

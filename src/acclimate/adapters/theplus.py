@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
-from ..ops.heads import linear
-from ..ops.live import with_params
-from ..ops.persample import map_samples, tuned_on_views
+from ..ops.nets import linear
+from ..ops.params import with_params
+from ..ops.unlabelled import map_samples, tuned_on_views
 from .the import THE
 
 

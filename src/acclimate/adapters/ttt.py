@@ -20,10 +20,10 @@ from torch.func import grad
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..core.tree import pick
 from ..ops import requirements
-from ..ops.heads import linear
-from ..ops.live import with_params
-from ..ops.persample import map_samples
-from ..ops.rotation import turned
+from ..ops.augment import turned
+from ..ops.nets import linear
+from ..ops.params import with_params
+from ..ops.unlabelled import map_samples
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import Augment, check, rng
-from ..ops.geometry import rotate
+from ..ops.augment import rotate
 from .partition import Dirichlet, Partition
 from .world import Examples, World
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core import check
 from ..ops import disk_cache
+from ..ops.hashing import content_hash
 from .dataset import Dataset
 from .digits import Digits
 from .world import Examples
@@ -72,7 +73,7 @@ class Features(Dataset):
                 _show(len(done) * self.batch, len(x), start)
             return torch.cat(done)
 
-        return disk_cache.remembered("features", disk_cache.fingerprint("features/1", name, x), make, least=1)
+        return disk_cache.remembered("features", content_hash("features/1", name, x), make, least=1)
 
 
 def _show(done: int, total: int, start: float) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import SGD, Adam, AdamW, Adapter, Constant, Cosine, Personalizer, Protocol, StepDecay, Work
-from ..ops.augment import FlipCrop
-from ..ops.views import Views
+from ..ops.augment import FlipCrop, Views
 
 ALLOW = "ACCLIMATE_ALLOW"
 """The environment variable that names a user's own classes, `module:Class`, separated by commas."""

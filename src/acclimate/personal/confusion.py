@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ..core import Personalizer, Predict, Task, Tree, check, rng
-from ..ops.real import real_rows
+from ..ops.masks import real_rows
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..core import Personalizer, Predict, Task, Tree, check, rng, tree
-from ..ops.real import real_rows
+from ..ops.masks import real_rows
 
 _BATCH = 64
 

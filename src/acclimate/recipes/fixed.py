@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
 from ..experiment.names import allow
-from ..ops.heads import linear
+from ..ops.nets import linear
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, rng
 from ..experiment.names import allow
-from ..ops.live import with_params
 from ..ops.losses import entropy
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
+from ..ops.params import with_params
 
 
 @dataclass(frozen=True)

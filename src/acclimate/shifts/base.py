@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core import Shards, check, rng, stream
-from ..ops import disk_cache
+from ..ops.hashing import content_hash
 from ..ops.places import data_root
 from .corruptions import RULES, Textures, frost_textures
 
@@ -120,7 +120,7 @@ def frost() -> Frost:
 def _frost(root: Path | None, stamp: Stamp) -> Frost:
     textures, reason = frost_textures(root)
     source = reason.partition(":")[0]  # the rest would name the user's folder
-    return Frost(textures, source, disk_cache.fingerprint(*textures) if source == "files" else "")
+    return Frost(textures, source, content_hash(*textures) if source == "files" else "")
 
 
 def _stamp(folder: Path) -> Stamp:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core import Shards, check, rng
 from ..ops import disk_cache
+from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
@@ -174,7 +175,7 @@ def corrupted(
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
     ice = frost()
-    name = disk_cache.fingerprint(f"corrupted/{rule}", clean, keys, kinds, names, severity, ice.mark(names))
+    name = content_hash(f"corrupted/{rule}", clean, keys, kinds, names, severity, ice.mark(names))
 
     def make() -> Tensor:
         return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures, rule=rule)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core import Shards, check, rng, stream
 from ..ops import disk_cache
+from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Shift, Stream, consecutive, frost, ordered
 from .benchmark_streams import Corrupted
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
@@ -67,7 +68,7 @@ class Segments(Corrupting):
             x[hit] = corrupt_each(*some, names=names, frost=ice.textures, rule=self.rule)
             return x
 
-        name = disk_cache.fingerprint(f"segments/{self.rule}", clean, keys, plan, where, ice.mark(names))
+        name = content_hash(f"segments/{self.rule}", clean, keys, plan, where, ice.mark(names))
         return disk_cache.remembered("streams", name, make)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core import Shards, check, rng
-from ..ops.geometry import rotate
+from ..ops.augment import rotate
 from .base import Federation, Shift, Stream, consecutive, ordered, shuffled
 
 

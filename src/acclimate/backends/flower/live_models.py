@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ...core import Personalizer, Tree, tree
-from ...ops import disk_cache
+from ...ops.hashing import content_hash
 from .checks import model_of_zeros
 from .protocol import Answer, Link, Request
 from .roster import Roster
@@ -31,7 +31,7 @@ class ModelRecipe(NamedTuple):
     def of(cls, down: Tree, versions: list[int], personal: Personalizer | None) -> ModelRecipe:
         """A recipe whose name is a hash of its parts, so that nodes make the same models once."""
         unnamed = cls("", down, versions, personal)
-        text = f"{versions}{unnamed.form}{disk_cache.fingerprint(*tree.leaves(down))}"
+        text = f"{versions}{unnamed.form}{content_hash(*tree.leaves(down))}"
         return unnamed._replace(name=hashlib.sha256(text.encode()).hexdigest()[:16])
 
     @property

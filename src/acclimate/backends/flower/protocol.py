@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from ...core import Shards, Tree, tree
-from ...ops import disk_cache
+from ...ops.hashing import content_hash
 from ...version import __version__
 
 Kind = Literal["query", "train", "evaluate"]
@@ -111,7 +111,7 @@ def brief(text: str) -> str:
 def stream_name(test: Shards) -> str:
     """A name of exactly these examples in this order, so that server and nodes can be sure to mean the same test."""
     used = test.rows.unique()
-    return disk_cache.fingerprint(test.x[used], test.y[used], test.rows, test.n)[:16]
+    return content_hash(test.x[used], test.y[used], test.rows, test.n)[:16]
 
 
 def nested(flat: Mapping[str, Tensor]) -> Tree:
