@@ -15,7 +15,7 @@ from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
 from acclimate.core import SGD, Adam, Cosine
 from acclimate.data import IID, ByDomain, Digits, Pathological
-from acclimate.experiment import ConfigError, Experiment, catalogue, names
+from acclimate.experiment import ConfigError, Experiment, catalogue, labels, names
 from acclimate.experiment import record as config
 from acclimate.experiment.settings import expand, flatten_toml, merged
 from acclimate.methods import FedAvg, FedProx, FedTTA, HeteroFedTTA
@@ -139,9 +139,9 @@ def test_fields_that_do_not_fit_together_are_named():
 def test_lists_of_records_and_their_entries():
     e = one("adapters=none,tent,t3a", "adapters.tent.steps=3", "adapters.t3a.keep=none")
     assert e.adapters == (NoAdapt(), Tent(steps=3), T3A(keep=None))
-    assert [catalogue.label(a) for a in e.adapters] == ["none", "tent(steps=3)", "t3a(keep=None)"]
-    assert catalogue.distinct(e.adapters) == ["none", "tent", "t3a"]
-    assert catalogue.distinct([Tent(), Tent(steps=3)]) == ["tent", "tent(steps=3)"]
+    assert [labels.label(a) for a in e.adapters] == ["none", "tent(steps=3)", "t3a(keep=None)"]
+    assert labels.distinct(e.adapters) == ["none", "tent", "t3a"]
+    assert labels.distinct([Tent(), Tent(steps=3)]) == ["tent", "tent(steps=3)"]
 
 
 def test_settings_tell_a_sweep_apart():
@@ -409,22 +409,22 @@ def test_only_records_can_be_allowed():
     ],
 )
 def test_a_preset_is_known_by_its_words_and_switches_and_not_by_counting(record, label):
-    assert catalogue.label(record) == label
+    assert labels.label(record) == label
 
 
 def test_every_entry_has_its_own_name():
     for kind in catalogue.KINDS:
-        assert [catalogue.label(e) for e in kind.entries.values()] == list(kind.entries)
+        assert [labels.label(e) for e in kind.entries.values()] == list(kind.entries)
 
 
-def test_a_file_without_a_rule_means_the_first_one():
+def test_a_file_without_a_revision_means_the_first_one():
     @dataclass(frozen=True)
-    class Ruled(NoAdapt):
-        rule: int = 2
+    class Revised(NoAdapt):
+        revision: int = 2
 
-    assert "rule" not in config.encode(Ruled(rule=1)) and config.encode(Ruled())["rule"] == 2
-    names.allow(Ruled)
-    assert [config.decode(config.encode(Ruled(rule=r))).rule for r in (1, 2)] == [1, 2]
+    assert "revision" not in config.encode(Revised(revision=1)) and config.encode(Revised())["revision"] == 2
+    names.allow(Revised)
+    assert [config.decode(config.encode(Revised(revision=r))).revision for r in (1, 2)] == [1, 2]
 
 
 @dataclass(frozen=True)
@@ -465,7 +465,7 @@ def test_python_objects_are_named_in_the_file_and_asked_for_on_loading():
 
 
 def test_own_records_and_objects_are_told_apart():
-    assert catalogue.distinct([Mine(), Mine(twist=2.0)]) == ["Mine", "Mine(twist=2.0)"]
+    assert labels.distinct([Mine(), Mine(twist=2.0)]) == ["Mine", "Mine(twist=2.0)"]
     a, b = (replace(Experiment(), model=nn.Linear(2, 2)) for _ in range(2))
     assert a.training_hash() != b.training_hash()  # other weights, another training
     assert a.training_hash() == replace(Experiment(), model=a.model).training_hash()

@@ -11,7 +11,7 @@ from made_up import EVIL, STREAMS, Page, analysed, fake, suite, written
 
 from acclimate.adapters import NoAdapt, Tent
 from acclimate.core import Adam
-from acclimate.experiment import catalogue, encode
+from acclimate.experiment import encode, labels
 from acclimate.reporting.board import collect
 from acclimate.reporting.report import render
 from acclimate.reporting.style import size
@@ -153,7 +153,7 @@ def test_runs_of_one_label_with_other_settings_are_not_averaged() -> None:
 
 def adapted(*adapters: Any, **how: Any) -> dict[str, Any]:
     """A run with these adapters, of those that `fake` has in its table."""
-    run, names = fake(**how), catalogue.distinct(adapters)
+    run, names = fake(**how), labels.distinct(adapters)
     run["config"]["experiment"]["adapters"] = encode(adapters)
     run["results"]["table"] = [t for t in run["results"]["table"] if t["adapter"] in names]
     return run

@@ -355,8 +355,8 @@ def test_errors_name_the_field_the_value_and_what_is_allowed() -> None:
     for bad in (x[0], x[:, :2], x[..., :20]):
         with pytest.raises(ValueError, match=r"x: images must be \[B,C,S,S\]"):
             corrupt(bad, "fog", 1, keys)
-    with pytest.raises(ValueError, match="rule: 7 is not allowed; give one of 1"):
-        corrupt(x, "fog", 1, keys_for(len(x)), rule=7)
+    with pytest.raises(ValueError, match="revision: 7 is not allowed; give one of 1"):
+        corrupt(x, "fog", 1, keys_for(len(x)), revision=7)
     with pytest.raises(ValueError, match="x: side 8 is not allowed; give 16 to 224 px"):
         corrupt(x[..., :8, :8], "fog", 1, keys)
     for wrong in (keys[:1], keys.float()):

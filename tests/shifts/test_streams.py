@@ -13,7 +13,7 @@ import acclimate as ac
 from acclimate.core import Protocol, rng
 from acclimate.core.stream import run as serve
 from acclimate.data import ByDomain, Dataset, Digits, Dirichlet, Examples, Pathological
-from acclimate.experiment import catalogue
+from acclimate.experiment import labels
 from acclimate.ops import disk_cache
 from acclimate.ops.hashing import content_hash
 from acclimate.shifts import (
@@ -34,7 +34,7 @@ from acclimate.shifts import (
     severity_sweep,
 )
 from acclimate.shifts.base import frost
-from acclimate.shifts.corruptions import COMMON, CORRUPTIONS, RULES
+from acclimate.shifts.corruptions import COMMON, CORRUPTIONS, REVISIONS
 from acclimate.shifts.drift import Segments
 from support import client_data, shards, task
 
@@ -336,7 +336,7 @@ def test_bad_streams_and_worlds_are_named(make, says):
 
 def test_severity_sweep_is_five_streams():
     assert [s.severity for s in severity_sweep()] == [1, 2, 3, 4, 5]
-    assert len(set(catalogue.distinct(severity_sweep()))) == 5
+    assert len(set(labels.distinct(severity_sweep()))) == 5
 
 
 def test_other_clients_examples_are_the_same_size_as_ones_own():
@@ -346,16 +346,16 @@ def test_other_clients_examples_are_the_same_size_as_ones_own():
 
 @pytest.mark.parametrize("shift", [Corrupted, Interleaved, Gradual, Continual, Recurring])
 def test_a_stream_that_corrupts_names_the_version_of_its_corruptions(shift):
-    (rule,) = (f for f in fields(shift) if f.name == "rule")
-    assert rule.kw_only and rule.default == 1 and shift(rule=1) == shift()
-    assert get_args(get_type_hints(shift)["rule"]) == tuple(RULES)
-    with pytest.raises(ValueError, match=rf"^{shift.__name__}: rule=7 must be one of 1$"):
-        shift(rule=7)
+    (revision,) = (f for f in fields(shift) if f.name == "revision")
+    assert revision.kw_only and revision.default == 1 and shift(revision=1) == shift()
+    assert get_args(get_type_hints(shift)["revision"]) == tuple(REVISIONS)
+    with pytest.raises(ValueError, match=rf"^{shift.__name__}: revision=7 must be one of 1$"):
+        shift(revision=7)
 
 
 @pytest.mark.parametrize("shift", [Corrupted(kinds=("fog",)), Gradual(kind="fog")])
 def test_images_are_corrupted_by_the_version_that_the_stream_names(shift, monkeypatch):
-    monkeypatch.setitem(RULES, 1, {**CORRUPTIONS, "fog": lambda x, keys, constants: torch.zeros_like(x)})
+    monkeypatch.setitem(REVISIONS, 1, {**CORRUPTIONS, "fog": lambda x, keys, constants: torch.zeros_like(x)})
     shards = shift.build(WORLD, KEY).shards
     assert any(not bool(image.any()) for image in shards.x)
     assert all(bool(image.any()) for image in WORLD.examples.x)

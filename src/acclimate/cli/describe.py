@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..eval.table import Table, percent
-from ..experiment import ConfigError, catalogue
+from ..experiment import ConfigError, catalogue, labels
 from ..ops.places import data_root
 from ..version import __version__
 
@@ -55,7 +55,7 @@ def listing(kind: str | None = None) -> str:
 def _line(name: str, record: Any) -> str:
     summary = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
     first = summary.split("\n\n")[0].replace("\n", " ")
-    changed = catalogue.differences(_default(record), record)
+    changed = labels.differences(_default(record), record)
     return f"{first} [{', '.join(changed)}]" if changed else first
 
 
@@ -85,7 +85,7 @@ def _details(kind: str, name: str, record: Any) -> str:
     out += ["", "fields:" if fields else "no fields"]
     for f in fields:
         value = getattr(record, f.name)
-        shown = catalogue.label(value) if dataclasses.is_dataclass(value) else repr(value)
+        shown = labels.label(value) if dataclasses.is_dataclass(value) else repr(value)
         out.append(f"  {f.name}: {_type(f.type)} = {shown}")
         if note := notes.get(f.name):
             out += textwrap.wrap(note, 100, initial_indent="      ", subsequent_indent="      ")

@@ -1,7 +1,7 @@
 """Dealing rows out: Dirichlet draws, whole numbers in given proportions, taking turns.
 
-How class mixes become rows is a rule with a version. A partition names the version that it was dealt with, so that an
-old run still means the same rows when there is a newer rule.
+How class mixes become rows has revisions. A partition names the one that it was dealt with, so that an old run still
+means the same rows when there is a newer one.
 """
 
 from __future__ import annotations
@@ -80,5 +80,5 @@ class Dealing(NamedTuple):
     """Examples per class, for one client of a given mix and size, from what is left of each class."""
 
 
-RULES = {1: Dealing(equal=take_turns, apportion=apportion)}
-"""The versions that a partition's field `rule` may name. A version that runs were dealt with never changes."""
+REVISIONS = {1: Dealing(equal=take_turns, apportion=apportion)}
+"""The ways of dealing that a partition's field `revision` may name. One that runs were dealt with never changes."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import check, rng
-from .dealing import RULES, deal, enough, shuffled
+from .dealing import REVISIONS, deal, enough, shuffled
 from .partition import Partition
 from .world import Pool
 
@@ -43,8 +43,8 @@ class ByDomain(Partition):
     alpha: float | None = None
     keep: float = 0.5
     """The share of a client's examples that is kept where a class mix is drawn."""
-    rule: Literal[1] = field(default=1, kw_only=True)
-    """Version of the dealing rule; a run names the one it was dealt with."""
+    revision: Literal[1] = field(default=1, kw_only=True)
+    """The revision of the way of dealing; a run names the one it was dealt with."""
 
     def __post_init__(self) -> None:
         if self.alpha is not None:
@@ -73,7 +73,7 @@ class ByDomain(Partition):
         pools = [rows[examples.y[rows] == c] for c in range(classes)]
         mix = rng.dirichlet(key, self.alpha, 1, classes)[0]
         quota, left = max(int(len(rows) * self.keep), 1), torch.tensor([len(p) for p in pools])
-        counts = RULES[self.rule].apportion(mix, quota, left)
+        counts = REVISIONS[self.revision].apportion(mix, quota, left)
         return torch.cat([p[:n] for p, n in zip(pools, counts.tolist(), strict=True)])
 
 

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from . import catalogue, names
+from . import labels, names
 
 
 class ConfigError(ValueError):
@@ -34,17 +34,17 @@ def encode(value: Any, hint: Any = Any, former: bool = False) -> Any:
         return float(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return {"type": "python", "name": catalogue.identity(value)}
+    return {"type": "python", "name": labels.identity(value)}
 
 
-RULE = "rule"
-"""The field that names the version of a rule by which data is dealt or changed. A file without it means version 1."""
+REVISION = "revision"
+"""The field that names the version in which data is dealt or changed. A file without it means revision 1."""
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """The fields that are written: all but a rule's first version, which files of earlier versions do not name."""
+    """The fields that are written: all but a first revision, which files of earlier versions do not name."""
     known = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    return {n: v for n, v in known.items() if n != RULE or v != 1}
+    return {n: v for n, v in known.items() if n != REVISION or v != 1}
 
 
 def _name(cls: type, former: bool) -> str:
@@ -115,8 +115,8 @@ def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
         cls = _resolve(str(value.get("type", "")), where)
         hints = typing.get_type_hints(cls)
         fields = {k: v for k, v in value.items() if k != "type"}
-        if RULE in hints:
-            fields.setdefault(RULE, 1)
+        if REVISION in hints:
+            fields.setdefault(REVISION, 1)
         if unknown := [k for k in fields if k not in {f.name for f in dataclasses.fields(cls)}]:
             raise ConfigError(f"{where}: {cls.__name__} has no field '{unknown[0]}'; written by another version?")
         return _make(cls, {k: decode(v, hints[k], f"{where}.{k}") for k, v in fields.items()}, where)

@@ -20,7 +20,7 @@ from ..methods import FedAvg
 from ..models import CNN
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
-from . import catalogue, names
+from . import labels, names
 from .encoding import ConfigError, by_name, decode, encode
 
 SCHEMA = "acclimate.config/1"
@@ -93,8 +93,8 @@ class Experiment:
     @property
     def label(self) -> str:
         """`method` or `method+personal`: the row name in tables."""
-        word = catalogue.name(self.method)
-        return word if self.personal == NoPersonal() else f"{word}+{catalogue.name(self.personal)}"
+        word = labels.name(self.method)
+        return word if self.personal == NoPersonal() else f"{word}+{labels.name(self.personal)}"
 
     def settings(self) -> list[str]:
         """What tells the runs of a sweep apart: all `key=value` that differ from the defaults.
@@ -102,9 +102,9 @@ class Experiment:
         Those of methods, personalisers, adapters and streams are the defaults of the catalogue entry.
         """
         own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed", "analysis")}
-        out = catalogue.differences(replace(Experiment(), **own), self)
+        out = labels.differences(replace(Experiment(), **own), self)
         for part in ("method", "personal"):
-            out += [f"{part}.{change}" for change in catalogue.entry_of(own[part])[1]]
+            out += [f"{part}.{change}" for change in labels.entry_of(own[part])[1]]
         return out + _entry_settings("adapters", self.adapters) + _entry_settings("streams", self.streams)
 
     def identity(self) -> str:
@@ -151,9 +151,9 @@ def _hash(value: Any) -> str:
 def _entry_settings(part: str, records: Sequence[Any]) -> list[str]:
     """`adapters.tent.opt.lr=0.3`, for every entry of a list that differs from the catalogue's.
 
-    Entries that share a name are left out: tables name them with their settings already (`catalogue.distinct`).
+    Entries that share a name are left out: tables name them with their settings already (`labels.distinct`).
     """
-    entries = [catalogue.entry_of(r) for r in records]
+    entries = [labels.entry_of(r) for r in records]
     names = [name for name, _ in entries]
     return [f"{part}.{n}.{change}" for n, changes in entries for change in changes if names.count(n) == 1]
 

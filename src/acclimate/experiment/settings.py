@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ..core import Method, Personalizer
 from ..core.check import FieldError
-from . import catalogue
+from . import catalogue, labels
 from .catalogue import nearest
 from .encoding import ConfigError
 from .record import Experiment
@@ -157,7 +157,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
     if not path:
         return value.record if isinstance(value, _Draft) else value
     if isinstance(value, tuple):
-        return _at(next(d for d in map(_drafted, value) if catalogue.name(d.record) == path[0]), path[1:])
+        return _at(next(d for d in map(_drafted, value) if labels.name(d.record) == path[0]), path[1:])
     return _at(_drafted(value).get(path[0]), path[1:])
 
 
@@ -244,7 +244,7 @@ def _with_personal(draft: _Draft, value: Any, key: str) -> list[_Draft]:
 def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, key: str) -> list[tuple[Any, ...]]:
     """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
     drafts = [_drafted(i) for i in items]
-    labels = [catalogue.name(d.record) for d in drafts]
+    labels = [labels.name(d.record) for d in drafts]
     if path[0] not in labels:
         raise NoSuchField(f"{key}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
     if len(path) < 2:

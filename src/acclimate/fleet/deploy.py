@@ -8,7 +8,7 @@ from typing import Any
 from .. import store
 from ..backends.flower.engine import FlowerEngine
 from ..backends.flower.protocol import FleetError
-from ..experiment import catalogue
+from ..experiment import labels
 from ..running import run as api
 
 
@@ -17,7 +17,7 @@ def deploy(folder: store.RunFolder, selection: str, adapter: str, given: Mapping
     if selection not in ("last", "validation"):
         raise ValueError(f"selection='{selection}' must be last or validation")
     fit = api.load(folder.path, **given)
-    named = dict(zip(catalogue.distinct(fit.experiment.adapters), fit.experiment.adapters, strict=True))
+    named = dict(zip(labels.distinct(fit.experiment.adapters), fit.experiment.adapters, strict=True))
     name = adapter or next(iter(named))
     if name not in named:
         raise ValueError(f"adapter='{name}' must be one of the run's: {', '.join(named)}")

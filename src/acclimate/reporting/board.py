@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..eval.table import concerns
-from ..experiment import ConfigError, catalogue, decode, encode
+from ..experiment import ConfigError, catalogue, decode, encode, labels
 from .style import mean, num
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
@@ -164,7 +164,7 @@ def _adapter_names(adapter: Run) -> tuple[str, str]:
     if kind in OURS:
         with suppress(ConfigError):  # written by another version
             record = decode(adapter)
-            return catalogue.name(record), catalogue.label(record)
+            return labels.name(record), labels.label(record)
     return kind.rpartition(":")[2], json.dumps(adapter)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import store
 from ..core import rng
 from ..data import World
-from ..experiment import Experiment, catalogue
+from ..experiment import Experiment, labels
 from ..shifts import Shift, Stream
 from .bubbles import CELL, BubbleColumn, bubble_plot
 from .page import page
@@ -49,7 +49,7 @@ def preview_page(experiment: Experiment) -> str:
     to_rgb(world.examples.x[:1])  # refuses what are not images before the streams are built
     key = rng.fold(rng.key(world.seed), "streams")  # the one that a run builds them with
     built = [s.build(world, key) for s in experiment.streams]
-    names = catalogue.distinct(experiment.streams)
+    names = labels.distinct(experiment.streams)
     about = dict(zip(names, map(_about, experiment.streams), strict=True))
     sections = {"Clients and classes": clients_and_classes(world)}
     sections |= contact_sheet(world, dict(zip(names, built, strict=True)), about)
@@ -168,10 +168,10 @@ def _facts(experiment: Experiment, world: World) -> str:
     counts += [f"{len(world.held):,} held out"] if len(world.held) else []
     shape = " x ".join(map(str, world.shape))
     clients = f"{world.clients} clients" + (f" and {len(world.new)} new ones" if world.new else "")
-    settings = catalogue.entry_of(experiment.data)[1]
+    settings = labels.entry_of(experiment.data)[1]
     settings = [s for s in settings if not s.startswith("root=")]  # previews are shared, folders are not
     if not any(s.startswith("partition") for s in settings):
-        settings = [f"partition={catalogue.label(experiment.data.partition)}", *settings]
+        settings = [f"partition={labels.label(experiment.data.partition)}", *settings]
     lede = f"{clients}, {world.num_classes} classes, images of {shape}, seed {world.seed}."
     return (
         f'<p class="lede">{esc(lede)}</p><p class="muted">Examples: {esc(", ".join(counts))}.<br>'

@@ -14,7 +14,7 @@ from ..data import World
 from ..eval import Names, Table, Test, Traces, Trained, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
 from ..eval import evaluate_together as evaluate_joint
-from ..experiment import Experiment, catalogue
+from ..experiment import Experiment, labels
 from ..ops.hashing import content_hash
 from ..shifts import Shift, Stream
 from .build import Fit, cost_card
@@ -29,7 +29,7 @@ def streams_of(world: World, streams: Iterable[Shift]) -> Built:
     key = rng.fold(rng.key(world.seed), "streams")
     records = tuple(streams)
     out: Built = {}
-    for name, shift in zip(catalogue.distinct(records), records, strict=True):
+    for name, shift in zip(labels.distinct(records), records, strict=True):
         try:
             made = shift.build(world, key)
             if not bool((made.shards.n > 0).any()):
@@ -101,7 +101,7 @@ def _names(fit: Fit, personal: Personalizer, adapters: Iterable[Adapter], stream
     """What rows say of a training that is tested with these, which need not be the experiment's own."""
     up = cost_card(fit)["up_bytes_per_client"]
     e = replace(fit.experiment, adapters=tuple(adapters), streams=tuple(streams))
-    return Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
+    return Names(labels.name(e.method), labels.name(personal), e.seed, up, tuple(e.settings()))
 
 
 def traces(
@@ -123,7 +123,7 @@ def traces(
 
 def by_name(adapters: Sequence[Adapter]) -> dict[str, Adapter]:
     """Adapters under the names that tables have for them."""
-    return dict(zip(catalogue.distinct(adapters), adapters, strict=True))
+    return dict(zip(labels.distinct(adapters), adapters, strict=True))
 
 
 def _tests(built: Built) -> dict[str, Test]:

@@ -24,7 +24,7 @@ from .. import store
 from ..adapters import NoAdapt
 from ..backends.mixed import MixedEngine
 from ..core import Adapter, Hetero, Model, PublicTask, Task, Tree, Worker, rng, tree
-from ..experiment import Experiment, catalogue, dumps, loads
+from ..experiment import Experiment, dumps, labels, loads
 from ..models import Mixed
 from ..ops.losses import entropy
 from .run import Fit
@@ -214,7 +214,7 @@ def _worker(fit: Fit, client: int, model: Architecture | int | None) -> Worker:
         if model is not None:
             raise ValueError(
                 f"join: model={model!r} can be chosen only where clients share no weights (heterofedtta, fedmd); "
-                f"{catalogue.name(method)} gives every newcomer the shared model"
+                f"{labels.name(method)} gives every newcomer the shared model"
             )
         return fit.worker
     if model is None:
@@ -279,7 +279,7 @@ def refusal(worker: Worker, adapter: Adapter, model: Tree, shaken: Tree, x: Tens
     `shaken` is `model` with other numbers in the private state that a newcomer starts from. What differs between the
     two is made by training on labels, which a newcomer does not have.
     """
-    method = catalogue.name(worker.method)
+    method = labels.name(worker.method)
     if reason := adapter.refusal(worker.task, model):
         return reason
     own = untrained(model, shaken)

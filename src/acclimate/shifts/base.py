@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core import Shards, check, rng, stream
 from ..ops.hashing import content_hash
 from ..ops.places import data_root
-from .corruptions import RULES, Textures, frost_textures
+from .corruptions import REVISIONS, Textures, frost_textures
 
 
 class Federation(Protocol):
@@ -83,12 +83,12 @@ class Shift:
 class Corrupting(Shift):
     """The base of streams that corrupt images."""
 
-    rule: Literal[1] = field(default=1, kw_only=True)
-    """Version of the corruptions; a run names the one it was corrupted with."""
+    revision: Literal[1] = field(default=1, kw_only=True)
+    """The revision of the corruptions; a run names the one it was corrupted with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.one_of(self, "rule", tuple(RULES))
+        check.one_of(self, "revision", tuple(REVISIONS))
 
 
 @dataclass(frozen=True)

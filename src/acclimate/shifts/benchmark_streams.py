@@ -49,7 +49,7 @@ class Corrupted(Corrupting):
     def build(self, world: Federation, key: rng.Key) -> Stream:
         rows = self.rows(world, key)
         used = torch.cat(rows).unique()
-        x, kinds = corrupted(world, used, self.kinds, self.severity, key, self.rule)
+        x, kinds = corrupted(world, used, self.kinds, self.severity, key, self.revision)
         mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
         places = [torch.searchsorted(used, r) for r in rows]
         card = {"severity": self.severity, "kinds": mix} | ({"frost": frost().source} if mix.get("frost") else {})
@@ -167,7 +167,7 @@ def brfl(natural: Any = None) -> tuple[Shift, ...]:
 
 
 def corrupted(
-    world: Federation, rows: Tensor, names: tuple[str, ...], severity: int, key: rng.Key, rule: int
+    world: Federation, rows: Tensor, names: tuple[str, ...], severity: int, key: rng.Key, revision: int
 ) -> tuple[Tensor, Tensor]:
     """Examples, each under one of the named types: pixels and types. Keyed by the example: whoever holds it, it looks
     the same. Large results are remembered on disk."""
@@ -175,10 +175,10 @@ def corrupted(
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
     ice = frost()
-    name = content_hash(f"corrupted/{rule}", clean, keys, kinds, names, severity, ice.mark(names))
+    name = content_hash(f"corrupted/{revision}", clean, keys, kinds, names, severity, ice.mark(names))
 
     def make() -> Tensor:
-        return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures, rule=rule)
+        return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures, revision=revision)
 
     return disk_cache.remembered("streams", name, make), kinds
 

@@ -65,10 +65,10 @@ class Segments(Corrupting):
         def make() -> Tensor:
             x, hit = clean.clone(), (severities > 0).nonzero().flatten()
             some = clean[hit], kinds[hit], severities[hit], keys[hit]
-            x[hit] = corrupt_each(*some, names=names, frost=ice.textures, rule=self.rule)
+            x[hit] = corrupt_each(*some, names=names, frost=ice.textures, revision=self.revision)
             return x
 
-        name = content_hash(f"segments/{self.rule}", clean, keys, plan, where, ice.mark(names))
+        name = content_hash(f"segments/{self.revision}", clean, keys, plan, where, ice.mark(names))
         return disk_cache.remembered("streams", name, make)
 
 

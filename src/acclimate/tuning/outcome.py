@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
-from ..experiment import Experiment, catalogue
+from ..experiment import Experiment, labels
 from .search_page import page
 from .space import Point, Space, to_toml
 
@@ -106,4 +106,4 @@ def _with_method(settings: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     if "method" in named:
         return settings
     unnamed = {"method": default.method, "personal": default.personal}
-    return [*((key, catalogue.name(record)) for key, record in unnamed.items() if key not in named), *settings]
+    return [*((key, labels.name(record)) for key, record in unnamed.items() if key not in named), *settings]

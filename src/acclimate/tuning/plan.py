@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from .. import store
-from ..experiment import ConfigError, Experiment, catalogue
+from ..experiment import ConfigError, Experiment, labels
 from ..running import run as api
 from ..shifts import Shift
 from . import outcome, trials
@@ -58,7 +58,7 @@ class SearchPlan:
     def card(self) -> dict[str, Any]:
         """What tune.json says of a search before its first trial."""
         grid, first = self.grid, self.first
-        scored = {"adapter": catalogue.label(first.adapters[0]), "streams": catalogue.distinct(self.on)}
+        scored = {"adapter": labels.label(first.adapters[0]), "streams": labels.distinct(self.on)}
         return {
             "schema": outcome.SCHEMA,
             "command": store.command_line(),

@@ -19,7 +19,7 @@ from ..core import Adapter, State
 from ..core import fit as loop
 from ..data import World
 from ..eval import Test, stream_accuracy
-from ..experiment import ConfigError, Experiment, catalogue
+from ..experiment import ConfigError, Experiment, labels
 from ..running import run as api
 from ..running.watch import Watch
 from ..shifts import Natural, NewClients, Shift, UnseenDomain
@@ -48,12 +48,12 @@ OTHERS: dict[type[Shift], str] = {
 def check(experiment: Experiment, on: Sequence[Shift]) -> None:
     """Refuse what cannot be searched, before anything is trained."""
     if experiment.backend.conducted() is not None:
-        name = catalogue.name(experiment.backend)
+        name = labels.name(experiment.backend)
         raise ConfigError(f"backend={name} cannot be searched over, because its clients hold the data; use another")
     for shift in on:
         for part in (shift, *getattr(shift, "parts", ())):
             if why := next((why for kind, why in OTHERS.items() if isinstance(part, kind)), None):
-                raise ConfigError(f"--on {catalogue.name(shift)}: {why}; a search must not look at it")
+                raise ConfigError(f"--on {labels.name(shift)}: {why}; a search must not look at it")
 
 
 def check_adapter(experiment: Experiment) -> None:
@@ -124,10 +124,10 @@ def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: Sta
     built = api.streams_of(validation_world(world), on)
     tests = {name: Test(stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
     adapter = _served(e, worker, engine, state)
-    seen = stream_accuracy(worker, engine, state, tests, {catalogue.name(adapter): adapter}, e.personal)["streams"]
+    seen = stream_accuracy(worker, engine, state, tests, {labels.name(adapter): adapter}, e.personal)["streams"]
     if gone := [name for name in tests if name not in seen]:
         raise ArithmeticError(
-            f"adapter {catalogue.name(adapter)} produced values that are not finite on {', '.join(gone)}"
+            f"adapter {labels.name(adapter)} produced values that are not finite on {', '.join(gone)}"
         )
     return float(torch.tensor(list(seen.values()), dtype=torch.float64).mean())
 
@@ -137,7 +137,7 @@ def _served(e: Experiment, worker: Any, engine: Any, state: State) -> Adapter:
     adapter = e.adapters[0]
     down = worker.method.download(worker.task, state.server)
     if reason := adapter.refusal(worker.task, engine.model_of(engine.deploy(down, state.mine, e.personal), 0)):
-        raise ConfigError(f"adapter {catalogue.name(adapter)} (the first of adapters=, which is scored): {reason}")
+        raise ConfigError(f"adapter {labels.name(adapter)} (the first of adapters=, which is scored): {reason}")
     return adapter
 
 

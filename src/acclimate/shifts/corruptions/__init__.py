@@ -24,7 +24,7 @@ __all__ = [
     "CORRUPTIONS",
     "EXTRA",
     "LARGE_SIDE",
-    "RULES",
+    "REVISIONS",
     "SUITE_32",
     "SUITE_224",
     "Textures",
@@ -58,8 +58,8 @@ CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
 }
 """Kind to function `(x, keys, constants of one severity) -> bytes`; `corrupt` looks the constants up and checks."""
 
-RULES = {1: CORRUPTIONS}
-"""The versions of these functions that a stream's field `rule` may name. A version that runs used never changes."""
+REVISIONS = {1: CORRUPTIONS}
+"""The sets of functions that a stream's field `revision` may name. One that runs used never changes."""
 
 _MIN_SIDE, _MAX_SIDE = 16, 224
 _SEVERITIES = range(1, 6)
@@ -77,9 +77,9 @@ def _check_severity(severity: int) -> None:
         raise ValueError(f"severity: {severity!r} is not allowed; give a whole number from 1 to 5")
 
 
-def _check_rule(rule: int) -> None:
-    if rule not in RULES:
-        raise ValueError(f"rule: {rule!r} is not allowed; give one of {', '.join(map(str, RULES))}")
+def _check_revision(revision: int) -> None:
+    if revision not in REVISIONS:
+        raise ValueError(f"revision: {revision!r} is not allowed; give one of {', '.join(map(str, REVISIONS))}")
 
 
 def _check_batch(x: Tensor, keys: Tensor) -> None:
@@ -96,26 +96,27 @@ def _check_batch(x: Tensor, keys: Tensor) -> None:
 
 
 def corrupt(
-    x: Tensor, kind: str, severity: int | Tensor, keys: Tensor, *, frost: Textures | None = None, rule: int = 1
+    x: Tensor, kind: str, severity: int | Tensor, keys: Tensor, *, frost: Textures | None = None, revision: int = 1
 ) -> Tensor:
     """Corrupts uint8 images [B,C,S,S] (C = 1 or 3, side 16 to 224), image `b` with the draws of `keys[b]`.
 
     `severity` is 1 to 5, or an integer tensor [B] of them. Images below 64 px use CIFAR-10-C's constants, larger ones
     ImageNet-C's. `frost` are textures for the kind "frost" (see `frost_textures`); synthesised ones if none are given.
-    `rule` is the version of the corruptions. The same key gives the same underlying noise at every severity.
+    `revision` says which corruptions, where they were changed since. The same key gives the same underlying noise at
+    every severity.
     """
     _check_kind(kind)
-    _check_rule(rule)
+    _check_revision(revision)
     _check_batch(x, keys)
     if isinstance(severity, Tensor):
-        return corrupt_each(x, torch.zeros_like(keys), severity, keys, names=(kind,), frost=frost, rule=rule)
+        return corrupt_each(x, torch.zeros_like(keys), severity, keys, names=(kind,), frost=frost, revision=revision)
     _check_severity(severity)
     constants = suite(x.shape[3])[kind][severity - 1]
     extra = {"textures": frost} if kind == "frost" else {}
     own = rng.fold(keys, kind)  # so that two kinds with one key do not share their noise
     # Images are independent, so a large batch may be done in parts: that bounds the memory of the wide intermediates.
     part = max(1, (1 << (20 if x.device.type == "cpu" else 26)) // (x.shape[1] * x.shape[2] * x.shape[3]))
-    function = RULES[rule][kind]
+    function = REVISIONS[revision][kind]
     parts = [function(x[i : i + part], own[i : i + part], constants, **extra) for i in range(0, len(x), part)]
     return torch.cat(parts) if parts else x.clone()
 
@@ -128,7 +129,7 @@ def corrupt_each(
     *,
     names: Sequence[str] = COMMON,
     frost: Textures | None = None,
-    rule: int = 1,
+    revision: int = 1,
 ) -> Tensor:
     """Corrupts image `b` with `names[kinds[b]]` at `severities` (one for all, or [B]); `kinds` is int64 [B].
 
@@ -144,5 +145,5 @@ def corrupt_each(
         if not 0 <= kind < len(names):
             raise ValueError(f"kinds: {kind} is not allowed; give 0 to {len(names) - 1}, an index into the names")
         rows = ((kinds.to(keys) == kind) & (levels == severity)).nonzero()[:, 0]
-        out[rows] = corrupt(x[rows], names[kind], severity, keys[rows], frost=frost, rule=rule)
+        out[rows] = corrupt(x[rows], names[kind], severity, keys[rows], frost=frost, revision=revision)
     return out
