@@ -1,4 +1,4 @@
-"""The report in a real Chromium: it sorts, filters and saves, fetches nothing, fits a phone, and is light or dark."""
+"""Pages in a real Chromium: the report sorts, filters and saves; all fetch nothing, fit a phone, may be dark."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from typing import Any
 import pytest
 from made_up import EVIL, STREAMS, analysed, fake, pictured, suite
 
+from acclimate.data import ByDomain, Digits
+from acclimate.experiment import Experiment
 from acclimate.reporting.board import collect
+from acclimate.reporting.preview import preview
 from acclimate.reporting.report import render
 from acclimate.reporting.style import deviation
+from acclimate.shifts import Corrupted, Original
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -274,6 +278,23 @@ def test_pictures_and_traces_are_drawn(opened: Any) -> None:
     assert images.count() == 1 + len(STREAMS)
     assert all(images.evaluate_all("found => found.map(i => i.complete && i.naturalWidth > 0)"))
     assert opened.locator("#what-the-adapter-did svg.panel").first.is_visible()
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_preview_of_data_shows_its_images_and_fetches_nothing(browser: Any, tmp_path: Path, width: int) -> None:
+    data = Digits(domains=("plain", "inverted"), partition=ByDomain(), clients=2, fraction=0.2)
+    path = preview(Experiment(data=data, streams=(Original(), Corrupted())), tmp_path / "preview.html")
+    page, asked = browser.new_page(viewport={"width": width, "height": 800}), []
+    page.on("request", lambda r: asked.append(r.url) if not r.url.startswith("data:") else None)
+    page.goto(path.as_uri())
+    page.add_style_tag(content="section{content-visibility:visible!important}")
+    assert page.locator("img").count() == 3 * 2 * 12  # three blocks of two clients
+    assert all(page.locator("img").evaluate_all("found => found.map(i => i.complete && i.naturalWidth > 0)"))
+    colours = "found => [...new Set(found.map(c => getComputedStyle(c).fill))]"
+    assert len(page.locator("circle.bubble").evaluate_all(colours)) == 2  # one per domain
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert asked == [path.as_uri()]
+    page.close()
 
 
 def test_a_large_report_is_light_and_opens_quickly() -> None:
