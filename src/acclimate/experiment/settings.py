@@ -244,13 +244,13 @@ def _with_personal(draft: _Draft, value: Any, key: str) -> list[_Draft]:
 def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, key: str) -> list[tuple[Any, ...]]:
     """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
     drafts = [_drafted(i) for i in items]
-    labels = [labels.name(d.record) for d in drafts]
-    if path[0] not in labels:
-        raise NoSuchField(f"{key}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
+    entries = [labels.name(d.record) for d in drafts]
+    if path[0] not in entries:
+        raise NoSuchField(f"{key}: no entry '{path[0]}' to set a field of; {nearest(path[0], entries)}")
     if len(path) < 2:
-        names = [f.name for f in dataclasses.fields(drafts[labels.index(path[0])].record)]
+        names = [f.name for f in dataclasses.fields(drafts[entries.index(path[0])].record)]
         raise ConfigError(f"{key}: set its fields instead, {key}.FIELD=...; allowed: {', '.join(names) or 'none'}")
-    pairs = zip(drafts, labels, strict=True)
+    pairs = zip(drafts, entries, strict=True)
     return list(itertools.product(*(_assign(d, path[1:], value, key) if n == path[0] else [d] for d, n in pairs)))
 
 
