@@ -2,12 +2,14 @@
 
 from .analysis import Traces, summary
 from .grid import Names, Test, Trained, evaluate, evaluate_together, rounds_to_test, stream_accuracy
+from .rows import Summary, summary_of
 from .table import Refused, Row, Table
 
 __all__ = [
     "Names",
     "Refused",
     "Row",
+    "Summary",
     "Table",
     "Test",
     "Traces",
@@ -17,4 +19,5 @@ __all__ = [
     "rounds_to_test",
     "stream_accuracy",
     "summary",
+    "summary_of",
 ]

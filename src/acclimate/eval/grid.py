@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core import Adapter, Engine, Personalizer, Protocol, Shards, State, Task, Worker, tree
 from ..core.backend import Joint
 from .analysis import Traces, flat
+from .rows import summary_of
 from .table import Refused, Row, Table
 
 
@@ -174,18 +175,13 @@ def stream_accuracy(
     for stream, test in streams.items():
         metrics = engine.serve(_live(engine, down, models, test), test.shards, adapters[name], test.protocol)
         if not diverged(metrics):
-            seen[stream] = float(_accuracy(metrics).mean())
+            seen[stream] = summary_of(metrics).accuracy
     return {"adapter": name, "streams": seen}
 
 
 def _live(engine: Engine, down: tree.Tree, models: Any, test: Test) -> Any:
     """The models that meet a stream. Newcomers have no labels to personalise on: they get the deployed model."""
     return engine.join(down, test.shards.clients) if test.new else models
-
-
-def _accuracy(metrics: Mapping[str, Tensor]) -> Tensor:
-    """Of every client with a stream."""
-    return metrics["accuracy"][metrics["n"] > 0].double()
 
 
 def rounds_to_test(state: State) -> int:
@@ -216,8 +212,7 @@ def _served(
 
 
 def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str, selection: str, round: int) -> Row:
-    held = metrics["n"] > 0
-    accuracy = _accuracy(metrics)
+    found = summary_of(metrics)
     return Row(
         method=names.method,
         personal=names.personal,
@@ -225,18 +220,13 @@ def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str,
         stream=stream,
         settings=list(names.settings),
         seed=names.seed,
-        clients=int(held.sum()),
-        accuracy=float(accuracy.mean()),
-        std=float(accuracy.std(correction=0)),
-        loss=float(metrics["loss"][held].double().mean()),
-        ece=float(metrics["ece"][held].double().mean()),
+        clients=len(found.clients),
+        accuracy=found.accuracy,
+        std=found.std,
+        loss=found.loss,
+        ece=found.ece,
         selection=selection,
         round=round,
         up_bytes=names.up_bytes,
-        per_client=[round_float(a) for a in accuracy.tolist()],
+        per_client=found.per_client,
     )
-
-
-def round_float(value: float) -> float:
-    """Six digits: what a share of a few hundred samples can carry."""
-    return round(value, 6)
