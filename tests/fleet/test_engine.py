@@ -19,7 +19,7 @@ from acclimate.adapters import NoAdapt
 from acclimate.backends import Serial
 from acclimate.backends.flower.engine import Flower, FlowerEngine, expected_message
 from acclimate.backends.flower.nodes import FleetError, nested, with_empty_groups
-from acclimate.core import Hetero, Work, Worker, fit, tree
+from acclimate.core import Work, Worker, fit, tree
 from acclimate.experiment import catalogue
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.records import pack, parcels, unpack
@@ -605,7 +605,7 @@ def test_nothing_private_reaches_the_server(tmp_path):
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", quick_or_slow(m for m, r in catalogue.METHODS.items() if not isinstance(r, Hetero)))
+@pytest.mark.parametrize("name", quick_or_slow(m for m, r in catalogue.METHODS.items() if not r.several_models))
 def test_the_expected_message_is_the_real_one(name):
     e = replace(of(name), backend=Serial())
     world, worker, engine = api.build(e)

@@ -23,8 +23,8 @@ class Summary(NamedTuple):
 
     def rounded(self) -> Summary:
         """The same, with every number in six digits."""
-        means = (round_float(v) for v in (self.accuracy, self.std, self.loss, self.ece))
-        return Summary(self.clients, *means, self.per_client)
+        accuracy, std, loss, ece = (round_float(v) for v in (self.accuracy, self.std, self.loss, self.ece))
+        return Summary(self.clients, accuracy, std, loss, ece, self.per_client)
 
 
 def summary_of(metrics: Mapping[str, Tensor]) -> Summary:

@@ -56,7 +56,7 @@ class APFL(Method):
     def uplink(self) -> Rules:
         return {"delta": mean_by(self.weights), "n": Sum()}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         alpha = torch.full((), self.alpha, device=key.device)
         return {"vars": task.init(key), "alpha": alpha, "seen": torch.zeros_like(alpha)}
 

@@ -44,7 +44,7 @@ class Ditto(Method):
     def uplink(self) -> Rules:
         return {"delta": mean_by(self.weights), "n": Sum()}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "seen": torch.zeros((), device=key.device)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

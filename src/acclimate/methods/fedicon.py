@@ -77,7 +77,7 @@ class FedICON(Method):
             raise ValueError(missing)
         return super().init_server(task, clients, key) if self.share else {}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {} if self.share else {"vars": task.init(key)}
 
     def download(self, task: Task, server: Tree) -> Tree:

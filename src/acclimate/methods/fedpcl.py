@@ -64,7 +64,7 @@ class FedPCL(Method):
         sets = torch.zeros(clients, task.num_classes, task.dim, device=key.device)
         return {"sets": sets, "counts": torch.zeros(clients, task.num_classes, device=key.device)}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         own = torch.zeros(task.num_classes, task.dim, device=key.device)
         counts = torch.zeros(task.num_classes, device=key.device)
         return {"vars": task.init(key), "prototypes": own, "counts": counts}

@@ -53,7 +53,7 @@ class FedRoD(Method):
     def uplink(self) -> Rules:
         return {"delta": mean_by(self.weights), "n": Sum()}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"head": tree.zeros(head_of(task, task.init(key)))}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

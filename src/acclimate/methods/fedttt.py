@@ -53,7 +53,7 @@ class FedTTT(Method):
             raise ValueError(missing)
         return super().init_server(task, clients, key)
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"rotation": nets.layer(rng.fold(key, "rotation"), task.dim, 4)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

@@ -23,14 +23,14 @@ differences from the released code are those of FedTTA (`methods.fedtta`).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import SGD, Hetero, Loss, Mean, Optimizer, Out, Rules, Task, Tree, Work, check, public_of, rng, train, tree
+from ..core import SGD, Loss, Mean, Method, Optimizer, Out, Rules, Task, Tree, Work, check, rng, train, tree
 from ..ops import nets
 from ..ops.joint import joined, model_of
 from ..ops.learned import learned_loss
@@ -39,8 +39,10 @@ from ..ops.rates import PerGroup
 
 
 @dataclass(frozen=True)
-class HeteroFedTTA(Hetero):
+class HeteroFedTTA(Method):
     """FedTTA for clients of different architectures, who exchange logits on a public set (Ye et al., 2023)."""
+
+    several_models: ClassVar[bool] = True
 
     lam: float = 0.8
     """Weight of the base model's own distillation: the paper's lambda."""
@@ -82,7 +84,7 @@ class HeteroFedTTA(Hetero):
         return {"personalised": Mean()} | ({"base": Mean()} if self.lam else {})
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        nothing = torch.zeros(len(public_of(task, key.device)), task.num_classes, device=key.device)
+        nothing = torch.zeros(len(task.public_on(key.device)), task.num_classes, device=key.device)
         return {"logits": dict.fromkeys(self.uplink, nothing), "known": torch.zeros((), device=key.device)}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
@@ -164,7 +166,7 @@ class HeteroFedTTA(Hetero):
 
     def digest(self, task: Task, down: Tree, both: Tree, round: Tensor, epochs: int, key: rng.Key) -> Tree:
         """Both nets, distilled from the ensemble; unchanged where it knows nothing yet."""
-        x = public_of(task, round.device)
+        x = task.public_on(round.device)
         if not len(x) or not epochs:
             return both
         teacher = torch.stack([down["logits"][name] for name in self.uplink], 1)
@@ -176,7 +178,7 @@ class HeteroFedTTA(Hetero):
     def communicate(self, task: Task, both: Tree) -> Tree:
         """The message: logits on the public set, of the adapted model and where they count of the base model."""
         base, net = both["params"]["base"], both["params"].get("net")
-        x = public_of(task, tree.leaves(base)[0].device)
+        x = task.public_on(tree.leaves(base)[0].device)
         if not len(x):
             none = torch.zeros(0, task.num_classes, device=x.device)
             return dict.fromkeys(self.uplink, none)

@@ -21,7 +21,7 @@ class Local(Method):
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": task.init(key)}
 
     def download(self, task: Task, server: Tree) -> Tree:

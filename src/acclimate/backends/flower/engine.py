@@ -28,8 +28,10 @@ from ...core import (
     Fault,
     Filter,
     Personalizer,
+    Private,
     Reply,
     Shards,
+    Stacked,
     Tree,
     Work,
     Worker,
@@ -102,6 +104,8 @@ class Models(NamedTuple):
 class FlowerEngine(Engine):
     """Asks nodes. Knows the version of each client's private state, and where live models have been made."""
 
+    shards: Shards
+
     def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Flower, link: Link) -> None:
         super().__init__(worker, train, torch.device("cpu"))
         self.options, self.link = options, link
@@ -116,11 +120,11 @@ class FlowerEngine(Engine):
         """Clients that missed a test; told with the next round, or at the end."""
 
     @property
-    def mine(self) -> Tree:
-        return {"version": self._versions}
+    def mine(self) -> Private:
+        return Stacked({"version": self._versions})
 
     @mine.setter
-    def mine(self, value: Tree) -> None:
+    def mine(self, value: Any) -> None:
         self._versions = value["version"]
 
     # --- a round --------------------------------------------------------------------------------------------------
@@ -192,8 +196,8 @@ class FlowerEngine(Engine):
 
     # --- live models ----------------------------------------------------------------------------------------------
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Models:
-        return _named(Models("", down, mine["version"].tolist(), personal))
+    def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> Models:
+        return _named(Models("", down, mine.saved()["version"].tolist(), personal))
 
     def join(self, down: Tree, newcomers: int) -> Models:
         return _named(Models("", down, [0] * newcomers, None))

@@ -27,9 +27,11 @@ from ...core import (
     Engine,
     NonFinite,
     Personalizer,
+    Private,
     Protocol,
     Reply,
     Shards,
+    Stacked,
     Tree,
     Worker,
     message,
@@ -121,7 +123,7 @@ class Site:
 
     def deploy(self, down: Tree, personal: Personalizer, ids: Tensor, mine: Tree) -> Any:
         """A few clients' live models: a handle of the engine inside."""
-        return _home(self._engine(self.data, ids).deploy(self._here(down), self._here(mine), personal))
+        return _home(self._engine(self.data, ids).deploy(self._here(down), Stacked(self._here(mine)), personal))
 
     def join(self, down: Tree, ids: Tensor) -> Any:
         """The same for newcomers, who are numbered after the clients that trained."""
@@ -161,12 +163,14 @@ class Models(NamedTuple):
 
 
 class SpreadEngine(Engine):
-    """Holds the clients' private state as one stacked tree; a subclass holds the workers."""
+    """Holds the clients' private state in memory; a subclass holds the workers."""
+
+    shards: Shards
 
     def __init__(self, worker: Worker, train: Shards, inside: Inside) -> None:
         super().__init__(worker, train, torch.device("cpu"))
         self.inside = inside
-        self._mine = stacked_start(worker, self.shards)
+        self.mine = stacked_start(worker, self.shards)
         self._last_test: tuple[Shards, Handle] | None = None
 
     @abstractmethod
@@ -189,26 +193,18 @@ class SpreadEngine(Engine):
     def _open(self, handles: list[Handle]) -> list[Any]:
         """The values behind handles."""
 
-    @property
-    def mine(self) -> Tree:
-        return self._mine
-
-    @mine.setter
-    def mine(self, value: Tree) -> None:
-        self._mine = value
-
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         groups = [cohort[g] for g in self._groups(self.shards.n[cohort])]
-        handles = self._run("train", (down, round), groups, self.shards.n, self._states(self._mine, groups))
+        handles = self._run("train", (down, round), groups, self.shards.n, self._states(self.mine, groups))
         done: list[Trained] = self._open(handles)
         if bad := sorted(c for d in done for c in d.bad):
             raise NonFinite(bad, round)
         replies = [d.reply for d in done if d.reply is not None]
         new = tree.map(lambda *xs: torch.cat(xs), *(d.mine for d in done))
-        self._mine = tree.put(self._mine, torch.cat(groups), new)
+        self.mine = self.mine.put(torch.cat(groups), new)
         return Reply(functools.reduce(message.combine, (r.part for r in replies)), replies[0].up)
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Models:
+    def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> Models:
         groups = self._groups(self.shards.n)
         states = self._states(mine, groups)
         return Models(groups, self._run("deploy", (down, personal), groups, self.shards.n, states))
@@ -243,9 +239,9 @@ class SpreadEngine(Engine):
             return shares(sizes, self._start())
         return list(torch.arange(len(sizes)).split(-(-len(sizes) // GROUPS)))
 
-    def _states(self, mine: Tree, groups: list[Tensor]) -> Callable[[int], Job]:
+    def _states(self, mine: Private, groups: list[Tensor]) -> Callable[[int], Job]:
         """What the job of group i gets besides what all jobs get: the private state of its clients."""
-        return lambda i: (self._hand(tree.take(mine, groups[i])),)
+        return lambda i: (self._hand(mine.take(groups[i])),)
 
     def _shared(self, test: Shards) -> Handle:
         """Test data with the workers; the last is kept, because validation asks for the same after every round."""
