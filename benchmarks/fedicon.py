@@ -30,7 +30,7 @@ import acclimate as ac
 from acclimate.adapters.icon import ICON
 from acclimate.core import Method
 from acclimate.methods.fedicon import FedICON
-from acclimate.ops.views import Views
+from acclimate.ops.augment import Views
 from acclimate.recipes import fedicon as recipes
 from acclimate.recipes import published
 from acclimate.recipes.federations import DIGIT5, OFFICE10

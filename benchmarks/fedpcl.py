@@ -41,7 +41,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.backends import Serial
 from acclimate.core import Adam, Filter, Method, Work, tree
-from acclimate.data.base import Dataset
+from acclimate.data import Dataset
 from acclimate.data.features import Features
 from acclimate.data.noisy import Noisy
 from acclimate.data.world import World

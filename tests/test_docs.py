@@ -16,7 +16,7 @@ import pytest
 
 from acclimate.cli import describe
 from acclimate.eval.table import Refused, Row
-from acclimate.experiment import catalogue
+from acclimate.experiment import catalogue, labels
 from test_imports import LAYERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
@@ -130,7 +130,7 @@ def check_command(words):
 def check_acclimate(sub, args):
     import typer
 
-    from acclimate.cli.main import main as cli
+    from acclimate.cli import main as cli
 
     command, args = typer.main.get_command(cli.app).commands[sub], list(args)
     while hasattr(command, "commands"):  # a group: `acclimate data list`
@@ -242,11 +242,11 @@ def test_the_first_round_that_was_measured_is_on_the_performance_page():
 
 
 def test_the_readme_table_has_the_rows_of_the_default_run():
-    from acclimate.cli.main import main as cli
+    from acclimate.cli import main as cli
 
     table = next(text for _, _, text in blocks(ROOT / "README.md", "text"))
     rows = re.findall(r"(?m)^ (\S+) +(\S+)(?: +\d+\.\d ±\d+){4} +\d+ KB$", table)
-    adapters = [catalogue.name(a) for a in cli._experiments([], None, 1)[0].adapters]
+    adapters = [labels.name(a) for a in cli._experiments([], None, 1)[0].adapters]
     assert rows == [(m, a) for m in cli.DEFAULT_METHODS.split(",") for a in adapters]
 
 

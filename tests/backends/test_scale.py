@@ -268,7 +268,7 @@ def test_either_kind_of_state_reads_the_others_checkpoints(tmp_path, wrote, read
     path = tmp_path / "state"
     path.write_bytes(store.pack(state, "t"))
     engine = reads.open(worker, shards(), CPU)
-    found = store.unpack(path, fit.start(worker, engine, 6), "t")
+    found = store.unpack(path, fit.start(worker, engine, 6), ("t",))
     assert type(found.mine) is type(engine.mine)
     assert equal(found.mine.take(EVERYONE), state.mine.take(EVERYONE))
     assert equal(found.best.mine.take(EVERYONE), state.best.mine.take(EVERYONE))

@@ -1,4 +1,4 @@
-"""The report in a real Chromium: it sorts, filters and saves, fetches nothing, fits a phone, and is light or dark."""
+"""Pages in a real Chromium: the report sorts, filters and saves; all fetch nothing, fit a phone, may be dark."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import EVIL, STREAMS, fake, pictured, suite, told
+from made_up import EVIL, STREAMS, analysed, fake, pictured, suite
 
+from acclimate.data import ByDomain, Digits
+from acclimate.experiment import Experiment
 from acclimate.reporting.board import collect
-from acclimate.reporting.html import render
-from acclimate.reporting.style import spread
+from acclimate.reporting.preview import preview
+from acclimate.reporting.report import render
+from acclimate.reporting.style import deviation
+from acclimate.shifts import Corrupted, Original
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -46,7 +50,7 @@ def browser() -> Iterator[Any]:
 def runs() -> list[dict[str, Any]]:
     """Four methods with two seeds, one of them with traces and pictures."""
     first, *rest = suite()
-    return [pictured(told(first)), *rest]
+    return [pictured(analysed(first)), *rest]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,7 @@ def test_streams_that_are_filtered_out_leave_the_mean_too(opened: Any, runs: lis
     board = collect(runs)
     for row, line in zip(board.rows, shown(opened), strict=True):
         seeds = row.by_seed("last", ["original", "corrupted"])
-        wanted = f"{sum(seeds) / 2 * 100:.1f}seeds ± {spread(seeds) * 100:.1f}"
+        wanted = f"{sum(seeds) / 2 * 100:.1f}seeds ± {deviation(seeds) * 100:.1f}"
         assert line[4].removesuffix(" best") == wanted
     assert opened.locator("#method-and-adapter .view:not([hidden]) h4:visible").all_text_contents() == [
         "original",
@@ -175,7 +179,7 @@ def test_markdown_and_latex_have_the_papers_layout(opened: Any, runs: list[dict[
     assert lines[0] == "| Method | Adapter | original | corrupted | natural | mixture | Average |"
     assert [line.split(" | ")[:2] for line in lines[2:8]] == [[f"| {r.name}", r.adapter] for r in rows]
     seeds = rows[0].by_seed("last", ["original"])
-    best = f"{sum(seeds) / 2 * 100:.2f} ± {spread(seeds) * 100:.2f}"
+    best = f"{sum(seeds) / 2 * 100:.2f} ± {deviation(seeds) * 100:.2f}"
     assert lines[2].split(" | ")[2] == f"**{best}**"
     assert "last round: mean over clients, with the standard deviation over 2 seeds. Best in bold." in lines[-1]
     text = saved(opened, "LaTeX")
@@ -274,6 +278,23 @@ def test_pictures_and_traces_are_drawn(opened: Any) -> None:
     assert images.count() == 1 + len(STREAMS)
     assert all(images.evaluate_all("found => found.map(i => i.complete && i.naturalWidth > 0)"))
     assert opened.locator("#what-the-adapter-did svg.panel").first.is_visible()
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_preview_of_data_shows_its_images_and_fetches_nothing(browser: Any, tmp_path: Path, width: int) -> None:
+    data = Digits(domains=("plain", "inverted"), partition=ByDomain(), clients=2, fraction=0.2)
+    path = preview(Experiment(data=data, streams=(Original(), Corrupted())), tmp_path / "preview.html")
+    page, asked = browser.new_page(viewport={"width": width, "height": 800}), []
+    page.on("request", lambda r: asked.append(r.url) if not r.url.startswith("data:") else None)
+    page.goto(path.as_uri())
+    page.add_style_tag(content="section{content-visibility:visible!important}")
+    assert page.locator("img").count() == 3 * 2 * 12  # three blocks of two clients
+    assert all(page.locator("img").evaluate_all("found => found.map(i => i.complete && i.naturalWidth > 0)"))
+    colours = "found => [...new Set(found.map(c => getComputedStyle(c).fill))]"
+    assert len(page.locator("circle.bubble").evaluate_all(colours)) == 2  # one per domain
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert asked == [path.as_uri()]
+    page.close()
 
 
 def test_a_large_report_is_light_and_opens_quickly() -> None:

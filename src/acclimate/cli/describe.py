@@ -1,4 +1,4 @@
-"""What the command line tells: listings, a record's fields and paper, the doctor's findings, the results table."""
+"""What the command line prints: listings, a record's fields and paper, the doctor's findings, the results table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..eval.table import Table, percent
-from ..experiment import ConfigError, catalogue
+from ..experiment import ConfigError, catalogue, labels
 from ..ops.places import data_root
 from ..version import __version__
 
@@ -53,9 +53,9 @@ def listing(kind: str | None = None) -> str:
 
 
 def _line(name: str, record: Any) -> str:
-    said = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
-    first = said.split("\n\n")[0].replace("\n", " ")
-    changed = catalogue.differences(_default(record), record)
+    summary = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
+    first = summary.split("\n\n")[0].replace("\n", " ")
+    changed = labels.differences(_default(record), record)
     return f"{first} [{', '.join(changed)}]" if changed else first
 
 
@@ -85,14 +85,14 @@ def _details(kind: str, name: str, record: Any) -> str:
     out += ["", "fields:" if fields else "no fields"]
     for f in fields:
         value = getattr(record, f.name)
-        shown = catalogue.label(value) if dataclasses.is_dataclass(value) else repr(value)
+        shown = labels.label(value) if dataclasses.is_dataclass(value) else repr(value)
         out.append(f"  {f.name}: {_type(f.type)} = {shown}")
         if note := notes.get(f.name):
             out += textwrap.wrap(note, 100, initial_indent="      ", subsequent_indent="      ")
         if dataclasses.is_dataclass(value):
             out += [f"      .{g.name} = {getattr(value, g.name)!r}" for g in dataclasses.fields(value)]
-    if told := getattr(record, "traces", None):
-        out += ["", "traces, with analysis=true:", *(f"  {name}: {meaning}" for name, meaning in told.items())]
+    if traces := getattr(record, "traces", None):
+        out += ["", "traces, with analysis=true:", *(f"  {name}: {meaning}" for name, meaning in traces.items())]
     return "\n".join(out)
 
 
@@ -157,7 +157,7 @@ def _root() -> str:
 
 
 WIDE = 100_000
-"""Columns of output that no window limits."""
+"""How many columns output has where no window limits it."""
 
 
 def console() -> Console:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +11,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..core.fit import State
     from ..recipes import Plan, Recipe
-    from ..running.watch import Watch
 
 
 class _Group(TyperGroup):
@@ -104,7 +101,8 @@ def run(
 
     from .. import recipes
     from ..running.run import device_of
-    from . import threads
+    from .progress import display
+    from .threads import use_half_of_the_cores
 
     if seeds < 1:
         raise ValueError(f"--seeds {seeds} must be at least 1")
@@ -113,9 +111,9 @@ def run(
     plan = recipes.plan(recipes.recipe(name), scale, asked)  # type: ignore[arg-type]
     console = Console(markup=False)  # reasons, folders and rows may have square brackets
     _say_missing(plan, console)
-    threads.steady()
+    use_half_of_the_cores()
     try:
-        with _watch(quiet) as watch:
+        with display(quiet) as watch:
             result = recipes.run(plan, out, range(seeds), device, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on: what is finished lies in {out}", err=True)
@@ -174,53 +172,3 @@ def _print(result: dict[str, Any], console: Console) -> None:
     console.print(summary(result), highlight=False, soft_wrap=True)
     for text in remarks(result):
         console.print(f"- {text}", highlight=False, soft_wrap=True)
-
-
-def _watch(quiet: bool) -> AbstractContextManager[Watch]:
-    from rich.console import Console
-
-    from ..running.watch import Watch
-
-    console = Console(stderr=True)
-    return nullcontext(Watch()) if quiet or not console.is_terminal else _display(console)
-
-
-def _display(console: Console) -> AbstractContextManager[Watch]:
-    """One bar over the rounds of all trainings, with the time left, and what is at hand beside it."""
-    from contextlib import contextmanager
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ..running.watch import Watch
-
-    bars = Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds,"),
-        TimeRemainingColumn(),
-        TextColumn("left; {task.description}", markup=False),
-        console=console,
-        transient=True,
-    )
-
-    class Display(Watch):
-        def suite(self, runs: int) -> None:
-            self.task, self.before, self.here = bars.add_task("", total=runs), 0, 0
-
-        def training(self, label: str, seed: int, done: int, rounds: int) -> None:
-            self.before, self.here = self.before + self.here, done
-            bars.update(self.task, completed=self.before + done, description=f"train {label} (seed {seed})")
-
-        def round(self, state: State) -> None:
-            self.here = state.round
-            bars.update(self.task, completed=self.before + state.round)
-
-        def testing(self, label: str, seed: int, steps: int) -> None:
-            bars.update(self.task, description=f"test {label} (seed {seed})")
-
-    @contextmanager
-    def shown() -> Any:
-        with bars:
-            yield Display()
-
-    return shown()

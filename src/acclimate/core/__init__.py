@@ -10,9 +10,9 @@ from .backend import Backend, Engine, Fault, NonFinite, Reply
 from .filter import Arrived, Filter, Sender
 from .fit import Best, State
 from .lanes import Lanes
-from .local import Loss, Work, train
+from .local import Loss, Work, difference, train
 from .message import Gather, Mean, Partial, Rule, Rules, Sum
-from .method import Method
+from .method import Method, Weighted
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepDecay
 from .personal import Personalizer
 from .private import Private, Stacked
@@ -69,9 +69,11 @@ __all__ = [
     "Sum",
     "Task",
     "Tree",
+    "Weighted",
     "Work",
     "Worker",
     "check",
+    "difference",
     "fit",
     "local",
     "message",

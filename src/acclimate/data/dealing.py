@@ -1,6 +1,13 @@
-"""Dealing rows out: Dirichlet draws, whole numbers in given proportions, taking turns."""
+"""Dealing rows out: Dirichlet draws, whole numbers in given proportions, taking turns.
+
+How class mixes become rows has revisions. A partition names the one that it was dealt with, so that an old run still
+means the same rows when there is a newer one.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,3 +69,16 @@ def enough(examples: Pool, clients: int) -> None:
         raise ValueError(f"clients={clients} must be at least 1")
     if clients > len(examples.y):
         raise ValueError(f"clients={clients} must be at most the number of examples, {len(examples.y)}")
+
+
+class Dealing(NamedTuple):
+    """How class mixes become rows."""
+
+    equal: Callable[[list[Tensor], Tensor, list[int], rng.Key], tuple[Tensor, ...]]
+    """Rows per client, from class pools, for clients of given mixes and sizes."""
+    apportion: Callable[[Tensor, int, Tensor], Tensor]
+    """Examples per class, for one client of a given mix and size, from what is left of each class."""
+
+
+REVISIONS = {1: Dealing(equal=take_turns, apportion=apportion)}
+"""The ways of dealing that a partition's field `revision` may name. One that runs were dealt with never changes."""

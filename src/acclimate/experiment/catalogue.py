@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import Adapter, Augment, Backend, Filter, Method, Model, Personalizer, optim
 from ..ops.augment import FlipCrop
-from ..ops.hashing import fingerprint
 
 
 @dataclass(frozen=True)
@@ -256,75 +253,6 @@ def kind_of(base: type) -> Kind | None:
         if base is kind.base or (records and issubclass(base, kind.base)):
             return kind
     return None
-
-
-def nearest_entry(record: Any) -> tuple[str, list[str]]:
-    """The catalogue name that is nearest to a record, and the `field=value` settings in which the record differs."""
-    best: tuple[str, list[str]] | None = None
-    for kind in KINDS:
-        for name, entry in kind.entries.items():
-            if type(entry) is type(record):
-                changes = differences(entry, record)
-                if best is None or len(changes) < len(best[1]):
-                    best = (name, changes)
-    return best or (type(record).__name__, _own_changes(record))
-
-
-def _own_changes(record: Any) -> list[str]:
-    """The settings of a user's own record that differ from its defaults; all of them where it has no defaults."""
-    if not dataclasses.is_dataclass(record):
-        return []
-    cls: Any = type(record)
-    try:
-        return differences(cls(), record)
-    except TypeError:
-        return [f"{f.name}={text(getattr(record, f.name))}" for f in dataclasses.fields(record)]
-
-
-def name(record: Any) -> str:
-    """The catalogue name of a record, whatever its settings; the class name of a user's own."""
-    return nearest_entry(record)[0]
-
-
-def label(record: Any) -> str:
-    """A record in one word, settings included: `fedprox(mu=0.5)`."""
-    word, changes = nearest_entry(record)
-    return f"{word}({', '.join(changes)})" if changes else word
-
-
-def distinct(records: Sequence[Any]) -> list[str]:
-    """Names of records that stand side by side: short where that is enough to tell them apart."""
-    short = [name(r) for r in records]
-    return [label(r) if short.count(n) > 1 else n for n, r in zip(short, records, strict=True)]
-
-
-def differences(old: Any, new: Any) -> list[str]:
-    """`field=value` for every field, at any depth, in which two records of one type differ."""
-    out: list[str] = []
-    for f in dataclasses.fields(new):
-        a, b = getattr(old, f.name), getattr(new, f.name)
-        if a == b:
-            continue
-        if dataclasses.is_dataclass(b) and type(a) is type(b):
-            out += [f"{f.name}.{d}" for d in differences(a, b)]
-        else:
-            out.append(f"{f.name}={text(b)}")
-    return out
-
-
-def text(value: Any) -> str:
-    """A value as a setting shows it: records by name, Python objects by their class or function and a fingerprint."""
-    if dataclasses.is_dataclass(value):
-        return label(value)
-    if value is None or isinstance(value, bool | int | float | str | tuple | list):
-        return repr(value)
-    return identity(value)
-
-
-def identity(value: Any) -> str:
-    """`module:name#hash` of a function, class or module: two objects that compute differently have different ones."""
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__module__}:{kind.__qualname__}#{fingerprint(value)[:12]}"
 
 
 def nearest(word: str, allowed: list[str]) -> str:

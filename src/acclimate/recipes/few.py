@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..core import check
 from ..data import Dataset, Digits, Examples
+from ..experiment.names import allow
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,6 @@ class Few(Dataset):
     def load(self) -> Examples:
         found = Digits(domains=(self.style,)).load()
         return replace(found, x=found.x[:: self.step], y=found.y[:: self.step], domain=found.domain[:: self.step])
+
+
+allow(Few)

@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
-from ..ops.heads import linear
+from ..experiment.names import allow
+from ..ops.nets import linear
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,6 @@ class FixedHeads(Adapter):
     ) -> tuple[Tensor, Tree]:
         out = predict(model, x)
         return self.e * out.logits + (1 - self.e) * linear(model["head"], out.features), state
+
+
+allow(FixedHeads)

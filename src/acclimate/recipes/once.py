@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, rng
-from ..ops.live import with_params
+from ..experiment.names import allow
 from ..ops.losses import entropy
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
+from ..ops.params import with_params
 
 
 @dataclass(frozen=True)
@@ -43,3 +44,6 @@ class TentOnce(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
         return predict(with_params(model, state["params"]), x, "adapt").logits, state
+
+
+allow(TentOnce)

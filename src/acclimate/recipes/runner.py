@@ -42,11 +42,11 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
     watch = watch or Watch()
     began, found = time.perf_counter(), Found()
     waiting = plan.trainings
-    watch.suite(sum(t.rounds * len(seeds) for t in waiting))
+    watch.suite(len(waiting) * len(seeds))
     for training, cells in waiting.items():
         for seed, record in zip(seeds, _records(training, cells, seeds, device, out, watch), strict=True):
             found[training, seed] = record
-        watch.done()
+            watch.done()
     wide = _with_earlier(plan, out, device, found)
     return write(wide, sorted({seed for _, seed in found}), found, out, time.perf_counter() - began)
 
@@ -68,7 +68,7 @@ def _with_earlier(plan: Plan, out: Path, device: str, found: Found) -> Plan:
 
 
 def _record_of(experiment: Experiment, out: Path) -> Path:
-    return out / "trainings" / f"{experiment.training_hash(exact=True)}.json"
+    return out / "trainings" / f"{experiment.training_hash()}.json"
 
 
 def _records(
@@ -184,7 +184,7 @@ def _restored(e: Experiment, training: Training, server: Server, path: Path, sta
     curves: Curves = {t.name: [] for t in server.tests} if training.every is not None else {}
     if not state.exists():
         return start, curves
-    saved = store.unpack(state, start, e.training_hash(), server.world.content)
+    saved = store.unpack(state, start, e.identities(), server.world.content)
     held, looks = _read(path).get("tests", {}), {r for r in training.looks if r <= saved.round}
     if not all(seen(held.get(name, {}), looks) for name in curves):
         return start, curves
@@ -192,7 +192,7 @@ def _restored(e: Experiment, training: Training, server: Server, path: Path, sta
 
 
 def _packed(state: State, e: Experiment, world: World) -> bytes:
-    return store.pack(state, e.training_hash(), world.content)
+    return store.pack(state, e.identity(), world.content)
 
 
 def _save(path: Path, state: State, e: Experiment, world: World, curves: Curves) -> None:

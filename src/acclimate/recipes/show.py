@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..experiment import catalogue
+from ..experiment import labels
 from . import needs, published
 from .planning import plan
 from .record import Cell, Derived, Recipe, trainings
@@ -54,7 +54,7 @@ def _behind(cell: Cell) -> str:
     if cell.missing:
         return cell.missing
     parts = (cell.training.method, cell.personal, cell.adapter)
-    return " + ".join(catalogue.label(p.record) for i, p in enumerate(parts) if i == 0 or p.name != "none")
+    return " + ".join(labels.label(p.record) for i, p in enumerate(parts) if i == 0 or p.name != "none")
 
 
 def _printed(recipe: Recipe, cells: Iterable[Cell | Derived]) -> list[str]:

@@ -10,7 +10,7 @@ from ..core import Protocol, Shards, State
 from ..data import World
 from ..eval.analysis import flat
 from ..eval.grid import diverged, said_diverged
-from ..experiment import ConfigError, catalogue
+from ..experiment import ConfigError, labels
 from ..running import run as api
 from ..running.watch import Watch
 from ..shifts import Shift
@@ -30,7 +30,7 @@ class Test(NamedTuple):
     def name(self) -> str:
         """The same for equal settings, in any recipe."""
         parts = (self.personal.record, self.adapter.record, self.stream)
-        return ", ".join(catalogue.label(p) for p in parts) + (", traced" if self.traced else "")
+        return ", ".join(labels.label(p) for p in parts) + (", traced" if self.traced else "")
 
 
 def test_of(cell: Cell) -> Test:

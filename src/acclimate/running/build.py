@@ -14,7 +14,7 @@ from ..core import Engine, State, Task, Work, Worker, tree
 from ..core.filter import before_each
 from ..core.task import architectures
 from ..data import PublicWorld, World
-from ..experiment import Experiment, catalogue
+from ..experiment import Experiment, labels
 from ..models import Mixed
 
 
@@ -58,7 +58,7 @@ class Fit:
         """Write a run folder that `load` reads back."""
         folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
         folder.world = self.world.content
-        folder.save(self.state, self.experiment.training_hash())
+        folder.save(self.state, self.experiment.identity())
         return folder.path
 
 
@@ -107,7 +107,7 @@ def check_mixed(experiment: Experiment, world: World | None = None) -> bool:
         return False
     if experiment.backend.conducted() is not None:
         raise ValueError(
-            f"backend={catalogue.name(experiment.backend)} cannot run method={name}, whose clients share a public set; "
+            f"backend={labels.name(experiment.backend)} cannot run method={name}, whose clients share a public set; "
             "use auto, serial, vmap, processes or ray"
         )
     if world is not None and not isinstance(world, PublicWorld):
@@ -172,6 +172,6 @@ def filter_cards(fit: Fit) -> list[dict[str, Any]]:
     filters, cohort, clients = fit.worker.filters, fit.experiment.cohort_size, fit.world.clients
     met = before_each(filters, fit.worker.method.uplink)
     return [
-        {"filter": catalogue.label(f), **f.card(rules, fit.state.round, cohort, clients)}
+        {"filter": labels.label(f), **f.card(rules, fit.state.round, cohort, clients)}
         for f, rules in zip(filters, met, strict=False)
     ]

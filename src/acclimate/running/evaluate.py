@@ -12,8 +12,8 @@ from ..core import Adapter, Engine, Personalizer, State, Worker, rng
 from ..data import World
 from ..eval import Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
-from ..experiment import Experiment, catalogue
-from ..ops import disk_cache
+from ..experiment import Experiment, labels
+from ..ops.hashing import content_hash
 from ..shifts import Shift, Stream
 from .build import Fit, cost_card
 from .watch import Watch
@@ -27,7 +27,7 @@ def streams_of(world: World, streams: Iterable[Shift]) -> Built:
     key = rng.fold(rng.key(world.seed), "streams")
     records = tuple(streams)
     out: Built = {}
-    for name, shift in zip(catalogue.distinct(records), records, strict=True):
+    for name, shift in zip(labels.distinct(records), records, strict=True):
         try:
             stream = shift.build(world, key)
             if not bool((stream.shards.n > 0).any()):
@@ -42,7 +42,7 @@ def stream_hash(stream: Stream) -> str:
     """Names exactly what the clients met: pixels, labels and order."""
     s = stream.shards
     used = s.rows.unique()
-    return disk_cache.fingerprint(s.x[used], s.y[used], s.rows, s.n)[:16]
+    return content_hash(s.x[used], s.y[used], s.rows, s.n)[:16]
 
 
 Look = Callable[[State], dict[str, Any]]
@@ -115,7 +115,7 @@ def _names(fit: Fit, personal: Personalizer, adapters: Iterable[Adapter], stream
     """What rows say of a training that is tested with these, which need not be the experiment's own."""
     up = cost_card(fit)["up_bytes_per_client"]
     e = replace(fit.experiment, adapters=tuple(adapters), streams=tuple(streams))
-    return Names(catalogue.name(e.method), catalogue.name(personal), e.seed, up, tuple(e.settings()))
+    return Names(labels.name(e.method), labels.name(personal), e.seed, up, tuple(e.settings()))
 
 
 def traces(
@@ -137,7 +137,7 @@ def traces(
 
 def by_name(adapters: Sequence[Adapter]) -> dict[str, Adapter]:
     """Adapters under the names that tables have for them."""
-    return dict(zip(catalogue.distinct(adapters), adapters, strict=True))
+    return dict(zip(labels.distinct(adapters), adapters, strict=True))
 
 
 def _tests(built: Built) -> dict[str, Test]:

@@ -24,7 +24,7 @@ from .. import store
 from ..adapters import NoAdapt
 from ..core import Adapter, Engine, Model, Task, Tree, Worker, rng, tree
 from ..core.task import architectures
-from ..experiment import Experiment, catalogue, dumps, loads
+from ..experiment import Experiment, dumps, labels, loads
 from ..ops.losses import entropy
 from .run import Fit
 
@@ -213,7 +213,7 @@ def _worker(fit: Fit, client: int, model: Architecture | int | None) -> Worker:
         if model is not None:
             raise ValueError(
                 f"join: model={model!r} can be chosen only where clients share no weights (heterofedtta, fedmd); "
-                f"{catalogue.name(method)} gives every newcomer the shared model"
+                f"{labels.name(method)} gives every newcomer the shared model"
             )
         return fit.worker
     if model is None:
@@ -275,11 +275,11 @@ def refusal(worker: Worker, adapter: Adapter, model: Tree, shaken: Tree, x: Tens
     `shaken` is `model` with other numbers in the private state that a newcomer starts from. What differs between the
     two is made by training on labels, which a newcomer does not have.
     """
-    method = catalogue.name(worker.method)
+    method = labels.name(worker.method)
     if reason := adapter.refusal(worker.task, model):
         return reason
-    made = untrained(model, shaken)
-    if needed := [k for k in adapter.requires if k in made]:
+    own = untrained(model, shaken)
+    if needed := [k for k in adapter.requires if k in own]:
         return (
             f"{type(adapter).__name__} needs {', '.join(needed)}, which with {method} only clients that trained "
             "on labels have; choose another adapter"

@@ -110,7 +110,7 @@ def _train(
     def save(states: list[State]) -> None:
         for folder, fit, state in zip(folders, fits, states, strict=True):
             if folder is not None:
-                folder.save(state, fit.experiment.training_hash())
+                folder.save(state, fit.experiment.identity())
 
     rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
     try:

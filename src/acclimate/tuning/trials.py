@@ -19,7 +19,7 @@ from ..core import Adapter, State
 from ..core import fit as loop
 from ..data import World
 from ..eval import Test, stream_accuracy
-from ..experiment import ConfigError, Experiment, catalogue
+from ..experiment import ConfigError, Experiment, labels
 from ..running import run as api
 from ..running.watch import Watch
 from ..shifts import Natural, NewClients, Shift, UnseenDomain
@@ -27,11 +27,11 @@ from ..shifts import Natural, NewClients, Shift, UnseenDomain
 
 @dataclass(frozen=True)
 class Score:
-    """One seed's score."""
+    """The score of one seed."""
 
     seed: int
     accuracy: float
-    """Mean over clients, then over the streams that were made of validation data."""
+    """The mean over clients, then over the streams that consist of validation data."""
     round: int
     """The round that validation selected."""
     seconds: float
@@ -42,22 +42,22 @@ OTHERS: dict[type[Shift], str] = {
     UnseenDomain: "a domain that is held out is there for the test alone",
     NewClients: "clients that join later are there for the test alone",
 }
-"""Streams that bring examples of their own: they cannot be made of validation examples."""
+"""Streams that bring examples of their own, so that validation examples cannot replace them, and why."""
 
 
 def check(experiment: Experiment, on: Sequence[Shift]) -> None:
     """Refuse what cannot be searched, before anything is trained."""
     if experiment.backend.conducted() is not None:
-        name = catalogue.name(experiment.backend)
+        name = labels.name(experiment.backend)
         raise ConfigError(f"backend={name} cannot be searched over, because its clients hold the data; use another")
     for shift in on:
         for part in (shift, *getattr(shift, "parts", ())):
             if why := next((why for kind, why in OTHERS.items() if isinstance(part, kind)), None):
-                raise ConfigError(f"--on {catalogue.name(shift)}: {why}; a search must not look at it")
+                raise ConfigError(f"--on {labels.name(shift)}: {why}; a search must not look at it")
 
 
 def check_adapter(experiment: Experiment) -> None:
-    """Refuse an adapter that cannot serve the model, which an untrained one shows as well."""
+    """Refuse an adapter that cannot serve the model; an untrained model is enough to find out."""
     world, worker, engine = api.build(experiment)
     try:
         _served(experiment, worker, engine, loop.start(worker, engine, world.clients))
@@ -93,7 +93,7 @@ def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFold
         return
     for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
         folders[i].world = fit.world.content
-        folders[i].save(fit.state, fit.experiment.training_hash())
+        folders[i].save(fit.state, fit.experiment.identity())
         fit.engine.close()
 
 
@@ -106,7 +106,7 @@ def _score(e: Experiment, folder: store.RunFolder, on: Sequence[Shift], watch: W
     world, worker, engine = api.build(e)
     state = loop.start(worker, engine, world.clients)
     folder.world = world.content
-    state = folder.restore(state, e.training_hash()) or state
+    state = folder.restore(state, e.identities()) or state
     try:
         state = api.train_from(e, world, worker, engine, state, watch, folder).state
     except api.Interrupted:  # the checkpoint is written; the search stops, and does not count this as a failed trial
@@ -124,10 +124,10 @@ def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: Sta
     built = api.streams_of(validation_world(world), on)
     tests = {name: Test(stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
     adapter = _served(e, worker, engine, state)
-    seen = stream_accuracy(worker, engine, state, tests, {catalogue.name(adapter): adapter}, e.personal)["streams"]
+    seen = stream_accuracy(worker, engine, state, tests, {labels.name(adapter): adapter}, e.personal)["streams"]
     if gone := [name for name in tests if name not in seen]:
         raise ArithmeticError(
-            f"adapter {catalogue.name(adapter)} produced values that are not finite on {', '.join(gone)}"
+            f"adapter {labels.name(adapter)} produced values that are not finite on {', '.join(gone)}"
         )
     return float(torch.tensor(list(seen.values()), dtype=torch.float64).mean())
 
@@ -137,12 +137,12 @@ def _served(e: Experiment, worker: Any, engine: Any, state: State) -> Adapter:
     adapter = e.adapters[0]
     down = worker.method.download(worker.task, state.server)
     if reason := adapter.refusal(worker.task, engine.model_of(engine.deploy(down, state.mine, e.personal), 0)):
-        raise ConfigError(f"adapter {catalogue.name(adapter)} (the first of adapters=, which is scored): {reason}")
+        raise ConfigError(f"adapter {labels.name(adapter)} (the first of adapters=, which is scored): {reason}")
     return adapter
 
 
 def validation_world(world: World) -> World:
-    """A world whose test examples are the clients' validation examples, and which knows no others to test on."""
+    """A world whose test examples are the clients' validation examples; it has no other examples to test on."""
     nothing = world.held[:0]
     if not any(len(rows) for rows in world.val):
         raise ConfigError(f"{world.name} has no validation examples to score on; set its validation share above 0")
