@@ -40,8 +40,8 @@ from rows import trained_on
 import acclimate as ac
 from acclimate import store
 from acclimate.backends import Vmap
-from acclimate.backends.vmap.lanes import Lane, Lanes
-from acclimate.core import Adapter, Engine, Hetero, Method, Protocol, Shards, Work, Worker
+from acclimate.backends.vmap.lanes import Lane
+from acclimate.core import Adapter, Engine, Method, Protocol, Shards, Work, Worker
 from acclimate.core import fit as loop
 from acclimate.data import Pathological
 from acclimate.recipes import fedtta as recipes
@@ -169,7 +169,7 @@ def experiment(p: Preset, training: str, seed: int, size: Size = Size()) -> ac.E
     data, method, model = replace(p.world.data, fraction=size.fraction), trainings(p)[training], p.world.model
     if size.clients is not None:
         data = replace(data, clients=size.clients, new_clients=size.clients)
-    mixed = isinstance(method, Hetero)
+    mixed = method.several_models
     if mixed:
         data, model = p.hetero.data(data), p.hetero.models
     return ac.Experiment(
@@ -261,7 +261,7 @@ class Run:
 def together(seeds: Sequence[ac.Experiment]) -> list[list[ac.Experiment]]:
     """Which seeds of a training run at once: on a GPU all, but where clients have several architectures."""
     e = seeds[0]
-    if api.device_of(e.device).type == "cuda" and not isinstance(e.method, Hetero):
+    if api.device_of(e.device).type == "cuda" and not e.method.several_models:
         return [list(seeds)]
     return [[e] for e in seeds]
 
@@ -297,9 +297,9 @@ def _rounds(runs: Sequence[Run], schedule: loop.Schedule) -> Iterator[list[loop.
         for state in loop.rounds(run.worker, run.engine, schedule, run.val, run.state):
             yield [state]
         return
-    lanes = [Lane(r.worker, r.world.shards(r.world.train), r.world.shards(r.world.val)) for r in runs]
-    joint = Lanes(lanes, runs[0].engine.device, Vmap())
-    yield from joint.rounds(schedule, [run.state for run in runs])
+    lanes = [Lane(r.worker, r.world.shards(r.world.train)) for r in runs]
+    engine, vals = Vmap().open_lanes(lanes, runs[0].engine.device), [r.world.shards(r.world.val) for r in runs]
+    yield from loop.rounds_together([r.worker for r in runs], engine, schedule, vals, [r.state for r in runs])
 
 
 def reported(curve: list[Scores]) -> dict[str, Any]:

@@ -22,8 +22,7 @@ import torch
 from harness import Record, environment, insist, peak_memory, summary, wait
 
 from acclimate.backends import Vmap
-from acclimate.backends.vmap import state_file
-from acclimate.core import SGD, HostShards, Shards, Task, Work, Worker, fit, tree
+from acclimate.core import SGD, Holdings, HostShards, Shards, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg
 from acclimate.models import CNN, MLP
 
@@ -54,7 +53,7 @@ def images(folder: str, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x.view(count, *SHAPE), torch.from_numpy(y)
 
 
-def examples(folder: str, clients: int, way: str, scattered: bool) -> Shards:
+def examples(folder: str, clients: int, way: str, scattered: bool) -> Holdings:
     """Every client holds so many images: side by side, as in data that was collected by user, or all over the file."""
     x, y = images(folder, clients)
     rows = np.random.default_rng(1).permutation(clients * EACH) if scattered else np.arange(clients * EACH)
@@ -102,7 +101,7 @@ def in_turn(way: str, options: argparse.Namespace) -> Record:
             str(f.clients): {"seconds_to_open": f.opened, "seconds_per_round": summary(own)}
             for f, own in zip(all, zip(*times, strict=True), strict=True)
         }
-        private = tree.nbytes(state_file.take(all[0].engine.mine, 0))
+        private = tree.nbytes(all[0].engine.mine.take(0))
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     norms = [f.norm() for f in all]
     memory = {"peak_host_memory_gib": host, **gpu}

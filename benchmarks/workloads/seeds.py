@@ -1,4 +1,4 @@
-"""Three seeds trained together (`backends.lanes`) against one, in FedTHE's setting.
+"""Three seeds trained together (`backends.vmap.lanes`) against one, in FedTHE's setting.
 
 In the engine's own precision, which is TF32 for convolutions on a GPU, and in float32.
 """
@@ -14,8 +14,8 @@ from harness import Context, Record, Way, compare, insist
 
 from acclimate.backends import Vmap
 from acclimate.backends.vmap.capture import tf32
-from acclimate.backends.vmap.lanes import Lane, Lanes
-from acclimate.core import SGD, fit, tree
+from acclimate.backends.vmap.lanes import Lane
+from acclimate.core import SGD, Stacked, fit, tree
 from acclimate.methods import FedAvg
 
 from .fedthe import setting
@@ -46,12 +46,19 @@ def three(context: Context, ceilings: Record) -> Record:
 
 def together(rounds: Sequence[Round], context: Context) -> Callable[[], list[tree.Tree]]:
     """One round of several seeds as one cohort: each seed's new parameters."""
-    lanes = Lanes([Lane(r.worker, r.data, r.data) for r in rounds], context.device, Vmap())
+    engine = Vmap().open_lanes([Lane(r.worker, r.data) for r in rounds], context.device)
+    workers, data, clients = [r.worker for r in rounds], [r.data for r in rounds], rounds[0].data.clients
     states = [
-        replace(s, server=r.cast(s.server), mine=r.cast(s.mine)) for r, s in zip(rounds, lanes.start(), strict=True)
+        replace(s, server=r.cast(s.server), mine=Stacked(r.cast(s.mine)))
+        for r, s in zip(rounds, fit.start_together(workers, engine, clients), strict=True)
     ]
-    schedule = fit.Schedule(2, lanes.clients, lanes.clients, eval_every=2)  # the first of two rounds is not evaluated
-    return lambda: [s.server["vars"]["params"] for s in next(lanes.rounds(schedule, states))]
+    schedule = fit.Schedule(2, clients, clients, eval_every=2)  # the first of two rounds is not evaluated
+
+    def once() -> list[tree.Tree]:
+        after = next(fit.rounds_together(workers, engine, schedule, data, states))
+        return [s.server["vars"]["params"] for s in after]
+
+    return once
 
 
 def _agreement(seeds: Sequence[Round], context: Context) -> Record:

@@ -40,7 +40,7 @@ def padding(round: Round, context: Context, cohorts: Sequence[Tensor]) -> Record
     work, real, computed, groups = round.work, 0, 0, 0
     with closing(Vmap().open(round.worker, round.data, context.device)) as engine:
         for cohort in cohorts:
-            for g in engine._groups(engine.shards, cohort):
+            for g in engine.buckets.groups(engine.shards, cohort):
                 real += sum(work.steps(int(n)) for n in g.n[: g.real])
                 computed += len(g.ids) * work.steps(g.rows.shape[-1])
                 groups += 1

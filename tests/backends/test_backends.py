@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.vmap import state_file
 from acclimate.backends.vmap.buckets import buckets
-from acclimate.core import Mean, NonFinite, Protocol, Sum, Worker, fit, tree
+from acclimate.core import Mean, NonFinite, Protocol, Stacked, Sum, Worker, fit, tree
 from acclimate.filters import Masked
 from acclimate.methods import SCAFFOLD, FedAvg
 from support import BACKENDS, SMALL, Roll, equal, fitted, gap, shards, small, task
@@ -33,7 +32,7 @@ def test_buckets_cover_everyone_once_and_bound_the_padding(sizes, waste):
 def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, monkeypatch, caplog):
     worker = Worker(task(), FedAvg(work=SMALL))
     engine = Vmap().open(worker, shards(), CPU)
-    whole, asked = engine._run, []
+    whole, asked = engine.recorder.run, []
 
     def tight(what, f, inputs, often=False):
         own = inputs[2] if what[0] == "train" else inputs[1]
@@ -43,12 +42,12 @@ def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, 
                 raise torch.cuda.OutOfMemoryError("pretend")
         return whole(what, f, inputs, often)
 
-    monkeypatch.setattr(engine, "_run", tight)
+    monkeypatch.setattr(engine.recorder, "run", tight)
     state = fit.start(worker, engine, 6)
     server, _, down = fit.one_round(worker, engine, state.server, torch.arange(6), 0)
     models = engine.join(down, 6)
     found = engine.serve(models, shards(), NoAdapt(), Protocol(batch=4))
-    assert asked[-1] == 1 and engine._chunk == {"train": 32, "test": 32} | {work: 1}
+    assert asked[-1] == 1 and engine.buckets.chunk == {"train": 32, "test": 32} | {work: 1}
     assert f"going on to {work} 1 clients at once" in caplog.text
     monkeypatch.undo()
     plain = Vmap().open(worker, shards(), CPU)
@@ -60,8 +59,8 @@ def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, 
 def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypatch):
     worker, states = Worker(task(), small(SCAFFOLD())), []
     for short in (False, True):
-        engine, puts, put = Vmap().open(worker, shards(), CPU), [], state_file.put
-        engine._chunk["train"] = 4
+        engine, puts, put = Vmap().open(worker, shards(), CPU), [], Stacked.put
+        engine.buckets.chunk["train"] = 4
 
         def tight(*args, puts=puts, short=short, put=put):
             puts.append(1)
@@ -69,7 +68,7 @@ def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypa
                 raise torch.cuda.OutOfMemoryError("pretend")
             return put(*args)
 
-        monkeypatch.setattr(state_file, "put", tight)
+        monkeypatch.setattr(Stacked, "put", tight)
         fit.one_round(worker, engine, fit.start(worker, engine, 6).server, torch.arange(6), 0)
         monkeypatch.undo()
         states.append(engine.mine)

@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 
 from acclimate.adapters import MEMO, THE, NoAdapt, Tent
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.vmap.lanes import Lane, Lanes
+from acclimate.backends.vmap.lanes import Lane
 from acclimate.core import Protocol, Worker, fit, rng, tree
 from acclimate.core.nn import kernels
 from acclimate.core.nn.conv import PureConv2d
@@ -54,7 +54,7 @@ SOME = [(name, 6, "mlp-dropout") for name in ("fedavg", "scaffold", "fedthe")]
 def test_captured_equals_eager_to_the_bit(name, cohort, model):
     method = small(catalogue.METHODS[name])
     _, engine, a = train(method, Vmap(), CUDA, model, cohort)
-    assert engine._recorded, "nothing was captured"
+    assert engine.recorder.recorded, "nothing was captured"
     _, _, b = train(method, Vmap(capture=False), CUDA, model, cohort)
     assert equal(a.server, b.server)
     assert equal(a.mine, b.mine)
@@ -96,10 +96,10 @@ class Syncing(FedAvg):
 def test_what_cannot_be_captured_runs_eagerly_with_one_reason(caplog):
     with caplog.at_level(logging.WARNING, logger="acclimate"):
         _, engine, a = train(Syncing(work=SMALL), Vmap(), CUDA)
-    assert not engine._recorded
+    assert not engine.recorder.recorded
     assert len([r for r in caplog.records if "not captured" in r.message]) == 1
     torch.rand(2, device=CUDA)  # the generator is usable again, and so is the next recording
-    assert train(FedAvg(work=SMALL), Vmap(), CUDA)[1]._recorded
+    assert train(FedAvg(work=SMALL), Vmap(), CUDA)[1].recorder.recorded
     _, _, b = train(FedAvg(work=SMALL), Vmap(capture=False), CUDA)
     assert equal(a.server, b.server)
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_captured_runs_eagerly_with_one_reason(caplog):
 def test_what_is_sent_from_files_and_host_memory_trains_the_same(tmp_path):
     far = Vmap(chunk=2, private="mapped", examples="host", folder=str(tmp_path))
     _, engine, a = train(small(SCAFFOLD()), far, CUDA)
-    assert engine._feeder.serves(engine.mine)
+    assert engine.feeder.serves(engine.mine)
     _, _, b = train(small(SCAFFOLD()), Vmap(chunk=2), CUDA)
     assert equal(a.server, b.server)
     assert equal(a.mine.take(torch.arange(6)), b.mine)
@@ -156,9 +156,10 @@ def test_random_numbers_are_the_cpus():
 @pytest.mark.parametrize("method", [FedAvg(private=("head",)), SCAFFOLD(), FedTHE()], ids=lambda m: type(m).__name__)
 def test_seeds_trained_together_are_those_trained_alone(method):
     method, val = small(method), shards((5, 9, 6, 0, 8, 7), seed=1)
-    lanes = [Lane(Worker(task(), method, seed=s), shards(seed=s), val) for s in (0, 3)]
-    joint = Lanes(lanes, CUDA, Vmap())
-    for states in joint.rounds(fit.Schedule(2, 6, 4), joint.start()):
+    lanes = [Lane(Worker(task(), method, seed=s), shards(seed=s)) for s in (0, 3)]
+    workers, engine = [lane.worker for lane in lanes], Vmap().open_lanes(lanes, CUDA)
+    states = fit.start_together(workers, engine, 6)
+    for states in fit.rounds_together(workers, engine, fit.Schedule(2, 6, 4), [val, val], states):
         pass
     for lane, state in zip(lanes, states, strict=True):
         engine = Vmap().open(lane.worker, lane.train, CUDA)
@@ -174,7 +175,7 @@ def test_tests_that_come_again_are_captured_and_answer_the_same(adapter):
     models = [engine.deploy(state.server, state.mine, FineTune(work=SMALL)) for _ in range(3)]
     assert equal(models[0], models[2])
     served = [engine.serve(models[0], shards(seed=2), adapter, Protocol(4)) for _ in range(3)]
-    assert {key[0][0] for key in engine._recorded} == {"train", "deploy", "serve"}
+    assert {key[0][0] for key in engine.recorder.recorded} == {"train", "deploy", "serve"}
     assert gap(served[0], served[2]) < 1e-6
 
 

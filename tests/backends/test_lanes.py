@@ -8,14 +8,17 @@ import pytest
 import torch
 
 import acclimate as ac
+from acclimate.adapters import MEMO
 from acclimate.backends import Vmap
-from acclimate.backends.vmap.lanes import Lane, Lanes, union
-from acclimate.core import NonFinite, Worker, fit
+from acclimate.backends.vmap import capture
+from acclimate.backends.vmap.lanes import Lane, LaneShards
+from acclimate.core import NonFinite, Protocol, Worker, fit
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
+from acclimate.personal import FineTune
 from acclimate.running import evaluate, train
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
-from support import fitted, gap, quick_or_slow, shards, small, task
+from support import SMALL, equal, fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
 SCHEDULE = fit.Schedule(2, 6, 4)
@@ -23,10 +26,11 @@ VAL = (5, 9, 6, 0, 8, 7)
 
 
 def together(method, seeds, data):
-    lanes = [Lane(Worker(task(), method, seed=s), d, shards(VAL, seed=1)) for s, d in zip(seeds, data, strict=True)]
-    joint = Lanes(lanes, torch.device("cpu"), Vmap(chunk=5))
-    states = joint.start()
-    for states in joint.rounds(SCHEDULE, states):
+    lanes = [Lane(Worker(task(), method, seed=s), d) for s, d in zip(seeds, data, strict=True)]
+    workers, vals = [lane.worker for lane in lanes], [shards(VAL, seed=1) for _ in lanes]
+    engine = Vmap(chunk=5).open_lanes(lanes, torch.device("cpu"))
+    states = fit.start_together(workers, engine, 6)
+    for states in fit.rounds_together(workers, engine, SCHEDULE, vals, states):
         pass
     return states
 
@@ -51,7 +55,7 @@ def test_every_method_runs_in_lanes(name):
 
 def test_shared_examples_lie_in_memory_once():
     data, other = shards(), shards(seed=2)
-    joint = union([data, data, other])
+    joint = LaneShards.union([data, data, other])
     assert len(joint.x) == len(data.x) + len(other.x)
     assert torch.equal(joint.x[joint.own(7)], data.x[data.own(1)])
     assert torch.equal(joint.x[joint.own(13)], other.x[other.own(1)])
@@ -64,9 +68,9 @@ def test_a_seed_that_diverges_is_named():
 
 
 def test_lanes_of_different_sizes_are_refused():
-    lanes = [Lane(Worker(task(), FedAvg()), shards(s), shards(s)) for s in ((8, 8), (8, 8, 8))]
+    lanes = [Lane(Worker(task(), FedAvg()), shards(s)) for s in ((8, 8), (8, 8, 8))]
     with pytest.raises(ValueError, match="same number of clients"):
-        Lanes(lanes, torch.device("cpu"), Vmap())
+        Vmap().open_lanes(lanes, torch.device("cpu"))
 
 
 def test_experiments_join_where_they_differ_in_seed_or_who_has_what_alone(monkeypatch):
@@ -115,3 +119,35 @@ class Ticks(Watch):
 
 def _place(row):
     return tuple(str(row[k]) for k in ("adapter", "stream", "selection"))
+
+
+class Replayed:
+    """Stands for a recording: the function of the first call is replayed, whatever later ones close over."""
+
+    def __init__(self, f, inputs, pool):
+        self.f = f
+
+    def __call__(self, *inputs):
+        return self.f(*inputs)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 3)], ids=["one-lane", "two-lanes"])
+def test_what_is_recorded_depends_on_its_inputs_alone(monkeypatch, seeds):
+    """Streams of other clients than those that train have groups of the same shapes: a recording is replayed there."""
+    monkeypatch.setattr(capture, "Captured", Replayed)
+    lanes = [Lane(Worker(task(), small(FedTHE()), seed=s), shards((16,) * 6, seed=s)) for s in seeds]
+    workers, found = [lane.worker for lane in lanes], []
+    for recording in (False, True):
+        engine = Vmap(chunk=4).open_lanes(lanes, torch.device("cpu"))
+        engine.recorder.on, val = recording, [shards((8,) * 6, seed=1) for _ in lanes]
+        for states in fit.rounds_together(workers, engine, SCHEDULE, val, fit.start_together(workers, engine, 6)):
+            pass
+        downs = [w.method.download(w.task, s.server) for w, s in zip(workers, states, strict=True)]
+        down, mine = engine.lanes.downs(downs), engine.lanes.mine([s.mine for s in states])
+        trained = engine.deploy(down, mine, FineTune(work=SMALL))
+        for _ in range(2):  # what comes a second time is recorded
+            for models, clients in ((trained, 6), (engine.join(down, 4), 4)):
+                test = engine.gather([shards((8,) * clients, seed=2 + s) for s in seeds])
+                found.append(engine.serve(models, test, MEMO(views=2, steps=1), Protocol(4)))
+        assert bool(engine.recorder.recorded) == recording
+    assert all(equal(a, b) for a, b in zip(found[:4], found[4:], strict=True))

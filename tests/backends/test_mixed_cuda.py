@@ -10,7 +10,7 @@ from acclimate.adapters import NoAdapt
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.backends import Serial, Vmap
 from acclimate.backends.mixed import MixedEngine
-from acclimate.core import Protocol, PublicTask, Worker, fit
+from acclimate.core import Protocol, Task, Worker, fit
 from acclimate.methods.heterofedtta import HeteroFedTTA
 from support import CLASSES, MODELS, SMALL, equal, gap, images, shards
 
@@ -23,7 +23,7 @@ def trained(backend, device, rounds=3):
     """The state after some rounds of cohorts of four, and what four newcomers get in two looks."""
     public, about = images(20, seed=4)[0], ((3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
     models = [MODELS[name] for name in ("cnn-plain", "cnn-group", "mlp-dropout")]
-    tasks = [PublicTask(model, *about, public=public) for model in models]
+    tasks = [Task(model, *about, public=public) for model in models]
     workers = [Worker(task, METHOD.for_model(i)) for i, task in enumerate(tasks)]
     engine = MixedEngine(workers, lambda n: [c % 3 for c in range(n)], shards(), torch.device(device), backend)
     state, seen = fit.start(engine.worker, engine, 6), []
@@ -41,7 +41,7 @@ def test_serial_and_vmap_agree_on_the_cpu():
 @needs_cuda
 def test_captured_equals_eager_to_the_bit():
     engine, a, seen = trained(Vmap(), "cuda")
-    assert all(part.engine._recorded for part in engine.parts), "nothing was captured"
+    assert all(part.engine.recorder.recorded for part in engine.parts), "nothing was captured"
     _, b, also = trained(Vmap(capture=False), "cuda")
     assert equal(a.server, b.server) and equal(a.mine, b.mine) and equal(seen, also)
 

@@ -15,12 +15,11 @@ import acclimate as ac
 from acclimate import store
 from acclimate.adapters import Tent
 from acclimate.backends import Serial, Vmap
-from acclimate.backends.vmap import engine as vmap_module
-from acclimate.backends.vmap import state_file
+from acclimate.backends.vmap import capture, state_file
 from acclimate.backends.vmap.buckets import plan
 from acclimate.backends.vmap.capture import tf32
 from acclimate.backends.vmap.state_file import Layout, Rows
-from acclimate.core import HostShards, NonFinite, Protocol, Shards, Worker, fit, tree
+from acclimate.core import HostShards, NonFinite, Protocol, Shards, Stacked, Worker, fit, tree
 from acclimate.experiment.settings import expand
 from acclimate.methods import SCAFFOLD, Ditto, FedAvg
 from acclimate.personal import FineTune
@@ -58,7 +57,7 @@ def test_every_method_gives_the_same_bits_from_files_and_host_memory(name):
     assert isinstance(far.mine, Rows) or not tree.leaves(near.mine)
     assert isinstance(engine.shards, HostShards)
     assert equal(near.server, far.server)
-    assert equal(near.mine, state_file.take(far.mine, EVERYONE))
+    assert equal(near.mine, far.mine.take(EVERYONE))
     assert near.cost == far.cost
     for a, b in zip(near.history, far.history, strict=True):  # models are deployed in other groups: not to the bit
         assert a["val_loss"] == pytest.approx(b["val_loss"], abs=1e-4)
@@ -78,9 +77,9 @@ def test_what_was_sent_ahead_is_used_and_never_stale(monkeypatch):
     assert counted == len(sent)  # nothing travelled twice
     engine.expect(torch.tensor([0, 1]))
     fit.one_round(engine.worker, engine, late.server, torch.tensor([2, 3]), 9)
-    assert engine._feeder.ahead.group.who.tolist() == [0, 1]
+    assert engine.feeder.ahead.group.who.tolist() == [0, 1]
     engine.mine = late.mine
-    assert engine._feeder.ahead is None  # rows of another version are of no use
+    assert engine.feeder.ahead is None  # rows of another version are of no use
 
 
 @pytest.mark.parametrize("personal", [ac.personal.NoPersonal(), FineTune(work=SMALL)], ids=lambda p: type(p).__name__)
@@ -99,7 +98,7 @@ def test_clients_that_hold_nothing_and_one_flat_array_of_rows():
     own = [torch.tensor([3, 1]), torch.tensor([], dtype=torch.int64), torch.tensor([7, 8, 9]), own_none := y[:0]]
     table, flat = Shards.of(x, y, own), HostShards.of(x, y, own)
     assert len(own_none) == 0
-    for made in (flat, HostShards.among(table)):
+    for made in (flat, table.on_host()):
         assert (made.clients, made.longest, len(made.rows)) == (4, 3, 5)
         assert all(torch.equal(made.own(k), table.own(k)) for k in range(4))
         assert made.table(torch.tensor([2, 0]), 3).tolist() == table.table(torch.tensor([2, 0]), 3).tolist()
@@ -181,37 +180,40 @@ def test_only_those_who_are_asked_for_are_computed_and_only_those_who_train_are_
     assert engine.mine._slab.slots == state_file.FIRST_SLOTS
 
 
-@pytest.mark.parametrize(
-    ("look", "calls"),
-    [
-        (lambda client: 7, 2),
-        (int, 12),
-        (lambda client: client + 0, 12),
-        (lambda client: client == 3, 12),
-        (lambda client: len(f"{client}"), 12),
-        (lambda client: {client: 1}[client], 12),
-        (lambda client: torch.tensor(client), 12),
-    ],
-)
-def test_who_begins_like_all_others_is_computed_once_and_who_does_not_every_time(look, calls):
+@pytest.mark.parametrize("alike", [True, False])
+def test_who_begins_like_all_others_is_computed_once_and_who_does_not_every_time(alike):
     seen = []
 
     def begin(client):
-        seen.append(1)
-        return {"a": torch.full((2,), float(look(client)))}
+        seen.append(client)
+        return {"a": torch.full((2,), 7.0 if alike else float(client))}
 
-    rows = Rows.fresh(begin, 50)
+    rows = Rows.fresh(begin, 50, alike=alike)
     for _ in range(2):
-        assert equal(
-            rows.take(torch.arange(10, 15)),
-            tree.stack([{"a": torch.full((2,), float(look(c)))} for c in range(10, 15)]),
-        )
-    assert len(seen) == calls
+        taken = rows.take(torch.arange(10, 15))
+        assert equal(taken, tree.stack([{"a": torch.full((2,), 7.0 if alike else float(c))} for c in range(10, 15)]))
+    assert seen == ([0] if alike else [0, *range(10, 15), *range(10, 15)])
+
+
+@dataclass(frozen=True)
+class Own(FedAvg):
+    """Looks at whose state it makes."""
+
+    def init_client(self, task, client, key):
+        return {"number": torch.tensor(client), **super().init_client(task, client, key)}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_whose_clients_start_alike_say_so(name):
+    worker = Worker(task("cnn-batch"), METHODS[name])
+    starts = [worker.start(c) for c in (0, 1, 7)]
+    assert worker.alike == (equal(starts[0], starts[1]) and equal(starts[0], starts[2]))
+    assert not Worker(task(), Own()).alike
 
 
 def test_small_federations_stay_in_memory_unless_told():
     worker = Worker(task(), small(SCAFFOLD()))
-    assert isinstance(Vmap().open(worker, shards(), CPU).mine, dict)
+    assert isinstance(Vmap().open(worker, shards(), CPU).mine, Stacked)
     assert isinstance(Vmap(private="mapped").open(worker, shards(), CPU).mine, Rows)
     assert Vmap(private="mapped").open(Worker(task(), FedAvg()), shards(), CPU).mine == {}
 
@@ -268,8 +270,8 @@ def test_either_kind_of_state_reads_the_others_checkpoints(tmp_path, wrote, read
     engine = reads.open(worker, shards(), CPU)
     found = store.unpack(path, fit.start(worker, engine, 6), ("t",))
     assert type(found.mine) is type(engine.mine)
-    assert equal(state_file.take(found.mine, EVERYONE), state_file.take(state.mine, EVERYONE))
-    assert equal(state_file.take(found.best.mine, EVERYONE), state_file.take(state.best.mine, EVERYONE))
+    assert equal(found.mine.take(EVERYONE), state.mine.take(EVERYONE))
+    assert equal(found.best.mine.take(EVERYONE), state.best.mine.take(EVERYONE))
 
 
 def test_a_checkpoint_holds_the_written_rows_alone(tmp_path):
@@ -282,10 +284,10 @@ def test_a_checkpoint_holds_the_written_rows_alone(tmp_path):
 
 def test_numbers_of_clients_that_do_not_exist_are_refused(tmp_path):
     worker, engine, state = trained(small(SCAFFOLD()), FAR, rounds=1, cohort=2, model="mlp-dropout")
-    flat = tree.flatten({"mine": state_file.saved(state.mine)})
+    flat = tree.flatten({"mine": state.mine.saved()})
     flat["mine/@ids"] = torch.tensor([1, 6])
     with pytest.raises(ValueError, match="'mine/@ids' must hold numbers of clients, 0 to 5"):
-        state_file.restored(flat, fit.start(worker, FAR.open(worker, shards(), CPU), 6).mine, "mine/")
+        fit.start(worker, FAR.open(worker, shards(), CPU), 6).mine.restored(flat, "mine/")
 
 
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path):
@@ -360,14 +362,14 @@ def test_recordings_that_were_not_used_for_longest_are_dropped(monkeypatch):
         def __call__(self, *inputs):
             return self.f(*inputs)
 
-    monkeypatch.setattr(vmap_module, "Captured", Pretend)
-    monkeypatch.setattr(vmap_module, "MOST_RECORDINGS", 2)
+    monkeypatch.setattr(capture, "Captured", Pretend)
+    monkeypatch.setattr(capture, "MOST_RECORDINGS", 2)
     engine = PLAIN.open(Worker(task(), FedAvg()), shards(), CPU)
-    engine._capture = True
+    engine.recorder.on = True
     for work in ("a", "b", "a", "c", "a", "b"):
-        engine._run((work,), lambda x: x, ({"x": torch.zeros(1)},), often=True)
+        engine.recorder.run((work,), lambda x: x, ({"x": torch.zeros(1)},), often=True)
     assert len(made) == 4  # b was dropped for c, and made again
-    assert [key[0][0] for key in engine._recorded] == ["a", "b"]
+    assert [key[0][0] for key in engine.recorder.recorded] == ["a", "b"]
 
 
 # --- precision -------------------------------------------------------------------------------------------------------
@@ -380,7 +382,7 @@ def test_full_precision_is_for_the_engines_work_alone():
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
     seen = []
     engine = replace(PLAIN, precision="fp32").open(Worker(task(), FedAvg()), shards(), CPU)
-    engine._run(("look",), lambda: seen.append(torch.backends.cudnn.allow_tf32) or {}, ())
+    engine.recorder.run(("look",), lambda: seen.append(torch.backends.cudnn.allow_tf32) or {}, ())
     assert seen == [False] and torch.backends.cudnn.allow_tf32 == before[0]
 
 

@@ -20,7 +20,7 @@ from acclimate.backends import Serial
 from acclimate.backends.flower.engine import Flower
 from acclimate.backends.flower.messages import expected_message
 from acclimate.backends.flower.protocol import FleetError, nested, with_empty_groups
-from acclimate.core import Hetero, Work, Worker, fit, tree
+from acclimate.core import Work, Worker, fit, tree
 from acclimate.experiment import catalogue
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.records import pack, parcels, unpack
@@ -624,7 +624,7 @@ def test_nothing_private_reaches_the_server(tmp_path):
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", quick_or_slow(m for m, r in catalogue.METHODS.items() if not isinstance(r, Hetero)))
+@pytest.mark.parametrize("name", quick_or_slow(m for m, r in catalogue.METHODS.items() if not r.several_models))
 def test_the_expected_message_is_the_real_one(name):
     e = replace(of(name), backend=Serial())
     world, worker, engine = api.build(e)

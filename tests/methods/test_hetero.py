@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 import acclimate as ac
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.backends.mixed import MixedEngine
-from acclimate.core import SGD, NonFinite, Protocol, PublicTask, rng, tree
+from acclimate.core import SGD, NonFinite, Protocol, Task, rng, tree
 from acclimate.core import fit as loop
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
@@ -32,7 +32,7 @@ DATA = ac.data.Public(share=0.02, clients=5, new_clients=4, partition=ac.data.Di
 
 def public_task(model="cnn-plain", count=20):
     about = ((3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
-    return PublicTask(MODELS[model], *about, public=images(count, seed=4)[0])
+    return Task(MODELS[model], *about, public=images(count, seed=4)[0])
 
 
 def teacher(method, count=20):
@@ -162,12 +162,12 @@ def test_the_ensemble_is_the_mean_over_the_clients_of_all_architectures():
     assert sorted(reply.part.clients.tolist()) == [0, 1, 2, 4]
     sent = []
     for c in (0, 1, 2, 4):
-        half, own = engine.member(mine, c)
+        half, own = engine.worker_of(c), mine.take(c)
         assert half.task.model == SHAPES.models[c % 3]
         sent.append(half.train(state.server, own, client_data(train, c))[0])
     for name in HETERO.uplink:
         assert gap(server["logits"][name], torch.stack([up[name] for up in sent]).mean(0)) < 1e-6
-    changed = [gap(engine.member(engine.mine, c)[1], engine.member(mine, c)[1]) > 0 for c in range(5)]
+    changed = [gap(engine.mine.take(c), mine.take(c)) > 0 for c in range(5)]
     assert changed == [True, True, True, False, True]
 
 
@@ -193,7 +193,7 @@ def test_every_client_has_its_own_architecture_and_adaptation_net(fit):
     for c in range(5):
         model = fit.model(c)
         assert model["net"]["0"]["weight"].shape == ((32, 64, 128)[c % 3], 10)
-        half, _ = fit.engine.member(fit.state.mine, c)
+        half = fit.engine.worker_of(c)
         assert half.predict()(model, fit.world.examples.x[:3]).logits.shape == (3, 10)
     message = {part["group"]: part["shape"] for part in fit.state.cost["message"]}
     assert message == {"personalised": [len(fit.world.public), 10], "base": [len(fit.world.public), 10]}
@@ -257,7 +257,7 @@ def test_newcomers_of_every_architecture_digest_and_adapt(fit):
         assert gap(joined.model, fit.engine.model_of(models, c)) < 1e-6
         hits = joined.predict(newcomer(fit, c)).argmax(-1) == fit.world.examples.y[fit.world.new[c]]
         assert float(hits.float().mean()) == pytest.approx(served[c], abs=1e-6)
-        half = fit.engine.workers[kind]
+        half = fit.engine.architectures[kind]
         fresh = half.start(5 + c)
         assert gap(joined.model["vars"], fresh["vars"]) > 1e-3  # it has digested
 

@@ -8,7 +8,7 @@ they do before they go live is the method's `welcome`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
@@ -20,16 +20,15 @@ from ..core import (
     Adapter,
     Backend,
     Engine,
-    Hetero,
     NonFinite,
     Personalizer,
+    Private,
     Protocol,
     Reply,
     Shards,
     Tree,
     Worker,
     message,
-    public_of,
     tree,
 )
 from . import Auto
@@ -51,17 +50,18 @@ class Member(Worker):
         return super().start(int(self.numbers[client]), like)
 
     def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
-        return super().train(down, mine, self._named(data))
+        return super().train(down, mine, self._numbered(data))
 
     def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
-        return super().personalise(down, mine, self._named(data), personal)
+        return super().personalise(down, mine, self._numbered(data), personal)
 
     def adapt(
         self, model: Tree, data: Tree, adapter: Adapter, protocol: Protocol, trace_rows: int | None = None
     ) -> Tree:
-        return super().adapt(model, self._named(data), adapter, protocol, trace_rows)
+        return super().adapt(model, self._numbered(data), adapter, protocol, trace_rows)
 
-    def _named(self, data: Tree) -> Tree:
+    def _numbered(self, data: Tree) -> Tree:
+        """A client's data, with the number that it has in the whole federation."""
         numbers = self.numbers.to(data["id"].device)
         return {**data, "id": numbers.gather(0, data["id"].reshape(1)).reshape(())}
 
@@ -71,8 +71,7 @@ class Newcomer(Member):
     """The client half for clients that join after training. Their number goes on after those that trained."""
 
     def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
-        assert isinstance(self.method, Hetero)
-        key = self.key("join", self._named(data)["id"], like=data["id"])
+        key = self.key("join", self._numbered(data)["id"], like=data["id"])
         return self.method.deploy(self.task, down, self.method.welcome(self.task, down, mine, key))
 
 
@@ -101,6 +100,46 @@ class Part(NamedTuple):
         return Reply(own, reply.up, faults)
 
 
+class Apart(Private, Mapping[str, Any]):
+    """Private state of clients of several architectures; it reads like a tree of what each architecture has."""
+
+    def __init__(self, parts: Mapping[str, tuple[Tensor, Private]]) -> None:
+        """By the name of an architecture: the clients that have it, and their state."""
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> Private:
+        return self._parts[name][1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def clients(self) -> int:
+        return sum(len(numbers) for numbers, _ in self._parts.values())
+
+    def take(self, ids: int | Tensor) -> Tree:
+        """The state of one client; those of several do not stack."""
+        for numbers, own in self._parts.values():
+            at = (numbers == ids).nonzero()[:, 0]
+            if len(at):
+                return own.take(int(at[0]))
+        raise IndexError(f"client {ids} is not in the federation")
+
+    def put(self, ids: Tensor, rows: Tree) -> Apart:
+        """Refused: the engine of each architecture changes what its own clients have."""
+        raise TypeError("private states of several architectures do not stack: change those of one architecture")
+
+    def saved(self) -> Tree:
+        return {name: own.saved() for name, (_, own) in self._parts.items()}
+
+    def restored(self, flat: Mapping[str, Tensor], prefix: str) -> Apart:
+        parts = self._parts.items()
+        return Apart({name: (who, own.restored(flat, f"{prefix}{name}/")) for name, (who, own) in parts})
+
+
 class Models(NamedTuple):
     """Live models of all clients: those of each part, and which clients these are."""
 
@@ -111,8 +150,10 @@ class Models(NamedTuple):
 
 
 class MixedEngine(Engine):
-    """One engine per architecture. `workers` has the client half of each; `deal(n)` says which of them client 0, 1, ...
-    up to the n-th have, newcomers being numbered after those that train."""
+    """One engine per architecture. `workers` has the client half of each; `deal(n)` says which of them the first n
+    clients have. Newcomers are numbered after those that train."""
+
+    shards: Shards
 
     def __init__(
         self,
@@ -124,7 +165,7 @@ class MixedEngine(Engine):
     ) -> None:
         first = workers[deal(1)[0]]
         super().__init__(first, train, device)
-        self.workers, self.deal, self.backend = workers, deal, backend
+        self._workers, self.deal, self.backend = workers, deal, backend
         self.parts = self._parts(Member, 0, self.shards)
         self._newcomers: dict[int, tuple[Part, ...]] = {}
         self._joined: tuple[Tree, Models] | None = None
@@ -136,19 +177,26 @@ class MixedEngine(Engine):
         for kind in kinds.unique().tolist():
             at = (kinds == kind).nonzero()[:, 0]
             numbers, there = first + at, (first + at).to(self.device)
-            w = self.workers[kind]
-            public_of(w.task, self.device)  # on the device before a round is recorded there
-            worker, own = role(w.task, w.method, w.filters, w.seed, there), _some(shards, at)
+            w = self._workers[kind]
+            w.task.public_on(self.device)  # on the device before a round is recorded there
+            worker, own = role(w.task, w.method, w.filters, w.seed, there), shards.some(at)
             backend = inside(self.backend, worker, own, self.device)
             parts.append(Part(str(kind), numbers, there, backend.open(worker, own, self.device)))
         return tuple(parts)
 
     @property
-    def mine(self) -> Tree:
-        return {part.name: part.engine.mine for part in self.parts}
+    def architectures(self) -> Sequence[Worker]:
+        return self._workers
+
+    def worker_of(self, client: int) -> Worker:
+        return self._workers[self.deal(client + 1)[-1]]
+
+    @property
+    def mine(self) -> Private:
+        return Apart({part.name: (part.numbers, part.engine.mine) for part in self.parts})
 
     @mine.setter
-    def mine(self, value: Tree) -> None:
+    def mine(self, value: Any) -> None:
         for part in self.parts:
             part.engine.mine = value[part.name]
 
@@ -179,7 +227,7 @@ class MixedEngine(Engine):
             raise NonFinite(sorted(bad), round)
         return replies
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Models:
+    def deploy(self, down: Tree, mine: Any, personal: Personalizer) -> Models:
         handles = tuple(part.engine.deploy(down, mine[part.name], personal) for part in self.parts)
         return Models(self.parts, handles, 0)
 
@@ -198,19 +246,13 @@ class MixedEngine(Engine):
         part, handle, at = _find(models, client)
         return part.engine.model_of(handle, at)
 
-    def member(self, mine: Tree, client: int) -> tuple[Worker, Tree]:
-        """The client half and the private state of one client that trained."""
-        part, _, at = _find(Models(self.parts, self.parts, 0), client)
-        own: Tree = tree.take(mine[part.name], at)
-        return self.workers[int(part.name)], own
-
     def serve(self, models: Models, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         test, done = test.to(self.device), []
         for part, handle in zip(models.parts, models.handles, strict=True):
-            worker = self.workers[int(part.name)]
+            worker = self._workers[int(part.name)]
             if reason := adapter.refusal(worker.task, part.engine.model_of(handle, 0)):
                 raise ValueError(f"architecture {part.name} of the federation ({worker.task.model}): {reason}")
-            own = _some(test, part.numbers - models.first)
+            own = test.some(part.numbers - models.first)
             done.append(part.engine.serve(handle, own, adapter, protocol, trace))
         order = torch.argsort(torch.cat([part.numbers for part in models.parts]))
         metrics: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *done)
@@ -232,12 +274,6 @@ def inside(backend: Backend, worker: Worker, train: Shards, device: torch.device
     if chosen.private == "mapped":
         raise ValueError("Vmap: private='mapped' must be 'device' or None where clients have several architectures")
     return replace(chosen, private="device")
-
-
-def _some(shards: Shards, clients: Tensor) -> Shards:
-    """These clients alone; the examples are not copied."""
-    at = clients.to(shards.rows.device)
-    return Shards(shards.x, shards.y, shards.rows[at], shards.n[at])
 
 
 def _find(models: Models, client: int) -> tuple[Part, Any, int]:

@@ -11,11 +11,12 @@ from ..core import (
     Adapter,
     Backend,
     Engine,
+    Holdings,
     NonFinite,
     Personalizer,
+    Private,
     Protocol,
     Reply,
-    Shards,
     Tree,
     Worker,
     message,
@@ -27,26 +28,18 @@ from ..core import (
 class Serial(Backend):
     """A Python loop over clients, each with exactly its own examples (no padding)."""
 
-    def open(self, worker: Worker, train: Shards, device: torch.device) -> SerialEngine:
+    def open(self, worker: Worker, train: Holdings, device: torch.device) -> SerialEngine:
         return SerialEngine(worker, train, device)
 
 
 class SerialEngine(Engine):
-    """Holds the clients' private state as one stacked tree."""
+    """Holds the clients' private state in memory."""
 
-    def __init__(self, worker: Worker, train: Shards, device: torch.device) -> None:
+    def __init__(self, worker: Worker, train: Holdings, device: torch.device) -> None:
         super().__init__(worker, train, device)
-        self._mine = stacked_start(worker, self.shards)
+        self.mine = stacked_start(worker, self.shards)
 
-    @property
-    def mine(self) -> Tree:
-        return self._mine
-
-    @mine.setter
-    def mine(self, value: Tree) -> None:
-        self._mine = value
-
-    def _data(self, shards: Shards, client: int, round: int) -> Tree:
+    def _data(self, shards: Holdings, client: int, round: int) -> Tree:
         rows, n = shards.own(client), shards.n[client]
         who, when = (torch.full((), v, dtype=torch.int64, device=self.device) for v in (client, round))
         return shards.tree(rows, n, who, when, ragged=False)
@@ -55,7 +48,7 @@ class SerialEngine(Engine):
         rules = self.worker.uplink
         part, news, bad, up = None, [], [], None
         for c in cohort.tolist():
-            up, new, ok = self.worker.train(down, tree.take(self._mine, c), self._data(self.shards, c, round))
+            up, new, ok = self.worker.train(down, self.mine.take(c), self._data(self.shards, c, round))
             message.check_message(rules, up, type(self.worker.method).__name__)
             if not bool(ok):
                 bad.append(c)
@@ -66,12 +59,12 @@ class SerialEngine(Engine):
         if bad:
             raise NonFinite(bad, round)
         assert part is not None and up is not None
-        self._mine = tree.put(self._mine, cohort.to(self.device), tree.stack(news))
+        self.mine = self.mine.put(cohort.to(self.device), tree.stack(news))
         return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), up))
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> list[Tree]:
+    def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> list[Tree]:
         return [
-            self.worker.personalise(down, tree.take(mine, c), self._data(self.shards, c, 0), personal)
+            self.worker.personalise(down, mine.take(c), self._data(self.shards, c, 0), personal)
             for c in range(self.shards.clients)
         ]
 
@@ -82,10 +75,10 @@ class SerialEngine(Engine):
         return welcomed(self.worker, down, range(self.shards.clients, self.shards.clients + newcomers), self.device)
 
     def serve(
-        self, models: list[Tree], test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False
+        self, models: list[Tree], test: Holdings, adapter: Adapter, protocol: Protocol, trace: bool = False
     ) -> Tree:
         test = test.to(self.device)
-        rows = test.rows.shape[-1] if trace else None
+        rows = test.longest if trace else None
         empty = (test.n == 0).tolist()
         scores = []
         for c, model in enumerate(models):
@@ -94,9 +87,9 @@ class SerialEngine(Engine):
         served: Tree = tree.to(tree.stack(scores), "cpu")
         return served
 
-    def _nothing(self, test: Shards, client: int) -> Tree:
+    def _nothing(self, test: Holdings, client: int) -> Tree:
         """A client with an empty stream: one row that is not counted."""
-        return {**self._data(test, client, 0), "rows": test.rows[client, :1]}
+        return {**self._data(test, client, 0), "rows": test.table(torch.tensor([client]), 1)[0]}
 
 
 def welcomed(worker: Worker, down: Tree, clients: range, device: torch.device) -> list[Tree]:
@@ -105,8 +98,9 @@ def welcomed(worker: Worker, down: Tree, clients: range, device: torch.device) -
     return [worker.method.deploy(worker.task, down, tree.to(mine, device)) for mine in fresh]
 
 
-def stacked_start(worker: Worker, shards: Shards) -> Tree:
+def stacked_start(worker: Worker, shards: Holdings) -> Tree:
     """Every client's private state before its first round."""
     mine = [worker.start(c, like=shards.n) for c in range(shards.clients)]
     tree.check(mine[0], f"{type(worker.method).__name__}.init_client")
-    return tree.to(tree.stack(mine), shards.n.device)
+    stacked: Tree = tree.to(tree.stack(mine), shards.n.device)
+    return stacked

@@ -9,14 +9,15 @@ from .adapter import Adapter, Predict
 from .backend import Backend, Engine, Fault, NonFinite, Reply
 from .filter import Arrived, Filter, Sender
 from .fit import Best, State
-from .hetero import Hetero, PublicTask, public_of
+from .lanes import Lanes
 from .local import Loss, Work, difference, train
 from .message import Gather, Mean, Partial, Rule, Rules, Sum
 from .method import Method, Weighted
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepDecay
 from .personal import Personalizer
+from .private import Private, Stacked
 from .rng import Key
-from .shards import HostShards, Shards
+from .shards import Holdings, HostShards, Shards
 from .stream import Protocol
 from .task import Augment, Blend, Mode, Model, Out, Task
 from .tree import Scalar, Tree
@@ -38,9 +39,10 @@ __all__ = [
     "Fault",
     "Filter",
     "Gather",
-    "Hetero",
+    "Holdings",
     "HostShards",
     "Key",
+    "Lanes",
     "Loss",
     "Mean",
     "Method",
@@ -52,8 +54,8 @@ __all__ = [
     "Partial",
     "Personalizer",
     "Predict",
+    "Private",
     "Protocol",
-    "PublicTask",
     "Reply",
     "Rule",
     "Rules",
@@ -61,6 +63,7 @@ __all__ = [
     "Schedule",
     "Sender",
     "Shards",
+    "Stacked",
     "State",
     "StepDecay",
     "Sum",
@@ -75,7 +78,6 @@ __all__ = [
     "local",
     "message",
     "optim",
-    "public_of",
     "rng",
     "stream",
     "train",

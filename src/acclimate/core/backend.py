@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .adapter import Adapter
+from .lanes import Lanes
 from .message import Partial
 from .personal import Personalizer
-from .shards import Shards
+from .private import Private, private
+from .shards import Holdings, Shards
 from .stream import Protocol
-from .task import Task
 from .tree import Tree
 from .worker import Worker
 
@@ -47,7 +48,7 @@ class Reply(NamedTuple):
     """A cohort's round: the partially reduced messages and what one client's message is made of."""
 
     part: Partial
-    """Of those whose message counted; `part.clients` says who they are."""
+    """The messages that counted, combined; `part.clients` says whose they are."""
     up: Tree
     """One client's message with no data (meta tensors): names, shapes, types and so bytes."""
     faults: tuple[Fault, ...] = ()
@@ -55,32 +56,52 @@ class Reply(NamedTuple):
 
 
 class Engine(ABC):
-    """Runs clients on some hardware; the only owner of their private state and of their data."""
+    """Runs clients on some hardware; the only owner of their private state and of their data.
 
-    def __init__(self, worker: Worker, train: Shards, device: torch.device) -> None:
+    An engine runs one training. One that has several `lanes` runs as many side by side: `deploy`, `join` and `serve`
+    then get and give what `Lanes` makes of the values of all.
+    """
+
+    lanes = Lanes()
+    _mine: Private
+
+    def __init__(self, worker: Worker, train: Holdings, device: torch.device) -> None:
         self.worker, self.device = worker, device
         if device.type == "cuda":
             torch.backends.cudnn.deterministic = True  # the same seed gives the same bits
         self.shards = train.to(device)
 
     @property
-    @abstractmethod
-    def mine(self) -> Tree:
-        """Every client's private state, stacked: for the loop's state and for checkpoints."""
+    def mine(self) -> Private:
+        """Every client's private state: for the loop's state and for checkpoints."""
+        return self._mine
 
     @mine.setter
-    @abstractmethod
-    def mine(self, value: Tree) -> None: ...
+    def mine(self, value: Any) -> None:
+        self._mine = private(value)
+
+    @property
+    def architectures(self) -> Sequence[Worker]:
+        """The client half of each architecture: one, unless clients have several."""
+        return (self.worker,)
+
+    def worker_of(self, client: int) -> Worker:
+        """The client half of one client; newcomers are numbered after those that train."""
+        return self.worker
 
     def expect(self, cohort: Tensor) -> None:
         """Who takes part in the next round: an engine may send ahead what they need."""
+
+    def train_lanes(self, downs: Sequence[Tree], cohorts: Sequence[Tensor], round: int) -> list[Reply]:
+        """One round of every lane."""
+        return [self.train(downs[0], cohorts[0], round)]
 
     @abstractmethod
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         """One round of the cohort's clients. Raises `NonFinite` before any private state is changed."""
 
     @abstractmethod
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Any:
+    def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> Any:
         """Every client's live model after personalisation: a handle for `serve`."""
 
     @abstractmethod
@@ -91,6 +112,10 @@ class Engine(ABC):
     def join(self, down: Tree, newcomers: int) -> Any:
         """Live models of clients that were not there for training: a handle for `serve`. They have no labels."""
 
+    def gather(self, tests: Sequence[Shards]) -> Shards:
+        """The streams of all lanes as one, for `serve`, which may be called often."""
+        return tests[0]
+
     @abstractmethod
     def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         """Adapt every client's model on its test stream and score it: metrics [clients], on the CPU.
@@ -100,43 +125,11 @@ class Engine(ABC):
         """
 
     def missed(self) -> tuple[Fault, ...]:
-        """Clients that were left out since the last round's `Reply`, of tests for example; each is told once."""
+        """Clients that were left out since the last round's `Reply`, of tests for example; each is reported once."""
         return ()
 
     def close(self) -> None:
         """Give back what the engine holds."""
-
-
-class Joint(ABC):
-    """The clients of several experiments on one engine, to be tested together. Lists have an entry per experiment."""
-
-    task: Task
-    size: int
-    """How many experiments these are."""
-
-    @abstractmethod
-    def downloads(self, servers: Sequence[Tree]) -> list[Tree]:
-        """What the clients of every experiment get from their server."""
-
-    @abstractmethod
-    def deploy(self, downs: Sequence[Tree], mines: Sequence[Tree], personal: Personalizer) -> Any:
-        """The live models of all clients after personalisation: a handle for `serve`."""
-
-    @abstractmethod
-    def join(self, downs: Sequence[Tree], newcomers: int) -> Any:
-        """The same of clients that were not there for training, as many in every experiment."""
-
-    @abstractmethod
-    def model_of(self, models: Any, client: int) -> Tree:
-        """One client's live model; clients are numbered through all experiments."""
-
-    @abstractmethod
-    def gather(self, tests: Sequence[Shards]) -> Shards:
-        """The streams of all experiments as one, where the engine wants it: for `serve`, which may come often."""
-
-    @abstractmethod
-    def serve(self, models: Any, tests: Shards, adapter: Adapter, protocol: Protocol) -> list[Tree]:
-        """Adapt every client's model on its stream and score it: the metrics of each experiment."""
 
 
 @dataclass(frozen=True)

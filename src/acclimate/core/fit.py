@@ -1,8 +1,8 @@
-"""The one round loop, for every method and every engine."""
+"""The one round loop, for every method and every engine, of one training or of several in lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from . import message, rng, tree
 from .adapter import Adapter
 from .backend import Engine, Reply
 from .personal import Personalizer
+from .private import Private
 from .shards import Shards
 from .stream import Protocol
 from .tree import Tree
@@ -51,7 +52,7 @@ class Best:
     round: int
     score: float
     server: Tree
-    mine: Tree
+    mine: Private
 
 
 @dataclass(frozen=True)
@@ -61,23 +62,31 @@ class State:
     round: int
     """Rounds done."""
     server: Tree
-    mine: Tree
+    mine: Private
     best: Best | None = None
     history: tuple[dict[str, Any], ...] = ()
     """One row per evaluated round."""
     cost: dict[str, Any] = field(default_factory=dict)
-    """Bytes so far, summed over clients (`up`: of messages that counted; `down`), and what one `message` is
-    made of."""
+    """Bytes so far, summed over clients (`up`: of messages that counted; `down`), and what one `message`
+    consists of."""
     faults: tuple[dict[str, Any], ...] = ()
     """Every client whose message did not count in some round (`round`, `client`, `kind`, `reason`), in order."""
 
 
 def start(worker: Worker, engine: Engine, clients: int) -> State:
     """The state before the first round."""
-    like = torch.empty(0, device=engine.device)
-    server = worker.method.init_server(worker.task, clients, worker.key("init", like=like))
-    tree.check(server, f"{type(worker.method).__name__}.init_server")
-    return State(0, tree.to(server, engine.device), engine.mine, cost={"up": 0, "down": 0, "message": []})
+    return start_together([worker], engine, clients)[0]
+
+
+def start_together(workers: Sequence[Worker], engine: Engine, clients: int) -> list[State]:
+    """The state of every lane before the first round."""
+    like, states = torch.empty(0, device=engine.device), []
+    for worker, mine in zip(workers, engine.lanes.each_mine(engine.mine), strict=True):
+        server = worker.method.init_server(worker.task, clients, worker.key("init", like=like))
+        tree.check(server, f"{type(worker.method).__name__}.init_server")
+        cost = {"up": 0, "down": 0, "message": []}
+        states.append(State(0, tree.to(server, engine.device), mine, cost=cost))
+    return states
 
 
 def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
@@ -94,27 +103,52 @@ def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
 
 def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, state: State) -> Iterator[State]:
     """Train from `state` to the last round, yielding the state after each round."""
-    engine.mine = state.mine
-    following = sample(worker, schedule, state.round)
-    for r in range(state.round, schedule.rounds):
-        cohort = following
+    return (after for (after,) in rounds_together([worker], engine, schedule, [val], [state]))
+
+
+def rounds_together(
+    workers: Sequence[Worker], engine: Engine, schedule: Schedule, vals: Sequence[Shards], states: list[State]
+) -> Iterator[list[State]]:
+    """Train one or more lanes, all after the same round, to the last, yielding the state of each after each round."""
+    lanes, val = engine.lanes, engine.gather(vals)
+    engine.mine = lanes.mine([s.mine for s in states])
+    following = [sample(w, schedule, states[0].round) for w in workers]
+    for r in range(states[0].round, schedule.rounds):
+        cohorts = following
         if r + 1 < schedule.rounds:
-            following = sample(worker, schedule, r + 1)
-            engine.expect(following)
-        server, reply, down = one_round(worker, engine, state.server, cohort, r)
-        cost = add_cost(state.cost, reply, down, len(cohort))
-        faults = (*state.faults, *(f._asdict() for f in reply.faults))
-        state = replace(state, round=r + 1, server=server, mine=engine.mine, cost=cost, faults=faults)
+            following = [sample(w, schedule, r + 1) for w in workers]
+            engine.expect(lanes.cohort(following, schedule.clients))
+        done = _one_round(workers, engine, [s.server for s in states], cohorts, r)
+        ended = zip(states, done, lanes.each_mine(engine.mine), cohorts, strict=True)
+        states = [_after(s, *one, mine, len(cohort)) for s, one, mine, cohort in ended]
         if schedule.evaluates(r):
-            state = validate(worker, engine, val, state)
-        yield state
+            states = validate(workers, engine, val, states)
+        yield states
 
 
 def one_round(worker: Worker, engine: Engine, server: Tree, cohort: Tensor, round: int) -> tuple[Tree, Reply, Tree]:
     """Download, train, combine, filter, update."""
-    down = worker.outgoing(worker.method.download(worker.task, server), cohort)
-    reply = engine.train(down, cohort, round)
-    return update(worker, server, reply, cohort, round, engine.device), reply, down
+    return _one_round([worker], engine, [server], [cohort], round)[0]
+
+
+def _one_round(
+    workers: Sequence[Worker], engine: Engine, servers: Sequence[Tree], cohorts: Sequence[Tensor], round: int
+) -> list[tuple[Tree, Reply, Tree]]:
+    """One round of every lane: its server's new state, the reply of its clients, and what they got."""
+    lanes = list(zip(workers, servers, cohorts, strict=True))
+    downs = [w.outgoing(w.method.download(w.task, server), cohort) for w, server, cohort in lanes]
+    replies = engine.train_lanes(downs, cohorts, round)
+    return [
+        (update(w, server, reply, cohort, round, engine.device), reply, down)
+        for (w, server, cohort), reply, down in zip(lanes, replies, downs, strict=True)
+    ]
+
+
+def _after(state: State, server: Tree, reply: Reply, down: Tree, mine: Private, asked: int) -> State:
+    """A lane's state when a round is over."""
+    faults = (*state.faults, *(f._asdict() for f in reply.faults))
+    cost = add_cost(state.cost, reply, down, asked)
+    return replace(state, round=state.round + 1, server=server, mine=mine, cost=cost, faults=faults)
 
 
 def update(worker: Worker, server: Tree, reply: Reply, cohort: Tensor, round: int, device: torch.device) -> Tree:
@@ -140,11 +174,12 @@ def add_cost(cost: dict[str, Any], reply: Reply, down: Tree, asked: int) -> dict
     }
 
 
-def validate(worker: Worker, engine: Engine, val: Shards, state: State) -> State:
-    """Score the deployed models on the clients' validation data and keep the best round."""
-    down = worker.method.download(worker.task, state.server)
-    models = engine.deploy(down, state.mine, Personalizer())
-    return judge(state, engine.serve(models, val, Adapter(), Protocol()))
+def validate(workers: Sequence[Worker], engine: Engine, val: Shards, states: Sequence[State]) -> list[State]:
+    """Score the deployed models of every lane on the clients' validation data and keep its best round."""
+    downs = [w.method.download(w.task, s.server) for w, s in zip(workers, states, strict=True)]
+    models = engine.deploy(engine.lanes.downs(downs), engine.mine, Personalizer())
+    metrics = engine.lanes.each(engine.serve(models, val, Adapter(), Protocol()))
+    return [judge(s, m) for s, m in zip(states, metrics, strict=True)]
 
 
 def judge(state: State, metrics: Tree) -> State:

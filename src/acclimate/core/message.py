@@ -62,6 +62,10 @@ class Partial(NamedTuple):
     each: Tree
     """The gathered groups, one row per client."""
 
+    def of(self, members: slice | Tensor) -> Partial:
+        """Without the clients that are no members: the sums never had them, but names and gathered rows do."""
+        return self._replace(clients=self.clients[members], each=tree.take(self.each, members))
+
 
 def check_message(rules: Rules, up: Mapping[str, Any], who: str) -> None:
     """Refuse a message whose groups differ from the method's `uplink`."""

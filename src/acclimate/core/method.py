@@ -21,6 +21,12 @@ class Method:
     those of a method that averages model differences.
     """
 
+    several_models: ClassVar[bool] = False
+    """Whether clients may have models of different architectures: messages and server state do not depend on them.
+
+    Clients then keep their whole model as private state. The server's functions get the task of one client, and may use
+    of it what all tasks have in common: classes, input shape and public set.
+    """
     downlink: ClassVar[tuple[str, ...]] = ("vars",)
     """The parts of its state that the server sends."""
 
@@ -33,13 +39,17 @@ class Method:
         """The server's state before the first round of a federation of `clients`."""
         return {"vars": task.init(key)}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
-        """A client's private state `mine` before its first round: never sent.
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
+        """The private state `mine` that every client has before its first round: never sent.
 
-        `key` is the one that `init_server` got, so that a client can start from the server's own initial model; fold
-        `client` into it for what must differ between clients.
+        `key` is the one that `init_server` got, so that a client can start from the server's own initial model.
         """
         return {}
+
+    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+        """One client's private state before its first round, for methods whose clients do not all start alike: fold
+        `client` into the key for what must differ between them."""
+        return self.init_mine(task, key)
 
     def download(self, task: Task, server: Tree) -> Tree:
         """What the server sends to every client of the cohort: the parts of its state that `downlink` names."""
@@ -63,6 +73,14 @@ class Method:
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
         """Exactly what a client holds when it goes live: at least `vars`."""
         return {"vars": down["vars"]}
+
+    def for_model(self, number: int) -> Method:
+        """The record of the clients that have the federation's architecture `number`, where there are several."""
+        return self
+
+    def welcome(self, task: Task, down: Tree, mine: Tree, key: rng.Key) -> Tree:
+        """What a client that joins after training makes of a fresh private state, before it goes live: no labels."""
+        return mine
 
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         """The deployed model's outputs."""

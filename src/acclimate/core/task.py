@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -19,6 +17,7 @@ from torch.func import functional_call
 
 from . import rng, tree
 from .nn.layers import NORM_LAYERS, PureBatchNorm, purify
+from .nn.modules import Changes, changing, check_outputs, head_width, skeletons
 from .tree import Tree
 
 
@@ -31,10 +30,6 @@ class Blend:
 
 Mode: TypeAlias = Literal["train", "eval", "adapt"] | Blend
 """`train`: batch statistics, dropout. `eval`: running statistics. `adapt`: eval, but with batch statistics."""
-
-
-Changes: TypeAlias = Mapping[str, Callable[[Tensor], Tensor | None]]
-"""Functions of the outputs of named modules."""
 
 
 class Out(NamedTuple):
@@ -52,6 +47,12 @@ class Model(Protocol):
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A new nn.Module for inputs of `shape` (without batch axis), with a linear layer named `head`."""
         ...
+
+
+def architectures(model: Any) -> tuple[Any, ...] | None:
+    """The models of a record that stands for several, such as `models.Mixed`; None where it is one network."""
+    several: tuple[Any, ...] | None = getattr(model, "architectures", None)
+    return several
 
 
 @runtime_checkable
@@ -77,7 +78,8 @@ class Task:
     `model` is a `Model` record, an nn.Module (its weights are then the initial ones), or a function
     `(shape, num_classes) -> nn.Module`. The module returns (features, logits) and has a linear layer called `head`
     (or names another in `head_name`). Inputs are uint8 images or floats; uint8 is scaled to 0..1, and both are then
-    normalised with `mean` and `std`, so that everything outside the task sees pixels.
+    normalised with `mean` and `std`, so that everything outside the task sees pixels. `public` is a set of unlabelled
+    inputs that every client holds from the start, so that nobody sends them.
     """
 
     def __init__(
@@ -89,15 +91,18 @@ class Task:
         std: tuple[float, ...] = (),
         augment: Augment | None = None,
         dtype: torch.dtype | None = None,
+        public: Tensor | None = None,
     ) -> None:
         self.dtype = dtype
+        self.public = None if public is None else public.cpu()
+        self._placed: dict[torch.device, Tensor] = {}
         self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
         self.mean, self.std = tuple(mean), tuple(std)
         self.augment = augment
         with torch.random.fork_rng(devices=[]):
             base = self._build()
-        self.dim = _head_width(base, model, num_classes)
-        self.stages = _check_outputs(base, model, self.shape, self.dim, num_classes)
+        self.dim = head_width(base, model, num_classes)
+        self.stages = check_outputs(base, model, self.shape, self.dim, num_classes)
         head = getattr(base, "head_name", "head")
         self.dropout_keys = purify(base)
         self.params = tuple(n for n, _ in base.named_parameters())
@@ -119,20 +124,28 @@ class Task:
         constants = {n: b for n, b in base.named_buffers() if not b.is_floating_point() and n not in self.dropout_keys}
         self._constants = {torch.device("cpu"): constants}
         self._initial: dict[int, Tree] = {}
-        self._skeletons = _skeletons(base.to("meta"))
-
-    @property
-    def _about(self) -> dict[str, Any]:
-        """What the constructor takes before the precision, in its order."""
-        names = ("model", "shape", "num_classes", "mean", "std", "augment")
-        return {name: getattr(self, name) for name in names}
+        self._skeletons: dict[Mode, nn.Module] = skeletons(base.to("meta"))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Task, (*self._about.values(), self.dtype)
+        about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
+        return Task, (*about, self.dtype, self.public)
 
     def computing(self, dtype: torch.dtype | None) -> Task:
         """The same task whose forward and backward passes run in this precision; variables and outputs keep theirs."""
-        return Task(**self._about, dtype=dtype)
+        return self.having(self.model, dtype)
+
+    def having(self, model: Any, dtype: torch.dtype | None = None) -> Task:
+        """The same task for another architecture."""
+        return Task(model, self.shape, self.num_classes, self.mean, self.std, self.augment, dtype, self.public)
+
+    def public_on(self, device: torch.device) -> Tensor:
+        """The public set on a device, [N, ...], copied there once; empty where the task has none."""
+        if self.public is None:
+            return torch.zeros(0, *self.shape, device=device)
+        if device not in self._placed:
+            with outside_transforms():  # a tensor that is made inside a transform stays wrapped when it is over
+                self._placed[device] = self.public.to(device)
+        return self._placed[device]
 
     def _build(self) -> nn.Module:
         if isinstance(self.model, nn.Module):
@@ -184,7 +197,7 @@ class Task:
             tensors |= {name: rng.fold(key, "dropout", i) for i, name in enumerate(self.dropout_keys)}
         # functional_call leaves what the layers assigned (new batch statistics) in `tensors`.
         skeleton = self._skeleton(mode)
-        with _changing(skeleton, change or {}):
+        with changing(skeleton, change or {}):
             features, logits = functional_call(skeleton, tensors, (used["input"],))
         if self.dtype is None:
             return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
@@ -251,92 +264,3 @@ class Task:
                 )
             out |= named
         return out
-
-
-def _head_width(module: nn.Module, model: Any, num_classes: int) -> int:
-    name = getattr(module, "head_name", "head")
-    label = model if not isinstance(model, nn.Module) else type(model).__name__
-    head = dict(module.named_modules()).get(name)
-    if not isinstance(head, nn.Linear):
-        raise ValueError(
-            f"model {label} must have an nn.Linear called 'head' as its last layer (or set head_name); "
-            f"'{name}' is {'missing' if head is None else 'a ' + type(head).__name__}"
-        )
-    if head.out_features != num_classes:
-        raise ValueError(
-            f"model {label}: its head has {head.out_features} outputs but the data has {num_classes} classes; "
-            f"build it with num_classes={num_classes}"
-        )
-    return head.in_features
-
-
-def _check_outputs(
-    module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int
-) -> tuple[str, ...]:
-    """One forward pass in eval mode: the module must return (features, logits) of the promised widths.
-
-    Returns the names of the modules that make the feature maps: for each size of map, the last and outermost one.
-    """
-    label, training = type(model).__name__, module.training
-    maps: list[tuple[tuple[int, ...], str]] = []
-
-    def note(name: str, out: Any) -> None:
-        if isinstance(out, Tensor) and out.dim() == 4:
-            maps.append((tuple(out.shape[2:]), name))
-
-    watch: Changes = {name: functools.partial(note, name) for name, _ in module.named_modules() if name}
-    with torch.no_grad(), _changing(module, watch):
-        out = module.eval()(torch.zeros(2, *shape))
-    module.train(training)
-    if not (isinstance(out, tuple | list) and len(out) == 2):
-        raise ValueError(f"model {label} must return (features, logits), it returns a {type(out).__name__}")
-    shapes = [tuple(t.shape) for t in out]
-    if shapes != [(2, dim), (2, num_classes)]:
-        raise ValueError(
-            f"model {label} must return features [batch, {dim}] and logits [batch, {num_classes}], "
-            f"for a batch of 2 it returns {shapes[0]} and {shapes[1]}"
-        )
-    return _stages(module, maps)
-
-
-def _stages(module: nn.Module, maps: list[tuple[tuple[int, ...], str]]) -> tuple[str, ...]:
-    """For each size of map the last and outermost module that makes it, in the order in which they are called.
-
-    One that is called several times, such as an activation that layers share, is no place in the network. Nor, where
-    there is another, one inside a block that ends in another size: a shortcut may pass it by.
-    """
-    calls = Counter(name for _, name in maps)
-    sizes = {name: size for size, name in maps if calls[name] == 1}
-
-    def passed_by(name: str) -> bool:
-        parts = name.split(".")
-        around = [".".join(parts[:i]) for i in range(1, len(parts))]
-        blocks = [o for o in around if not isinstance(module.get_submodule(o), nn.Sequential)]
-        return any(sizes.get(block, sizes[name]) != sizes[name] for block in blocks)
-
-    last = {size: name for name, size in sizes.items()}
-    ends = {size: name for name, size in sizes.items() if not passed_by(name)}
-    return tuple((last | ends).values())
-
-
-@contextlib.contextmanager
-def _changing(module: nn.Module, change: Changes) -> Iterator[None]:
-    """Submodules whose outputs go through a function; one that returns None only looks."""
-    hooks = [
-        module.get_submodule(name).register_forward_hook(lambda _m, _args, out, f=f: f(out))
-        for name, f in change.items()
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _skeletons(base: nn.Module) -> dict[Mode, nn.Module]:
-    """One weightless copy per mode, so that a forward pass never flips a training flag."""
-    train, evaluate, adapt = base.train(), copy.deepcopy(base).eval(), copy.deepcopy(base).eval()
-    for layer in adapt.modules():
-        if isinstance(layer, PureBatchNorm):
-            layer.train()
-    return {"train": train, "eval": evaluate, "adapt": adapt}

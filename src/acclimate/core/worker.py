@@ -31,7 +31,7 @@ class Worker:
     method: Method
     filters: Sequence[Filter] = ()
     seed: int | Tensor = 0
-    """A number, or where clients of several seeds run together (`backends.lanes`) an int64 scalar."""
+    """A number, or where clients of several seeds run in lanes of one engine an int64 scalar."""
 
     def key(self, purpose: str, *data: int | Tensor, like: Tensor | None = None) -> rng.Key:
         """A key for one purpose (`train`, `server`, ...) and place (round, client), on the device of `like`."""
@@ -56,6 +56,11 @@ class Worker:
         """A client's private state before its first round."""
         return self.method.init_client(self.task, client, self._init if like is None else self.key("init", like=like))
 
+    @property
+    def alike(self) -> bool:
+        """Whether all clients have the same private state before their first round."""
+        return type(self.method).init_client is Method.init_client
+
     @cached_property
     def _init(self) -> rng.Key:
         return self.key("init")
@@ -66,11 +71,12 @@ class Worker:
         key = self.key("train", data["round"], data["id"], like=data["id"])
         cohort, down = down.get(COHORT), tree.drop(down, (COHORT,))
         up, new = _pair(self.method, self.method.client(self.task, down, mine, data, key))
-        met, made = before_each(self.filters, self.method.uplink), up
+        met, before = before_each(self.filters, self.method.uplink), up
         for i, f in enumerate(self.filters):
             sender = Sender(met[i], data["id"], data["round"], cohort)
             up = f.client(up, rng.fold(key, "filter", i), sender)
-        seen = {"made": made, "mine": new}  # what a filter makes of NaN may be whole numbers, which are always finite
+        # also before the filters: what one makes of NaN may be whole numbers, which are always finite
+        seen = {"before": before, "mine": new}
         return up, new, tree.finite({**seen, "up": up} if self.filters else seen)
 
     def read(self, ups: Tree) -> Tree:
@@ -119,9 +125,9 @@ class Worker:
         return scores if trace_rows is None else {**scores, "trace": stream.lengthened(served.trace, trace_rows)}
 
 
-def _pair(method: Method, told: Any) -> tuple[Tree, Tree]:
-    """What `client` returned, or an error in its words: a message alone would be taken apart by its names."""
-    if not (isinstance(told, tuple) and len(told) == 2):
-        kind = type(told).__name__
+def _pair(method: Method, returned: Any) -> tuple[Tree, Tree]:
+    """What `client` returned. An error where that is no pair: a message alone would be taken apart by its names."""
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        kind = type(returned).__name__
         raise TypeError(f"{type(method).__name__}.client must return (message, private state), it returned a {kind}")
-    return told
+    return returned

@@ -1,20 +1,22 @@
 """Testing trained experiments: the grid of adapters and streams, the table it fills, and what the adapters did."""
 
 from .analysis import Traces, summary
-from .grid import Names, Test, Trained, evaluate, evaluate_together, rounds_to_test, stream_accuracy
+from .grid import Names, Test, Tested, evaluate, rounds_to_test, stream_accuracy
+from .rows import Summary, summary_of
 from .table import Refused, Row, Table
 
 __all__ = [
     "Names",
     "Refused",
     "Row",
+    "Summary",
     "Table",
     "Test",
+    "Tested",
     "Traces",
-    "Trained",
     "evaluate",
-    "evaluate_together",
     "rounds_to_test",
     "stream_accuracy",
     "summary",
+    "summary_of",
 ]

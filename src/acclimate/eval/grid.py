@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Adapter, Engine, Personalizer, Protocol, Shards, State, Task, Worker, tree
-from ..core.backend import Joint
+from ..core import Adapter, Engine, Personalizer, Private, Protocol, Shards, State, Task, Worker, tree
 from .analysis import Traces, flat
+from .rows import summary_of
 from .table import Refused, Row, Table
 
 
@@ -37,37 +37,51 @@ class Names:
     settings: tuple[str, ...] = ()
 
 
+class Tested(NamedTuple):
+    """One training that is to be tested, alone or with others that have their lanes in the same engine."""
+
+    worker: Worker
+    state: State
+    streams: Streams
+    names: Names
+
+
 def evaluate(
-    worker: Worker,
     engine: Engine,
-    state: State,
-    streams: Streams,
+    trained: Sequence[Tested],
     adapters: Mapping[str, Adapter],
     personal: Personalizer,
-    names: Names,
     tick: Callable[[], None] = lambda: None,
     traces: Traces | None = None,
-) -> Table:
-    """The results table of one trained experiment. `tick` is called after every adapter on every stream.
+) -> list[Table]:
+    """The results tables of all trainings of an engine: of one, or of each of its lanes.
 
-    Where `traces` is given, it is filled with what the adapters did at the last round.
+    `tick` is called after every adapter on every stream. Streams have the same names in all lanes. The rounds that
+    validation selected are tested together too, whichever they are. Where `traces` is given, it is filled with what the
+    adapters did at the last round of the one training.
     """
-    rows = _Rows(names)
+    first, lanes, rows = trained[0], engine.lanes, [_Rows(t.names) for t in trained]
+    tests = {name: engine.gather([t.streams[name].shards for t in trained]) for name in first.streams}
+    chosen = [_selected(t.state) for t in trained]
     refused: tuple[Refused, ...] = ()
-    for round, selections, server, mine in _selected(state):
-        down = worker.method.download(worker.task, server)
+    for turn in range(max(map(len, chosen))):
+        picked = [own[min(turn, len(own) - 1)] for own in chosen]
+        downs = [t.worker.method.download(t.worker.task, p.server) for t, p in zip(trained, picked, strict=True)]
+        down, mine = lanes.downs(downs), lanes.mine([p.mine for p in picked])
         models = engine.deploy(down, mine, personal)
-        served, refused = _served(worker.task, engine.model_of(models, 0), adapters, names)
-        for adapter_name, adapter in served.items():
-            for stream_name, test in streams.items():
-                trace = traces is not None and "last" in selections
-                metrics = engine.serve(_live(engine, down, models, test), test.shards, adapter, test.protocol, trace)
-                told = metrics.pop("trace", {})
-                sound = rows.add(metrics, adapter_name, stream_name, selections, round)
-                if sound and traces is not None and (kept := flat(told, test.shards.n, adapter_name)):
-                    traces.setdefault(adapter_name, {})[stream_name] = kept
+        served, refused = _served(first.worker.task, engine.model_of(models, 0), adapters, first.names)
+        for name, adapter in served.items():
+            for stream, test in first.streams.items():
+                trace = traces is not None and "last" in picked[0].selections
+                live = _live(engine, down, models, test)
+                metrics = engine.serve(live, tests[stream], adapter, test.protocol, trace)
+                seen = metrics.pop("trace", {})
+                for own, p, found, some in zip(rows, picked, lanes.each(metrics), chosen, strict=True):
+                    sound = turn >= len(some) or own.add(found, name, stream, p.selections, p.round)
+                if sound and traces is not None and (kept := flat(seen, test.shards.n, name)):
+                    traces.setdefault(name, {})[stream] = kept
                 tick()
-    return rows.table(refused)
+    return [own.table(refused) for own in rows]
 
 
 class _Rows:
@@ -111,46 +125,6 @@ def said_diverged(clients: Sequence[int]) -> str:
     return f"produced values that are not finite on client(s) {who}"
 
 
-class Trained(NamedTuple):
-    """One of several experiments that are tested together."""
-
-    state: State
-    streams: Streams
-    names: Names
-
-
-def evaluate_together(
-    joint: Joint,
-    trained: Sequence[Trained],
-    adapters: Mapping[str, Adapter],
-    personal: Personalizer,
-    tick: Callable[[], None] = lambda: None,
-) -> list[Table]:
-    """The results tables of experiments that share one vectorised engine; the numbers are those of `evaluate`.
-
-    `tick` is called after every adapter on every stream. Streams have the same names everywhere. Rounds that validation
-    selected are tested together too, whichever they are.
-    """
-    task, rows = joint.task, [_Rows(t.names) for t in trained]
-    tests = {name: joint.gather([t.streams[name].shards for t in trained]) for name in trained[0].streams}
-    chosen = [_selected(t.state) for t in trained]
-    refused: tuple[Refused, ...] = ()
-    for turn in range(max(map(len, chosen))):
-        picked = [own[min(turn, len(own) - 1)] for own in chosen]
-        downs = joint.downloads([server for _, _, server, _ in picked])
-        models = joint.deploy(downs, [mine for *_, mine in picked], personal)
-        served, refused = _served(task, joint.model_of(models, 0), adapters, trained[0].names)
-        for name, adapter in served.items():
-            for stream, test in trained[0].streams.items():
-                live = joint.join(downs, test.shards.clients) if test.new else models
-                for i, metrics in enumerate(joint.serve(live, tests[stream], adapter, test.protocol)):
-                    round, selections, *_ = picked[i]
-                    if turn < len(chosen[i]):
-                        rows[i].add(metrics, name, stream, selections, round)
-                tick()
-    return [own.table(refused) for own in rows]
-
-
 def stream_accuracy(
     worker: Worker,
     engine: Engine,
@@ -174,7 +148,7 @@ def stream_accuracy(
     for stream, test in streams.items():
         metrics = engine.serve(_live(engine, down, models, test), test.shards, adapters[name], test.protocol)
         if not diverged(metrics):
-            seen[stream] = float(_accuracy(metrics).mean())
+            seen[stream] = summary_of(metrics).accuracy
     return {"adapter": name, "streams": seen}
 
 
@@ -183,23 +157,27 @@ def _live(engine: Engine, down: tree.Tree, models: Any, test: Test) -> Any:
     return engine.join(down, test.shards.clients) if test.new else models
 
 
-def _accuracy(metrics: Mapping[str, Tensor]) -> Tensor:
-    """Of every client with a stream."""
-    return metrics["accuracy"][metrics["n"] > 0].double()
-
-
 def rounds_to_test(state: State) -> int:
     """How many rounds the table covers: one where validation selected the last."""
     return len(_selected(state))
 
 
-def _selected(state: State) -> list[tuple[int, list[str], tree.Tree, tree.Tree]]:
-    last, best = (state.round, ["last"], state.server, state.mine), state.best
+class _Selected(NamedTuple):
+    """A round that is tested, by which selections, and the states it left."""
+
+    round: int
+    selections: list[str]
+    server: tree.Tree
+    mine: Private
+
+
+def _selected(state: State) -> list[_Selected]:
+    last, best = _Selected(state.round, ["last"], state.server, state.mine), state.best
     if best is None:
         return [last]
     if best.round == state.round:
-        return [(state.round, ["last", "validation"], state.server, state.mine)]
-    return [last, (best.round, ["validation"], best.server, best.mine)]
+        return [last._replace(selections=["last", "validation"])]
+    return [last, _Selected(best.round, ["validation"], best.server, best.mine)]
 
 
 def _served(
@@ -216,8 +194,7 @@ def _served(
 
 
 def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str, selection: str, round: int) -> Row:
-    held = metrics["n"] > 0
-    accuracy = _accuracy(metrics)
+    found = summary_of(metrics)
     return Row(
         method=names.method,
         personal=names.personal,
@@ -225,18 +202,13 @@ def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str,
         stream=stream,
         settings=list(names.settings),
         seed=names.seed,
-        clients=int(held.sum()),
-        accuracy=float(accuracy.mean()),
-        std=float(accuracy.std(correction=0)),
-        loss=float(metrics["loss"][held].double().mean()),
-        ece=float(metrics["ece"][held].double().mean()),
+        clients=len(found.clients),
+        accuracy=found.accuracy,
+        std=found.std,
+        loss=found.loss,
+        ece=found.ece,
         selection=selection,
         round=round,
         up_bytes=names.up_bytes,
-        per_client=[round_float(a) for a in accuracy.tolist()],
+        per_client=found.per_client,
     )
-
-
-def round_float(value: float) -> float:
-    """Six digits: what a share of a few hundred samples can carry."""
-    return round(value, 6)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import store
 from ..backends.flower.engine import Flower
-from ..core import State
+from ..core import Stacked, State
 from ..running import run as api
 from ..running.watch import Watch
 from .app_folder import quoted
@@ -167,7 +167,7 @@ def _pass_on(event: dict[str, Any], watch: Watch, folder: Path) -> None:
 
 def _seen(event: dict[str, Any]) -> State:
     """The part of the loop's state that a watch reads: the server keeps the rest."""
-    return State(event["round"], {}, {}, history=() if event["row"] is None else (event["row"],))
+    return State(event["round"], {}, Stacked({}), history=() if event["row"] is None else (event["row"],))
 
 
 def _raise(error: Exception) -> None:

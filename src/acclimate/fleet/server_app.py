@@ -144,7 +144,7 @@ class ProgressWatch(Watch):
         self.report("training", label=label, seed=seed, done=done, rounds=rounds)
 
     def round(self, state: State) -> None:
-        now = [state.mine, *([state.best.mine] if state.best is not None else [])]
+        now = [state.mine.saved(), *([state.best.mine.saved()] if state.best is not None else [])]
         self.link.keep = [*saved(self.folder), *now]  # this round's checkpoint is written after this call, if at all
         row = state.history[-1] if state.history else None
         self.report("round", round=state.round, row=row, faults=len(state.faults))

@@ -48,7 +48,7 @@ class APFL(Weighted):
         check.within(self, "alpha", 0.0, 1.0)
         check.choices(self)
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         alpha = torch.full((), self.alpha, device=key.device)
         return {"vars": task.init(key), "alpha": alpha, "seen": torch.zeros_like(alpha)}
 

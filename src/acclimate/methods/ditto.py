@@ -36,7 +36,7 @@ class Ditto(Weighted):
         check.at_least(self, "lam", 0.0)
         check.choices(self)
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "seen": torch.zeros((), device=key.device)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

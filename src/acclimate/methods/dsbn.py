@@ -29,7 +29,7 @@ class DSBN(Method):
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": shared(task.init(key), task.select("norm"))}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": private(task.init(key), task.select("norm"))}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

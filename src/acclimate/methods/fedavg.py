@@ -40,7 +40,7 @@ class FedAvg(Weighted):
         vars = shared(task.init(key), task.select(self.private))
         return {"vars": vars, "opt": self.server_opt.init(vars["params"])}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         names = task.select(self.private)
         return {"vars": private(task.init(key), names)} if names else {}
 

@@ -71,7 +71,7 @@ class FedICON(Weighted):
             requirements.need(requirements.images(task, "FedICON", "take views of"))
         return super().init_server(task, clients, key) if self.share else {}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {} if self.share else {"vars": task.init(key)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

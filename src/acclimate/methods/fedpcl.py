@@ -63,7 +63,7 @@ class FedPCL(Method):
         counts = torch.zeros(clients, task.num_classes, device=key.device)
         return {"sets": counts.new_zeros(*counts.shape, task.dim), "counts": counts}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         counts = torch.zeros(task.num_classes, device=key.device)
         return {"vars": task.init(key), "prototypes": counts.new_zeros(*counts.shape, task.dim), "counts": counts}
 

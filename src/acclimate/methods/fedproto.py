@@ -43,7 +43,7 @@ class FedProto(Method):
         prototypes = torch.zeros(task.num_classes, task.dim, device=key.device)
         return {"prototypes": prototypes, "known": torch.zeros(task.num_classes, device=key.device)}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": task.init(key)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

@@ -32,7 +32,7 @@ class FedRep(Weighted):
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": shared(task.init(key), task.head)}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": private(task.init(key), task.head)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

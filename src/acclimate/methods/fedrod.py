@@ -43,7 +43,7 @@ class FedRoD(Weighted):
     """How long the last personal phase is, when the final model has arrived."""
     variant: Literal["paper", "released"] = "paper"
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"head": tree.zeros(head_of(task, task.init(key)))}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

@@ -45,7 +45,7 @@ class FedTTT(Weighted):
         requirements.need(requirements.square_images(task, "FedTTT"))
         return super().init_server(task, clients, key)
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"rotation": nets.layer(rng.fold(key, "rotation"), task.dim, 4)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

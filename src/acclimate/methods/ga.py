@@ -52,7 +52,7 @@ class GA(Method):
         weights = torch.full((clients,), 1.0 / clients, device=key.device)
         return {"vars": task.init(key), "weights": weights, "round": torch.zeros((), device=key.device)}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"loss": torch.zeros((), device=key.device), "seen": torch.zeros((), device=key.device)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Hetero, Mean, Optimizer, Rules, Task, Tree, Work, check, public_of, rng
+from ..core import SGD, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng
 from ..ops import nets
 from ..ops.learned import adapted, inner_settings
 from ..ops.params import train_jointly
@@ -33,8 +33,10 @@ from .public import distilled, divergence, public_logits
 
 
 @dataclass(frozen=True)
-class HeteroFedTTA(Hetero):
+class HeteroFedTTA(Method):
     """FedTTA for clients of different architectures, who exchange logits on a public set (Ye et al., 2023)."""
+
+    several_models: ClassVar[bool] = True
 
     lam: float = 0.8
     """Weight of the base model's own distillation: the paper's lambda."""
@@ -78,7 +80,7 @@ class HeteroFedTTA(Hetero):
         return {"personalised": Mean()} | ({"base": Mean()} if self.lam else {})
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        nothing = torch.zeros(len(public_of(task, key.device)), task.num_classes, device=key.device)
+        nothing = torch.zeros(len(task.public_on(key.device)), task.num_classes, device=key.device)
         return {"logits": dict.fromkeys(self.uplink, nothing), "known": torch.zeros((), device=key.device)}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
@@ -104,7 +106,7 @@ class HeteroFedTTA(Hetero):
 
     def digest(self, task: Task, down: Tree, mine: Tree, round: Tensor, epochs: int, key: rng.Key) -> Tree:
         """Both nets, distilled from the ensemble; unchanged where it knows nothing yet."""
-        x, opts = public_of(task, round.device), {"base": self.opt, "net": self.net_opt}
+        x, opts = task.public_on(round.device), {"base": self.opt, "net": self.net_opt}
         work = Work(epochs=epochs, batch=self.digest_batch, clip=self.work.clip)
         return distilled(partial(self.distillation, task), mine, x, down, self.uplink, round, opts, work, key)
 

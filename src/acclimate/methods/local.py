@@ -20,7 +20,7 @@ class Local(Method):
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": task.init(key)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

@@ -44,7 +44,7 @@ class PFedMe(Method):
             check.positive(self, name)
         check.at_least(self, "steps", 1)
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": task.init(key)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from ..core import Loss, Optimizer, Task, Tree, Work, local, public_of, rng, tree
+from ..core import Loss, Optimizer, Task, Tree, Work, local, rng, tree
 from ..ops.learned import TINY, scores
 from ..ops.params import train_jointly
 
@@ -64,7 +64,7 @@ def public_logits(task: Task, mine: Tree, batch: int, base: bool, lr: float, wor
     The step that adapts the model has the rate `lr`, and the length and the clipping that it has in training (`work`).
     """
     params, net = mine["vars"]["params"], mine.get("net")
-    x = public_of(task, tree.leaves(params)[0].device)
+    x = task.public_on(tree.leaves(params)[0].device)
     if not len(x):
         none = torch.zeros(0, task.num_classes, device=x.device)
         return {"personalised": none, **({"base": none} if base else {})}

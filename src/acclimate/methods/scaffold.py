@@ -40,7 +40,7 @@ class SCAFFOLD(Method):
         number = torch.full((), float(clients), device=key.device)
         return {"vars": vars, "control": tree.zeros(vars["params"]), "clients": number}
 
-    def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
+    def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"control": tree.zeros(task.init(key)["params"])}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

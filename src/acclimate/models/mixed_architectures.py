@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from torch import nn
 
 from ..core import Model, check, rng
+from ..core.task import architectures
 from .cnn import CNN
 
 SMALL, MEDIUM, BIG = (CNN(widths=widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))
@@ -29,8 +30,19 @@ class Mixed:
 
     def __post_init__(self) -> None:
         check.choices(self)
-        if not self.models or any(isinstance(m, Mixed) for m in self.models):
+        if not self.models or any(architectures(m) is not None for m in self.models):
             raise ValueError(f"Mixed: models={self.models!r} must name at least one model, and no other Mixed")
+
+    @classmethod
+    def of(cls, model: Any) -> Mixed:
+        """The models of a federation: those of a record that names several, or this one for all clients."""
+        several: Mixed = cls((model,)) if architectures(model) is None else model
+        return several
+
+    @property
+    def architectures(self) -> tuple[Any, ...]:
+        """The models: a record that has this stands for several networks (`core.task.architectures`)."""
+        return self.models
 
     def deal(self, clients: int, key: rng.Key) -> list[int]:
         """The number of every client's model. More clients change nothing for the first ones."""

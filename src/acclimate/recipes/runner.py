@@ -158,7 +158,8 @@ def _finish(
     if not seconds:  # trained before, or with other seeds: its times are known from then
         record["seconds"] = old.get("seconds") or (given or 0.0) / e.rounds
     if whole:
-        record["prototypes"] = {"sets": state.mine["prototypes"].tolist(), "counts": state.mine["counts"].tolist()}
+        mine = state.mine.saved()
+        record["prototypes"] = {"sets": mine["prototypes"].tolist(), "counts": mine["counts"].tolist()}
     engine.close()
     store.write(path, json.dumps(record, indent=1) + "\n")
     return record

@@ -10,10 +10,9 @@ import torch
 
 from .. import store
 from ..backends.mixed import MixedEngine
-from ..backends.vmap import state_file
-from ..core import Engine, Hetero, PublicTask, State, Task, Work, Worker, tree
-from ..core.backend import Joint
+from ..core import Engine, State, Task, Work, Worker, tree
 from ..core.filter import before_each
+from ..core.task import architectures
 from ..data import PublicWorld, World
 from ..experiment import Experiment, labels
 from ..models import Mixed
@@ -38,8 +37,8 @@ class Fit:
     state: State
     seconds: tuple[float, ...] = ()
     """Wall-clock seconds of the rounds of this session."""
-    joint: tuple[Joint, int] | None = None
-    """Where it was trained together with others, what tests all of them (`evaluate_together`), and its number there."""
+    lane: tuple[Engine, int] | None = None
+    """Where it was trained together with others, the engine of all of them, and the number of its lane there."""
 
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
@@ -51,15 +50,9 @@ class Fit:
         server, mine = self.state.server, self.state.mine
         if selection == "validation" and self.state.best is not None:
             server, mine = self.state.best.server, self.state.best.mine
-        worker, own = self._half(mine, client)
+        worker = self.engine.worker_of(client)
         method, task = worker.method, worker.task
-        return method.deploy(task, method.download(task, server), own)
-
-    def _half(self, mine: Any, client: int) -> tuple[Worker, tree.Tree]:
-        """A client's half of the method, with its own architecture where they differ, and its private state."""
-        if isinstance(self.engine, MixedEngine):
-            return self.engine.member(mine, client)
-        return self.worker, state_file.take(mine, client)
+        return method.deploy(task, method.download(task, server), mine.take(client))
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a run folder that `load` reads back."""
@@ -105,10 +98,10 @@ def worker_of(experiment: Experiment, world: World) -> Worker:
 def check_mixed(experiment: Experiment, world: World | None = None) -> bool:
     """Whether clients may have different architectures; refuses what such a federation lacks, by name."""
     name = type(experiment.method).__name__
-    if not isinstance(experiment.method, Hetero):
-        if isinstance(experiment.model, Mixed):
+    if not experiment.method.several_models:
+        if (models := architectures(experiment.model)) is not None:
             raise ValueError(
-                f"model=Mixed(...) has {len(experiment.model.models)} architectures, but method={name} shares weights; "
+                f"model=Mixed(...) has {len(models)} architectures, but method={name} shares weights; "
                 "use method=heterofedtta or fedmd, or one model"
             )
         return False
@@ -128,10 +121,10 @@ def check_mixed(experiment: Experiment, world: World | None = None) -> bool:
 def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
     """The client half of the first client and the engine of a federation of one or more architectures."""
     e, method = experiment, experiment.method
-    assert isinstance(method, Hetero) and isinstance(world, PublicWorld)
-    mixed = e.model if isinstance(e.model, Mixed) else Mixed((e.model,))
+    assert isinstance(world, PublicWorld)
+    mixed = Mixed.of(e.model)
     about = (world.shape, world.num_classes, world.mean, world.std, e.data.augment)
-    tasks = [PublicTask(model, *about, public=world.examples.x[world.public]) for model in mixed.models]
+    tasks = [Task(model, *about, public=world.examples.x[world.public]) for model in mixed.models]
     workers = [Worker(task, method.for_model(i), e.filters, e.seed) for i, task in enumerate(tasks)]
     if reason := workers[0].refusal():
         raise ValueError(f"{type(method).__name__} with {reason}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .. import store
-from ..core import Hetero, Personalizer, Worker
+from ..core import Personalizer, Worker
 from ..data import World
 from ..experiment import Experiment, dumps, encode
 from .build import check_mixed, check_sizes, device_of, worker_of
@@ -70,7 +70,7 @@ def untestable(experiment: Experiment, world: World, worker: Worker) -> str | No
     known before it has run.
     """
     method, task = worker.method, worker.task
-    if isinstance(method, Hetero):  # every architecture has a model of its own
+    if method.several_models:  # every architecture has a model of its own
         return None
     server, own = method.init_server(task, world.clients, worker.key("init")), worker.start(0)
     if type(experiment.personal).run is not Personalizer.run:

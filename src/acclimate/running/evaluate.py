@@ -1,4 +1,4 @@
-"""Trained experiments on their streams: tables and traces."""
+"""Tested experiments on their streams: tables and traces."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 from .. import store
 from ..core import Adapter, Engine, Personalizer, State, Worker, rng
-from ..core.backend import Joint
 from ..data import World
-from ..eval import Names, Table, Test, Traces, Trained, rounds_to_test, stream_accuracy
+from ..eval import Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
-from ..eval import evaluate_together as evaluate_joint
 from ..experiment import Experiment, labels
 from ..ops.hashing import content_hash
 from ..shifts import Shift, Stream
@@ -21,7 +19,7 @@ from .build import Fit, cost_card
 from .watch import Watch
 
 Built = dict[str, tuple[Shift, Stream]]
-"""Streams by name, and what they were made by."""
+"""Streams by name, each with the shift that made it."""
 
 
 def streams_of(world: World, streams: Iterable[Shift]) -> Built:
@@ -31,10 +29,10 @@ def streams_of(world: World, streams: Iterable[Shift]) -> Built:
     out: Built = {}
     for name, shift in zip(labels.distinct(records), records, strict=True):
         try:
-            made = shift.build(world, key)
-            if not bool((made.shards.n > 0).any()):
+            stream = shift.build(world, key)
+            if not bool((stream.shards.n > 0).any()):
                 raise ValueError("no client has an example in it")
-            out[name] = (shift, made)
+            out[name] = (shift, stream)
         except (TypeError, ValueError) as e:
             raise ValueError(f"stream '{name}' cannot be made from {world.name}: {e}") from e
     return out
@@ -77,24 +75,40 @@ def evaluate_together(
     watch: Watch | None = None,
 ) -> list[Table]:
     """Test what `train_together` gave: vectorised where it was trained so. The numbers are those of `evaluate`."""
-    if (joint := _shared(fits)) is None:
+    if (engine := _shared(fits)) is None:
         return [evaluate(f, adapters, streams, personal, watch) for f in fits]
-    e, records = fits[0].experiment, streams or fits[0].experiment.streams
-    named, personal = by_name(adapters or e.adapters), personal or e.personal
-    tests = [_tests(streams_of(f.world, records)) for f in fits]
-    names = [_names(f, personal, named.values(), records) for f in fits]
-    trained = [Trained(f.state, t, n) for f, t, n in zip(fits, tests, names, strict=True)]
-    turns, watch = max(rounds_to_test(f.state) for f in fits), watch or Watch()
-    watch.testing(f"{e.label}, {len(fits)} together", e.seed, len(named) * len(tests[0]) * turns)
-    return evaluate_joint(joint, trained, named, personal, watch.tested)
+    built = [streams_of(f.world, streams or f.experiment.streams) for f in fits]
+    return _tables(engine, fits, built, adapters, personal, watch or Watch())
 
 
-def _shared(fits: Sequence[Fit]) -> Joint | None:
-    """What tests these together, where they are all that were trained together, in their order."""
-    joints = [f.joint for f in fits if f.joint is not None]
-    if len(joints) < len(fits) or [i for _, i in joints] != list(range(joints[0][0].size)):
+def _shared(fits: Sequence[Fit]) -> Engine | None:
+    """The engine whose lanes these are, where they are all of its lanes, in their order."""
+    lanes = [f.lane for f in fits if f.lane is not None]
+    if len(lanes) < len(fits) or [i for _, i in lanes] != list(range(lanes[0][0].lanes.count)):
         return None
-    return joints[0][0] if len({id(j) for j, _ in joints}) == 1 else None
+    return lanes[0][0] if len({id(engine) for engine, _ in lanes}) == 1 else None
+
+
+def _tables(
+    engine: Engine,
+    fits: Sequence[Fit],
+    built: Sequence[Built],
+    adapters: Sequence[Adapter] | None,
+    personal: Personalizer | None,
+    watch: Watch,
+    traces: Traces | None = None,
+) -> list[Table]:
+    """The tables of trainings that run on one engine. The defaults are those of the first experiment."""
+    e = fits[0].experiment
+    named, personal = by_name(adapters or e.adapters), personal or e.personal
+    turns = max(rounds_to_test(f.state) for f in fits)
+    label = e.label if len(fits) == 1 else f"{e.label}, {len(fits)} together"
+    watch.testing(label, e.seed, len(named) * len(built[0]) * turns)
+    trained = []
+    for fit, own in zip(fits, built, strict=True):
+        names = _names(fit, personal, named.values(), [shift for shift, _ in own.values()])
+        trained.append(Tested(fit.worker, fit.state, _tests(own), names))
+    return evaluate_grid(engine, trained, named, personal, watch.tested, traces)
 
 
 def _names(fit: Fit, personal: Personalizer, adapters: Iterable[Adapter], streams: Iterable[Shift]) -> Names:
@@ -139,10 +153,5 @@ def evaluated(
     traces: Traces | None = None,
 ) -> tuple[Table, dict[str, Any]]:
     """The table of streams that are there already, and what each of them is; fills `traces` where it is given."""
-    e = fit.experiment
-    named, personal = by_name(adapters or e.adapters), personal or e.personal
-    watch.testing(e.label, e.seed, len(named) * len(built) * rounds_to_test(fit.state))
-    tests = _tests(built)
-    names = _names(fit, personal, named.values(), [shift for shift, _ in built.values()])
-    table = evaluate_grid(fit.worker, fit.engine, fit.state, tests, named, personal, names, watch.tested, traces)
+    (table,) = _tables(fit.engine, [fit], [built], adapters, personal, watch, traces)
     return table, {name: {**stream.card, "hash": stream_hash(stream)} for name, (_, stream) in built.items()}

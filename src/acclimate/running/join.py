@@ -22,10 +22,9 @@ from torch import Tensor, nn
 
 from .. import store
 from ..adapters import NoAdapt
-from ..backends.mixed import MixedEngine
-from ..core import Adapter, Hetero, Model, PublicTask, Task, Tree, Worker, rng, tree
+from ..core import Adapter, Engine, Model, Task, Tree, Worker, rng, tree
+from ..core.task import architectures
 from ..experiment import Experiment, dumps, labels, loads
-from ..models import Mixed
 from ..ops.losses import entropy
 from .run import Fit
 
@@ -210,7 +209,7 @@ def _server(fit: Fit, selection: str) -> tuple[int, Tree]:
 def _worker(fit: Fit, client: int, model: Architecture | int | None) -> Worker:
     """The client half of a newcomer: that of all clients, or with an architecture of its own."""
     engine, method = fit.engine, fit.worker.method
-    if not isinstance(engine, MixedEngine):
+    if not method.several_models:
         if model is not None:
             raise ValueError(
                 f"join: model={model!r} can be chosen only where clients share no weights (heterofedtta, fedmd); "
@@ -218,32 +217,30 @@ def _worker(fit: Fit, client: int, model: Architecture | int | None) -> Worker:
             )
         return fit.worker
     if model is None:
-        return engine.workers[engine.deal(fit.world.clients + client + 1)[-1]]
+        return engine.worker_of(fit.world.clients + client)
     if isinstance(model, int):
-        return engine.workers[_number(engine, model)]
-    for worker in engine.workers:
+        return engine.architectures[_number(engine, model)]
+    for worker in engine.architectures:
         if worker.task.model == model:
             return worker
-    if isinstance(model, Mixed):
+    if (several := architectures(model)) is not None:
         raise ValueError(
-            f"join: model=Mixed(...) has {len(model.models)} architectures, and a newcomer has one: {_known(engine)}; "
+            f"join: model=Mixed(...) has {len(several)} architectures, and a newcomer has one: {_known(engine)}; "
             "or another model"
         )
-    task = engine.worker.task
-    assert isinstance(task, PublicTask)
-    return replace(engine.workers[0], task=task.having(model))
+    return replace(engine.architectures[0], task=engine.worker.task.having(model))
 
 
-def _number(engine: MixedEngine, number: int) -> int:
+def _number(engine: Engine, number: int) -> int:
     """The number of an architecture, where the federation has it."""
-    if not 0 <= number < len(engine.workers):
+    if not 0 <= number < len(engine.architectures):
         raise ValueError(f"join: model={number} must be one of the federation's, {_known(engine)}; or another model")
     return number
 
 
-def _known(engine: MixedEngine) -> str:
+def _known(engine: Engine) -> str:
     """The federation's architectures by number."""
-    return ", ".join(f"{i} ({worker.task.model})" for i, worker in enumerate(engine.workers))
+    return ", ".join(f"{i} ({worker.task.model})" for i, worker in enumerate(engine.architectures))
 
 
 def _deployed(fit: Fit, worker: Worker, client: int, selection: str, shake: float = 0.0) -> Tree:
@@ -252,8 +249,7 @@ def _deployed(fit: Fit, worker: Worker, client: int, selection: str, shake: floa
     like = torch.empty(0, device=fit.engine.device)
     fresh = tree.to(worker.start(number, like=like), fit.engine.device)
     down = method.download(task, _server(fit, selection)[1])
-    if isinstance(method, Hetero):
-        fresh = method.welcome(task, down, fresh, worker.key("join", number, like=like))
+    fresh = method.welcome(task, down, fresh, worker.key("join", number, like=like))
     fresh = tree.map(lambda v: v + shake if v.is_floating_point() else v, fresh)
     return method.deploy(task, down, fresh)
 
@@ -264,7 +260,7 @@ def _choose(
     """The adapter to join with; an error that says why none can."""
     asked = list(fit.experiment.adapters) if adapter is None else [adapter]
     # what a newcomer has learned without labels is its own: nothing in it waits for training
-    own = isinstance(worker.method, Hetero)
+    own = worker.method.several_models
     shaken = model if own else _deployed(fit, worker, client, selection, shake=1.0)
     reasons = {a: refusal(worker, a, model, shaken, x[:1]) for a in asked}
     able = [a for a, reason in reasons.items() if reason is None]

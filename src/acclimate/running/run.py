@@ -23,7 +23,7 @@ from ..reporting.strips import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
 from .check import check_all, naming, untestable
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
-from .train import can_join, lanes_of, train, train_from, train_lanes, train_together
+from .train import can_join, train, train_from, train_lanes, train_together
 from .watch import Watch
 
 __all__ = [
@@ -215,7 +215,7 @@ def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch:
             parts = [build(e) for e in same]
             for folder, (world, _, _) in zip(folders, parts, strict=True):
                 folder.world = world.content
-            train_lanes(same, lanes_of(same, parts), folders, watch)
+            train_lanes(same, parts, folders, watch)
 
 
 def stored_table(folder: store.RunFolder) -> Table:

@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import store
 from ..backends import Auto, Vmap
-from ..backends.vmap.lanes import Lane, Lanes
-from ..core import Engine, Hetero, Shards, State, Worker
+from ..backends.vmap.lanes import Lane
+from ..core import Engine, State, Worker
 from ..core import fit as loop
 from ..data import World
 from ..experiment import Experiment
@@ -33,11 +33,7 @@ def train_together(experiments: Sequence[Experiment], watch: Watch | None = None
     watch = watch or Watch()
     if not can_join(experiments):
         return [train(e, watch) for e in experiments]
-    parts = [build(e) for e in experiments]
-    joint = lanes_of(experiments, parts)
-    states, seconds = train_lanes(experiments, joint, [None] * len(parts), watch)
-    made = enumerate(zip(experiments, parts, states, strict=True))
-    return [Fit(e, *part, state, seconds, (joint, i)) for i, (e, part, state) in made]
+    return train_lanes(experiments, [build(e) for e in experiments], [None] * len(experiments), watch)
 
 
 def can_join(experiments: Sequence[Experiment]) -> bool:
@@ -48,7 +44,7 @@ def can_join(experiments: Sequence[Experiment]) -> bool:
     vectorised = isinstance(first.backend, Auto | Vmap) and device_of(first.device).type == "cuda"
     backend = first.backend
     far = isinstance(backend, Vmap) and (backend.private == "mapped" or backend.examples == "host")
-    one_model = not isinstance(first.method, Hetero)
+    one_model = not first.method.several_models
     return len(experiments) > 1 and alike and vectorised and not far and one_model and not first.analysis
 
 
@@ -61,34 +57,23 @@ def _dealt_as(data: Any, other: Any) -> Any:
     return replace(data, partition=theirs, held_out=other.held_out)
 
 
-def lanes_of(experiments: Sequence[Experiment], parts: Sequence[tuple[World, Worker, Engine]]) -> Lanes:
-    """One engine for the clients of all."""
-    e = experiments[0]
-    lanes = [Lane(worker, w.shards(w.train), w.shards(w.val)) for w, worker, _ in parts]
-    return Lanes(lanes, device_of(e.device), e.backend if isinstance(e.backend, Vmap) else Vmap())
-
-
 def train_lanes(
-    experiments: Sequence[Experiment], joint: Lanes, folders: Sequence[store.RunFolder | None], watch: Watch
-) -> tuple[list[State], tuple[float, ...]]:
-    """Train all from their first round to their last, in lanes of one engine; folders get their checkpoints."""
-    e, states = experiments[0], joint.start()
-    schedule = loop.Schedule(e.rounds, joint.clients, e.cohort_size, e.eval_every)
-    watch.training(f"{e.label}, {len(experiments)} seeds", e.seed, 0, e.rounds)
-    kept = [f for f in folders if f is not None]
-
-    def save(states: list[State]) -> None:
-        for experiment, folder, state in zip(experiments, folders, states, strict=True):
-            if folder is not None:
-                folder.save(state, experiment.identity())
-
-    rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
-    try:
-        return rounds.run(joint.rounds(schedule, states), states), tuple(rounds.seconds)
-    except KeyboardInterrupt:
-        if not kept:
-            raise
-        raise Interrupted(kept[0].path.parent, rounds.done) from None
+    experiments: Sequence[Experiment],
+    parts: Sequence[tuple[World, Worker, Engine]],
+    folders: Sequence[store.RunFolder | None],
+    watch: Watch,
+) -> list[Fit]:
+    """Train what `build` made of experiments from their first round to their last, in lanes of one engine."""
+    e = experiments[0]
+    backend = e.backend if isinstance(e.backend, Vmap) else Vmap()
+    lanes = [Lane(worker, world.shards(world.train)) for world, worker, _ in parts]
+    engine = backend.open_lanes(lanes, device_of(e.device))
+    states = loop.start_together([lane.worker for lane in lanes], engine, lanes[0].train.clients)
+    fits = [
+        Fit(e, *part, state, lane=(engine, i))
+        for i, (e, part, state) in enumerate(zip(experiments, parts, states, strict=True))
+    ]
+    return _train(fits, engine, folders, watch)
 
 
 def train_from(
@@ -101,20 +86,40 @@ def train_from(
     folder: store.RunFolder | None,
     look: Look | None = None,
 ) -> Fit:
-    """Train on from a state. A folder gets checkpoints, and one more where Ctrl-C ends it, as `Interrupted`."""
-    e, training = experiment, experiment.identity()
-    schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.eval_every)
-    watch.training(e.label, e.seed, state.round, e.rounds)
-    save = None if folder is None else (lambda states: folder.save(states[0], training))
-    rounds = Rounds(e.rounds, e.checkpoint_every, watch, save)
-    states = _rounds(worker, engine, schedule, world.shards(world.val), state, look)
+    """Train on from a state."""
+    return _train([Fit(experiment, world, worker, engine, state)], engine, [folder], watch, look)[0]
+
+
+def _train(
+    fits: Sequence[Fit],
+    engine: Engine,
+    folders: Sequence[store.RunFolder | None],
+    watch: Watch,
+    look: Look | None = None,
+) -> list[Fit]:
+    """Train one or more lanes of an engine on to the last round.
+
+    Folders get checkpoints, and one more where Ctrl-C ends it, as `Interrupted`.
+    """
+    e, states = fits[0].experiment, [f.state for f in fits]
+    schedule = loop.Schedule(e.rounds, fits[0].world.clients, e.cohort_size, e.eval_every)
+    label = e.label if len(fits) == 1 else f"{e.label}, {len(fits)} seeds"
+    watch.training(label, e.seed, states[0].round, e.rounds)
+    kept = [folder for folder in folders if folder is not None]
+
+    def save(states: list[State]) -> None:
+        for folder, fit, state in zip(folders, fits, states, strict=True):
+            if folder is not None:
+                folder.save(state, fit.experiment.identity())
+
+    rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
     try:
-        (state,) = rounds.run(([s] for s in states), [state])
+        states = rounds.run(_rounds(fits, engine, schedule, states, look), states)
     except KeyboardInterrupt:
-        if folder is None:
+        if not kept:
             raise
-        raise Interrupted(folder.path, rounds.done) from None
-    return Fit(e, world, worker, engine, state, tuple(rounds.seconds))
+        raise Interrupted(kept[0].path if len(fits) == 1 else kept[0].path.parent, rounds.done) from None
+    return [replace(f, state=s, seconds=tuple(rounds.seconds)) for f, s in zip(fits, states, strict=True)]
 
 
 class Rounds:
@@ -152,14 +157,19 @@ class Rounds:
 
 
 def _rounds(
-    worker: Worker, engine: Engine, schedule: loop.Schedule, val: Shards, state: State, look: Look | None
-) -> Iterator[State]:
+    fits: Sequence[Fit], engine: Engine, schedule: loop.Schedule, states: list[State], look: Look | None
+) -> Iterator[list[State]]:
     """The round loop. What `look` sees goes into the history, so that it is checkpointed and resumed with the rest."""
-    while state.round < schedule.rounds:
-        for state in loop.rounds(worker, engine, schedule, val, state):
-            if look is not None and schedule.evaluates(state.round - 1):
-                row = {**state.history[-1], **look(state)}
-                state = replace(state, history=(*state.history[:-1], row))
-                yield state
-                break  # and let the loop go on from the state with the wider row
-            yield state
+    workers, vals = [f.worker for f in fits], [f.world.shards(f.world.val) for f in fits]
+    while states[0].round < schedule.rounds:
+        for states in loop.rounds_together(workers, engine, schedule, vals, states):
+            if look is not None and schedule.evaluates(states[0].round - 1):
+                states = [_widened(s, look(s)) for s in states]
+                yield states
+                break  # and let the loop go on from the states with the wider rows
+            yield states
+
+
+def _widened(state: State, more: dict[str, Any]) -> State:
+    """The state with more columns in the last row of its history."""
+    return replace(state, history=(*state.history[:-1], {**state.history[-1], **more}))

@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..backends.vmap import state_file
 from ..core import Best, State, tree
 from ..eval.analysis import Traces
 from .files import RunError
@@ -26,9 +25,9 @@ def pack(state: State, training: str, world: str | None = None) -> bytes:
     """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes.
 
     `training` and `world` name what is trained (Experiment.identity) and on what (World.content)."""
-    trees: dict[str, Any] = {"server": state.server, "mine": state_file.saved(state.mine)}
+    trees: dict[str, Any] = {"server": state.server, "mine": state.mine.saved()}
     if state.best is not None:
-        trees |= {"best_server": state.best.server, "best_mine": state_file.saved(state.best.mine)}
+        trees |= {"best_server": state.best.server, "best_mine": state.best.mine.saved()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()}
     meta = {
         "schema": STATE_SCHEMA,
@@ -67,11 +66,11 @@ def unpack(path: Path, like: State, training: Sequence[str], world: str | None =
         )
     try:
         server = tree.unflatten(tensors, like.server, "server/")
-        mine: Any = state_file.restored(tensors, like.mine, "mine/")
+        mine = like.mine.restored(tensors, "mine/")
         best = None
         if meta["best"] is not None:
             best_server = tree.unflatten(tensors, server, "best_server/")
-            best_mine: Any = state_file.restored(tensors, like.mine, "best_mine/")
+            best_mine = like.mine.restored(tensors, "best_mine/")
             best = Best(meta["best"]["round"], meta["best"]["score"], best_server, best_mine)
     except ValueError as e:
         raise RunError(f"{path} does not fit this experiment: {e}") from e

@@ -19,7 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core import Adapter, Backend, Engine, Fault, Personalizer, Reply, Shards, Tree, Worker, check, tree
+from ...core import (
+    Adapter,
+    Backend,
+    Engine,
+    Fault,
+    Personalizer,
+    Private,
+    Reply,
+    Shards,
+    Stacked,
+    Tree,
+    Worker,
+    check,
+    tree,
+)
 from ...core.stream import Protocol as StreamProtocol
 from .live_models import LiveModels, ModelRecipe
 from .messages import RoundMessages, expected_message, metrics_of
@@ -71,6 +85,8 @@ class Flower(Backend):
 class FlowerEngine(Engine):
     """Sends requests to nodes. Knows the version of each client's private state."""
 
+    shards: Shards
+
     def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Flower, link: Link) -> None:
         super().__init__(worker, train, torch.device("cpu"))
         self.options, self.link = options, link
@@ -82,11 +98,11 @@ class FlowerEngine(Engine):
         """Clients that missed a test. They are reported with the next round, or at the end."""
 
     @property
-    def mine(self) -> Tree:
-        return {"version": self._versions}
+    def mine(self) -> Private:
+        return Stacked({"version": self._versions})
 
     @mine.setter
-    def mine(self, value: Tree) -> None:
+    def mine(self, value: Any) -> None:
         self._versions = value["version"]
 
     # --- a round --------------------------------------------------------------------------------------------------
@@ -144,8 +160,8 @@ class FlowerEngine(Engine):
 
     # --- live models ----------------------------------------------------------------------------------------------
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> ModelRecipe:
-        return ModelRecipe.of(down, mine["version"].tolist(), personal)
+    def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> ModelRecipe:
+        return ModelRecipe.of(down, mine.saved()["version"].tolist(), personal)
 
     def join(self, down: Tree, newcomers: int) -> ModelRecipe:
         return ModelRecipe.of(down, [0] * newcomers, None)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from ...core import Holdings, Private, Tree, tree
+
+log = logging.getLogger("acclimate")
+T = TypeVar("T")
+Verb = Literal["train", "test"]
+"""What clients are run for; how many fit at once is another number for each."""
 
 
 class Group(NamedTuple):
@@ -26,9 +34,69 @@ class Group(NamedTuple):
         """Examples of each client, padding included."""
         return self.rows.shape[-1]
 
+    def asked(self, mine: Private) -> Tensor:
+        """The clients' numbers where this private state wants them, on the host or on the device."""
+        return self.who if mine.far else self.ids
+
     def same(self, other: Group | None) -> bool:
         """Whether these are the same clients with the same padding."""
         return other is not None and self.size == other.size and torch.equal(self.who, other.who)
+
+
+class Buckets:
+    """Cuts clients into groups that run at once, and into smaller ones whenever memory runs out."""
+
+    def __init__(
+        self,
+        waste: float,
+        chunk: int | None,
+        device: torch.device,
+        there: Callable[[Tensor], Tensor],
+        short: Callable[[], None],
+    ) -> None:
+        """`there` brings numbers of the host to the device; `short` is called when memory ran out."""
+        most = chunk or (128 if device.type == "cuda" else 32)
+        self.chunk: dict[str, int] = {"train": most, "test": most}
+        """How many clients run at once."""
+        self._fixed, self._waste, self._there, self._short = chunk is not None, waste, there, short
+        self._recorded = device.type == "cuda"
+
+    def groups(self, shards: Holdings, clients: Tensor, work: Verb = "train") -> Iterator[Group]:
+        """These clients, cut into groups."""
+        # recordings are made for shapes, so what a drawn cohort looks like must not matter much
+        drawn = self._recorded and len(clients) < shards.clients
+        largest = shards.largest if drawn else None
+        for members, size, count in plan(shards.sizes[clients], self._waste, self.chunk[work], largest):
+            who = clients[members]
+            ragged = not shards.even if drawn else bool((shards.sizes[who] != size).any())
+            padded = torch.cat([who, who[:1].expand(count - len(who))])
+            ids, n = self._there(padded), self._there(shards.sizes[padded])
+            yield Group(ids, shards.placed_rows(ids, size), n, ragged, len(who), padded)
+
+    def with_fewer(self, work: Verb, run: Callable[[], T]) -> T:
+        """Run, with half as many clients at once whenever memory is short."""
+        while True:
+            try:
+                return run()
+            except torch.cuda.OutOfMemoryError:
+                if self._fixed or self.chunk[work] == 1:
+                    raise
+                self.chunk[work] //= 2
+                self._short()
+                torch.cuda.empty_cache()
+                log.warning("out of GPU memory: going on to %s %d clients at once", work, self.chunk[work])
+
+    def collect(self, shards: Holdings, clients: Tensor, run: Callable[[Group], Tree]) -> Tree:
+        """What `run` gives for the groups of these clients, in ascending order of clients."""
+
+        def each() -> list[tuple[Tensor, Tree]]:
+            groups = self.groups(shards, clients, "test")
+            return [(g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))) for g in groups]
+
+        parts = self.with_fewer("test", each)
+        order = self._there(torch.argsort(torch.cat([who for who, _ in parts])))
+        collected: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *(t for _, t in parts))
+        return collected
 
 
 def plan(sizes: Tensor, waste: float, chunk: int, largest: int | None = None) -> Iterator[tuple[Tensor, int, int]]:

@@ -1,11 +1,11 @@
-"""A pure function of trees as a CUDA graph: recorded once, then replayed without Python or launch overhead."""
+"""Pure functions of trees as CUDA graphs: recorded once, then replayed without Python or launch overhead."""
 
 from __future__ import annotations
 
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +14,63 @@ from ...core import tree
 
 log = logging.getLogger("acclimate")
 
+MOST_RECORDINGS = 64
+"""Recorded shapes that are kept; the one that was not used for longest goes first."""
+
+
+class Recorder:
+    """Runs pure functions: replays the recording for their shapes, makes it, or runs them as they are."""
+
+    def __init__(self, on: bool, exact: bool) -> None:
+        self.on = on
+        """Whether functions are recorded; False from the first failure on."""
+        self.exact = exact
+        """Whether TF32 is forbidden."""
+        self.recorded: dict[Any, Captured] = {}
+        """Recordings by work and shapes, the one that was used last at the end."""
+        self._met: set[Any] = set()
+        self._pool = torch.cuda.graph_pool_handle() if on else None
+
+    def run(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...], often: bool = False) -> Any:
+        """What `f` makes of the inputs; `what` names the work, as shapes alone do not.
+
+        What does not come `often` is recorded when it comes a second time: recording costs as much as running.
+        """
+        with tf32(False) if self.exact else nullcontext():
+            if not self.on:
+                return f(*inputs)
+            key = (what, tuple((tuple(x.shape), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
+            if not often and key not in self._met:
+                self._met.add(key)
+                return f(*inputs)
+            recorded = self._recording(key, f, inputs)
+            return f(*inputs) if recorded is None else recorded(*inputs)
+
+    def _recording(self, key: Any, f: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured | None:
+        """The recording of this work, made where it is not there; None where it cannot be made."""
+        recorded = self.recorded.pop(key, None)
+        if recorded is None:
+            try:
+                recorded = Captured(f, inputs, self._pool)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as reason:
+                self.on = False
+                torch.cuda.synchronize()
+                log.warning("rounds are not captured as CUDA graphs: %s", str(reason).strip().splitlines()[0])
+                return None
+        self.recorded[key] = recorded
+        while len(self.recorded) > MOST_RECORDINGS:
+            del self.recorded[next(iter(self.recorded))]
+        return recorded
+
 
 class Captured:
     """`f(*trees)` recorded for inputs of fixed shapes. A call copies the inputs into place, replays, copies out.
 
-    `f` returns one tree and must be pure tensor code: no host synchronisation, no copies from the host. Tensors it
-    closes over (the data set) are read where they lie. Recordings that share a `pool` must not run at the same time.
+    `f` returns trees, in tuples as well, and must be pure tensor code: no host synchronisation, no copies from the
+    host. Tensors it closes over (the data set) are read where they lie. Recordings that share a `pool` must not run at
+    the same time.
     """
 
     warmed: ClassVar[bool] = False
@@ -67,7 +118,15 @@ class Captured:
         for mine, given in zip(self._inputs, inputs, strict=True):
             tree.map(lambda a, b: a.copy_(b), mine, given)
         self._graph.replay()
-        return tree.map(torch.clone, self._outputs)
+        return over(torch.clone, self._outputs)
+
+
+def over(f: Callable[..., Any], value: Any) -> Any:
+    """Apply `f` leaf by leaf to a tree, or to the trees of a tuple, which keeps its type and names."""
+    if isinstance(value, tuple):
+        done = [over(f, v) for v in value]
+        return type(value)._make(done) if hasattr(value, "_make") else tuple(done)
+    return tree.map(f, value)
 
 
 @contextmanager

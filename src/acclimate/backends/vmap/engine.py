@@ -1,58 +1,52 @@
 """Many clients at once: one `vmap` of the client function over a cohort, captured as a CUDA graph where there is one.
 
-Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory. On CUDA
-each (bucket, chunk) shape is recorded once and replayed every round; where recording fails, one log line says why and
-the same function runs eagerly. Private state and examples lie on the device, or where there are too many of them in
-files and host memory (feeding.py). The host waits for the device once per round,
-at its end, to learn whether all values are finite.
+Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory
+(buckets.py). On CUDA each (bucket, chunk) shape is recorded once and replayed every round; where recording fails, one
+log line says why and the same function runs as it is (capture.py). Private state and examples lie on the device, or
+where there are too many of them in files and host memory (transfer.py). Several trainings may run as lanes of one
+engine (lanes.py). The host waits for the device once per round, at its end, to learn whether all values are finite.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from ...core import (
     Adapter,
     Backend,
     Engine,
-    HostShards,
-    NonFinite,
+    Holdings,
+    Lanes,
     Personalizer,
+    Private,
     Protocol,
     Reply,
     Shards,
+    Stacked,
     Tree,
     Worker,
     check,
     message,
     tree,
 )
+from ...core.private import private
 from ..serial import stacked_start, welcomed
-from . import state_file
-from .buckets import Group, plan
-from .capture import Captured, tf32
-from .state_file import Private, Rows
+from .buckets import Buckets, Group
+from .capture import Recorder, over
+from .clients import Round, deployed, own, round_of, served
+from .lanes import Lane, LaneShards, LaneWorker, lane_of, not_finite
+from .state_file import Rows
 from .transfer import Feeder
 
-log = logging.getLogger("acclimate")
-T = TypeVar("T")
-Verb = Literal["train", "test"]
-"""What clients are run for; how many fit at once is another number for each."""
-
 MANY_CLIENTS, MUCH_STATE = 10_000, 4 * 2**30
-"""Above so many clients, or bytes of private state, it lies in a file unless told otherwise."""
+"""Above so many clients, or bytes of private state, it lies in a file unless the options say otherwise."""
 MUCH_DATA = 4 * 2**30
-"""Above so many bytes, examples stay in host memory unless told otherwise."""
-MOST_RECORDINGS = 64
-"""Recorded shapes that are kept; the one that was not used for longest goes first."""
+"""Above so many bytes, examples stay in host memory unless the options say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +66,8 @@ class Vmap(Backend):
     examples: Literal["device", "host"] | None = None
     """Where training and test data lie: on the device, or in host memory; None decides by their size."""
     precision: Literal["tf32", "fp32", "bf16"] = "tf32"
-    """Of products and convolutions: `tf32` is what torch is set to (TF32 for convolutions on a GPU), `fp32` forbids
-    TF32, `bf16` runs models in bfloat16 while parameters, optimisers and messages stay in float32."""
+    """Precision of products and convolutions: `tf32` is what torch is set to (TF32 for convolutions on a GPU), `fp32`
+    forbids TF32, `bf16` runs models in bfloat16 while parameters, optimisers and messages stay in float32."""
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
@@ -81,14 +75,23 @@ class Vmap(Backend):
         check.within(self, "waste", 0.0, 1.0)
         check.choices(self)
 
-    def open(self, worker: Worker, train: Shards, device: torch.device) -> VmapEngine:
-        return VmapEngine(worker, train, device, self)
+    def open(self, worker: Worker, train: Holdings, device: torch.device) -> VmapEngine:
+        return VmapEngine([Lane(worker, train)], device, self)
 
-    def placed(self, shards: Shards, device: torch.device) -> Shards:
+    def open_lanes(self, lanes: Sequence[Lane], device: torch.device) -> VmapEngine:
+        """An engine that runs several trainings side by side. Lanes are for federations that do not fill a GPU, so
+        everything lies on the device."""
+        return VmapEngine(lanes, device, replace(self, private="device", examples="device"))
+
+    def computing(self, worker: Worker) -> Worker:
+        """The client half in the precision of these options."""
+        return replace(worker, task=worker.task.computing(torch.bfloat16)) if self.precision == "bf16" else worker
+
+    def placed(self, shards: Holdings, device: torch.device) -> Holdings:
         """Shards where these options want them."""
         much = device.type == "cuda" and shards.x.numel() * shards.x.element_size() > MUCH_DATA
         if self.examples == "host" or (self.examples is None and much):
-            return HostShards.among(shards)
+            return shards.on_host()
         return shards.to(device)
 
     def in_a_file(self, row: Tree, clients: int) -> bool:
@@ -102,153 +105,100 @@ class Undeployed(NamedTuple):
     """Live models of more clients than fit in memory: made when they are asked for."""
 
     down: Tree
-    mine: Rows
+    mine: Private
     personal: Personalizer
 
 
 class VmapEngine(Engine):
-    """Holds the clients' private state as one stacked tree on the device, or as rows in a file."""
+    """Runs one or more lanes. It holds the clients' private state in memory on the device, or as rows in a file."""
 
-    def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Vmap) -> None:
-        if options.precision == "bf16":
-            worker = replace(worker, task=worker.task.computing(torch.bfloat16))
+    shards: Holdings
+
+    def __init__(self, lanes: Sequence[Lane], device: torch.device, options: Vmap) -> None:
+        self._halves = [options.computing(lane.worker) for lane in lanes]
+        one = len(lanes) == 1
+        worker = self._halves[0] if one else LaneWorker.of(self._halves, device)
+        train = lanes[0].train if one else LaneShards.union([lane.train for lane in lanes])
         super().__init__(worker, options.placed(train, device), device)
-        self.options = options
-        most = options.chunk or (128 if device.type == "cuda" else 32)
-        self._chunk = {"train": most, "test": most}
-        self._capture = options.capture and device.type == "cuda"
-        self._recorded: dict[Any, Captured] = {}
-        self._met: set[Any] = set()
-        self._pool = torch.cuda.graph_pool_handle() if self._capture else None
-        self._feeder = Feeder(self.shards, device)
+        self.options, self.lanes, self._each = options, Lanes(len(lanes)), lanes[0].train.clients
+        self.recorder = Recorder(options.capture and device.type == "cuda", exact=options.precision == "fp32")
+        self.feeder = Feeder(self.shards, device)
+        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self.recorder.recorded.clear)
         self._next: Tensor | None = None
-        self._mine = self._start()
+        self._mine = self._fresh([self.shards] if one else [lane.train for lane in lanes])
 
-    def _start(self) -> Private:
-        row = self.worker.start(0)
+    def _fresh(self, held: Sequence[Holdings]) -> Private:
+        """The private state before the first round; `held` has the clients of every lane."""
+        row = self._halves[0].start(0)
         tree.check(row, f"{type(self.worker.method).__name__}.init_client")
         if not tree.leaves(row):
-            return row
-        if not self.options.in_a_file(row, self.shards.clients):
-            stacked: Tree = tree.to(stacked_start(self.worker, self.shards), self.device)
-            return stacked
-        return Rows.fresh(self.worker.start, self.shards.clients, self.device, self.options.folder)
+            return Stacked(row)
+        if self.options.in_a_file(row, self.shards.clients):
+            start, alike = self.worker.start, self.worker.alike
+            return Rows.fresh(start, self.shards.clients, self.device, self.options.folder, alike)
+        starts = [Stacked(stacked_start(w, own)) for w, own in zip(self._halves, held, strict=True)]
+        return Stacked(tree.to(self.lanes.mine(starts), self.device))
 
     @property
-    def mine(self) -> Any:
+    def mine(self) -> Private:
         return self._mine
 
     @mine.setter
     def mine(self, value: Any) -> None:
-        self._mine, self._feeder.ahead = value, None
+        self._mine, self.feeder.ahead = private(value), None
 
     def expect(self, cohort: Tensor) -> None:
         """Say who takes part in the next round: what they need travels at the end of this one."""
         self._next = cohort
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        return self._with_fewer("train", lambda: self._train(down, cohort, round))
+        return self.train_lanes([down], [cohort], round)[0]
 
-    def _with_fewer(self, work: Verb, run: Callable[[], T]) -> T:
-        """Run, with half as many clients at once whenever memory is short."""
-        while True:
-            try:
-                return run()
-            except torch.cuda.OutOfMemoryError:
-                if self.options.chunk is not None or self._chunk[work] == 1:
-                    raise
-                self._chunk[work] //= 2
-                self._recorded.clear()
-                torch.cuda.empty_cache()
-                log.warning("out of GPU memory: going on to %s %d clients at once", work, self._chunk[work])
+    def train_lanes(self, downs: Sequence[Tree], cohorts: Sequence[Tensor], round: int) -> list[Reply]:
+        down, everyone = self.lanes.downs(downs), self.lanes.cohort(cohorts, self._each)
+        return self.buckets.with_fewer("train", lambda: self._train(down, everyone, round))
 
-    def _train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
+    def _train(self, down: Tree, cohort: Tensor, round: int) -> list[Reply]:
+        """One round of these clients; a reply for every lane."""
         now = torch.full((), round, dtype=torch.int64, device=self.device)
         upcoming, self._next, then = self._next, None, None
-        if upcoming is not None and self._feeder.serves(self._mine):
-            then = next(self._groups(self.shards, upcoming))
-        part, done = None, []
-        for g, mine, examples in self._feeder.feed(list(self._groups(self.shards, cohort)), self._mine, then):
+        if upcoming is not None and self.feeder.serves(self._mine):
+            then = next(self.buckets.groups(self.shards, upcoming))
+        parts, done = None, []
+        for g, mine, examples in self.feeder.feed(list(self.buckets.groups(self.shards, cohort)), self._mine, then):
             present = torch.arange(len(g.ids), device=self.device) < g.real
-            inputs = (down, mine, self._own(g, self.shards.clients), {"round": now}, present, examples)
-            out = self._run(("train", g.ragged), self._round(g.ragged), inputs, often=True)
-            new, ok, each = (tree.map(lambda x, r=g.real: x[:r], out[k]) for k in ("mine", "ok", "each"))
-            one, up = message.Partial(g.ids[: g.real], out["sums"], out["weights"], each), out["up"]
-            part = one if part is None else message.combine(part, one)
-            done.append((g, new, ok))
-        assert part is not None
-        self._settle(done, round)
-        return Reply(part, tree.map(lambda x: torch.empty_like(x, device="meta"), up))
+            inputs = (down, mine, own(g, self.shards), {"round": now}, present, examples)
+            work = round_of(self.worker, self.shards, g.ragged, self.lanes.count)
+            out: Round = self.recorder.run(("train", g.ragged), work, inputs, often=True)
+            here = [part.of(some) for part, some in zip(out.parts, self._members(g), strict=True)]
+            parts = here if parts is None else [message.combine(a, b) for a, b in zip(parts, here, strict=True)]
+            done.append((g, *over(lambda x, real=g.real: x[:real], (out.mine, out.ok))))
+        assert parts is not None
+        self._keep(done, round)
+        up = tree.map(lambda x: torch.empty_like(x, device="meta"), out.up)
+        return [Reply(part, up) for part in parts]
 
-    def _settle(self, done: list[tuple[Group, Tree, Tensor]], round: int) -> None:
+    def _members(self, g: Group) -> Sequence[slice | Tensor]:
+        """The clients of every lane in a group, without padding."""
+        if self.lanes.count == 1:
+            return [slice(g.real)]
+        lane = lane_of(g.who[: g.real], self._each)
+        return [self.feeder.there((lane == i).nonzero()[:, 0]) for i in range(self.lanes.count)]
+
+    def _keep(self, done: Sequence[tuple[Group, Tree, Tensor]], round: int) -> None:
         """Keep the new private states, or refuse all of them. Here the host waits for the device."""
         fine = torch.cat([ok for _, _, ok in done]).cpu()
         who = torch.cat([g.who[: g.real] for g, _, _ in done])
         if bad := sorted(who[~fine].tolist()):
-            raise self._named(bad, round)
+            raise not_finite(self._halves, bad, self._each, round)
         mine = self._mine
         for g, new, _ in done:
-            mine = state_file.put(mine, (g.who if isinstance(mine, Rows) else g.ids)[: g.real], new)
+            mine = mine.put(g.asked(mine)[: g.real], new)
         self._mine = mine  # at once: where memory runs out before, the round is run again from the old states
-
-    def _named(self, clients: list[int], round: int) -> NonFinite:
-        """Whom a failed round is laid on."""
-        return NonFinite(clients, round)
-
-    def _round(self, ragged: bool) -> Callable[..., Any]:
-        """The vmapped client function and the reduction of its messages, as one pure function."""
-        rules, name = self.worker.uplink, type(self.worker.method).__name__
-
-        def client(down: Tree, mine: Tree, own: Tree, clock: Tree, examples: Tree) -> tuple[Tree, Tree, Tensor]:
-            data = self.shards.tree(own["rows"], own["n"], own["id"], clock["round"], ragged)
-            up, new, ok = self.worker.train(down, mine, data | examples)
-            message.check_message(rules, up, name)
-            return up, new, ok
-
-        def whole(down: Tree, mine: Tree, own: Tree, clock: Tree, present: Tensor, examples: Tree) -> Tree:
-            ups, new, ok = vmap(client, in_dims=(None, 0, 0, None, None))(down, mine, own, clock, examples)
-            part = message.partial(rules, own["id"], self.worker.read(ups), present)
-            sums = {"sums": part.sums, "weights": part.weights, "each": part.each}
-            return {"mine": new, "ok": ok, "up": tree.take(ups, 0), **sums}
-
-        return whole
-
-    def _run(self, what: tuple[Any, ...], f: Callable[..., Tree], inputs: tuple[Any, ...], often: bool = False) -> Tree:
-        """Replay the recording for this work and these shapes, make it, or run eagerly where that is not possible.
-
-        What does not come `often` is recorded when it comes a second time: recording costs as much as running.
-        """
-        with tf32(False) if self.options.precision == "fp32" else nullcontext():
-            if not self._capture:
-                return f(*inputs)
-            key = (what, tuple((tuple(x.shape), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
-            if not often and key not in self._met:
-                self._met.add(key)
-                return f(*inputs)
-            recorded = self._recording(key, f, inputs)
-            out: Tree = f(*inputs) if recorded is None else recorded(*inputs)
-            return out
-
-    def _recording(self, key: Any, f: Callable[..., Tree], inputs: tuple[Any, ...]) -> Captured | None:
-        """The recording of this work, made where it is not there; None where it cannot be made."""
-        recorded = self._recorded.pop(key, None)
-        if recorded is None:
-            try:
-                recorded = Captured(f, inputs, self._pool)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception as reason:
-                self._capture = False
-                torch.cuda.synchronize()
-                log.warning("rounds are not captured as CUDA graphs: %s", str(reason).strip().splitlines()[0])
-                return None
-        self._recorded[key] = recorded  # at the end: the first is the one that was not used for longest
-        while len(self._recorded) > MOST_RECORDINGS:
-            del self._recorded[next(iter(self._recorded))]
-        return recorded
+        self.feeder.trained(who)
 
     def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> Any:
-        if isinstance(mine, Rows):
+        if mine.far:
             return Undeployed(down, mine, personal)
         return self._deployed(down, mine, personal, torch.arange(self.shards.clients))
 
@@ -256,36 +206,12 @@ class VmapEngine(Engine):
         """The live models of some clients, stacked."""
 
         def group(g: Group) -> Tree:
-            def client(down: Tree, mine: Tree, own: Tree, examples: Tree) -> Tree:
-                return self._personalise(down, mine, own, examples, g.ragged, personal)
+            inputs = (down, mine.take(g.asked(mine)), own(g, self.shards), self.feeder.examples(self.shards, g))
+            work = deployed(self.worker, self.shards, g.ragged, personal)
+            models: Tree = self.recorder.run(("deploy", g.ragged, personal), work, inputs)
+            return models
 
-            own, examples = self._own(g, self.shards.clients), self._examples(self.shards, g)
-            inputs = (down, state_file.take(mine, g.who if isinstance(mine, Rows) else g.ids), own, examples)
-            return self._run(("deploy", g.ragged, personal), vmap(client, in_dims=(None, 0, 0, None)), inputs)
-
-        return self._gather(self.shards, clients, group)
-
-    def _personalise(
-        self, down: Tree, mine: Tree, own: Tree, examples: Tree, ragged: bool, personal: Personalizer
-    ) -> Tree:
-        now = torch.zeros((), dtype=torch.int64, device=self.device)
-        data = self.shards.tree(own["rows"], own["n"], own["id"], now, ragged)
-        return self.worker.personalise(down, mine, data | examples, personal)
-
-    def _own(self, g: Group, clients: int) -> Tree:
-        """What is each client's own among the inputs of a vmapped function; `clients` is how many there are in all."""
-        return {"rows": g.rows, "n": g.n, "id": g.ids}
-
-    def _worker(self, own: Tree) -> Worker:
-        """What a client runs."""
-        return self.worker
-
-    def _examples(self, shards: Shards, g: Group) -> Tree:
-        """The examples of a group where they do not lie on the device."""
-        if not isinstance(shards, HostShards):
-            return {}
-        fetched: Tree = tree.to(shards.fetch(g.who, g.size), self.device)
-        return fetched
+        return self.buckets.collect(self.shards, clients, group)
 
     def model_of(self, models: Any, client: int) -> Tree:
         one: Tree = tree.take(self._live(models, torch.tensor([client])), 0)
@@ -294,62 +220,32 @@ class VmapEngine(Engine):
     def _live(self, models: Any, who: Tensor) -> Tree:
         """The live models of some clients, out of the handle that `deploy` gave."""
         if not isinstance(models, Undeployed):
-            taken: Tree = tree.take(models, self._feeder.there(who))
+            taken: Tree = tree.take(models, self.feeder.there(who))
             return taken
         distinct, places = who.unique(return_inverse=True)
-        made: Tree = tree.take(self._deployed(*models, distinct), self._feeder.there(places))
-        return made
+        found: Tree = tree.take(self._deployed(*models, distinct), self.feeder.there(places))
+        return found
 
     def join(self, down: Tree, newcomers: int) -> Tree:
-        who = range(self.shards.clients, self.shards.clients + newcomers)
-        models: Tree = tree.stack(welcomed(self.worker, down, who, self.device))
-        return models
+        who, downs = range(self._each, self._each + newcomers), self.lanes.each_down(down)
+        models = [welcomed(w, own, who, self.device) for w, own in zip(self._halves, downs, strict=True)]
+        stacked: Tree = tree.stack([model for lane in models for model in lane])
+        return stacked
 
-    def serve(self, models: Any, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
+    def gather(self, tests: Sequence[Shards]) -> Shards:
+        return tests[0] if self.lanes.count == 1 else LaneShards.union(tests).to(self.device)
+
+    def serve(self, models: Any, test: Holdings, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         test = self.options.placed(test, self.device)
         rows = test.longest if trace else None
 
         def group(g: Group) -> Tree:
-            def client(model: Tree, own: Tree, examples: Tree) -> Tree:
-                now = torch.zeros((), dtype=torch.int64, device=self.device)
-                data = test.tree(own["rows"], own["n"], own["id"], now, g.ragged)
-                return self._worker(own).adapt(model, data | examples, adapter, protocol, rows)
-
-            own = self._own(g, test.clients)
             # inputs and not closed over: a recording is replayed on other test data of the same shape
-            examples = self._examples(test, g) or {"x": test.x, "y": test.y}
-            what = ("serve", g.ragged, adapter, protocol, rows)
-            return self._run(what, vmap(client, in_dims=(0, 0, None)), (self._live(models, g.who), own, examples))
+            examples = self.feeder.examples(test, g) or {"x": test.x, "y": test.y}
+            work = served(self.worker, test, g.ragged, adapter, protocol, rows)
+            inputs = (self._live(models, g.who), own(g, test), examples)
+            metrics: Tree = self.recorder.run(("serve", g.ragged, adapter, protocol, rows), work, inputs)
+            return metrics
 
-        served: Tree = tree.to(self._gather(test, torch.arange(test.clients), group), "cpu")
-        return served
-
-    def _gather(self, shards: Shards, clients: Tensor, run: Callable[[Group], Tree]) -> Tree:
-        """Results of these clients, bucket by bucket, in ascending order of clients."""
-
-        def each() -> list[tuple[Tensor, Tree]]:
-            groups = self._groups(shards, clients, "test")
-            return [(g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))) for g in groups]
-
-        parts = self._with_fewer("test", each)
-        order = self._feeder.there(torch.argsort(torch.cat([who for who, _ in parts])))
-        return tree.map(lambda *xs: torch.cat(xs)[order], *(t for _, t in parts))
-
-    def _groups(self, shards: Shards, clients: Tensor, work: Verb = "train") -> Iterator[Group]:
-        # recordings are made for shapes, so what a drawn cohort looks like must not matter much
-        drawn = self.device.type == "cuda" and len(clients) < shards.clients
-        largest = shards.largest if drawn else None
-        for members, size, count in plan(shards.sizes[clients], self.options.waste, self._chunk[work], largest):
-            who = clients[members]
-            ragged = not shards.even if drawn else bool((shards.sizes[who] != size).any())
-            yield self._group(shards, who, size, count, ragged)
-
-    def _group(self, shards: Shards, who: Tensor, size: int, count: int, ragged: bool) -> Group:
-        real = len(who)
-        who = torch.cat([who, who[:1].expand(count - real)])
-        ids, n = self._feeder.there(who), self._feeder.there(shards.sizes[who])
-        if isinstance(shards, HostShards):  # fetched examples lie client after client
-            rows = torch.arange(count * max(size, 1), device=self.device).view(count, -1)
-        else:
-            rows = shards.table(ids, size)
-        return Group(ids, rows, n, ragged, real, who)
+        found: Tree = tree.to(self.buckets.collect(test, torch.arange(test.clients), group), "cpu")
+        return found

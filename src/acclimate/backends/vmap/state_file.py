@@ -14,12 +14,13 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ...core import Tree, tree
+from ...core import Private, Tree, tree
+from ...core.private import IDS, ROWS
 
 ALIGNMENT = 8
 """Every leaf of a row begins at a multiple of this many bytes, so that its bytes can be viewed as numbers."""
@@ -83,27 +84,17 @@ def _put(block: Tensor, places: Tensor, rows: Tensor) -> None:
     block.view(torch.int64).index_copy_(0, places, rows.view(torch.int64))
 
 
-class Anyone:
-    """Stands for a client's number where it must not matter which: whoever looks at it gets a TypeError."""
-
-    def _asked(self, *_: Any) -> Any:
-        raise TypeError("this is no client in particular")
-
-    __index__ = __int__ = __float__ = __bool__ = __hash__ = __str__ = __repr__ = __format__ = _asked
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _asked
-
-
 class Starts:
     """Rows of clients that were never written: computed when they are asked for.
 
-    With most methods every client begins with the same state. Then no more is done for a new client than to copy its
-    bytes; the method's own function takes longer than a small model's round.
+    With most methods every client begins with the same state (`alike`). Then no more is done for a new client than to
+    copy its bytes; the method's own function takes longer than a small model's round.
     """
 
-    def __init__(self, start: Callable[[int], Tree]) -> None:
+    def __init__(self, start: Callable[[int], Tree], alike: bool) -> None:
         self._start, first = start, start(0)
         self.layout = Layout.of(first)
-        self._everyone = self.layout.pack(tree.stack([first])) if _same_for_all(start) else None
+        self._everyone = self.layout.pack(tree.stack([first])) if alike else None
 
     def fill(self, block: Tensor, places: Tensor, clients: Tensor) -> None:
         """Write the initial rows of these clients to these places of a block of bytes."""
@@ -112,15 +103,6 @@ class Starts:
         else:
             rows = self.layout.pack(tree.stack([self._start(c) for c in clients.tolist()]))
         _put(block, places, rows)
-
-
-def _same_for_all(start: Callable[[int], Tree]) -> bool:
-    """Whether a client's state is made without a look at whose it is."""
-    try:
-        start(cast(int, Anyone()))
-    except Exception:  # whatever came of the look
-        return False
-    return True
 
 
 class Slab:
@@ -175,8 +157,10 @@ class Slab:
         self._bytes = torch.frombuffer(mapped, dtype=torch.uint8).view(slots, width)
 
 
-class Rows:
-    """One version of every client's private state. Immutable; `put` gives another one."""
+class Rows(Private):
+    """One version of every client's private state in a file."""
+
+    far: ClassVar[bool] = True
 
     def __init__(self, slab: Slab, starts: Starts, device: Any, slots: Tensor) -> None:
         self.slots = slots
@@ -186,15 +170,22 @@ class Rows:
 
     @classmethod
     def fresh(
-        cls, start: Callable[[int], Tree], clients: int, device: torch.device | str = "cpu", folder: str | None = None
+        cls,
+        start: Callable[[int], Tree],
+        clients: int,
+        device: torch.device | str = "cpu",
+        folder: str | None = None,
+        alike: bool = False,
     ) -> Rows:
-        """The state before the first round: `start` gives a client's initial row, on the CPU; nothing is stored."""
-        starts = Starts(start)
+        """The state before the first round: `start` gives a client's initial row, on the CPU; nothing is stored.
+
+        `alike` says that `start` gives the same row for every client.
+        """
+        starts = Starts(start, alike)
         return cls(Slab(starts.layout.width, folder), starts, device, torch.full((clients,), -1))
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
         return len(self.slots)
 
     @property
@@ -207,16 +198,21 @@ class Rows:
         if not isinstance(ids, Tensor):
             one: Tree = tree.take(self.take(torch.tensor([ids])), 0)
             return one
-        return self.unpack(self.block(ids.cpu()).to(self._device))
+        return self._starts.layout.unpack(self._block(ids.cpu()).to(self._device))
 
     def put(self, ids: Tensor, rows: Tree) -> Rows:
-        """A version in which these clients have new rows."""
         slots = self.slots.clone()
         slots[ids.cpu()] = self._slab.write(self._starts.layout.pack(rows).cpu())
         return Rows(self._slab, self._starts, self._device, slots)
 
-    def block(self, ids: Tensor, pinned: bool = False) -> Tensor:
-        """Rows as bytes on the host: what travels in one piece. `unpack` makes a tree of them, on any device."""
+    def fetch(self, ids: Tensor, pinned: bool = False) -> Tree:
+        return {"block": self._block(ids, pinned)}
+
+    def arrived(self, ids: Tensor, fetched: Tree) -> Tree:
+        return self._starts.layout.unpack(fetched["block"])
+
+    def _block(self, ids: Tensor, pinned: bool = False) -> Tensor:
+        """Rows as bytes on the host: what travels in one piece."""
         slots = self.slots[ids]
         block = self._slab.read(slots.clamp_min(0), pinned)
         new = (slots < 0).nonzero()[:, 0]
@@ -224,52 +220,12 @@ class Rows:
             self._starts.fill(block, new, ids[new])
         return block
 
-    def unpack(self, block: Tensor) -> Tree:
-        """The stacked tree of some rows of bytes."""
-        return self._starts.layout.unpack(block)
+    def saved(self) -> Tree:
+        """The written rows and whose they are."""
+        return {IDS: self.written, ROWS: self.take(self.written)}
 
-
-Private: TypeAlias = Tree | Rows
-"""Every client's private state: a stacked tree in memory, or rows in a file."""
-
-
-def take(mine: Private, ids: int | Tensor) -> Tree:
-    """The private state of one client, or of several with a leading axis."""
-    own: Tree = mine.take(ids) if isinstance(mine, Rows) else tree.take(mine, ids)
-    return own
-
-
-def put(mine: Private, ids: Tensor, rows: Tree) -> Private:
-    """The private state of all, with new rows for some clients; what was given is unchanged."""
-    changed: Private = mine.put(ids, rows) if isinstance(mine, Rows) else tree.put(mine, ids, rows)
-    return changed
-
-
-IDS, ROWS = "@ids", "@rows"
-"""Names in a checkpoint of `Rows`; no method has leaves of such names."""
-
-
-def saved(mine: Private) -> Tree:
-    """What a checkpoint holds: the whole tree, or of `Rows` the written ones and whose they are."""
-    return {IDS: mine.written, ROWS: mine.take(mine.written)} if isinstance(mine, Rows) else mine
-
-
-def restored(flat: Mapping[str, Tensor], fresh: Private, prefix: str) -> Private:
-    """The inverse of `saved`, out of flat names that begin with `prefix`; `fresh` is the state before the first round.
-
-    Either kind of state is also read from what the other kind has saved.
-    """
-    ids = flat.get(prefix + IDS)
-    if isinstance(fresh, Rows):
-        clients = fresh.clients
-        ids, place = (torch.arange(clients), prefix) if ids is None else (ids, f"{prefix}{ROWS}/")
-    elif ids is None:
-        whole: Tree = tree.unflatten(flat, fresh, prefix)
-        return whole
-    else:
-        clients, place = len(tree.leaves(fresh)[0]), f"{prefix}{ROWS}/"
-    if ids.dtype != torch.int64 or ids.dim() != 1 or bool(((ids < 0) | (ids >= clients)).any()):
-        raise ValueError(f"tensor '{prefix}{IDS}' must hold numbers of clients, 0 to {clients - 1}")
-    like = tree.map(lambda x: x.new_empty(()).expand(len(ids), *x.shape), take(fresh, 0))
-    rows = tree.unflatten(flat, like, place)
-    return put(fresh, ids.to(tree.leaves(like)[0].device), rows)
+    def restored(self, flat: Mapping[str, Tensor], prefix: str) -> Private:
+        ids = flat.get(prefix + IDS)
+        if ids is None:
+            return self._with_rows(flat, prefix, torch.arange(self.clients), prefix)
+        return self._with_rows(flat, prefix, ids, f"{prefix}{ROWS}/")

@@ -27,9 +27,11 @@ from ...core import (
     Engine,
     NonFinite,
     Personalizer,
+    Private,
     Protocol,
     Reply,
     Shards,
+    Stacked,
     Tree,
     Worker,
     message,
@@ -123,7 +125,9 @@ class ClientRunner:
 
     def deploy(self, down: Tree, personal: Personalizer, ids: Tensor, mine: Tree) -> Any:
         """The live models of some clients: a handle of the engine inside the worker."""
-        return _in_memory(self._engine(self.data, ids).deploy(self._on_device(down), self._on_device(mine), personal))
+        return _in_memory(
+            self._engine(self.data, ids).deploy(self._on_device(down), Stacked(self._on_device(mine)), personal)
+        )
 
     def join(self, down: Tree, ids: Tensor) -> Any:
         """The live models of newcomers, who are numbered after the clients that trained."""
@@ -163,12 +167,14 @@ class ModelGroups(NamedTuple):
 
 
 class WorkersEngine(Engine):
-    """Holds the private states of all clients as one stacked tree. A subclass holds the workers."""
+    """Holds the private states of all clients in memory. A subclass holds the workers."""
+
+    shards: Shards
 
     def __init__(self, worker: Worker, train: Shards, inside: Inside) -> None:
         super().__init__(worker, train, torch.device("cpu"))
         self.inside = inside
-        self._mine = stacked_start(worker, self.shards)
+        self.mine = stacked_start(worker, self.shards)
         self._last_test: tuple[Shards, Handle] | None = None
 
     @abstractmethod
@@ -191,26 +197,18 @@ class WorkersEngine(Engine):
     def _values(self, handles: list[Handle]) -> list[Any]:
         """The values of handles."""
 
-    @property
-    def mine(self) -> Tree:
-        return self._mine
-
-    @mine.setter
-    def mine(self, value: Tree) -> None:
-        self._mine = value
-
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         groups = [cohort[g] for g in self._groups(self.shards.n[cohort])]
-        handles = self._run("train", (down, round), groups, self.shards.n, self._states(self._mine, groups))
+        handles = self._run("train", (down, round), groups, self.shards.n, self._states(self.mine, groups))
         results: list[GroupResult] = self._values(handles)
         if nonfinite := sorted(c for r in results for c in r.nonfinite):
             raise NonFinite(nonfinite, round)
         replies = [r.reply for r in results if r.reply is not None]
         new = tree.map(lambda *xs: torch.cat(xs), *(r.mine for r in results))
-        self._mine = tree.put(self._mine, torch.cat(groups), new)
+        self.mine = self.mine.put(torch.cat(groups), new)
         return Reply(functools.reduce(message.combine, (r.part for r in replies)), replies[0].up)
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> ModelGroups:
+    def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> ModelGroups:
         groups = self._groups(self.shards.n)
         states = self._states(mine, groups)
         return ModelGroups(groups, self._run("deploy", (down, personal), groups, self.shards.n, states))
@@ -247,9 +245,9 @@ class WorkersEngine(Engine):
             return shares(sizes, self._start_workers())
         return list(torch.arange(len(sizes)).split(-(-len(sizes) // GROUPS)))
 
-    def _states(self, mine: Tree, groups: list[Tensor]) -> Callable[[int], Job]:
+    def _states(self, mine: Private, groups: list[Tensor]) -> Callable[[int], Job]:
         """The argument that the job of group i alone gets: the private states of its clients."""
-        return lambda i: (self._for_one_job(tree.take(mine, groups[i])),)
+        return lambda i: (self._for_one_job(mine.take(groups[i])),)
 
     def _test_handle(self, test: Shards) -> Handle:
         """A handle of test data. The last one is kept, because validation needs the same data after every round."""

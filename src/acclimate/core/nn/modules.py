@@ -1,0 +1,106 @@
+"""What a task asks of a model's module: its head, its outputs, the places of its feature maps, a copy per mode."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from .layers import PureBatchNorm
+
+Changes: TypeAlias = Mapping[str, Callable[[Tensor], Tensor | None]]
+"""Functions of the outputs of named modules."""
+
+
+def head_width(module: nn.Module, model: Any, num_classes: int) -> int:
+    """The number of features that enter the head; an error where the head is not what a task needs."""
+    name = getattr(module, "head_name", "head")
+    label = model if not isinstance(model, nn.Module) else type(model).__name__
+    head = dict(module.named_modules()).get(name)
+    if not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"model {label} must have an nn.Linear called 'head' as its last layer (or set head_name); "
+            f"'{name}' is {'missing' if head is None else 'a ' + type(head).__name__}"
+        )
+    if head.out_features != num_classes:
+        raise ValueError(
+            f"model {label}: its head has {head.out_features} outputs but the data has {num_classes} classes; "
+            f"build it with num_classes={num_classes}"
+        )
+    return head.in_features
+
+
+def check_outputs(module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int) -> tuple[str, ...]:
+    """One forward pass in eval mode: the module must return (features, logits) of the promised widths.
+
+    Returns the names of the modules that make the feature maps: for each size of map, the last and outermost one.
+    """
+    label, training = type(model).__name__, module.training
+    maps: list[tuple[tuple[int, ...], str]] = []
+
+    def note(name: str, out: Any) -> None:
+        if isinstance(out, Tensor) and out.dim() == 4:
+            maps.append((tuple(out.shape[2:]), name))
+
+    watch: Changes = {name: functools.partial(note, name) for name, _ in module.named_modules() if name}
+    with torch.no_grad(), changing(module, watch):
+        out = module.eval()(torch.zeros(2, *shape))
+    module.train(training)
+    if not (isinstance(out, tuple | list) and len(out) == 2):
+        raise ValueError(f"model {label} must return (features, logits), it returns a {type(out).__name__}")
+    shapes = [tuple(t.shape) for t in out]
+    if shapes != [(2, dim), (2, num_classes)]:
+        raise ValueError(
+            f"model {label} must return features [batch, {dim}] and logits [batch, {num_classes}], "
+            f"for a batch of 2 it returns {shapes[0]} and {shapes[1]}"
+        )
+    return _stages(module, maps)
+
+
+def _stages(module: nn.Module, maps: list[tuple[tuple[int, ...], str]]) -> tuple[str, ...]:
+    """For each size of map the last and outermost module that makes it, in the order in which they are called.
+
+    One that is called several times, such as an activation that layers share, is no place in the network. Nor, where
+    there is another, one inside a block that ends in another size: a shortcut may pass it by.
+    """
+    calls = Counter(name for _, name in maps)
+    sizes = {name: size for size, name in maps if calls[name] == 1}
+
+    def passed_by(name: str) -> bool:
+        parts = name.split(".")
+        around = [".".join(parts[:i]) for i in range(1, len(parts))]
+        blocks = [o for o in around if not isinstance(module.get_submodule(o), nn.Sequential)]
+        return any(sizes.get(block, sizes[name]) != sizes[name] for block in blocks)
+
+    last = {size: name for name, size in sizes.items()}
+    ends = {size: name for name, size in sizes.items() if not passed_by(name)}
+    return tuple((last | ends).values())
+
+
+@contextlib.contextmanager
+def changing(module: nn.Module, change: Changes) -> Iterator[None]:
+    """Submodules whose outputs go through a function; one that returns None only looks."""
+    hooks = [
+        module.get_submodule(name).register_forward_hook(lambda _m, _args, out, f=f: f(out))
+        for name, f in change.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def skeletons(base: nn.Module) -> dict[Any, nn.Module]:
+    """One weightless copy per mode, so that a forward pass never flips a training flag."""
+    train, evaluate, adapt = base.train(), copy.deepcopy(base).eval(), copy.deepcopy(base).eval()
+    for layer in adapt.modules():
+        if isinstance(layer, PureBatchNorm):
+            layer.train()
+    return {"train": train, "eval": evaluate, "adapt": adapt}
