@@ -20,14 +20,17 @@ def number(value: float, percent: bool) -> str:
 
 
 def shown(cell: Mapping[str, Any]) -> str:
-    """`68.0 ± 0.4 (64.3, +3.7)`: ours, the published number and the difference; `?` marks a doubtful one."""
+    """`68.0 ± 0.4 (64.3, +3.7)`: ours, the published number and the difference; `?` marks a doubtful one.
+
+    There is no difference where rounds or data are not the recipe's own.
+    """
     percent, theirs = cell["percent"], cell["published"]
     ours = number(cell["mean"], percent) + (f" ± {number(cell['std'], percent)}" if cell["std"] is not None else "")
     if theirs is None:
         return ours
-    sign = "+" if cell["difference"] >= 0 else "-"
-    mark = "?" if theirs["doubt"] else ""
-    return f"{ours} ({number(theirs['mean'], percent)}{mark}, {sign}{number(abs(cell['difference']), percent)})"
+    mark, gap = "?" if theirs["doubt"] else "", cell["difference"]
+    beyond = "" if gap is None else f", {'+' if gap >= 0 else '-'}{number(abs(gap), percent)}"
+    return f"{ours} ({number(theirs['mean'], percent)}{mark}{beyond})"
 
 
 def blocks(cells: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], list[list[str]]]]:
@@ -48,11 +51,18 @@ def summary(result: Mapping[str, Any]) -> str:
     """How far from the paper, in a sentence."""
     if result["scale"] == "smoke":
         return f"{len(result['cells'])} numbers; at smoke scale they are not to be compared with the paper's."
-    return apart([c["difference"] for c in result["cells"] if _compared(c)], len(result["cells"]))
+    cells = result["cells"]
+    differences = [c["difference"] for c in cells if c["difference"] is not None and c["percent"]]
+    if size(result) and not differences:
+        return f"{len(cells)} numbers; {size(result)} they are not to be compared with the paper's."
+    return apart(differences, len(cells))
 
 
-def _compared(cell: Mapping[str, Any]) -> bool:
-    return cell["difference"] is not None and bool(cell["percent"])
+def size(result: Mapping[str, Any]) -> str:
+    """`after 20 rounds, with 0.1 of the data`: what is not as the recipe has it; empty: nothing."""
+    rounds, fraction = result.get("rounds"), result.get("fraction")
+    parts = [f"after {rounds} rounds" if rounds else "", f"with {fraction:g} of the data" if fraction else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def apart(differences: Sequence[float], total: int) -> str:
@@ -75,6 +85,8 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         out.append(
             "Smoke scale: tiny models on embedded digits. It shows that all of it runs, not what the paper found."
         )
+    if size(result):
+        out.append(f"Measured {size(result)}, which is not what the recipe has: there is no difference to the paper.")
     for gone in result["left_out"]:
         out.append(f"Missing: {gone['reason']} [{_some(gone['cells'])}]")
     out += [f"Fewer seeds: {row} has seeds {seeds} alone" for row, seeds in _seeds(result["cells"]).items()]
@@ -95,6 +107,20 @@ def _some(cells: Sequence[str]) -> str:
     return "; ".join(cells[:3]) + more
 
 
+def plain(result: Mapping[str, Any]) -> str:
+    """The result as text for a terminal or a log."""
+    lines = []
+    for head, body in blocks(result["cells"]):
+        widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
+        bars = ["-" * width for width in widths]
+        lines += [
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in (head, bars, *body)
+        ]
+        lines.append("")
+    lines += ["ours ± std over seeds (published, difference); ? marks a doubtful published number", summary(result)]
+    return "\n".join([*(line.rstrip() for line in lines), *(f"- {text}" for text in remarks(result))])
+
+
 def markdown(result: Mapping[str, Any]) -> str:
     """The whole result as a Markdown page."""
     env = result["environment"]
@@ -103,10 +129,11 @@ def markdown(result: Mapping[str, Any]) -> str:
     for head, body in blocks(result["cells"]):
         lines += [*grid(head, body), ""]
     lines += [f"- {text}" for text in remarks(result)]
-    lines += [
-        f"- {result['scale']} scale, seeds {', '.join(map(str, result['seeds']))}, {env.get('device', 'nowhere')},"
-    ]
-    lines[-1] += f" commit {env.get('commit') or 'unknown'}: `{result['command']}`"
+    if "converted" in result:
+        lines.append(f"- {result['converted']['note']}")
+    seeds, device = ", ".join(map(str, result["seeds"])), env.get("device", "nowhere")
+    where = f"{result['scale']} scale, seeds {seeds}, {device}, commit {env.get('commit') or 'unknown'}"
+    lines.append(f"- {where}: `{result['command']}`")
     return "\n".join(lines) + "\n"
 
 
