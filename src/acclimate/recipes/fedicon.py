@@ -236,30 +236,18 @@ def figure3(scale: Scale) -> Cells:
 
 
 NO_NUMBERS = "The figure prints no numbers."
-NOT_PRINTED = ("Rows from `FedICON, not adapted` on are not in the paper's table; Tables 8 and 9 have their means.",)
+NOT_PRINTED = "Rows from `FedICON, not adapted` on are not in the paper's table; Tables 8 and 9 have their means."
+
+
+def _by_domain(number: str, title: str, make: Callable[[Scale], Cells]) -> Recipe:
+    return Recipe(f"fedicon/table{number}", title, make, f"fedicon/table{number}", (NOT_PRINTED,))
+
+
 RECIPES = (
-    Recipe(
-        "fedicon/table1",
-        "Digit-5, every client's own domain corrupted",
-        _covariate(DIGIT5),
-        "fedicon/table1",
-        NOT_PRINTED,
-    ),
-    Recipe(
-        "fedicon/table2",
-        "Office-10, a domain that no client has seen",
-        _domain(OFFICE10),
-        "fedicon/table2",
-        NOT_PRINTED,
-    ),
+    _by_domain("1", "Digit-5, every client's own domain corrupted", _covariate(DIGIT5)),
+    _by_domain("2", "Office-10, a domain that no client has seen", _domain(OFFICE10)),
     Recipe("fedicon/table4", "CIFAR-10 and CIFAR-10.1", table4, "fedicon/table4"),
-    Recipe(
-        "fedicon/table5",
-        "Office-10, every client's own domain corrupted",
-        _covariate(OFFICE10),
-        "fedicon/table5",
-        NOT_PRINTED,
-    ),
+    _by_domain("5", "Office-10, every client's own domain corrupted", _covariate(OFFICE10)),
     Recipe(
         "fedicon/table6",
         "DomainNet, every client's own domain corrupted",
@@ -268,9 +256,7 @@ RECIPES = (
         (RESNET_NOTE, "All 345 classes; the paper's choice is not in its text."),
         pace=600.0,
     ),
-    Recipe(
-        "fedicon/table7", "Digit-5, a domain that no client has seen", _domain(DIGIT5), "fedicon/table7", NOT_PRINTED
-    ),
+    _by_domain("7", "Digit-5, a domain that no client has seen", _domain(DIGIT5)),
     Recipe("fedicon/table8", "FedICON's three parts, on and off", table8, "fedicon/table8"),
     Recipe("fedicon/table9", "FedICON without labels for its encoder", table9, "fedicon/table9"),
     Recipe(

@@ -41,7 +41,7 @@ SPLITS: dict[tuple[bool, Shift], tuple[float, float, float]] = {
     (False, "feature"): (0.25, 0.05, 0.7),
     (False, "both"): (0.45, 0.05, 0.5),
 }
-"""For Digit-5's test files and for other sets: clients have about as many examples as in the paper's Tables 8 and 10."""
+"""Of Digit-5's test files, and of other sets: clients have about as many examples as in the paper's Tables 8 and 10."""
 
 
 def _method(name: str, **changes: Any) -> Named:

@@ -40,7 +40,10 @@ def plan(
     rounds: int | None = None,
     fraction: float | None = None,
 ) -> Plan:
-    """What can run of a recipe, and what is missing for the rest. `rounds` and `fraction` make other trainings of it."""
+    """What can run of a recipe, and what is missing for the rest.
+
+    `rounds` and `fraction` make other trainings of it: how long they last, and on which share of the recipe's data.
+    """
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds={rounds} must be at least 1")
     if fraction is not None and not 0 < fraction <= 1:

@@ -1,10 +1,13 @@
 """The results of a recipe: ours for every seed beside the published numbers, as JSON and as a Markdown table.
 
 A results file has the schema `acclimate.reproduction/1`. `cells` are the numbers of the table. `records` say what was
-trained for them: settings, seed, rounds, share of the data, hashes, command and environment; the tests themselves lie in
+trained for them: seed, rounds, share of the data, hashes, command and environment; settings and tests lie in
 `trainings/HASH.json`. What is not of the recipe's own rounds and data lies in a file of its own, says so in each of its
-cells, and is not compared with the published numbers. Results that scripts/convert_results.py made from records of
-earlier versions have one more key, `converted`, which says from what; their records hold their tests themselves.
+cells, and is not compared with the published numbers.
+
+Results that scripts/convert_results.py made from the records of earlier versions have one more key, `converted`: from
+which file and schema, measured with which commits. Their trainings were not kept, so their `records` hold the tests
+(`tests`: by row, with what was measured) and whatever else the old records said (`more`).
 """
 
 from __future__ import annotations

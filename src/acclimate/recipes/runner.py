@@ -196,7 +196,7 @@ def _restored(job: _Job, prober: Prober, start: State) -> tuple[State, Curves]:
 
 
 def _finish(jobs: Sequence[_Job], watch: Watch) -> None:
-    """Train from the last checkpoints, test, and write the records; in halves where the device has too little memory."""
+    """Train from the last checkpoints, test, and write the records; in halves where memory does not suffice."""
     runs: list[_Run] = []
     try:
         for job in jobs:

@@ -22,9 +22,9 @@ def listing(recipes: Iterable[Recipe], omitted: Mapping[str, str]) -> str:
 
 
 LEGEND = (
-    "trainings, time: at paper scale, roughly, for one seed on a large GPU; --scale smoke takes minutes on two cores and "
-    "needs no data.\nprinted: how many of its numbers the paper prints. data: what paper scale needs; ! is not there "
-    "(ACCLIMATE_DATA names the folder; see `acclimate data list`)."
+    "trainings, time: at paper scale, roughly, for one seed on a large GPU; --scale smoke takes minutes on two cores "
+    "and needs no data.\nprinted: how many of its numbers the paper prints. data: what paper scale needs; ! is not "
+    "there (ACCLIMATE_DATA names the folder; see `acclimate data list`)."
 )
 
 
