@@ -94,7 +94,7 @@ def _body(name: str, found: dict[tuple[str, str], dict[int, float]], source: Sou
         "seconds": None,
         "trainings": sorted({r["training_hash"] for r in records if "training_hash" in r}),
         "records": [],
-        "cells": [beside(plan, known.get(p, Derived(*p, ())), values[p], seeds) for p in order],
+        "cells": [beside(plan, known.get(p, Derived(*p, ())), dict(sorted(values[p].items())), seeds) for p in order],
     }
 
 

@@ -66,7 +66,7 @@ def planned(
 
 
 def lacking(plan: Plan) -> list[str]:
-    """What cannot run and what runs nevertheless, a line each; an error where nothing can."""
+    """What cannot run and what runs nevertheless, a line each."""
     cells = [c for c in plan.cells if isinstance(c, Cell)]
     lines = [f"missing: {why} ({len(gone)} cells, such as {gone[0]})" for why, gone in plan.left_out.items()]
     if plan.left_out and cells:

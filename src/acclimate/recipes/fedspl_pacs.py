@@ -39,7 +39,19 @@ CONTROLS: dict[str, Line] = {
 }
 """Not in the paper: what a test batch's statistics do by themselves, ATP's shorter training, and FedSPL as its code has
 it, whose teacher moves in every step."""
-ORDER = ("FedAvg", "BN", "Tent", "T3A", "MBSL", "FMR", "FMR, BN", "FedSPL", "GA", "ATP, not adapted", "ATP")
+ORDER: tuple[str, ...] = (
+    "FedAvg",
+    "BN",
+    "Tent",
+    "T3A",
+    "MBSL",
+    "FMR",
+    "FMR, BN",
+    "FedSPL",
+    "GA",
+    "ATP, not adapted",
+    "ATP",
+)
 ORDER += ("FedSPL, released",)
 
 

@@ -137,7 +137,7 @@ def figure4(scale: Scale) -> Cells:
     for row, line in _rows("MNIST", scale).items():
         line = replace(line, method=line.method.but(work=replace(WORK, batch=16)).at(scale))
         training = Column(ROTATED, PERCEPTRON, 200).at(scale).training(line.method, scale)
-        place = {"where": "Section 4.5, Figure 4", "method": row, "dataset": "rotated MNIST"}
+        place: dict[str, Any] = {"where": "Section 4.5, Figure 4", "method": row, "dataset": "rotated MNIST"}
         yield from _both(row, "", training, line, **place)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from ..core import Protocol, Shards, State
@@ -66,16 +67,16 @@ class Prober:
     def look(self, state: State) -> dict[str, list[float]]:
         """By test `[round, validation accuracy, accuracy]`: both adapted, and personalised where the test is."""
         out, val = {}, self.world.shards(self.world.val)
-        for probe, down, models in self._deployed(state):
+        for probe, models, newcomers in self._deployed(state):
             own = _row(self._serve(models, val, probe))["accuracy"]
-            out[probe.name] = [float(state.round), own, _row(self._met(probe, down, models))["accuracy"]]
+            out[probe.name] = [float(state.round), own, _row(self._met(probe, models, newcomers))["accuracy"]]
         return out
 
     def tested(self, state: State, watch: Watch) -> dict[str, dict[str, Any]]:
         """By test: accuracy, spread and calibration over clients, and the accuracy of each that has examples in it."""
         out = {}
-        for probe, down, models in self._deployed(state):
-            metrics, stream = self._met(probe, down, models), self.streams[probe.stream, probe.examples]
+        for probe, models, newcomers in self._deployed(state):
+            metrics, stream = self._met(probe, models, newcomers), self.streams[probe.stream, probe.examples]
             traces = flat(metrics.pop("trace", {}), stream.shards.n, probe.adapter.name)
             out[probe.name] = {
                 **_row(metrics),
@@ -85,20 +86,22 @@ class Prober:
             watch.tested()
         return out
 
-    def _deployed(self, state: State) -> Iterable[tuple[Probe, Any, Any]]:
-        """Every test with the models that it serves; tests of one personaliser share them."""
+    def _deployed(self, state: State) -> Iterable[tuple[Probe, Any, Callable[[int], Any]]]:
+        """Every test with the models of clients and of newcomers; tests of one personaliser share the first, all share
+        the second, because a newcomer may have to learn for as long as a round takes."""
         down = self.worker.method.download(self.worker.task, state.server)
+        newcomers = cache(partial(self.engine.join, down))
         for personal in dict.fromkeys(p.personal for p in self.probes):
             models = self.engine.deploy(down, state.mine, personal.record)
             for probe in (p for p in self.probes if p.personal == personal):
                 reason = probe.adapter.record.refusal(self.worker.task, self.engine.model_of(models, 0))
                 if reason:
                     raise ConfigError(f"{probe.name}: {reason}")
-                yield probe, down, models
+                yield probe, models, newcomers
 
-    def _met(self, probe: Probe, down: Any, models: Any) -> Any:
+    def _met(self, probe: Probe, models: Any, newcomers: Callable[[int], Any]) -> Any:
         stream = self.streams[probe.stream, probe.examples]
-        met = self.engine.join(down, stream.shards.clients) if stream.new else models
+        met = newcomers(stream.shards.clients) if stream.new else models
         return self._serve(met, stream.shards, probe, probe.traced)
 
     def _serve(self, models: Any, shards: Shards, probe: Probe, trace: bool = False) -> Any:

@@ -28,7 +28,16 @@ from .record import Cell, Derived, Training
 RESULT_SCHEMA = "acclimate.reproduction/1"
 Found = dict[tuple[Training, int], dict[str, Any]]
 """The record of every training and seed."""
-BEHIND = ("label", "seed", "rounds", "fraction", "training_hash", "data_hashes", "command", "environment")
+BEHIND: tuple[str, ...] = (
+    "label",
+    "seed",
+    "rounds",
+    "fraction",
+    "training_hash",
+    "data_hashes",
+    "command",
+    "environment",
+)
 BEHIND += ("seconds", "train_seconds", "trained_together")
 """What a results file says of each training; `trainings/HASH.json` has the rest."""
 

@@ -1,6 +1,6 @@
 """What the corruptions do to a known model: accuracy of a CIFAR-10 ResNet-20 under each type, plain and adapted.
 
-    ACCLIMATE_DATA=... python benchmarks/corruption_accuracy.py --weights cifar10_resnet20.th
+    ACCLIMATE_DATA=... python scripts/corruption_accuracy.py --weights cifar10_resnet20.th
 
 The checkpoint is the widely used ResNet-20 with 91.73 % on the CIFAR-10 test set (ImageNet mean and deviation on pixels
 in 0..1). `batch statistics` is the same model with batch norm statistics of the test batch.
