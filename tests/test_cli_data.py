@@ -24,8 +24,8 @@ def _empty_machine(monkeypatch, tmp_path):
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Calls the console script's function: exit code, output, errors."""
+    from acclimate.cli import main as cli
     from acclimate.cli.data import data_app
-    from acclimate.cli.main import main as cli
 
     monkeypatch.chdir(tmp_path)
     if not any(group.name == "data" for group in cli.app.registered_groups):

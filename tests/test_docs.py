@@ -119,6 +119,10 @@ def check_command(words):
             check_acclimate(sub, args)
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+        case ["python", "-m", "acclimate.recipes", *args]:
+            from acclimate.recipes.__main__ import parser
+
+            assert parser().parse_args(args)
         case ["python", script, *_]:
             assert (ROOT / script).is_file(), words
         case ["pip" | "git" | "export" | "source", *_]:
@@ -130,7 +134,7 @@ def check_command(words):
 def check_acclimate(sub, args):
     import typer
 
-    from acclimate.cli.main import main as cli
+    from acclimate.cli import main as cli
 
     command, args = typer.main.get_command(cli.app).commands[sub], list(args)
     while hasattr(command, "commands"):  # a group: `acclimate data list`
@@ -144,6 +148,13 @@ def check_acclimate(sub, args):
             assert describe.listing(params["kind"])
         case "show":
             assert describe.details(params["name"])
+        case "reproduce" if "rows" in params:
+            from acclimate.recipes import command as reproduce
+
+            rows, columns = (params[key] or [] for key in ("rows", "columns"))
+            assert reproduce.planned(
+                params["name"], params["scale"], "cpu", rows, columns, params["rounds"], params["fraction"]
+            )
         case "tune":
             from acclimate import tuning
             from acclimate.experiment.settings import merged
@@ -242,7 +253,7 @@ def test_the_first_round_that_was_measured_is_on_the_performance_page():
 
 
 def test_the_readme_table_has_the_rows_of_the_default_run():
-    from acclimate.cli.main import main as cli
+    from acclimate.cli import main as cli
 
     table = next(text for _, _, text in blocks(ROOT / "README.md", "text"))
     rows = re.findall(r"(?m)^ (\S+) +(\S+)(?: +\d+\.\d ±\d+){4} +\d+ KB$", table)

@@ -43,7 +43,7 @@ def places(cells):
     return [(c["row"], c["column"]) for c in cells]
 
 
-def test_columns_are_chosen_by_any_part_of_their_name_and_add_up(tmp_path):
+def test_columns_are_chosen_by_any_words_of_their_name_and_add_up(tmp_path):
     made = curves()
     some = plan(made, "smoke", ["plain"], ["best at 0.1"])
     assert [(c.row, c.column) for c in some.cells] == [("plain", "best at 0.1")] and len(some.trainings) == 1
@@ -54,6 +54,12 @@ def test_columns_are_chosen_by_any_part_of_their_name_and_add_up(tmp_path):
     first = run(some, tmp_path)["cells"]
     both = run(plan(made, "smoke", ["plain"], ["best at 1"]), tmp_path)["cells"]
     assert places(both) == [("plain", "best at 0.1"), ("plain", "best at 1")] and both[0] == first[0]
+    mnist = plan(RECIPES["fedtta/table1"], "paper", ["FedAvg"], ["MNIST"])
+    assert {name.split(", ")[1] for cells in mnist.left_out.values() for name in cells} == {
+        "MNIST validation",
+        "MNIST test",
+        "MNIST last round",
+    }
     photo = plan(RECIPES["fedspl/pacs"], "paper", ["FedAvg"], ["Photo"])
     assert {c.column for c in RECIPES["fedspl/pacs"].cells("paper") if c.row == "FedAvg" and "Photo" in c.column} == {
         "Photo",

@@ -240,22 +240,27 @@ def chosen(
 ) -> list[Cell | Derived]:
     """The cells of the rows and columns that are asked for; all where none is named. Letter case does not count.
 
-    A column is asked for by any part of its name. What is derived comes along with all that it is made of.
+    A column is asked for by any words of its name. What is derived comes along with all that it is made of.
     """
     every = list(cells)
     named = [c for c in every if not rows or c.row in _rows(recipe, rows)]
     if not columns:
         return named
-    words = [word.lower() for word in columns]
-    for word in words:
-        if not any(word in c.column.lower() for c in every):
-            near = catalogue.nearest(word, list(dict.fromkeys(c.column for c in every)))
-            raise ConfigError(f"{recipe.name} has no column '{word}'; {near}")
-    asked = {(c.row, c.column) for c in named if any(word in c.column.lower() for word in words)}
+    for words in columns:
+        if not any(_says(c.column, words) for c in every):
+            near = catalogue.nearest(words, list(dict.fromkeys(c.column for c in every)))
+            raise ConfigError(f"{recipe.name} has no column '{words}'; {near}")
+    asked = {(c.row, c.column) for c in named if any(_says(c.column, words) for words in columns)}
     derived = [c for c in named if isinstance(c, Derived)]
     asked |= {(c.row, column) for c in derived if (c.row, c.column) in asked for column in c.of}
     asked |= {(c.row, c.column) for c in derived if all((c.row, column) in asked for column in c.of)}
     return [c for c in named if (c.row, c.column) in asked]
+
+
+def _says(column: str, words: str) -> bool:
+    """Whether a name has these words, as whole ones: `MNIST` is not in `Fashion-MNIST`."""
+    plain = [f" {' '.join(text.lower().replace(',', ' ').split())} " for text in (column, words)]
+    return plain[1] in plain[0]
 
 
 def _rows(recipe: Recipe, asked: Iterable[str]) -> set[str]:
