@@ -130,7 +130,7 @@ def main() -> None:
     }
     print(f"{report['cores']} cores, load {os.getloadavg()[0]:.2f} before the start, {args.repeats} repeats")
     began = time.perf_counter()
-    cluster = Connection(Ray(actors=args.actors + 1))  # room for all ways at once
+    cluster = Connection(cores=args.actors + 1)  # room for all ways at once
     report["cluster_start_seconds"] = time.perf_counter() - began
     print(f"the cluster started in {report['cluster_start_seconds']:.1f} s")
     for title, load in ((t, w) for t, w in workloads(args.quick).items() if args.only in t):

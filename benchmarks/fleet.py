@@ -31,7 +31,7 @@ from acclimate.backends.flower.engine import Flower
 from acclimate.core import State
 from acclimate.experiment import Experiment
 from acclimate.experiment.settings import expand
-from acclimate.fleet import launch, loopback, processes
+from acclimate.fleet import launch, local_processes, loopback
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
 
@@ -99,7 +99,7 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
     """Both backends, one after the other."""
     e = experiment(rounds)
     api.run(replace(e, backend=Serial()), folder / "serial")
-    via, port = processes.free_ports(2)
+    via, port = local_processes.free_ports(2)
     counter = Counter(via, port)
     fleet = loopback.up(folder / "fleet", NODES, port, via)
     try:

@@ -69,12 +69,13 @@ def small(record: Any) -> Any:
     return dataclasses.replace(record, **works, **cheap)
 
 
-def of_methods(backends: list[str], methods: list[str], device: torch.device) -> Iterator[tuple[str, str]]:
-    """These methods on these backends, and there with every personaliser and every adapter."""
+def of_methods(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """The given methods on the given backends, and there with every personaliser and the given adapters."""
     task = Task(ac.models.CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch"), (3, 10, 10), CLASSES)
     train, val, test = federation(SIZES, 0), federation((5, 9, 6, 3, 8, 7), 1), federation((9, 12, 4, 8, 5, 8), 2)
-    for backend in backends:
-        for name in methods:
+    device = torch.device(given.device)
+    for backend in given.backends:
+        for name in given.methods:
             worker = Worker(task, small(catalogue.METHODS[name]))
             engine = BACKENDS[backend].open(worker, train, device)
             state = fit.start(worker, engine, train.clients)
@@ -88,7 +89,8 @@ def of_methods(backends: list[str], methods: list[str], device: torch.device) ->
                 models = engine.deploy(down, state.mine, small(catalogue.PERSONALS[personal]))
                 one = engine.model_of(models, 0)
                 yield f"personal/{backend}/{name}/{personal}", digest(one)
-                for label, adapter in catalogue.ADAPTERS.items():
+                for label in given.adapters:
+                    adapter = catalogue.ADAPTERS[label]
                     if personal != "none" and label not in ("knn", "bbse", "eata", "the"):
                         continue
                     place = f"adapt/{backend}/{name}/{personal}/{label}"
@@ -154,10 +156,10 @@ def of_experiments() -> Iterator[tuple[str, str]]:
 
 def asked(place: str, given: argparse.Namespace) -> bool:
     """Whether a run with these options makes the digest of this place."""
-    kind, backend, method = (*place.split("/"), "", "")[:3]
+    kind, backend, method, adapter = (*place.split("/"), "", "", "")[:3] + (place.rpartition("/")[2],)
     if kind in ("world", "stream", "model", "experiment"):
         return bool(given.device == "cpu")
-    return backend in given.backends and method in given.methods
+    return backend in given.backends and method in given.methods and (kind != "adapt" or adapter in given.adapters)
 
 
 def main() -> None:
@@ -166,6 +168,9 @@ def main() -> None:
     options.add_argument("--backends", nargs="+", default=["serial", "vmap", "mapped", "processes"], choices=BACKENDS)
     options.add_argument(
         "--methods", nargs="+", default=list(catalogue.METHODS), choices=catalogue.METHODS, metavar="M"
+    )
+    options.add_argument(
+        "--adapters", nargs="*", default=[*catalogue.ADAPTERS], choices=catalogue.ADAPTERS, metavar="A"
     )
     options.add_argument("--device", default="cpu", help="with another than cpu, methods alone are run")
     options.add_argument("--out", type=Path, required=True)
@@ -177,7 +182,7 @@ def main() -> None:
     sources: list[Callable[[], Iterator[tuple[str, str]]]] = [of_worlds, of_experiments]
     if given.device != "cpu":
         sources = []
-    for source in (*sources, lambda: of_methods(given.backends, given.methods, torch.device(given.device))):
+    for source in (*sources, lambda: of_methods(given)):
         for place, value in source():
             found[place] = value
             if len(found) % 500 == 0:

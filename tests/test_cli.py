@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from acclimate.cli import threads
 from acclimate.cli.main import main
+from acclimate.cli.threads import use_half_of_the_cores
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
 COMMAND = "from acclimate.cli.main import main; main()"
@@ -31,8 +31,8 @@ def here(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["acclimate", *args])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(args, ended.value.code, said.out, said.err)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(args, ended.value.code, printed.out, printed.err)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -222,7 +222,7 @@ def test_commands_that_train_leave_half_of_the_cores_to_others(monkeypatch, here
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    threads.steady()
+    use_half_of_the_cores()
     assert asked == []  # the tests set OMP_NUM_THREADS
     monkeypatch.delenv("OMP_NUM_THREADS")
     once = ["data.clients=3", "model=mlp", "model.hidden=4", "rounds=1", "method.work.epochs=1"]

@@ -136,34 +136,37 @@ def test_check_of_an_absent_set_names_files_folder_and_origin(run, tmp_path):
         (["preview", "seed=0,1"], "describe 2 experiments"),
         (["preview", "data=mnist"], "Needed: MNIST/raw/"),
         (["preview", "streams=new-clients"], "set data.new_clients"),
-        (["preview", "-o", "x.gif"], "x.gif must end in .png"),
-        (["preview", "-o", "folder.png"], "folder.png is a folder"),
+        (
+            ["preview", "-o", "x.png"],
+            "x.png must end in .html: the preview is a page, which a browser shows",
+        ),
+        (["preview", "-o", "folder.html"], "folder.html is a folder"),
         (["preview", "-c", "absent.toml"], "absent.toml does not exist"),
         (["preview", "-c", "bad.toml"], "bad.toml is not valid TOML"),
         (["paint"], "No such command"),
     ],
 )
 def test_bad_input_is_one_sentence_exit_two_and_no_file(run, args, says, tmp_path):
-    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "folder.html").mkdir()
     (tmp_path / "bad.toml").write_text("seed = [")
-    (tmp_path / "preview.png").write_bytes(b"an older picture")
+    (tmp_path / "preview.html").write_bytes(b"an older preview")
     code, _, err = run(*args)
     assert code == 2, err
     assert says in " ".join(re.sub(r"[│\x1b]", " ", err).split())
-    assert (tmp_path / "preview.png").read_bytes() == b"an older picture"
+    assert (tmp_path / "preview.html").read_bytes() == b"an older preview"
     left = {p.name for p in tmp_path.iterdir()} - {"cache"}
-    assert left == {"folder.png", "bad.toml", "preview.png"}, "nothing half-written"
+    assert left == {"folder.html", "bad.toml", "preview.html"}, "nothing half-written"
 
 
 def test_preview_draws_the_experiment_of_settings_and_file(run, tmp_path):
     (tmp_path / "e.toml").write_text('streams = ["original"]\nseed = 3\n[data]\nclients = 6\nside = 20\n')
-    code, out, err = run("preview", "-c", "e.toml", "data.clients=3", "method=fedavg,fedbn", "-o", "sub/a.png")
+    code, out, err = run("preview", "-c", "e.toml", "data.clients=3", "method=fedavg,fedbn", "-o", "sub/a.html")
     assert code == 0, err
-    assert "wrote sub/a.png" in out
+    assert "wrote sub/a.html" in out
     same = ["data.clients=3", "data.side=20", "streams=original"]
     assert run("preview", *same, "seed=3")[0] == 0
-    drawn = (tmp_path / "preview.png").read_bytes()
-    assert drawn[:8] == b"\x89PNG\r\n\x1a\n"
-    assert drawn == (tmp_path / "sub" / "a.png").read_bytes()
+    drawn = (tmp_path / "preview.html").read_bytes()
+    assert drawn.startswith(b"<!DOCTYPE html>")
+    assert drawn == (tmp_path / "sub" / "a.html").read_bytes()
     assert run("preview", *same, "seed=4")[0] == 0
-    assert drawn != (tmp_path / "preview.png").read_bytes()
+    assert drawn != (tmp_path / "preview.html").read_bytes()

@@ -33,7 +33,7 @@ def test_differences_are_of_the_same_client_and_seed():
     first, second = {0: [0.9, 0.5], 1: [0.8, 0.8]}, {0: [0.7, 0.3], 1: [0.6, 0.6]}
     d = compare.difference("original", "last", first, second)
     assert d.mean == pytest.approx(0.2) and d.low == pytest.approx(0.2) and d.high == pytest.approx(0.2)
-    assert d.told and d.better == 1.0 and (d.seeds, d.clients) == (2, 4)
+    assert d.differs and d.better == 1.0 and (d.seeds, d.clients) == (2, 4)
     back = compare.difference("original", "last", second, first)
     assert back.mean == pytest.approx(-0.2) and back.better == 0.0
 
@@ -43,7 +43,7 @@ def test_pairing_is_what_makes_a_small_gain_visible():
     hard = {s: rng.uniform(0.2, 0.9, 20) for s in range(3)}  # clients differ by far more than the methods do
     better = {s: (v + 0.02 + rng.normal(0, 0.005, 20)).tolist() for s, v in hard.items()}
     d = compare.difference("x", "last", better, {s: v.tolist() for s, v in hard.items()})
-    assert d.told and 0.01 < d.low < 0.02 < d.high < 0.03
+    assert d.differs and 0.01 < d.low < 0.02 < d.high < 0.03
 
 
 def test_the_interval_covers_as_often_as_it_says():
@@ -180,7 +180,7 @@ def test_hashes_and_curves_are_those_of_the_run_whose_numbers_count(tmp_path):
     run_folder(tmp_path / "more", "fedavg", 0, {("mixture", "last"): [0.1, 0.2]})
     run_folder(tmp_path / "b", "fedbn", 0, own, metrics=curves[0])
     found = compare.compare(tmp_path, rows=["fedavg", "fedbn"])
-    assert found.best == {"original": (0.8, 0.8)} and not found.differences[0].told
+    assert found.best == {"original": (0.8, 0.8)} and not found.differences[0].differs
     [side] = compare.sides([tmp_path / "a0", tmp_path / "more"])
     assert set(side.cells) == {("original", "last"), ("mixture", "last")}  # runs may share out their streams
 

@@ -15,10 +15,10 @@ from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
 from acclimate.core import SGD, Adam, Cosine
 from acclimate.data import IID, ByDomain, Digits, Pathological
-from acclimate.experiment import ConfigError, Experiment, catalogue
+from acclimate.experiment import ConfigError, Experiment, catalogue, names
 from acclimate.experiment import record as config
 from acclimate.experiment.settings import expand, flatten_toml, merged
-from acclimate.methods import FedAvg, FedProx
+from acclimate.methods import FedAvg, FedProx, FedTTA, HeteroFedTTA
 from acclimate.models import CNN, MLP, ResNet20
 from acclimate.personal import FineTune
 from acclimate.shifts import Rotated, severity_sweep
@@ -345,6 +345,88 @@ def test_own_records_by_dotted_path_and_in_files():
     assert dataclasses.asdict(back.method) == dataclasses.asdict(e.method)
 
 
+OWN = """
+from dataclasses import dataclass
+import acclimate as ac
+
+@dataclass(frozen=True)
+class Own(ac.methods.FedAvg):
+    pass
+"""
+
+
+def own_file(folder, module):
+    """config.json of an experiment with a class of the user's own, in a module that nothing has imported."""
+    (folder / f"{module}.py").write_text(OWN + f"print('{module} was imported')\n")
+    body = json.loads(config.dumps(Experiment()))
+    body["experiment"]["method"]["type"] = f"{module}:Own"
+    return json.dumps(body)
+
+
+def test_a_file_imports_nothing_that_the_user_did_not_allow(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = own_file(tmp_path, "own_unknown")
+    says = "experiment.method: cannot find the record 'own_unknown:Own': .* `ACCLIMATE_ALLOW=own_unknown:Own`"
+    with pytest.raises(ConfigError, match=says):
+        config.loads(text)
+    assert "own_unknown" not in sys.modules and capsys.readouterr().out == ""
+    assert config.loads(text, method=FedProx()).method == FedProx()  # passed again, the file's is not looked at
+
+
+def test_a_file_may_name_what_the_user_allowed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = own_file(tmp_path, "own_allowed")
+    monkeypatch.setenv("ACCLIMATE_ALLOW", "other:Thing, own_allowed:Own")
+    assert type(config.loads(text).method).__module__ == "own_allowed"
+    monkeypatch.delenv("ACCLIMATE_ALLOW")
+    assert type(config.loads(text).method).__name__ == "Own"  # it is known from then on
+    assert "own_allowed:Own" in names.own_names()
+    monkeypatch.setenv("ACCLIMATE_ALLOW", "own_absent:Own")
+    with pytest.raises(ConfigError, match="cannot find the record 'own_absent:Own', which ACCLIMATE_ALLOW names: No"):
+        config.loads(text.replace("own_allowed", "own_absent"))
+
+
+def test_only_records_can_be_allowed():
+    with pytest.raises(TypeError, match="must be a dataclass: records are frozen dataclasses"):
+        names.allow(int)
+    names.allow(_Needy)
+    assert names.class_of("test_config:_Needy") is _Needy
+
+
+@pytest.mark.parametrize(
+    ("record", "label"),
+    [
+        (FedTTA(mu=0.02), "fedtta-prox(mu=0.02)"),
+        (FedTTA(inner_lr=0.1), "fedtta(inner_lr=0.1)"),
+        (FedAvg(private=("head",), opt=SGD(lr=0.3)), "fedper(opt.lr=0.3)"),
+        (FedAvg(private=("conv1",)), "fedavg(private=('conv1',))"),
+        (FedAvg(server_opt=SGD(lr=0.5, momentum=0.9)), "fedavgm(server_opt.lr=0.5)"),
+        (HeteroFedTTA(lam=0.3, inner_lr=0.1), "heterofedtta(lam=0.3, inner_lr=0.1)"),
+        (HeteroFedTTA(lam=0.0, inner_lr=0.0), "fedmd"),
+        (CNN(widths=(16, 32), norm="batch"), "cnn-small"),
+        (CNN(widths=(8, 8), norm="batch"), "cnn-bn(widths=(8, 8))"),
+        (ByDomain(alpha=0.5), "by-domain-and-label(alpha=0.5)"),
+    ],
+)
+def test_a_preset_is_known_by_its_words_and_switches_and_not_by_counting(record, label):
+    assert catalogue.label(record) == label
+
+
+def test_every_entry_has_its_own_name():
+    for kind in catalogue.KINDS:
+        assert [catalogue.label(e) for e in kind.entries.values()] == list(kind.entries)
+
+
+def test_a_file_without_a_rule_means_the_first_one():
+    @dataclass(frozen=True)
+    class Ruled(NoAdapt):
+        rule: int = 2
+
+    assert "rule" not in config.encode(Ruled(rule=1)) and config.encode(Ruled())["rule"] == 2
+    names.allow(Ruled)
+    assert [config.decode(config.encode(Ruled(rule=r))).rule for r in (1, 2)] == [1, 2]
+
+
 @dataclass(frozen=True)
 class _Needy(NoAdapt):
     must: int = field(kw_only=True)
@@ -385,12 +467,12 @@ def test_python_objects_are_named_in_the_file_and_asked_for_on_loading():
 def test_own_records_and_objects_are_told_apart():
     assert catalogue.distinct([Mine(), Mine(twist=2.0)]) == ["Mine", "Mine(twist=2.0)"]
     a, b = (replace(Experiment(), model=nn.Linear(2, 2)) for _ in range(2))
-    assert a.training_hash(exact=True) != b.training_hash(exact=True)  # other weights, another training
-    assert a.training_hash(exact=True) == replace(Experiment(), model=a.model).training_hash(exact=True)
-    assert a.training_hash() == b.training_hash()  # a checkpoint of one can be loaded into the other
+    assert a.training_hash() != b.training_hash()  # other weights, another training
+    assert a.training_hash() == replace(Experiment(), model=a.model).training_hash()
+    assert a.identity() == b.identity()  # a checkpoint of one can be loaded into the other
     assert a.settings()[0].startswith("model=torch.nn.modules.linear:Linear#")
     f, g = (lambda shape, classes: nn.Linear(1, 1)), (lambda shape, classes: nn.Linear(2, 2))
-    assert replace(a, model=f).training_hash(exact=True) != replace(a, model=g).training_hash(exact=True)
+    assert replace(a, model=f).training_hash() != replace(a, model=g).training_hash()
 
 
 def test_functions_with_other_arguments_share_no_training():
@@ -399,13 +481,14 @@ def test_functions_with_other_arguments_share_no_training():
 
     one, other = (Experiment(model=functools.partial(net, drop=drop)) for drop in (0.0, 0.9))
     assert one.history_hash() != other.history_hash()
-    assert one.training_hash() == other.training_hash()  # a checkpoint knows Python objects by name
+    assert one.identity() == other.identity()  # a checkpoint knows Python objects by name
 
 
 def test_training_hashes_stay_what_they_were_in_stored_results():
-    assert Experiment().training_hash() == "2a5a5ddc186f95f4"
     scaffold = one("method=scaffold", "method.opt.lr=0.5", "participation=0.5")
-    assert scaffold.training_hash() == "c52f2c2d6c722293"
+    assert (Experiment().former_hash(), scaffold.former_hash()) == ("2a5a5ddc186f95f4", "c52f2c2d6c722293")
+    assert (Experiment().identity(), scaffold.identity()) == ("ae1efad034b3819c", "2780155d96a097b2")
+    assert (Experiment().training_hash(), scaffold.training_hash()) == ("26ef1c048d2e0e85", "bc0edf2222e79b54")
 
 
 def test_foreign_and_damaged_files():

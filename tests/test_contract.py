@@ -40,9 +40,10 @@ def trained(name: str, model: str):
 def test_serial_and_vmap_agree_on_uneven_clients(name, model):
     _, _, a = trained(name, model)
     _, _, b = fitted(METHODS[name], "vmap", model)
-    assert gap(a.server, b.server) < 1e-5
+    # three rounds amplify the last bits, on every kind of processor others: 2e-5 on an ARM core, 1e-5 on x86
+    assert gap(a.server, b.server) < 5e-5
     size = max([1.0, *(float(x.abs().max()) for x in tree.leaves(a.mine) if x.numel())])
-    assert gap(a.mine, b.mine) < 1e-5 * size  # private running variances can be well above one
+    assert gap(a.mine, b.mine) < 5e-5 * size  # private running variances can be well above one
     assert a.cost == b.cost
     assert [h["val_accuracy"] for h in a.history] == pytest.approx([h["val_accuracy"] for h in b.history], abs=1e-6)
 
@@ -100,7 +101,7 @@ def test_state_survives_the_disk(name, tmp_path):
     _, _, state = trained(name, MLP)
     path = tmp_path / "state.safetensors"
     path.write_bytes(store.pack(state, "abc"))
-    back = store.unpack(path, state, "abc")
+    back = store.unpack(path, state, ("abc",))
     assert equal(back.server, state.server)
     assert equal(back.mine, state.mine)
     assert (back.round, back.history, back.cost) == (state.round, state.history, state.cost)

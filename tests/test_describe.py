@@ -33,13 +33,13 @@ def table(methods=METHODS, adapters=("none", "batch_adaptation")):
 
 def test_a_file_gets_every_row_whole(tmp_path, capsys):
     results_table(table(), tmp_path)
-    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    head = next(line for line in said if line.startswith("method"))
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    head = next(line for line in printed if line.startswith("method"))
     assert head.split() == ["method", "adapter", *STREAMS, "upload"]
     for name in METHODS:
-        line = next(line for line in said if line.startswith(f"{name} "))
+        line = next(line for line in printed if line.startswith(f"{name} "))
         assert line.split()[:2] == [name, "none"] and line.count("81.2") == len(STREAMS)
-    assert max(map(len, said)) < 250  # as wide as needed, and no wider
+    assert max(map(len, printed)) < 250  # as wide as needed, and no wider
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -47,33 +47,33 @@ def test_a_window_gets_as_many_streams_at_once_as_fit(width):
     out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     print_pivot(out, table(METHODS[:2]), "last", "accuracy")
     assert max(map(len, out.file.getvalue().splitlines())) <= width
-    said = [line.strip() for line in out.file.getvalue().splitlines()]
-    assert said.count("accuracy") == 1
-    heads = [line.split() for line in said if line.startswith("method")]
+    printed = [line.strip() for line in out.file.getvalue().splitlines()]
+    assert printed.count("accuracy") == 1
+    heads = [line.split() for line in printed if line.startswith("method")]
     assert len(heads) > 1 and [s for h in heads for s in h[2:-1]] == list(STREAMS)
     for name in METHODS[:2]:
-        lines = [line.split() for line in said if line.startswith(f"{name} ") and "batch_adaptation" in line]
+        lines = [line.split() for line in printed if line.startswith(f"{name} ") and "batch_adaptation" in line]
         assert len(lines) == len(heads) and "…" not in out.file.getvalue()
 
 
 def test_names_longer_than_half_of_a_window_go_on_in_the_next_line():
     out = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     print_pivot(out, table(METHODS[2:]), "last", "accuracy")
-    said = out.file.getvalue()
-    parts = [line.split()[0] for line in said.splitlines() if line.startswith(" a-method")]
+    printed = out.file.getvalue()
+    parts = [line.split()[0] for line in printed.splitlines() if line.startswith(" a-method")]
     assert len(parts) == 2 * len(STREAMS)
-    assert all(METHODS[2].startswith(part) for part in parts) and "…" not in said
-    assert METHODS[2][len(parts[0]) :] in said
+    assert all(METHODS[2].startswith(part) for part in parts) and "…" not in printed
+    assert METHODS[2][len(parts[0]) :] in printed
 
 
 def test_square_brackets_in_results_are_printed_as_they_are(tmp_path, capsys):
     rows = table(("fedavg[a]",), ("none[b]",)).rows
     refused = {"adapter": "tent", "reason": "it needs more: pip install 'acclimate[backbones]'"}
     results_table(Table(tuple({**r, "stream": f"{r['stream']}[c]"} for r in rows), (refused,)), tmp_path / "run[1]")
-    said = capsys.readouterr().out
-    assert "fedavg[a]" in said and "none[b]" in said and "original[c]" in said
-    assert "not run: it needs more: pip install 'acclimate[backbones]'\n" in said
-    assert f"run folder: {tmp_path / 'run[1]'}\n" in said and f"{tmp_path / 'run[1]' / 'report.html'}\n" in said
+    printed = capsys.readouterr().out
+    assert "fedavg[a]" in printed and "none[b]" in printed and "original[c]" in printed
+    assert "not run: it needs more: pip install 'acclimate[backbones]'\n" in printed
+    assert f"run folder: {tmp_path / 'run[1]'}\n" in printed and f"{tmp_path / 'run[1]' / 'report.html'}\n" in printed
 
 
 def test_the_best_of_a_stream_stands_out():
@@ -94,8 +94,8 @@ def test_square_brackets_in_a_trial_are_printed_as_they_are(tmp_path, monkeypatc
         return search
 
     monkeypatch.setattr(tuning, "tune", searched)
-    said = CliRunner().invoke(app, ["tune", "method.mu=0.1,1", "--out", str(tmp_path / "t")]).output
-    assert f"trial 0 (1 of 2 done): failed ({failed}) with model.hidden=[bold]; " in said
+    printed = CliRunner().invoke(app, ["tune", "method.mu=0.1,1", "--out", str(tmp_path / "t")]).output
+    assert f"trial 0 (1 of 2 done): failed ({failed}) with model.hidden=[bold]; " in printed
 
 
 def test_the_doctor_looks_for_every_extra_there_is():

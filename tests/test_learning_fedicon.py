@@ -14,7 +14,7 @@ from acclimate.adapters import NoAdapt
 from acclimate.adapters.icon import ICON
 from acclimate.core import SGD, Work
 from acclimate.methods.fedicon import FedICON
-from acclimate.ops.views import Views
+from acclimate.ops.augment import Views
 from learning import accuracies, show
 from support import SEEDS
 

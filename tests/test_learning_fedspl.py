@@ -15,7 +15,7 @@ from acclimate.adapters import BNStats, NoAdapt
 from acclimate.adapters.mbsl import MBSL
 from acclimate.core import SGD, Work
 from acclimate.methods.fedspl import FedSPL
-from acclimate.ops.views import Views
+from acclimate.ops.augment import Views
 from learning import accuracies, show
 
 DOMAINS = ("plain", "textured", "clutter")

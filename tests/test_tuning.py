@@ -66,12 +66,12 @@ def test_a_range_is_of_the_fields_own_type():
 
 def test_every_point_of_a_grid_is_an_experiment():
     space = parse([*SMALL, "method.mu=0.001,0.1", RATES])
-    made = [space.experiment(p).method for p in space.points()]
-    assert [(m.mu, m.opt.lr) for m in made] == [(0.001, 0.01), (0.001, 0.1), (0.1, 0.01), (0.1, 0.1)]
+    methods = [space.experiment(p).method for p in space.points()]
+    assert [(m.mu, m.opt.lr) for m in methods] == [(0.001, 0.01), (0.001, 0.1), (0.1, 0.01), (0.1, 0.1)]
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (["method.muu=0.1,1"], "FedAvg has no 'muu'"),
         (["method=fedprox", "method.mu=0.1,-1"], "mu=-1"),
@@ -84,8 +84,8 @@ def test_every_point_of_a_grid_is_an_experiment():
         (["rounds"], "must be key=value"),
     ],
 )
-def test_bad_spaces_are_refused_by_name(settings, said):
-    with pytest.raises(ConfigError, match=said):
+def test_bad_spaces_are_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=message):
         parse(settings)
 
 
@@ -124,11 +124,11 @@ def spoiled(monkeypatch):
     true = Digits.world
 
     def world(self, seed):
-        made = true(self, seed)
-        hidden = torch.cat([*made.test, *made.new, made.held])
-        y = made.examples.y.clone()
-        y[hidden] = (y[hidden] + 1) % made.num_classes
-        return replace(made, examples=replace(made.examples, y=y))
+        true_world = true(self, seed)
+        hidden = torch.cat([*true_world.test, *true_world.new, true_world.held])
+        y = true_world.examples.y.clone()
+        y[hidden] = (y[hidden] + 1) % true_world.num_classes
+        return replace(true_world, examples=replace(true_world.examples, y=y))
 
     monkeypatch.setattr(Digits, "world", world)
 
@@ -346,8 +346,8 @@ def test_best_toml_is_the_experiment_that_won_and_the_trial_can_be_tested(tmp_pa
 @pytest.mark.parametrize("named", [[], ["personal=finetune"]])
 def test_best_toml_names_the_method_where_the_settings_do_not(tmp_path, named):
     found = tuning.tune([*SMALL[1:], RATES, *named], tmp_path)
-    said = tomllib.loads((tmp_path / "best.toml").read_text())
-    assert said["method"] == "fedavg" and said["personal"] == ("finetune" if named else "none")
+    best = tomllib.loads((tmp_path / "best.toml").read_text())
+    assert best["method"] == "fedavg" and best["personal"] == ("finetune" if named else "none")
     assert expand(merged(tmp_path / "best.toml", [])) == [ac.load(tmp_path / found.best.path).experiment]
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .core.personal import Personalizer
     from .core.task import Out, Task
     from .eval.table import Table
+    from .experiment.names import allow
     from .experiment.record import Experiment
     from .running.compare import Comparison, compare
     from .running.join import Joined, join, load_joined
@@ -61,6 +62,7 @@ _NAMES = {
         "train_together",
     ),
     "running.compare": ("Comparison", "compare"),
+    "experiment.names": ("allow",),
     "experiment.record": ("Experiment",),
     "core": ("local", "optim", "rng", "tree"),
     "core.adapter": ("Adapter",),
@@ -96,6 +98,7 @@ __all__ = [
     "Work",
     "__version__",
     "adapters",
+    "allow",
     "backends",
     "compare",
     "data",

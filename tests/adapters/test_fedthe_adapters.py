@@ -15,11 +15,10 @@ from acclimate.core import SGD, Protocol, Task, Work, rng, tree
 from acclimate.methods import FedAvg, fedttt
 from acclimate.methods.fedttt import FedTTT
 from acclimate.ops import augmix as am
-from acclimate.ops import persample
-from acclimate.ops.augment import FlipCrop
+from acclimate.ops import unlabelled
+from acclimate.ops.augment import FlipCrop, turned
 from acclimate.ops.augmix import augmix
-from acclimate.ops.persample import map_samples, marginal_entropy
-from acclimate.ops.rotation import turned
+from acclimate.ops.unlabelled import map_samples, marginal_entropy
 from acclimate.personal import FineTune, NoPersonal
 from acclimate.personal.memory import Memory
 from support import CLASSES, MODELS, SMALL, client_data, equal, fitted, gap, images, shards, task
@@ -213,7 +212,7 @@ def test_memo_without_steps_is_no_adaptation():
 
 
 def test_memo_with_equal_views_is_entropy_minimisation(monkeypatch):
-    monkeypatch.setattr(persample, "augmix", lambda x, key, *, views: x.expand(views, *x.shape))
+    monkeypatch.setattr(unlabelled, "augmix", lambda x, key, *, views: x.expand(views, *x.shape))
     t, predict, model = deployed()
     x, _ = images(5)
     got = MEMO(steps=2, views=3, opt=SGD(lr=0.1)).step(t, predict, model, {}, x, KEY)[0]

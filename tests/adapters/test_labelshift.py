@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from acclimate.adapters.labelshift import BBSE, EM, estimate, solve
+from acclimate.adapters.bbse import BBSE, solve
+from acclimate.adapters.em import EM, estimate
 from acclimate.core import Out, Task, rng
 from acclimate.methods import FedAvg
 from acclimate.models import MLP

@@ -20,7 +20,7 @@ from acclimate.adapters import THE, Tent
 from acclimate.backends import Auto, Processes, Serial, Vmap
 from acclimate.backends.workers import engine, process_pool, processes
 from acclimate.backends.workers.engine import shares
-from acclimate.backends.workers.process_pool import Failure, Pool, WorkerDied
+from acclimate.backends.workers.process_pool import Failure, ProcessPool, WorkerDied
 from acclimate.backends.workers.shared_memory import Unsendable, seal
 from acclimate.core import NonFinite, Protocol, Shards, Task, Worker, fit, tree
 from acclimate.experiment import catalogue
@@ -41,9 +41,9 @@ class Kept:
 
     def __call__(self, count, function):
         if self.pool is None or not self.pool.open:
-            self.pool = Pool(2, function)
+            self.pool = ProcessPool(2, function)
         else:
-            self.pool.teach(function)
+            self.pool.set_function(function)
         return self.pool
 
 
@@ -58,7 +58,7 @@ def kept():
 @pytest.fixture
 def two(kept, monkeypatch):
     """`fitted(..., "two")` and `"two-vmap"` run on two worker processes."""
-    monkeypatch.setattr(processes, "Pool", kept)
+    monkeypatch.setattr(processes, "ProcessPool", kept)
     monkeypatch.setitem(BACKENDS, "two", Processes(workers=2))
     monkeypatch.setitem(BACKENDS, "two-vmap", Processes(workers=2, inside="vmap"))
 
@@ -134,7 +134,7 @@ class Inline:
 def test_bits_depend_neither_on_the_number_of_workers_nor_on_who_is_quicker(two, monkeypatch):
     monkeypatch.setattr(engine, "GROUPS", 2)  # so that a group has several clients
     a = fitted(small(SCAFFOLD()), "two", rounds=2, cohort=6)[2]
-    monkeypatch.setattr(processes, "Pool", Inline)
+    monkeypatch.setattr(processes, "ProcessPool", Inline)
     for workers in (1, 3):
         monkeypatch.setitem(BACKENDS, "two", Processes(workers=workers))
         b = fitted(small(SCAFFOLD()), "two", rounds=2, cohort=6)[2]
@@ -265,7 +265,7 @@ class Sleeper:
 
 
 def test_an_interrupt_ends_busy_workers_at_once():
-    workers = Pool(1, seal(Sleeper()))
+    workers = ProcessPool(1, seal(Sleeper()))
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,13 +19,16 @@ if find_spec("ray") is None:  # not imported here: the backend must tell Ray whe
     pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 
 from acclimate.adapters import THE, Tent
+from acclimate.backends.workers import ray_actors
 from acclimate.backends.workers import ray_cluster as module
+from acclimate.backends.workers.process_pool import Failure
 from acclimate.backends.workers.ray import Ray
-from acclimate.backends.workers.ray_actors import ActorsDied, Parcel
+from acclimate.backends.workers.ray_actors import ActorsDied, StoredValue
 from acclimate.backends.workers.shared_memory import Unsendable
 from acclimate.core import NonFinite, Protocol, Task, Worker, fit, tree
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.personal import FineTune
+from acclimate.version import __version__
 from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, shards, small, task
 
 # Ray leaves /dev/null open when it starts processes, and does not wait for them when it ends.
@@ -68,7 +72,7 @@ METHODS = {
 @pytest.fixture(scope="module")
 def cluster():
     """One cluster for the tests of this file: it takes seconds to start. Engines find it and leave it alone."""
-    connection = module.Connection(Ray(actors=4))
+    connection = module.Connection(cores=4)
     yield connection
     connection.end()
 
@@ -240,21 +244,21 @@ def test_a_round_whose_replies_are_lost_with_a_machine_runs_again(engines, monke
 
     worker, engine = engines(Ray(actors=2, retries=1), METHODS["scaffold"])
     server, start = fit.start(worker, engine, 6).server, engine.mine
-    kept, losses = engine._open, iter([True, False, True, True])
+    kept, losses = engine._values, iter([True, False, True, True])
 
     def lossy(handles):
         if next(losses):
             raise ObjectLostError("ab" * 28, None, "")
         return kept(handles)
 
-    monkeypatch.setattr(engine, "_open", lossy)
+    monkeypatch.setattr(engine, "_values", lossy)
     after, _, _ = fit.one_round(worker, engine, server, torch.arange(6), 0)
     assert "lost replies of round 0, which runs again" in caplog.text
     mine = engine.mine
     with pytest.raises(ObjectLostError):
         fit.one_round(worker, engine, after, torch.arange(6), 1)
     assert engine.mine is mine
-    monkeypatch.setattr(engine, "_open", kept)
+    monkeypatch.setattr(engine, "_values", kept)
     engine.mine = start
     assert equal(fit.one_round(worker, engine, server, torch.arange(6), 0)[0], after)
 
@@ -359,18 +363,30 @@ def test_a_cluster_given_by_address_stays():
 # --- without a cluster ---------------------------------------------------------------------------------------------
 
 
-def test_parcels_come_back_as_they_were_and_known_tensors_are_not_sent():
+def test_stored_values_come_back_as_they_were_and_known_tensors_are_not_sent():
     x, y = torch.ones(1000), torch.arange(6, dtype=torch.bfloat16).view(2, 3)
-    parcel = Parcel.of({"x": x, "y": y, "rest": ("text", SMALL), "none": torch.zeros(0, 2)}, known=(x,))
-    assert parcel.memory.nbytes < 1000
-    parcel.memory.setflags(write=False)  # as Ray's store has it
+    stored = StoredValue.of({"x": x, "y": y, "rest": ("text", SMALL), "none": torch.zeros(0, 2)}, known=(x,))
+    assert stored.memory.nbytes < 1000
+    stored.memory.setflags(write=False)  # as Ray's store has it
     for copy in (True, False):
-        back = parcel.open(known=(x,), copy=copy)
+        back = stored.open(known=(x,), copy=copy)
         assert back["x"] is x
         assert torch.equal(back["y"], y)
         assert back["rest"] == ("text", SMALL)
         assert tuple(back["none"].shape) == (0, 2)
-    assert Parcel.of({"no": "tensors"}).open() == {"no": "tensors"}
+    assert StoredValue.of({"no": "tensors"}).open() == {"no": "tensors"}
+
+
+def test_an_actor_of_another_version_is_refused_before_its_own_failure_is_raised(monkeypatch):
+    failure = Failure.of(LookupError("the other version cannot read this"))
+    greeting = (failure, ray_actors.Greeting(1, "0.0.9"))
+    fake = SimpleNamespace(get=lambda answer: greeting, exceptions=SimpleNamespace(RayActorError=OSError))
+    monkeypatch.setattr(ray_actors, "imported", lambda: fake)
+    actors = ray_actors.RayActors(0, "recipe", module.Reservation(1.0, 0.0), retries=0, patience=1.0)
+    actors._joining = {"answer": "actor"}
+    both = f"the Ray cluster has acclimate 0.0.9, but this process has {__version__}; install the same version on every"
+    with pytest.raises(RuntimeError, match=both):
+        actors._welcome("answer")
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_either_kind_of_state_reads_the_others_checkpoints(tmp_path, wrote, read
     path = tmp_path / "state"
     path.write_bytes(store.pack(state, "t"))
     engine = reads.open(worker, shards(), CPU)
-    found = store.unpack(path, fit.start(worker, engine, 6), "t")
+    found = store.unpack(path, fit.start(worker, engine, 6), ("t",))
     assert type(found.mine) is type(engine.mine)
     assert equal(state_file.take(found.mine, EVERYONE), state_file.take(state.mine, EVERYONE))
     assert equal(state_file.take(found.best.mine, EVERYONE), state_file.take(state.best.mine, EVERYONE))

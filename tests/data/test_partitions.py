@@ -1,6 +1,8 @@
 """Partitions by domain, superclass and person, and Dirichlet with natural sizes."""
 
 import time
+from dataclasses import fields
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from acclimate.core import rng
 from acclimate.data import ByDomain, BySuperclass, Dirichlet, NaturalUsers, Pool
+from acclimate.data.dealing import RULES
 
 
 def pool(n=600, classes=6, domains=3, users=12, seed=0):
@@ -102,3 +105,22 @@ def test_natural_users_are_clients():
         NaturalUsers(floor=1).split(p, 13, rng.key(0))
     with pytest.raises(ValueError, match="does not say who made an example"):
         NaturalUsers().split(p._replace(users=None), 3, rng.key(0))
+
+
+@pytest.mark.parametrize("partition", [Dirichlet, ByDomain])
+def test_a_partition_names_the_version_of_its_dealing_rule(partition):
+    (rule,) = (f for f in fields(partition) if f.name == "rule")
+    assert rule.kw_only and rule.default == 1 and partition(rule=1) == partition()
+    assert get_args(get_type_hints(partition)["rule"]) == tuple(RULES)
+    with pytest.raises(ValueError, match=rf"^{partition.__name__}: rule=7 must be one of 1$"):
+        partition(rule=7)
+
+
+@pytest.mark.parametrize("partition", [Dirichlet(0.3), ByDomain(alpha=0.3)])
+def test_rows_are_dealt_by_the_rule_that_the_partition_names(partition, monkeypatch):
+    def nothing(*_):
+        raise LookupError("another rule")
+
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(equal=nothing, apportion=nothing))
+    with pytest.raises(LookupError, match="another rule"):
+        partition.split(pool(), 6, rng.key(0))

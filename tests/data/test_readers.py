@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from acclimate.data import cache, files, images
+from acclimate.data import cache, formats, images
 from acclimate.data.pickles import unpickle
 from acclimate.ops.places import cache_folder
 
@@ -42,13 +42,13 @@ def test_idx_gives_back_what_was_written(tmp_path: Path, suffix: str) -> None:
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     path = tmp_path / f"images{suffix}"
     path.write_bytes(gzip.compress(idx_bytes(array)) if suffix else idx_bytes(array))
-    assert np.array_equal(files.idx(path, 3), array)
+    assert np.array_equal(formats.idx(path, 3), array)
 
 
 def test_idx_reads_wide_types_big_endian(tmp_path: Path) -> None:
     array = np.array([1, -2, 300000], np.int32)
     (tmp_path / "a").write_bytes(idx_bytes(array.astype(">i4"), 0x0C))
-    assert files.idx(tmp_path / "a", 1).tolist() == [1, -2, 300000]
+    assert formats.idx(tmp_path / "a", 1).tolist() == [1, -2, 300000]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_idx_reads_wide_types_big_endian(tmp_path: Path) -> None:
 def test_idx_names_the_file_and_what_is_wrong(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "broken-idx3-ubyte").write_bytes(data)
     with pytest.raises(ValueError, match=rf"broken-idx3-ubyte: .*{message}.*download it again"):
-        files.idx(tmp_path / "broken-idx3-ubyte", 3)
+        formats.idx(tmp_path / "broken-idx3-ubyte", 3)
 
 
 @given(st.data())
@@ -74,7 +74,7 @@ def test_idx_never_accepts_a_cut_file(tmp_path_factory: pytest.TempPathFactory, 
     path = tmp_path_factory.mktemp("cut") / "x"
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
     with pytest.raises(ValueError, match="download it again"):
-        files.idx(path, 3)
+        formats.idx(path, 3)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
@@ -82,10 +82,10 @@ def test_cut_archives_are_named(tmp_path: Path, pack: object) -> None:
     name = "a.gz" if pack is gzip.compress else "a.bz2"
     (tmp_path / name).write_bytes(pack(b"x" * 5000)[:-10])  # type: ignore[operator]
     with pytest.raises(ValueError, match=f"{name}: cannot be unpacked"):
-        files.plain(tmp_path / name)
+        formats.plain(tmp_path / name)
     (tmp_path / name).write_bytes(b"not an archive at all")
     with pytest.raises(ValueError, match=f"{name}: cannot be unpacked"):
-        files.plain(tmp_path / name)
+        formats.plain(tmp_path / name)
 
 
 # --- pickles ---------------------------------------------------------------------------------------------------------
@@ -185,13 +185,13 @@ def test_damaged_pickles_are_named(tmp_path: Path, data: bytes) -> None:
 
 def test_fixed_records_must_be_whole(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(range(10)))
-    head, x = files.fixed_records(tmp_path / "a.bin", 1, (2, 2))
+    head, x = formats.fixed_records(tmp_path / "a.bin", 1, (2, 2))
     assert head.tolist() == [[0], [5]]
     assert x[1].tolist() == [[6, 7], [8, 9]]
     for bad in (b"", bytes(9)):
         (tmp_path / "a.bin").write_bytes(bad)
         with pytest.raises(ValueError, match=r"a.bin: \d bytes are not a whole number of records of 5 bytes"):
-            files.fixed_records(tmp_path / "a.bin", 1, (2, 2))
+            formats.fixed_records(tmp_path / "a.bin", 1, (2, 2))
 
 
 def test_npy_and_npz_refuse_pickles_and_damage(tmp_path: Path) -> None:
@@ -199,17 +199,17 @@ def test_npy_and_npz_refuse_pickles_and_damage(tmp_path: Path) -> None:
     np.savez(tmp_path / "o.npz", x=np.array([{}], object), y=np.zeros(1))
     np.savez(tmp_path / "fine.npz", x=np.zeros(2), z=np.zeros(2))
     with pytest.raises(ValueError, match=r"o.npy: not a readable .npy"):
-        files.npy(tmp_path / "o.npy")
+        formats.npy(tmp_path / "o.npy")
     with pytest.raises(ValueError, match=r"o.npz: not a readable .npz"):
-        files.npz(tmp_path / "o.npz", ("x", "y"))
+        formats.npz(tmp_path / "o.npz", ("x", "y"))
     with pytest.raises(ValueError, match=r"fine.npz: has no array 'y', only x"):
-        files.npz(tmp_path / "fine.npz", ("x", "y"))
+        formats.npz(tmp_path / "fine.npz", ("x", "y"))
     with pytest.raises(ValueError, match=r"fine.npz: does not start like an .npy"):
-        files.npy(tmp_path / "fine.npz")
+        formats.npy(tmp_path / "fine.npz")
     cut = (tmp_path / "fine.npz").read_bytes()[:-40]
     (tmp_path / "cut.npz").write_bytes(cut)
     (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    for reader, name in ((lambda p: files.npz(p, ("x",)), "cut.npz"), (files.npy, "cut.npy")):
+    for reader, name in ((lambda p: formats.npz(p, ("x",)), "cut.npz"), (formats.npy, "cut.npy")):
         with pytest.raises(ValueError, match=f"{name}: not a readable"):
             reader(tmp_path / name)
 
@@ -218,49 +218,49 @@ def test_mat_names_what_is_missing_or_broken(tmp_path: Path) -> None:
     from scipy.io import savemat
 
     savemat(tmp_path / "a.mat", {"X": np.zeros((2, 2))})
-    assert files.mat(tmp_path / "a.mat", ("X",))["X"].shape == (2, 2)
+    assert formats.mat(tmp_path / "a.mat", ("X",))["X"].shape == (2, 2)
     with pytest.raises(ValueError, match=r"a.mat: has no array 'y', only X"):
-        files.mat(tmp_path / "a.mat", ("X", "y"))
+        formats.mat(tmp_path / "a.mat", ("X", "y"))
     (tmp_path / "cut.mat").write_bytes((tmp_path / "a.mat").read_bytes()[:-20])
     (tmp_path / "text.mat").write_bytes(b"hello")
     for name in ("cut.mat", "text.mat"):
         with pytest.raises(ValueError, match=f"{name}: not a readable MATLAB file"):
-            files.mat(tmp_path / name, ("X",))
+            formats.mat(tmp_path / name, ("X",))
 
 
 def test_libsvm_rows_and_errors(tmp_path: Path) -> None:
     (tmp_path / "u.bz2").write_bytes(bz2.compress(b"3 1:-1 4:0.5\n10 2:1\n"))
-    y, x = files.libsvm(tmp_path / "u.bz2", 4)
+    y, x = formats.libsvm(tmp_path / "u.bz2", 4)
     assert y.tolist() == [3, 10]
     assert x.tolist() == [[-1, 0, 0, 0.5], [0, 1, 0, 0]]
     for bad in ("1 5:1", "1 0:1", "one 1:1", "1 1:x", "1 1", ""):
         (tmp_path / "u").write_text("1 1:1\n" + bad + "\n")
         with pytest.raises(ValueError, match=r"u: line 2 is not 'label index:value"):
-            files.libsvm(tmp_path / "u", 4)
+            formats.libsvm(tmp_path / "u", 4)
 
 
 def test_labels_are_checked_and_shifted(tmp_path: Path) -> None:
-    assert files.labels(np.array([[1], [10]], np.uint8), 10, tmp_path, first=1).tolist() == [0, 9]
+    assert formats.labels(np.array([[1], [10]], np.uint8), 10, tmp_path, first=1).tolist() == [0, 9]
     with pytest.raises(ValueError, match=r"label 11 of example 1 must be 1 to 10"):
-        files.labels([1, 11], 10, tmp_path / "y", first=1)
+        formats.labels([1, 11], 10, tmp_path / "y", first=1)
     with pytest.raises(ValueError, match="label -1 of example 0 must be 0 to 9"):
-        files.labels([-1], 10, tmp_path / "y")
+        formats.labels([-1], 10, tmp_path / "y")
     for odd in (["a"], [0.5]):
         with pytest.raises(ValueError, match="must be whole numbers"):
-            files.labels(odd, 10, tmp_path / "y")
+            formats.labels(odd, 10, tmp_path / "y")
 
 
 def test_to_uint8_rounds_and_refuses_other_ranges(tmp_path: Path) -> None:
-    assert files.to_uint8(np.array([-1.0, 0.0, 1.0]), tmp_path, -1, 1).tolist() == [0, 128, 255]
+    assert formats.to_uint8(np.array([-1.0, 0.0, 1.0]), tmp_path, -1, 1).tolist() == [0, 128, 255]
     for odd in (2.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="pixels run from"):
-            files.to_uint8(np.array([0.0, odd]), tmp_path)
+            formats.to_uint8(np.array([0.0, odd]), tmp_path)
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for module, call, install in (
         ("PIL.Image", lambda: images.decode(tmp_path / "a.png", None, None), "pip install pillow"),
-        ("scipy.io", lambda: files.mat(tmp_path / "a.mat", ()), "pip install scipy"),
+        ("scipy.io", lambda: formats.mat(tmp_path / "a.mat", ()), "pip install scipy"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ImportError, match=install):
@@ -469,7 +469,7 @@ def test_a_failing_reader_leaves_nothing(tmp_path: Path) -> None:
             yield noise(2, 3, 4, 4)
             raise ValueError("truncated")
 
-        return cache.Parsed(cache.Stream((5, 3, 4, 4), chunks()), *list(vars(parsed()).values())[1:])  # type: ignore[arg-type]
+        return cache.Parsed(cache.ImageStream((5, 3, 4, 4), chunks()), *list(vars(parsed()).values())[1:])  # type: ignore[arg-type]
 
     with pytest.raises(ValueError, match="truncated"):
         cache.fetch("m:Set", {}, path.parent, [path], half)
@@ -479,7 +479,7 @@ def test_a_failing_reader_leaves_nothing(tmp_path: Path) -> None:
 def test_streams_must_keep_their_promise(tmp_path: Path) -> None:
     path, rest = source(tmp_path), list(vars(parsed()).values())[1:]
     for chunk, message in ((noise(4, 3, 4, 4), "gave 4 images, but promised 5"), (noise(5, 1, 4, 4), "but promised")):
-        stream = cache.Stream((5, 3, 4, 4), [chunk])
+        stream = cache.ImageStream((5, 3, 4, 4), [chunk])
         with pytest.raises(ValueError, match=message):
             cache.fetch("m:Set", {}, path.parent, [path], lambda s=stream: cache.Parsed(s, *rest))  # type: ignore[misc]
     with pytest.raises(ValueError, match="5 labels, but 4 rows of x"):

@@ -15,13 +15,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from acclimate import store
 from acclimate.backends.flower.engine import Flower
-from acclimate.backends.flower.nodes import LINK
+from acclimate.backends.flower.protocol import LINK
 from acclimate.experiment import Experiment, dumps
 from acclimate.experiment.settings import expand
 from acclimate.fleet import server_app
 from acclimate.fleet.client_app import app
 from acclimate.fleet.link import GridLink
-from acclimate.fleet.records import WORDS
+from acclimate.fleet.records import FIELDS
 from acclimate.running import run as api
 
 Tamper = Callable[[int, Message, Message], Iterable[Message]]
@@ -45,7 +45,7 @@ class FakeGrid(Grid):
     def __post_init__(self) -> None:
         self._replies: list[Message] = []
         self._count = 0
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a ServerApp process is told
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # what a ServerApp process knows
 
     def restart(self, node: int) -> None:
         """What a node's process held is gone; its files are not."""
@@ -53,8 +53,8 @@ class FakeGrid(Grid):
 
     def context(self, node: int) -> Context:
         number = node - 100
-        told = {"node": number, "nodes": self.nodes, "site": str(self.folder / f"site{number}")}
-        fresh = Context(run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={})
+        config = {"node": number, "nodes": self.nodes, "site": str(self.folder / f"site{number}")}
+        fresh = Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
         return self.contexts.setdefault(node, fresh)
 
     def set_run(self, run: Any) -> None: ...
@@ -117,7 +117,7 @@ def run(grid: FakeGrid, e: Experiment, folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").exists():
         store.RunFolder.create(folder, e, api.device_of("cpu"))
     with linked(grid, e, server_app.identity(folder)) as link:
-        api.resume(folder, server_app.Told(folder, link, server_app.teller(folder / server_app.PROGRESS)))
+        api.resume(folder, server_app.ProgressWatch(folder, link, server_app.reporter(folder / server_app.PROGRESS)))
     return store.RunFolder(folder).load()["results"]
 
 
@@ -126,12 +126,12 @@ def state_of(folder: Path) -> dict[str, Any]:
     return store.read_tensors(folder / "state.safetensors")[1]
 
 
-def saying(reply: Message, **words: Any) -> Message:
-    """A copy of an answer that says other words."""
+def with_fields(reply: Message, **fields: Any) -> Message:
+    """A copy of an answer with other fields."""
     other = changed(reply, lambda name, record: record)
-    told = json.loads(str(other.content[WORDS]["json"]))
-    told["words"] |= words
-    other.content[WORDS] = ConfigRecord({"json": json.dumps(told)})
+    body = json.loads(str(other.content[FIELDS]["json"]))
+    body["fields"] |= fields
+    other.content[FIELDS] = ConfigRecord({"json": json.dumps(body)})
     return other
 
 

@@ -10,15 +10,16 @@ import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
-from fakes import FakeGrid, changed, experiment, linked, run, saying, state_of
+from fakes import FakeGrid, changed, experiment, linked, run, state_of, with_fields
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
 from stumbling import Stumbling
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Serial
-from acclimate.backends.flower.engine import Flower, FlowerEngine, expected_message
-from acclimate.backends.flower.nodes import FleetError, nested, with_empty_groups
+from acclimate.backends.flower.engine import Flower
+from acclimate.backends.flower.messages import expected_message
+from acclimate.backends.flower.protocol import FleetError, nested, with_empty_groups
 from acclimate.core import Hetero, Work, Worker, fit, tree
 from acclimate.experiment import catalogue
 from acclimate.filters import LocalDP, Masked
@@ -150,6 +151,20 @@ def test_what_an_encoded_message_says_is_examined_too(tmp_path, codec, end, valu
     assert [(f["round"], f["client"], f["kind"]) for f in results["faults"]] == [(0, 1, kind), (1, 1, kind)]
 
 
+def test_a_message_is_decoded_once(tmp_path, monkeypatch):
+    """It is decoded where it is checked, and the decoded message counts."""
+    read, decoded = Worker.read, []
+
+    def counted(worker, ups):
+        decoded.append(tree.leaves(ups)[0].shape[0])
+        return read(worker, ups)
+
+    monkeypatch.setattr(Worker, "read", counted)
+    e = replace(of("fedavg"), filters=(catalogue.FILTERS["int8"],))
+    assert run(FakeGrid(tmp_path), e, tmp_path / "run")["faults"] == []
+    assert decoded == [1] * 4 * 2, "four clients, two rounds"
+
+
 def test_a_missing_group_is_refused(tmp_path):
     def tamper(node, request, reply):
         if node == 101 and request.metadata.message_type == "train":
@@ -185,11 +200,11 @@ def raw(header):
 
 DEEP = ArrayRecord({"a/" * 1200 + "a": Array(np.zeros(1, np.float32))})
 MALFORMED = {
-    "failed is a number": (lambda r: saying(r, failed=3), {1, 3}, "error"),
-    "failed is no pair": (lambda r: saying(r, failed={"1": "x"}), {1, 3}, "error"),
-    "failed in another way": (lambda r: saying(r, failed={"1": ["late", "x"]}), {1, 3}, "error"),
-    "round is a word": (lambda r: saying(r, round="1"), {1, 3}, "error"),
-    "round is below 0": (lambda r: saying(r, round=-1), {1, 3}, "error"),
+    "failed is a number": (lambda r: with_fields(r, failed=3), {1, 3}, "error"),
+    "failed is no pair": (lambda r: with_fields(r, failed={"1": "x"}), {1, 3}, "error"),
+    "failed in another way": (lambda r: with_fields(r, failed={"1": ["late", "x"]}), {1, 3}, "error"),
+    "round is a word": (lambda r: with_fields(r, round="1"), {1, 3}, "error"),
+    "round is below 0": (lambda r: with_fields(r, round=-1), {1, 3}, "error"),
     "superscript": (lambda r: with_parcel(r, "up.\u00b2", arrays(a=[0.0])), {-1}, "error"),
     "long number": (lambda r: with_parcel(r, "up." + "1" * 5000, arrays(a=[0.0])), {-1}, "error"),
     "no prefix": (lambda r: with_parcel(r, "1", arrays(a=[0.0])), {-1}, "error"),
@@ -225,7 +240,7 @@ MALFORMED_TEST = {
 @pytest.mark.parametrize("name", MALFORMED_TEST)
 def test_a_malformed_answer_to_a_test_leaves_its_clients_out(tmp_path, name):
     e = replace(of("fedavg"), rounds=1, eval_every=1)
-    tamper = at_node_101("evaluate", lambda r: saying(r, **MALFORMED_TEST[name]))
+    tamper = at_node_101("evaluate", lambda r: with_fields(r, **MALFORMED_TEST[name]))
     results = run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")
     assert results["table"][0]["clients"] == 2
 
@@ -297,7 +312,7 @@ def test_who_is_missing_in_the_last_test_is_in_the_results(tmp_path, how, kind):
         if request.metadata.message_type == "train":
             grid.offline |= {101} if how == "gone" else set()
             return [reply]
-        return [saying(reply, lacks=True)] if how == "forgetful" else []
+        return [with_fields(reply, lacks=True)] if how == "forgetful" else []
 
     grid.tamper = tamper
     e = replace(of("fedavg", deadline=0.3, patience=0.3), rounds=1, adapters=(NoAdapt(), NoAdapt()))
@@ -312,7 +327,9 @@ def test_one_node_that_cannot_tell_the_form_of_a_model_does_not_end_a_run(tmp_pa
     """After a personaliser the form is a new one, and client 0 is the first who is asked for it."""
 
     def tamper(node, request, reply):
-        return [saying(reply, **change)] if node == 100 and request.metadata.message_type == "evaluate" else [reply]
+        return (
+            [with_fields(reply, **change)] if node == 100 and request.metadata.message_type == "evaluate" else [reply]
+        )
 
     e = replace(of("fedavg"), rounds=1, personal=FineTune(work=Work(epochs=1, batch=8)))
     assert run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")["table"][0]["clients"] >= 2
@@ -325,7 +342,7 @@ def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path):
     def tamper(node, request, reply):
         if node == 101 and request.metadata.message_type == "query" and len(failures) < 3:
             failures.append(node)
-            return [saying(reply, clients=None)]
+            return [with_fields(reply, clients=None)]
         return [reply]
 
     e = replace(of("fedavg", patience=5.0), rounds=1)
@@ -336,21 +353,23 @@ def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path):
 
 def test_a_node_that_says_nonsense_of_itself_is_not_used(tmp_path):
     e = replace(of("fedavg", patience=0.2), rounds=1)
-    grid = FakeGrid(tmp_path, tamper=at_node_101("query", lambda r: saying(r, clients=3)))
+    grid = FakeGrid(tmp_path, tamper=at_node_101("query", lambda r: with_fields(r, clients=3)))
     results = run(grid, e, tmp_path / "run")
     assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "lost"), (3, "lost")}
 
 
-def test_words_without_end_are_refused():
-    for text in ("[" * 100_000, '{"words": ' + "9" * 5000 + "}", "3", '{"words": 3}'):
+def test_fields_without_end_are_refused():
+    for text in ("[" * 100_000, '{"fields": ' + "9" * 5000 + "}", "3", '{"fields": 3}'):
         content = pack({}, {})
-        content["words"] = ConfigRecord({"json": text})
-        with pytest.raises(ValueError, match="words"):
+        content["fields"] = ConfigRecord({"json": text})
+        with pytest.raises(ValueError, match="fields"):
             parcels(content)
 
 
 def test_a_long_reason_is_cut(tmp_path):
-    tamper = at_node_101("train", lambda r: saying(changed(r, lambda n, x: x), failed={"1": ["error", "x" * 10**6]}))
+    tamper = at_node_101(
+        "train", lambda r: with_fields(changed(r, lambda n, x: x), failed={"1": ["error", "x" * 10**6]})
+    )
 
     def silent(node, request, reply):
         (other,) = tamper(node, request, reply)
@@ -588,7 +607,7 @@ def test_a_lost_private_state_is_told_not_made_up(tmp_path):
 
 
 def test_nothing_private_reaches_the_server(tmp_path):
-    """All that nodes send is messages of the method's groups, metrics, and words without tensors."""
+    """All that nodes send is messages of the method's groups, metrics, and fields without tensors."""
     sent = []
 
     def listen(node, request, reply):
@@ -641,8 +660,8 @@ def test_trees_cross_the_network_unchanged():
         "empty": torch.zeros(0, 4),
         "half": torch.ones(2, dtype=torch.float16),
     }
-    trees, words = unpack(pack({"t": value}, {"k": [1, "x"]}))
-    assert words == {"k": [1, "x"]} and trees["t"]["a"]["none"] == {}
+    trees, fields = unpack(pack({"t": value}, {"k": [1, "x"]}))
+    assert fields == {"k": [1, "x"]} and trees["t"]["a"]["none"] == {}
     assert gap(tree.flatten(trees["t"]), tree.flatten(value)) == 0
     opened = with_empty_groups(parcels(pack({"t": value}, {}))[0]["t"].open(), value)
     assert opened["a"]["none"] == {} and opened["n"].dtype == torch.int64
@@ -696,9 +715,7 @@ def test_the_server_does_not_choose_where_a_node_writes(tmp_path, name):
 
 @pytest.mark.parametrize(("quorum", "clients", "need"), [(0.28, 25, 7), (0.55, 20, 11), (0.5, 5, 3), (0.0, 4, 1)])
 def test_a_quorum_is_not_one_more_by_rounding(quorum, clients, need):
-    engine = object.__new__(FlowerEngine)
-    engine.options = Flower(quorum=quorum)
-    assert engine._quorum(clients) == need
+    assert Flower(quorum=quorum).needed(clients) == need
 
 
 @pytest.mark.parametrize("bad", [{"quorum": 1.5}, {"deadline": 0.0}, {"patience": float("inf")}, {"tries": 0}])

@@ -13,11 +13,11 @@ from fakes import FakeGrid, experiment
 
 from acclimate import store
 from acclimate.backends import Serial
-from acclimate.fleet import launch, loopback, processes, server_app
+from acclimate.fleet import launch, local_processes, loopback, server_app
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
 
-ME = {"event": "started", "pid": os.getpid(), "started": processes.started(os.getpid())}
+ME = {"event": "started", "pid": os.getpid(), "started": local_processes.started(os.getpid())}
 GONE = {"event": "started", "pid": os.getpid(), "started": 1}
 
 

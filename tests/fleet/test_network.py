@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 
 from acclimate import store
 from acclimate.backends import Serial
+from acclimate.backends.flower.protocol import Version, version_conflict
 from acclimate.cli.main import app
 from acclimate.core import tree
 from acclimate.experiment import catalogue
-from acclimate.fleet import keys, launch, loopback, processes
+from acclimate.fleet import keys, launch, local_processes, loopback
 from acclimate.fleet.vault import Vault, deployed_file, read_tree
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
@@ -224,7 +225,7 @@ def test_strangers_are_refused(fleet, tmp_path, who):
     """No node number is given to them, within 30 s; the fleet goes on."""
     fleet = loopback.Fleet.load(fleet.folder)  # as it is now: another test may have started a node again
     command = STRANGERS[who](loopback.node_command(fleet, 0), tmp_path)
-    command = [*swap(command, "--port", processes.free_ports(1)[0]), "--max-wait-time", "5"]
+    command = [*swap(command, "--port", local_processes.free_ports(1)[0]), "--max-wait-time", "5"]
     made = loopback.start(fleet, "stranger", command)
     try:
         end = time.monotonic() + 30
@@ -232,12 +233,44 @@ def test_strangers_are_refused(fleet, tmp_path, who):
             time.sleep(0.2)
         log = made.log("stranger").read_text()
     finally:
-        processes.stop([made.process("stranger")])
+        local_processes.stop([made.process("stranger")])
         made.log("stranger").unlink()
         loopback.Fleet.load(fleet.folder)
         replace(made, processes=tuple(p for p in made.processes if p.name != "stranger")).save()
     assert "Starting Flower SuperNode" in log and "SuperNode ID:" not in log
     assert loopback.Fleet.load(fleet.folder).running
+
+
+OTHER_VERSION = """\
+import os
+
+if "OTHER_VERSION" in os.environ:
+    import acclimate.version
+
+    acclimate.version.__version__ = os.environ["OTHER_VERSION"]
+"""
+
+
+@pytest.mark.slow
+def test_a_node_of_another_version_says_so_over_the_network(tmp_path, monkeypatch):
+    """A fleet of its own, whose node has another acclimate; whoever started the run reads both versions."""
+    (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    environment = loopback.Fleet.environment
+    monkeypatch.setattr(
+        loopback.Fleet,
+        "environment",
+        lambda fleet, node=False: environment(fleet, node) | ({"OTHER_VERSION": "0.0.9"} if node else {}),
+    )
+    e = replace(small("fedavg", patience=15.0, tries=1), rounds=1)
+    fleet = loopback.up(tmp_path / "fleet", 1)
+    try:
+        with pytest.raises(store.RunError) as error:
+            on_fleet(fleet, e, tmp_path / "run")
+    finally:
+        loopback.down(tmp_path / "fleet")
+    conflict = version_conflict(server=Version(), node=Version("0.0.9"))
+    assert conflict is not None and conflict in str(error.value)
 
 
 @pytest.mark.slow

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from acclimate import store
 from acclimate.backends.flower.engine import Flower
-from acclimate.backends.flower.nodes import FleetError
+from acclimate.backends.flower.protocol import FleetError
 from acclimate.cli.main import app
 from acclimate.experiment.settings import expand
-from acclimate.fleet import keys, loopback, processes, server_app, sites
+from acclimate.fleet import keys, local_processes, loopback, server_app, site_folders
 from acclimate.fleet.site import Place
 
 
@@ -121,7 +121,7 @@ def test_init_writes_all_that_sites_need(tmp_path):
 
 @pytest.mark.parametrize(("tells", "code"), [("finished", 0), ("failed", 1), (None, 1)])
 def test_training_fails_where_the_run_does(tmp_path, tells, code):
-    sites.init(tmp_path / "f", host="h", sites=["a", "b"], settings="rounds=1")
+    site_folders.init(tmp_path / "f", host="h", sites=["a", "b"], settings="rounds=1")
     flwr, run = tmp_path / "bin" / "flwr", tmp_path / "run"
     line = f"echo '{json.dumps({'event': tells})}' > '{run}/progress.jsonl'" if tells else "true"
     flwr.parent.mkdir()
@@ -136,7 +136,7 @@ def test_training_fails_where_the_run_does(tmp_path, tells, code):
 
 def test_init_keeps_a_setting_with_a_blank_in_one_piece(tmp_path):
     settings = "data=arrays data.file='my site.npz' rounds=1"
-    sites.init(tmp_path / "f", host="h", sites=["a", "b"], settings=settings)
+    site_folders.init(tmp_path / "f", host="h", sites=["a", "b"], settings=settings)
     app = tomllib.loads((tmp_path / "f" / "app" / "pyproject.toml").read_text())
     made = server_app.prepared(tmp_path / "run", app["tool"]["flwr"]["app"]["config"]["settings"])
     assert made.experiment().data.file == "my site.npz"
@@ -156,7 +156,7 @@ def test_init_keeps_a_setting_with_a_blank_in_one_piece(tmp_path):
 def test_init_refuses_what_cannot_be(tmp_path, change, said):
     good = {"host": "h", "sites": ["a"], "settings": "rounds=1", "port": 8000}
     with pytest.raises(ValueError, match=said):
-        sites.init(tmp_path / "f", **{**good, **change})
+        site_folders.init(tmp_path / "f", **{**good, **change})
     assert not (tmp_path / "f").exists()
 
 
@@ -170,7 +170,7 @@ def test_certificates_are_signed_by_their_authority_alone(tmp_path):
 
 def test_a_record_stops_only_the_process_that_it_names(tmp_path):
     """A number that another process got in the meantime is left alone."""
-    mine = processes.Process("me", os.getpid(), processes.started(os.getpid()) - 1)
+    mine = local_processes.Process("me", os.getpid(), local_processes.started(os.getpid()) - 1)
     assert not mine.alive
     mine.end()  # would end this test
     loopback.Fleet(tmp_path, 1, 1, (mine,), (2,)).save()
@@ -180,10 +180,10 @@ def test_a_record_stops_only_the_process_that_it_names(tmp_path):
 
 
 def test_a_process_is_stopped_where_the_system_does_not_tell_who_started_whom(monkeypatch):
-    monkeypatch.setattr(processes, "_table", dict)
+    monkeypatch.setattr(local_processes, "_table", dict)
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ)
-    made = processes.Process("child", pid, processes.started(pid))
-    processes.stop([made])
+    made = local_processes.Process("child", pid, local_processes.started(pid))
+    local_processes.stop([made])
     assert not made.alive
 
 
@@ -198,5 +198,5 @@ def test_a_port_that_cannot_be_is_refused_before_anything_is_written(tmp_path, p
     with pytest.raises(ValueError, match=f"port={port} must be between 1 and 65535"):
         loopback.up(tmp_path / "fleet", 2, port)
     with pytest.raises(ValueError, match=f"port={port} must be between 1 and 65535"):
-        sites.init(tmp_path / "fleet", "host", ["a"], "method=fedavg", port)
+        site_folders.init(tmp_path / "fleet", "host", ["a"], "method=fedavg", port)
     assert not list(tmp_path.iterdir())

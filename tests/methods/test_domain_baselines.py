@@ -24,7 +24,7 @@ from acclimate.methods.harmofl import HarmoFL
 from acclimate.methods.rsc import RSC
 from acclimate.models import MLP
 from acclimate.ops import fourier
-from acclimate.ops.sharpness import sharp
+from acclimate.ops.losses import sharp
 from support import CLASSES, SMALL, client_data, equal, fitted, gap, images, shards, task
 
 KEY = rng.key(5)

@@ -15,8 +15,8 @@ from acclimate.adapters.icon import ICON
 from acclimate.core import SGD, Protocol, Work, rng, tree
 from acclimate.methods import FedAvg, Local
 from acclimate.methods.fedicon import FedICON
-from acclimate.ops.contrast import contrastive
-from acclimate.ops.views import Views
+from acclimate.ops.augment import Views
+from acclimate.ops.prototypes import contrastive
 from support import SMALL, client_data, equal, fitted, gap, shards, small, task
 
 QUICK = FedICON(opt=SGD(lr=0.1), head_opt=SGD(lr=0.1), work=SMALL, head_work=SMALL, personal_work=SMALL)

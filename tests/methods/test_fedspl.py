@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from acclimate.adapters import NoAdapt
-from acclimate.adapters.mbsl import MBSL, average, contrastive, margins, repeated, simclr
+from acclimate.adapters.mbsl import MBSL
+from acclimate.adapters.mbsl_contrast import contrastive, principal, repeated, simclr
+from acclimate.adapters.mbsl_equations import average, margins
+from acclimate.adapters.mbsl_views import TAUGHT, on_views, on_views_of_all
 from acclimate.core import SGD, Protocol, Worker, rng, tree
 from acclimate.methods import FedAvg
-from acclimate.methods.fedspl import FedSPL
+from acclimate.methods.fedspl import FedSPL, matched, mixed, reorder, restyled
 from acclimate.ops.augment import FlipCrop
-from acclimate.ops.components import principal
-from acclimate.ops.reorder import matched, mixed, reorder, restyled
 from acclimate.personal import NoPersonal
 from support import BACKENDS, SMALL, fitted, gap, shards, small, task
 
@@ -92,7 +93,7 @@ def test_the_teacher_moves_with_every_step(variant):
         "j": zero,
     }
     said = torch.full((4, t.num_classes), 1.0 / t.num_classes)
-    seen = {"x": torch.rand(4, 3, 10, 10), "said": said, "margin": torch.rand(4), "delta": zero + 0.5}
+    seen = {"x": torch.rand(4, 3, 10, 10), "taught": said, "margin": torch.rand(4), "delta": zero + 0.5}
     seen["who"] = torch.arange(4)
     predict = Worker(t, FedAvg()).predict()
     for steps in (1, 2, 3):
@@ -104,7 +105,7 @@ def test_the_teacher_moves_with_every_step(variant):
 def test_the_strong_loss_dominates_and_the_weak_weight_grows_to_its_bound():
     adapter, grown, seen = MBSL(), torch.ones(()), []
     for j in range(50):
-        weights, grown = adapter._weights(grown, torch.tensor(0.2), torch.tensor(0.0), torch.tensor(float(j)))
+        weights, grown = adapter.equations.weights(grown, torch.tensor(0.2), torch.zeros(1), torch.tensor(float(j)))
         seen.append({k: float(v) for k, v in weights.items()})
     assert seen[0]["weak"] == pytest.approx(0.001 * 0.2) and seen[-1]["weak"] == pytest.approx(0.001, rel=1e-3)
     assert all(w["strong"] > 0.59 for w in seen) and all(sum(w.values()) == pytest.approx(1.0) for w in seen)
@@ -139,16 +140,11 @@ def test_a_sample_that_a_short_client_repeats_is_not_told_from_itself():
 def test_components_are_counted_from_the_mean_of_the_batch():
     """Features that share a large offset: the loss must not see it."""
     t, adapter = task("cnn-plain"), MBSL(views=2, components=3)
-    model = {"vars": t.init(rng.key(0))}
-    seen = {"x": torch.rand(6, 3, 10, 10), "who": torch.arange(6), "strong": torch.zeros(6)}
-    plain = Worker(t, FedAvg()).predict()
-
-    def shifted(model, x, mode="eval", key=None):
-        out = plain(model, x, mode, key)
-        return out._replace(features=out.features + 5.0 * torch.arange(t.dim))
-
-    params = model["vars"]["params"]
-    losses = [adapter._contrast(params, predict, model, seen, rng.key(1)) for predict in (plain, shifted)]
+    model, who = {"vars": t.init(rng.key(0))}, torch.arange(6)
+    x, predict = torch.rand(6, 3, 10, 10), Worker(t, FedAvg()).predict()
+    _, views = on_views(predict, model, model["vars"]["params"], x, adapter.augment, 2, rng.key(1))
+    shifted = views + 5.0 * torch.arange(t.dim)
+    losses = [adapter.equations.contrastive(features, who, torch.zeros(6)) for features in (views, shifted)]
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
 
 
@@ -167,19 +163,32 @@ def test_the_released_contrast_is_a_loop_over_both_views_of_weak_samples():
 
 def test_released_margins_are_means_over_views():
     logits = rng.normal(rng.key(3), 3, 5, 4)
-
-    class Fixed(MBSL):
-        def _on_views(self, *_):
-            return logits, logits
-
-    x, n = torch.zeros(5, 3, 10, 10), torch.tensor(5)
-    said, margin = Fixed(views=3, variant="released")._teach(None, {}, {}, x, n, rng.key(0))
+    said, margin = MBSL(views=3, variant="released").equations.labels(logits)
     top = logits.softmax(-1).topk(2, dim=-1).values
     torch.testing.assert_close(margin, (top[..., 0] - top[..., 1]).mean(0))
     torch.testing.assert_close(said, logits.mean(0))
-    said, margin = Fixed(views=3)._teach(None, {}, {}, x, n, rng.key(0))
+    said, margin = MBSL(views=3).equations.labels(logits)
     torch.testing.assert_close(margin, margins(logits.softmax(-1).mean(0)))
     assert torch.allclose(said.sum(-1), torch.ones(5))
+
+
+def test_the_teacher_sees_full_chunks_of_real_samples_alone():
+    t = task("cnn-plain")
+    model, x = {"vars": t.init(rng.key(0))}, torch.rand(5, 3, 10, 10)
+    seen = []
+
+    def predict(model, x, mode="eval", key=None):
+        seen.append(x)
+        return t.apply(model["vars"], x, mode, key)
+
+    class Same:
+        def views(self, x, key):
+            return x
+
+    (logits,) = on_views_of_all(predict, model, model["vars"]["params"], x, torch.tensor(3), Same(), 2, rng.key(0))
+    assert logits.shape == (2, TAUGHT, t.num_classes) and len(seen[0]) == TAUGHT
+    alone = t.apply(model["vars"], x[:3], "adapt").logits
+    torch.testing.assert_close(logits[0], alone[torch.arange(TAUGHT) % 3], rtol=1e-4, atol=1e-5)
 
 
 def test_principal_directions_are_those_of_the_singular_value_decomposition():

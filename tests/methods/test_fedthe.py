@@ -11,7 +11,7 @@ from acclimate.adapters import MEMO, THE, THEPlus
 from acclimate.core import SGD, Protocol, Work, rng, tree
 from acclimate.methods import FedAvg, FedTHE
 from acclimate.ops.augmix import augmix
-from acclimate.ops.heads import linear
+from acclimate.ops.nets import linear
 from acclimate.personal import NoPersonal
 from support import SMALL, client_data, equal, fitted, gap, images, shards, task
 

@@ -1,6 +1,7 @@
 """HeteroFedTTA and FedMD: the losses by hand, federations of several architectures, and newcomers of any of them."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from acclimate.core import SGD, NonFinite, Protocol, PublicTask, rng, tree
 from acclimate.core import fit as loop
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
+from acclimate.methods.public import answers, whole_step
 from acclimate.models import CNN, MLP, Mixed
 from acclimate.ops.learned import learned_loss
-from acclimate.ops.public import answers, whole_step
 from acclimate.running import run as api
 from acclimate.running.join import join, load_joined
 from support import CLASSES, MODELS, client_data, equal, gap, images, shards, task
@@ -84,7 +85,7 @@ def test_the_distillation_gradient_is_that_of_a_double_backward(lam):
     mine = tree.map(lambda v: v.double(), method.init_client(t, 0, KEY))
     start = {"params": {"base": mine["vars"]["params"], "net": mine["net"]}, "buffers": mine["vars"]["buffers"]}
     x, both = t.public.double() / 255.0, [down["logits"][n].double() for n in ("personalised", "base")]
-    loss = method.distillation(t)
+    loss = partial(method.distillation, t)
     batch = {"x": x, "y": torch.stack(both, 1)}
     ours = grad(lambda p: loss({**start, "params": p}, batch, KEY)[0])(start["params"])
     theirs = by_autograd(t, start, x, both[1], both[0], lam, method.inner_lr)

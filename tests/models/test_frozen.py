@@ -125,7 +125,7 @@ def normalised(pixels):
 @pytest.mark.parametrize("channels", [3, 1])
 def test_as_a_model_encoders_see_pixels_whatever_the_data_set_s_normalisation(channels, monkeypatch):
     own = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    monkeypatch.setattr(frozen, "_named", lambda name: encoders.Encoder(Means(), *own))
+    monkeypatch.setattr(frozen, "_named", lambda name: encoders.Backbone(Means(), *own))
     x = torch.rand(4, channels, 8, 8)
     for backbone in ("any", Means()):
         plain = Task(Frozen((backbone,)), (channels, 8, 8), 5)

@@ -39,7 +39,7 @@ def test_a_model_starts_from_the_encoder_s_weights_and_trains_all_of_them():
 def test_the_encoder_sees_its_own_normalisation_whatever_the_data_set_s(monkeypatch):
     encoder = Encoder().eval()
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    monkeypatch.setattr(pretrained, "_loaded", lambda name: encoders.Encoder(encoder, mean, std))
+    monkeypatch.setattr(pretrained, "_loaded", lambda name: encoders.Backbone(encoder, mean, std))
     x = torch.rand(2, 3, 8, 8)
     wanted = encoder((x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
     for own in ((), ()), (mean, std), ((0.1, 0.2, 0.3), (2.0, 1.0, 0.5)):

@@ -1,6 +1,5 @@
 """`acclimate reproduce`: list, show, run, index; and errors that help."""
 
-import io
 import json
 import re
 import shlex
@@ -9,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from acclimate.cli import reproduce, tune
 from acclimate.cli.main import app
 from acclimate.data import Digits
 from acclimate.models import MLP
@@ -61,7 +58,7 @@ def test_show_has_rows_columns_and_numbers():
 
 
 def test_a_table_from_the_command_line(tmp_path):
-    words = ("fedpcl/table5", "--rows", "FedPCL; cross entropy", "--out", "out")
+    words = ("fedpcl/table5", "--rows", "FedPCL; cross entropy", "--out", "out", "--quiet")
     text = call(*words)
     assert re.search(r"FedPCL +\d+\.\d \(45\.2, ", text) and "Supervised" not in text
     assert "out/fedpcl/table5-smoke.json" in text
@@ -87,15 +84,6 @@ def test_square_brackets_are_printed_as_they_are(monkeypatch):
     text = call("fedthe/table99", "--out", "out[1]")
     assert "results: out[1]/fedthe/table99-smoke.json" in text
     assert "with [square] brackets" in text and "[new]" in text.partition("ours ±")[0]
-
-
-@pytest.mark.parametrize("display", [reproduce._display, tune._display])
-def test_square_brackets_stay_in_the_progress_display(display):
-    out = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None, markup=False)
-    with display(out) as watch:
-        watch.suite(2)
-        watch.training("fedavg(filters=[clip])", 0, 0, 2)
-    assert "fedavg(filters=[clip]) (seed 0)" in out.file.getvalue()
 
 
 def test_bad_options_say_what_is_allowed():

@@ -1,6 +1,8 @@
 """Running a part of a recipe, with other rounds and less data, and several trainings in one vmap."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +11,13 @@ from acclimate.core import Task, rng
 from acclimate.data import Digits, Dirichlet
 from acclimate.experiment import ConfigError
 from acclimate.models import MLP
-from acclimate.recipes import RECIPES, fedspl_pacs, measures, plan, run, runner
-from acclimate.recipes.pages import remarks, shown
+from acclimate.recipes import RECIPES, fedspl_pacs, index, measures, plan, run, runner
+from acclimate.recipes.pages import markdown, remarks, shown
 from acclimate.recipes.record import Cell, Derived, Recipe, Training, adapter, key, method, trainings
 from acclimate.running.train import can_join
 from acclimate.shifts import Corrupted, NewClients
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +100,25 @@ def test_what_depends_on_the_length_of_training_follows_it():
     assert {t.every for t in best.trainings} == {3}  # looks for the best round are as often as before
     public = plan(RECIPES["fedtta/figure5"], "smoke", ["TENT"], fraction=0.5)
     assert {t.data.fraction for t in public.trainings} == {0.1}
+
+
+def test_what_an_earlier_version_trained_is_not_trained_again(tmp_path):
+    made = curves((0.1,))
+    first = run(plan(made, "smoke"), tmp_path)
+    ((training, _),) = trainings(made.cells("smoke")).items()
+    for path in (tmp_path / "trainings").iterdir():
+        path.rename(path.with_stem(training.experiment().former_hash(exact=True)))
+    kept = sorted(p.name for p in (tmp_path / "trainings").iterdir())
+    again = run(plan(made, "smoke"), tmp_path)
+    assert again["cells"] == first["cells"]
+    assert sorted(p.name for p in (tmp_path / "trainings").iterdir()) == kept
+
+
+def test_results_of_an_earlier_version_are_listed():
+    old = ROOT / "tests" / "fixtures" / "before_the_move" / "recipe"
+    assert re.search(r"\| fedpcl/table5 \| smoke \| 4 \| 0 \| cpu .* \| fedpcl/table5-smoke.json \|", index(old))
+    body = json.loads((old / "fedpcl" / "table5-smoke.json").read_text())
+    assert markdown(body) == (old / "fedpcl" / "table5-smoke.md").read_text()
 
 
 # --- together ---------------------------------------------------------------------------------------------------------

@@ -102,8 +102,8 @@ def pictured(run: dict[str, Any], streams: tuple[str, ...] = ("training", *STREA
     return {**run, "results": {**run["results"], "pictures": pictures}}
 
 
-def told(run: dict[str, Any], streams: tuple[str, ...] = ("original", "mixture")) -> dict[str, Any]:
-    """The same run, made with analysis=true."""
+def analysed(run: dict[str, Any], streams: tuple[str, ...] = ("original", "mixture")) -> dict[str, Any]:
+    """The same run with analysis=true."""
     weight = {"samples": 40, "mean": 0.75, "counts": [10, 0, 0, 30]}
     rng = random.Random(0)
     points = {s: [[rng.uniform(-1, 1), rng.uniform(-1, 1)] for _ in range(50)] for s in streams}

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import EVIL, STREAMS, fake, pictured, suite, told
+from made_up import EVIL, STREAMS, analysed, fake, pictured, suite
 
 from acclimate.reporting.board import collect
-from acclimate.reporting.html import render
-from acclimate.reporting.style import spread
+from acclimate.reporting.report import render
+from acclimate.reporting.style import deviation
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -46,7 +46,7 @@ def browser() -> Iterator[Any]:
 def runs() -> list[dict[str, Any]]:
     """Four methods with two seeds, one of them with traces and pictures."""
     first, *rest = suite()
-    return [pictured(told(first)), *rest]
+    return [pictured(analysed(first)), *rest]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_streams_that_are_filtered_out_leave_the_mean_too(opened: Any, runs: lis
     board = collect(runs)
     for row, line in zip(board.rows, shown(opened), strict=True):
         seeds = row.by_seed("last", ["original", "corrupted"])
-        wanted = f"{sum(seeds) / 2 * 100:.1f}seeds ± {spread(seeds) * 100:.1f}"
+        wanted = f"{sum(seeds) / 2 * 100:.1f}seeds ± {deviation(seeds) * 100:.1f}"
         assert line[4].removesuffix(" best") == wanted
     assert opened.locator("#method-and-adapter .view:not([hidden]) h4:visible").all_text_contents() == [
         "original",
@@ -175,7 +175,7 @@ def test_markdown_and_latex_have_the_papers_layout(opened: Any, runs: list[dict[
     assert lines[0] == "| Method | Adapter | original | corrupted | natural | mixture | Average |"
     assert [line.split(" | ")[:2] for line in lines[2:8]] == [[f"| {r.name}", r.adapter] for r in rows]
     seeds = rows[0].by_seed("last", ["original"])
-    best = f"{sum(seeds) / 2 * 100:.2f} ± {spread(seeds) * 100:.2f}"
+    best = f"{sum(seeds) / 2 * 100:.2f} ± {deviation(seeds) * 100:.2f}"
     assert lines[2].split(" | ")[2] == f"**{best}**"
     assert "last round: mean over clients, with the standard deviation over 2 seeds. Best in bold." in lines[-1]
     text = saved(opened, "LaTeX")

@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 import pytest
-from made_up import EVIL, STREAMS, Page, fake, suite, told, written
+from made_up import EVIL, STREAMS, Page, analysed, fake, suite, written
 
 from acclimate.adapters import NoAdapt, Tent
 from acclimate.core import Adam
 from acclimate.experiment import catalogue, encode
 from acclimate.reporting.board import collect
-from acclimate.reporting.html import render
+from acclimate.reporting.report import render
 from acclimate.reporting.style import size
 from acclimate.reporting.svg import nice
 
@@ -78,8 +78,8 @@ def test_the_summary_names_the_best_row_of_every_stream() -> None:
         rows = [t for r in runs for t in r["results"]["table"] if (t["stream"], t["selection"]) == (stream, "last")]
         best = max(rows, key=lambda t: t["accuracy"])
         name = best["method"] + ("" if best["personal"] == "none" else "+" + best["personal"])
-        said = "without adaptation" if best["adapter"] == "none" else f"with {best['adapter']}"
-        assert f"On <b>{stream}</b>, <b>{name} {said}</b> is best" in text
+        wording = "without adaptation" if best["adapter"] == "none" else f"with {best['adapter']}"
+        assert f"On <b>{stream}</b>, <b>{name} {wording}</b> is best" in text
 
 
 def test_every_string_is_escaped() -> None:
@@ -242,7 +242,7 @@ def test_numbers_for_people() -> None:
 def test_the_analysis_is_drawn_where_a_run_has_one_and_only_there() -> None:
     assert "What the adapter did" not in render(suite())
     assert "On the test streams" not in render(suite())
-    text = render([told(fake("fedthe")), fake("fedavg")])
+    text = render([analysed(fake("fedthe")), fake("fedavg")])
     Page(text)
     assert "What the adapter did</h2>" in text
     assert text.count("fedthe, seed 0 <span>per sample, by stream</span>") == 1
@@ -251,10 +251,10 @@ def test_the_analysis_is_drawn_where_a_run_has_one_and_only_there() -> None:
 
 
 def test_histograms_say_their_numbers_and_maps_hold_every_point() -> None:
-    text = render([told(fake("fedthe"))])
+    text = render([analysed(fake("fedthe"))])
     for stream in ("original", "mixture"):
-        said = f"Histogram of weight of the personal head, 1 - e on {stream}: 40 samples, mean 0.75"
-        assert f'aria-label="{said}"' in text
+        wording = f"Histogram of weight of the personal head, 1 - e on {stream}: 40 samples, mean 0.75"
+        assert f'aria-label="{wording}"' in text
     assert "the highest bar is 75 %" in text
     bars = re.findall(r'<path class="bars c\d" d="([^"]*)"', text)
     assert [b.count("M") for b in bars] == [2, 2]  # the two bins that hold something
@@ -267,16 +267,16 @@ def test_histograms_say_their_numbers_and_maps_hold_every_point() -> None:
 
 
 def test_stream_curves_of_one_method_share_a_chart_and_of_several_have_one_each() -> None:
-    one = render([told(fake("fedthe", seed=s)) for s in (0, 1)])
+    one = render([analysed(fake("fedthe", seed=s)) for s in (0, 1)])
     assert one.count("Line chart of test accuracy per round for 2 streams") == 2  # label and title
     assert "fedthe with the, mean over clients." in one
-    several = render([told(fake("fedthe")), told(fake("fedavg"))])
+    several = render([analysed(fake("fedthe")), analysed(fake("fedavg"))])
     assert several.count('aria-label="Line chart of test accuracy per round for 2 methods"') == 2
     assert several.index("On original, mean over clients.") < several.index("On mixture, mean over clients.")
 
 
 def test_an_analysis_is_escaped_and_bears_gaps() -> None:
-    run = told(fake("fedthe"), (EVIL,))
+    run = analysed(fake("fedthe"), (EVIL,))
     for entry in (*run["analysis"]["histograms"], *run["analysis"]["maps"]):
         entry |= {"adapter": EVIL, "meaning": EVIL}
     run["metrics"][0] |= {"adapter": EVIL, "streams": {EVIL: None}}

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from made_up import EVIL, STREAMS, Page, fake, pictured, suite, written
 
-from acclimate.reporting import clients, heat, page, style, svg
+from acclimate.reporting import page, style, svg
 from acclimate.reporting.board import collect
-from acclimate.reporting.html import render
+from acclimate.reporting.report import render
+from acclimate.reporting.sections import clients, heat_maps
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,16 +83,16 @@ def test_a_heat_map_leaves_out_what_was_not_run_and_is_not_drawn_for_one_method(
 
 
 def test_shades_grow_with_the_number_and_their_text_can_be_read() -> None:
-    shades = [heat._shade(v, 0.2, 0.9) for v in (0.2, 0.25, 0.5, 0.7, 0.9)]
-    assert shades == sorted(shades) and shades[0] == 0 and shades[-1] == heat.STEPS - 1
+    shades = [heat_maps._shade(v, 0.2, 0.9) for v in (0.2, 0.25, 0.5, 0.7, 0.9)]
+    assert shades == sorted(shades) and shades[0] == 0 and shades[-1] == style.SHADES - 1
     for colours, dark_cells, rising in (
         (page.DAY_HEAT, page.DAY_DARK_CELLS, False),
         (page.NIGHT_HEAT, page.NIGHT_DARK_CELLS, True),
     ):
-        assert len(colours) == heat.STEPS
+        assert len(colours) == style.SHADES
         steps = [luminance(c) for c in colours]
-        assert steps == sorted(steps, reverse=not rising)  # told apart by lightness alone
-        texts = ["#fff" if i in dark_cells else "#10141b" for i in range(heat.STEPS)]
+        assert steps == sorted(steps, reverse=not rising)  # lightness alone tells them apart
+        texts = ["#fff" if i in dark_cells else "#10141b" for i in range(style.SHADES)]
         assert min(contrast(c, t) for c, t in zip(colours, texts, strict=True)) >= 4.5
 
 

@@ -5,7 +5,7 @@ import torch
 
 from acclimate.core import rng
 from acclimate.data import Digits
-from acclimate.reporting.pictures import contact_sheet
+from acclimate.reporting.preview import contact_sheet
 from acclimate.shifts import Corrupted, Gradual, Mixture, NewClients, Original, OutOfClient, brfl
 
 WORLD = Digits(clients=6).world(0)
@@ -87,7 +87,8 @@ def test_a_mixture_says_what_its_parts_say():
     said = [p.build(WORLD, KEY).card for p in parts]
     assert stream.card == {"parts": dict(zip(("Original", "Corrupted", "Corrupted 2"), said, strict=True))}
     assert stream.card["parts"]["Corrupted"]["severity"] == 2
-    assert len(contact_sheet(WORLD, {"mixture": stream})) > 0  # pictures quote the card
+    quoted = contact_sheet(WORLD, {"mixture": stream})["Stream mixture"]
+    assert "parts Original, Corrupted, Corrupted 2." in quoted  # previews quote the card
 
 
 def test_bad_streams_are_named():

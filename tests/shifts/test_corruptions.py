@@ -27,7 +27,7 @@ from acclimate.shifts.corruptions import (
     corrupt_each,
     jpeg,
     linear,
-    noise,
+    pixel_noise,
     weather,
 )
 
@@ -178,7 +178,7 @@ def test_elastic_bends_more_with_severity() -> None:
 
 
 def test_poisson_table_has_the_mean_and_variance_of_its_rate() -> None:
-    cdf = noise.poisson_cdf(500, torch.device("cpu"))[:160]  # rates up to 314: nothing lies beyond the table's end
+    cdf = pixel_noise.poisson_cdf(500, torch.device("cpu"))[:160]  # rates up to 314: nothing lies beyond its end
     rate = torch.arange(160, dtype=torch.float64) * 500 / 255
     count = torch.arange(501, dtype=torch.float64)
     mass = cdf.diff(dim=1, prepend=torch.zeros(160, 1, dtype=torch.float64))
@@ -355,6 +355,8 @@ def test_errors_name_the_field_the_value_and_what_is_allowed() -> None:
     for bad in (x[0], x[:, :2], x[..., :20]):
         with pytest.raises(ValueError, match=r"x: images must be \[B,C,S,S\]"):
             corrupt(bad, "fog", 1, keys)
+    with pytest.raises(ValueError, match="rule: 7 is not allowed; give one of 1"):
+        corrupt(x, "fog", 1, keys_for(len(x)), rule=7)
     with pytest.raises(ValueError, match="x: side 8 is not allowed; give 16 to 224 px"):
         corrupt(x[..., :8, :8], "fog", 1, keys)
     for wrong in (keys[:1], keys.float()):

@@ -1,7 +1,8 @@
 """The streams beyond BRFL: where their examples come from, in what order, and what resets mean."""
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from acclimate.core.stream import run as serve
 from acclimate.data import ByDomain, Dataset, Digits, Dirichlet, Examples, Pathological
 from acclimate.experiment import catalogue
 from acclimate.ops import disk_cache
+from acclimate.ops.hashing import content_hash
 from acclimate.shifts import (
     Continual,
     Corrupted,
@@ -32,7 +34,7 @@ from acclimate.shifts import (
     severity_sweep,
 )
 from acclimate.shifts.base import frost
-from acclimate.shifts.corruptions import COMMON
+from acclimate.shifts.corruptions import COMMON, CORRUPTIONS, RULES
 from acclimate.shifts.drift import Segments
 from support import client_data, shards, task
 
@@ -224,7 +226,7 @@ def test_cache_entries_are_named_by_frost_pictures_only_where_these_matter(tmp_p
     assert frost().mark(COMMON) == "synthesised"
     saved_frost(tmp_path, 100)
     assert frost().mark(("fog", "snow")) == "files"
-    assert frost().mark(COMMON) == f"files {disk_cache.fingerprint(*frost().textures)}"
+    assert frost().mark(COMMON) == f"files {content_hash(*frost().textures)}"
 
 
 def test_drifting_streams_say_where_their_frost_comes_from():
@@ -340,3 +342,20 @@ def test_severity_sweep_is_five_streams():
 def test_other_clients_examples_are_the_same_size_as_ones_own():
     stream = OutOfClient().build(WORLD, KEY).shards
     assert stream.n.tolist() == [len(r) for r in WORLD.test]
+
+
+@pytest.mark.parametrize("shift", [Corrupted, Interleaved, Gradual, Continual, Recurring])
+def test_a_stream_that_corrupts_names_the_version_of_its_corruptions(shift):
+    (rule,) = (f for f in fields(shift) if f.name == "rule")
+    assert rule.kw_only and rule.default == 1 and shift(rule=1) == shift()
+    assert get_args(get_type_hints(shift)["rule"]) == tuple(RULES)
+    with pytest.raises(ValueError, match=rf"^{shift.__name__}: rule=7 must be one of 1$"):
+        shift(rule=7)
+
+
+@pytest.mark.parametrize("shift", [Corrupted(kinds=("fog",)), Gradual(kind="fog")])
+def test_images_are_corrupted_by_the_version_that_the_stream_names(shift, monkeypatch):
+    monkeypatch.setitem(RULES, 1, {**CORRUPTIONS, "fog": lambda x, keys, constants: torch.zeros_like(x)})
+    shards = shift.build(WORLD, KEY).shards
+    assert any(not bool(image.any()) for image in shards.x)
+    assert all(bool(image.any()) for image in WORLD.examples.x)

@@ -1,12 +1,13 @@
 """Test-time adapters: one file per paper."""
 
 from .atp import ATP
+from .bbse import BBSE
 from .bn import BNStats
 from .eata import EATA
+from .em import EM
 from .fedtta import FedTTA
 from .icon import ICON
 from .knn import KNNPer
-from .labelshift import BBSE, EM
 from .mbsl import MBSL
 from .memo import MEMO
 from .none import NoAdapt

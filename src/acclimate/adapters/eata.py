@@ -1,14 +1,12 @@
 """EATA. Niu et al., ICML 2022: Tent that skips what it cannot learn from, and that does not forget.
 
-- Reliable samples: entropy H below the margin E0, weighted by exp(E0 - H).
-- Redundant samples are left out: those whose prediction is nearer by cosine than `redundancy` to the moving average of
-  the predictions that counted before.
+- Reliable samples count: their entropy H is below the margin E0, and exp(E0 - H) weights them. Redundant ones do not:
+  their prediction is nearer by cosine than `redundancy` to the moving average of the predictions that counted before.
 - Parameters that mattered in training are held: alpha times the Fisher-weighted squared way from the start. The
   personaliser Fisher notes those weights; `alpha=0` is ETA, which needs none.
 
-As published a batch is answered with the logits computed before its own update, there is no step where no sample
-counts, and the weights carry no gradient. `margin` is in units of log(classes), 0.4 there. FedICON takes 0.4 log(1000)
-for ten classes, which is above any entropy of ten and so lets every sample pass: `margin=1.2` here.
+As published, a batch is answered with the logits from before its own update, there is no step where no sample counts,
+and the weights carry no gradient. FedICON's E0 = 0.4 log(1000) for ten classes is `margin=1.2`: every sample passes.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
 from ..ops import requirements
-from ..ops.entropy_descent import tuned_of
-from ..ops.live import with_params
 from ..ops.losses import entropy
+from ..ops.params import with_params
+from ..ops.unlabelled import tuned_of
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,13 @@ class EATA(Adapter):
     params: Literal["norm", "all"] = "norm"
     opt: Optimizer = SGD(lr=2.5e-4, momentum=0.9)
     margin: float | None = 0.4
-    """E0 in units of log(classes); None: every sample counts, and as one."""
+    """E0 in units of log(classes), 0.4 in the paper; None lets every sample count, and as one."""
     redundancy: float | None = 0.05
-    """Samples at least as alike to those before are left out; None: none is."""
+    """Samples that are at least as alike to those before are left out; None leaves none out."""
     keep: float = 0.9
     """Weight of the past in the moving average of predictions."""
     alpha: float = 2000.0
-    """Weight of the Fisher regulariser; 0 does without it."""
+    """Weight of the Fisher regulariser; 0 leaves it out."""
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -72,16 +70,14 @@ class EATA(Adapter):
         return None
 
     def init(self, task: Task, model: Tree) -> Tree:
-        tuned = tuned_of(task, model, self.params)
-        like = model["vars"]["params"][task.head_weight]
+        tuned, head = tuned_of(task, model, self.params), model["vars"]["params"][task.head_weight]
         # no average yet: zeros, to which no prediction is alike
-        return {"params": tuned, "opt": self.opt.init(tuned), "average": like.new_zeros(task.num_classes)}
+        return {"params": tuned, "opt": self.opt.init(tuned), "average": head.new_zeros(task.num_classes)}
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        logits, state, _ = self.trace(task, predict, model, state, x, key)
-        return logits, state
+        return self.trace(task, predict, model, state, x, key)[:2]
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

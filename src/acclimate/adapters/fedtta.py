@@ -5,15 +5,13 @@ the adaptation net gives of it, at the rate of training's inner step; then it an
 
 - FedTTA: `steps=1`. Without `patience`, the model after the last step answers.
 - FedTTA++: `steps=50, patience=5`. Of the models after each step, the one whose predictions have the least mean entropy
-  answers; adaptation ends after `patience` steps in a row without a new least. What has ended is masked, so that
-  clients that stop at different steps run together.
+  answers; adaptation ends after `patience` steps in a row without a new least.
 
 The loss is a norm over samples, so it grows with the root of their number. Training's inner step sees batches, and
 the paper describes a client's whole data as one (footnote 2): with `norm="batch"` the norm is that of one training
 batch with the set's mean square, so that a newcomer's step has training's length however much data it holds.
 `norm="set"` is Eq. 11 to the letter. Both are blind to the order of samples; the released code's mean over mini-batches
-is not. `variant="released"`: its FedTTA++ multiplies the log-probabilities with the patience counter in the place of
-the probabilities, and lets the model before the first step compete, which then always wins.
+is not. `variant="released"` judges models as the authors' code does: see `fedtta_search`.
 
 Batch norm takes the statistics of what it is shown, as in training's inner step. Where clients of different sizes are
 padded to one, these statistics count repeated samples; the loss and the entropy do not.
@@ -21,9 +19,8 @@ padded to one, these statistics count repeated samples; the loss and the entropy
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -32,9 +29,9 @@ from torch.func import grad
 
 from ..core import Adapter, Predict, Task, Tree, check, local, rng, tree
 from ..ops.learned import learned_loss, scores
-from ..ops.live import with_params
 from ..ops.losses import entropy
-from ..ops.real import mean_of
+from ..ops.params import with_params
+from .fedtta_search import ReleasedStepSearch, StepSearch
 
 
 @dataclass(frozen=True)
@@ -42,15 +39,15 @@ class FedTTA(Adapter):
     """Adapts the model on a whole unlabelled set, under a loss that was learned for it (Ye et al., 2023)."""
 
     steps: int = 1
-    """The most steps: the paper's E."""
+    """The largest number of steps, the paper's E."""
     patience: int | None = None
-    """Keep the step of least mean entropy, and stop after this many steps without a new least; None: keep the last."""
+    """How many steps without a new least mean entropy end adaptation, which keeps the least; None keeps the last."""
     lr: float | None = None
-    """The rate of a step; None: that of training's inner step."""
+    """The rate of a step; None takes that of training's inner step."""
     norm: Literal["batch", "set"] = "batch"
-    """Over how many samples the norm is taken: as many as a training batch has, or as the set has."""
+    """The norm is taken over as many samples as a training batch has, or over those of the set."""
     clip: float | None = None
-    """Gradients are scaled down to at most this norm."""
+    """The norm to which gradients are scaled down; None leaves them as they are."""
     variant: Literal["paper", "released"] = "paper"
 
     transductive: ClassVar[bool] = True
@@ -81,13 +78,14 @@ class FedTTA(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
     ) -> Tree:
         rate = model["inner"]["lr"] if self.lr is None else self.lr
+        form = ReleasedStepSearch if self.variant == "released" else StepSearch
 
         def look(params: Tree) -> tuple[Tensor, Tree]:
             logits = self._logits(predict, model, params, x)
             loss = learned_loss(model["net"], logits, real, model["inner"]["batch"] if self.norm == "batch" else None)
-            return loss, {"learned_loss": loss, **_certainty(logits, real)}
+            return loss, {"learned_loss": loss, **form.measured(logits, real)}
 
-        search = _Search.start(state["params"], model["inner"]["lr"], self.patience, self.variant)
+        search = form.start(state["params"], model["inner"]["lr"], self.patience)
         seen: list[Tree] = []
         for t in range(self.steps):
             gradient, now = grad(look, has_aux=True)(search.params)
@@ -116,55 +114,3 @@ class FedTTA(Adapter):
 
     def _logits(self, predict: Predict, model: Tree, params: Tree, x: Tensor) -> Tensor:
         return predict(with_params(model, params), x, "adapt").logits
-
-
-def _certainty(logits: Tensor, real: Tensor) -> Tree:
-    """Means over the real samples: the entropy, and the sum of -log2 p that the released code takes for it."""
-    flat = -logits.log_softmax(-1).sum(-1) / math.log(2.0)
-    return {"entropy": mean_of(entropy(logits), real), "surprise": mean_of(flat, real)}
-
-
-@dataclass(frozen=True)
-class _Search:
-    """Where adaptation stands: the model that goes on, the best one so far, and whether it has ended."""
-
-    params: Tree
-    best: Tree
-    least: Tensor
-    stale: Tensor
-    live: Tensor
-    chosen: Tensor
-    taken: Tensor
-    patience: int | None
-    released: bool
-
-    @classmethod
-    def start(cls, params: Tree, like: Tensor, patience: int | None, variant: str) -> _Search:
-        zero, most = torch.zeros_like(like), torch.full_like(like, torch.inf)
-        live = torch.ones_like(like, dtype=torch.bool)
-        return cls(params, params, most, zero, live, zero, zero, patience, variant == "released")
-
-    def judged(self, step: int, now: Tree) -> _Search:
-        """With the model after `step` steps compared to the best so far."""
-        here = torch.full_like(self.taken, float(step))
-        taken = torch.where(self.live, here, self.taken)
-        if self.patience is None:
-            return replace(self, best=self.params, chosen=here, taken=taken)
-        if step == 0 and not self.released:
-            return self
-        value = self.stale * now["surprise"] if self.released else now["entropy"]
-        better = self.live & (value < self.least)
-        stale = torch.where(better, torch.zeros_like(self.stale), self.stale + 1)
-        return replace(
-            self,
-            best=tree.where(better, self.params, self.best),
-            chosen=torch.where(better, here, self.chosen),
-            least=torch.where(better, value, self.least),
-            live=self.live & (stale < self.patience),
-            stale=stale,
-            taken=taken,
-        )
-
-    def moved(self, params: Tree) -> _Search:
-        """One step further, where adaptation has not ended."""
-        return replace(self, params=params if self.patience is None else tree.where(self.live, params, self.params))

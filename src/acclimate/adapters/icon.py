@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
 from ..ops import requirements
-from ..ops.contrast import contrastive
-from ..ops.views import Views
-from ..ops.whole import tune
+from ..ops.augment import Views
+from ..ops.prototypes import contrastive
+from ..ops.unlabelled import tune
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ICON(Adapter):
 
     opt: Optimizer = SGD(lr=1e-4)
     work: Work = Work()
-    """Over the whole test set, as long as training's; `batch` is also how many samples are told apart at once."""
+    """How long the encoder is tuned, as long as in training; `batch` is also how many samples are compared at once."""
     temperature: float = 0.1
     views: Views = Views()
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
-from ..ops.real import real_rows
+from ..ops.masks import real_rows
 
 
 @dataclass(frozen=True)

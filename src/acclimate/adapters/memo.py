@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Blend, Mode, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
-from ..ops.live import with_params
 from ..ops.losses import entropy
-from ..ops.persample import map_samples, tuned_on_views
+from ..ops.params import with_params
+from ..ops.unlabelled import map_samples, tuned_on_views
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class MEMO(Adapter):
     views: int = 32
     opt: Optimizer = SGD(lr=5e-4)
     prior: float | None = None
-    """Samples that batch norm's running statistics count for against those of the views (MEMO on ImageNet: 16); None
-    uses the running statistics alone."""
+    """How many samples batch norm's running statistics count for against those of the views (MEMO on ImageNet has 16);
+    None uses the running statistics alone."""
     chunk: int = 8
-    """Samples tuned at once (per client); bounds memory."""
+    """How many samples of a client are tuned at once; it bounds memory."""
 
     traces: ClassVar[Mapping[str, str]] = {"entropy": "entropy of its answer, nats"}
 

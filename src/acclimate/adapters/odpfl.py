@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, rng
 from ..ops import hyper
-from ..ops.live import with_params
+from ..ops.params import with_params
 
 
 @dataclass(frozen=True)

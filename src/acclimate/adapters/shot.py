@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
 from ..ops.losses import entropy
-from ..ops.whole import answers, tune
+from ..ops.unlabelled import answers, tune
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class SHOT(Adapter):
     ) -> Tree:
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = predict({**model, "vars": vars}, batch["x"], "adapt")
-            told = F.cross_entropy(out.logits, batch["y"])
-            return information(out.logits) + self.beta * told, out.buffers
+            labelled = F.cross_entropy(out.logits, batch["y"])
+            return information(out.logits) + self.beta * labelled, out.buffers
 
         vars, once = state["vars"], Work(epochs=1, batch=self.batch)
         for epoch in range(self.epochs):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
-from ..ops.entropy_descent import descend
+from ..ops.unlabelled import descend
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
-from ..ops.entropy_descent import descend, tuned_of
 from ..ops.losses import entropy
+from ..ops.unlabelled import descend, tuned_of
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,12 @@
 
 For every test sample the weight e of the global head against the personal one is optimised, with all else frozen:
 - L_EM (Eq. 3): entropy of the mixed logits e y^g + (1-e) y^l; L_FA (Eq. 4): e ||h' - h^g|| + (1-e) ||h' - h^l||,
-  where h'_n = beta h_n + (1-beta) h^history, and h^history is a moving average of the samples before the n-th
-  (h^history <- alpha h_{n-1} + (1-alpha) h^history, started with the first sample's own feature).
+  where h'_n = beta h_n + (1-beta) h^history, and h^history is a moving average of the samples before (`the_history`).
 - Eq. 5 weights them with the agreement of the two heads: lambda L_EM + (1-lambda) L_FA, lambda = cos(p^g, p^l).
 - e is the softmax of two free numbers, 20 steps of Adam at 0.1 from e = 1/2.
 
-The history is a linear recurrence of frozen features, so a batch of samples is one matrix product, and all samples are
-optimised at once: results do not depend on the batch size. `variant="released"`: the history takes a sample's own
-feature in before use, except that the first of every later batch reuses the last value (so there they do depend on it);
-the released defaults also have beta=0.1, and a shared early break that is left out here.
+All samples of a batch are optimised at once; results do not depend on the batch size. `variant="released"` has the
+history of the authors' code, whose defaults also have beta=0.1, and a shared early break that is left out here.
 """
 
 from __future__ import annotations
@@ -25,8 +22,9 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
-from ..ops.heads import linear
 from ..ops.losses import entropy
+from ..ops.nets import linear
+from . import the_history
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class THE(Adapter):
     per: Literal["sample", "batch"] = "sample"
     """One weight per sample, or one for a whole batch."""
     history: bool = True
-    """Without, h' is the sample's own feature."""
+    """Whether there is a history; without one, h' is the sample's own feature."""
     variant: Literal["paper", "released"] = "paper"
 
     requires: ClassVar[tuple[str, ...]] = ("head", "descriptors")
@@ -96,8 +94,7 @@ class THE(Adapter):
         smooth, state = self._smooth(features, state)
         apart = [(smooth - model["descriptors"][which]).norm(dim=-1) for which in ("global", "local")]
         agree = F.cosine_similarity(generic.softmax(-1), personal.softmax(-1), dim=-1)
-        share = {"slw": agree, "em": torch.ones_like(agree), "fa": torch.zeros_like(agree)}.get(self.loss)
-        share = torch.full_like(agree, 0.5) if share is None else share
+        share = agree if self.loss == "slw" else torch.full_like(agree, {"em": 1.0, "fa": 0.0, "sum": 0.5}[self.loss])
 
         def objective(free: Tree) -> Tensor:
             e = free["w"].softmax(-1)
@@ -117,20 +114,7 @@ class THE(Adapter):
         """h'_n of every sample of the batch (Eq. 4), and what the next batch's history starts from."""
         if not self.history:
             return features, state
-        started = state["started"] > 0
-        own = 1 if self.variant == "released" else 0  # whether a sample's own feature enters its history
-        before = state["history"] if own else self.alpha * state["last"] + (1 - self.alpha) * state["history"]
-        first = torch.where(started, before, features[0])
-        history = self._recurrence(first, features, own)
+        form = the_history.released if self.variant == "released" else the_history.paper
+        history = form(features, state, self.alpha)
         new = {"history": history[-1], "last": features[-1], "started": torch.ones_like(state["started"])}
         return self.beta * features + (1 - self.beta) * history, new
-
-    def _recurrence(self, first: Tensor, features: Tensor, own: int) -> Tensor:
-        """H_0 = first, H_i = alpha f_{i-1+own} + (1-alpha) H_{i-1}, as one product with a triangular matrix."""
-        at = torch.arange(features.shape[0], device=features.device)
-        lag = at[:, None] - at[None, :] - (1 - own)
-        decay = torch.pow(torch.full_like(features[0, 0], 1 - self.alpha), lag.clamp_min(0))
-        counts = (lag >= 0) & (at[None, :] >= own)  # with `own`, the batch's first feature is not taken in again
-        weights = torch.where(counts, self.alpha * decay, torch.zeros_like(decay))
-        fade = torch.pow(torch.full_like(features[0, 0], 1 - self.alpha), at)
-        return fade[:, None] * first + weights @ features

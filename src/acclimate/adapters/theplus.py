@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
-from ..ops.heads import linear
-from ..ops.live import with_params
-from ..ops.persample import map_samples, tuned_on_views
+from ..ops.nets import linear
+from ..ops.params import with_params
+from ..ops.unlabelled import map_samples, tuned_on_views
 from .the import THE
 
 
@@ -30,7 +30,7 @@ class THEPlus(Adapter):
     views: int = 16
     opt: Optimizer = SGD(lr=5e-4)
     chunk: int = 8
-    """Samples tuned at once (per client); bounds memory."""
+    """How many samples of a client are tuned at once; it bounds memory."""
 
     requires: ClassVar[tuple[str, ...]] = THE.requires
     traces: ClassVar[Mapping[str, str]] = {"personal_weight": THE.traces["personal_weight"]}

@@ -21,7 +21,7 @@ from torch.func import grad
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.augment import FlipCrop
-from ..ops.heads import head_of, linear
+from ..ops.nets import head_of, linear
 
 
 @dataclass(frozen=True)

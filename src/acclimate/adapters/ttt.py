@@ -1,5 +1,5 @@
 """TTT. Sun et al., ICML 2020, Sec. 2 and its online version: before a sample is answered, the feature extractor takes a
-step on the auxiliary task, telling by how many quarter turns the sample was rotated.
+step on the auxiliary task, which is to predict by how many quarter turns the sample was rotated.
 
 Online, the tuned extractor meets the next sample of the stream; otherwise it is reset after each. The head and the
 rotation head stay as they are (the released code also moves the latter; Sun et al. report no difference). Each of the
@@ -20,10 +20,10 @@ from torch.func import grad
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..core.tree import pick
 from ..ops import requirements
-from ..ops.heads import linear
-from ..ops.live import with_params
-from ..ops.persample import map_samples
-from ..ops.rotation import turned
+from ..ops.augment import turned
+from ..ops.nets import linear
+from ..ops.params import with_params
+from ..ops.unlabelled import map_samples
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TTT(Adapter):
     views: int | None = None
     """Randomly turned copies per step; None takes each of the four turns once."""
     chunk: int = 8
-    """Samples tuned at once (per client) where not online; bounds memory."""
+    """How many samples of a client are tuned at once where it is not online; it bounds memory."""
 
     def __post_init__(self) -> None:
         check.steady(self, "opt")

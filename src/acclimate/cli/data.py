@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..experiment import Experiment
 
 data_app = typer.Typer(
-    help="List data sets, check their files, picture what clients get.",
+    help="List data sets, check their files, show what clients get.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,8 +60,8 @@ def check(
     """
     from ..experiment.settings import expand
 
-    said = [s if s.startswith("data.") else f"data.{s}" for s in settings or []]
-    findings = [line for e in expand([f"data={name}", *said]) for line in _findings(e.data)]
+    prefixed = [s if s.startswith("data.") else f"data.{s}" for s in settings or []]
+    findings = [line for e in expand([f"data={name}", *prefixed]) for line in _findings(e.data)]
     kinds = [line.partition(":")[0] for line in findings]
     for kind, line in zip(kinds, findings, strict=True):
         if kind != "missing":
@@ -79,17 +79,17 @@ def preview(
         list[str] | None, typer.Argument(help="key=value settings as for `acclimate run`, e.g. data.clients=5")
     ] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The PNG file.")] = Path("preview.png"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("preview.html"),
 ) -> None:
-    """Picture an experiment's data: clients and classes, training examples, and every stream. Trains nothing."""
+    """Show an experiment's data on a page: clients and classes, training examples, and every stream. Trains nothing."""
     experiment = _experiment(settings or [], config)
-    from ..reporting.pictures import preview as draw
+    from ..reporting.preview import preview as write
 
-    typer.echo(f"wrote {draw(experiment, out)}")
+    typer.echo(f"wrote {write(experiment, out)}")
 
 
 def _experiment(settings: list[str], config: Path | None) -> Experiment:
-    """The one experiment that settings describe; those that differ in what is not pictured count as one."""
+    """The one experiment that settings describe; those that differ in what is not shown count as one."""
     from ..experiment import ConfigError
     from ..experiment.settings import expand, merged
 
@@ -98,7 +98,7 @@ def _experiment(settings: list[str], config: Path | None) -> Experiment:
     if len(different) > 1:
         raise ConfigError(
             f"these settings describe {len(different)} experiments that differ in data, streams or seed; "
-            "a picture shows one: give a single value to each setting"
+            "a preview shows one: give a single value to each setting"
         )
     return found[0]
 
@@ -128,7 +128,7 @@ def _state(record: Dataset, root: str) -> str:
     try:
         base = dataclasses.replace(record, root=root).sources().base
     except FileNotFoundError as e:
-        lacking = str(e).partition(" lacks ")[2]  # said of a set of which something is there
+        lacking = str(e).partition(" lacks ")[2]  # so the message reads where a part of the set is there
         lacking = lacking.partition(" (data.root=")[0].partition(";")[0]
         phrase = lacking or record.needs
         return f"missing: {phrase if len(phrase) <= 64 else f'{phrase[:61].rstrip()}...'}"

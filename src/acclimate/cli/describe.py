@@ -1,4 +1,4 @@
-"""What the command line tells: listings, a record's fields and paper, the doctor's findings, the results table."""
+"""What the command line prints: listings, a record's fields and paper, the doctor's findings, the results table."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def listing(kind: str | None = None) -> str:
 
 
 def _line(name: str, record: Any) -> str:
-    said = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
-    first = said.split("\n\n")[0].replace("\n", " ")
+    summary = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
+    first = summary.split("\n\n")[0].replace("\n", " ")
     changed = catalogue.differences(_default(record), record)
     return f"{first} [{', '.join(changed)}]" if changed else first
 
@@ -91,8 +91,8 @@ def _details(kind: str, name: str, record: Any) -> str:
             out += textwrap.wrap(note, 100, initial_indent="      ", subsequent_indent="      ")
         if dataclasses.is_dataclass(value):
             out += [f"      .{g.name} = {getattr(value, g.name)!r}" for g in dataclasses.fields(value)]
-    if told := getattr(record, "traces", None):
-        out += ["", "traces, with analysis=true:", *(f"  {name}: {meaning}" for name, meaning in told.items())]
+    if traces := getattr(record, "traces", None):
+        out += ["", "traces, with analysis=true:", *(f"  {name}: {meaning}" for name, meaning in traces.items())]
     return "\n".join(out)
 
 
@@ -157,7 +157,7 @@ def _root() -> str:
 
 
 WIDE = 100_000
-"""Columns of output that no window limits."""
+"""How many columns output has where no window limits it."""
 
 
 def console() -> Console:

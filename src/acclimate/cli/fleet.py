@@ -42,7 +42,7 @@ def up(
 
 @fleet_app.command()
 def status(folder: Folder = None) -> None:
-    """Say what of the fleet runs. Exit 1 where something does not."""
+    """Say which processes of the fleet run. Exit 1 where one does not."""
     from ..fleet.loopback import Fleet
 
     fleet = Fleet.load(_folder(folder))
@@ -71,11 +71,11 @@ def deploy(
     """Leave each node with its live model, and test it there: metrics are all that comes back."""
     from ..fleet import launch
 
-    told = launch.deploy(run, selection, adapter)
-    typer.echo(f"{len(told['clients'])} client(s) are live with {told['label']} of round {told['round']}")
-    for stream, accuracy in told["accuracy"].items():
+    deployed = launch.deploy(run, selection, adapter)
+    typer.echo(f"{len(deployed['clients'])} client(s) are live with {deployed['label']} of round {deployed['round']}")
+    for stream, accuracy in deployed["accuracy"].items():
         mean = sum(accuracy) / len(accuracy)
-        typer.echo(f"  {stream:<16} {told['adapter']:<10} {mean:.1%}")
+        typer.echo(f"  {stream:<16} {deployed['adapter']:<10} {mean:.1%}")
 
 
 @fleet_app.command()
@@ -87,7 +87,7 @@ def init(
     port: Annotated[int, typer.Option(help="The port of the server.")] = 8000,
 ) -> None:
     """Write a deployable app, keys and certificates for real sites, and a page that says what to do with them."""
-    from ..fleet.sites import init as write_fleet
+    from ..fleet.site_folders import init as write_fleet
 
     write_fleet(folder, host, sites, settings, port)
     typer.echo(f"wrote {folder}; start with {folder / 'HOWTO.md'}")

@@ -102,7 +102,7 @@ def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """The samples of a folder of images (at any depth), of an .npz file's array x, or of an .npy file."""
     import numpy as np
 
-    from ..data import files, images
+    from ..data import formats, images
 
     if path.is_dir():
         found = sorted(f for f in path.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
@@ -115,7 +115,7 @@ def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         return np.stack([images.decode(f, shape[1], shape[0]) for f in found])
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; it must be a folder of images, or an .npz or .npy file")
-    x = np.asarray(files.npy(path)) if path.suffix == ".npy" else files.npz(path, ("x",))["x"]
+    x = np.asarray(formats.npy(path)) if path.suffix == ".npy" else formats.npz(path, ("x",))["x"]
     return images.channels_first(x, f"{path}: x") if x.dtype == np.uint8 and x.ndim in (3, 4) else x
 
 

@@ -74,12 +74,13 @@ def run(
         from .. import store
         from ..running import run as api
         from ..running import track as tracking
-        from . import threads
+        from .progress import display
+        from .threads import use_half_of_the_cores
 
-        threads.steady()
+        use_half_of_the_cores()
         root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
-        with _watch(quiet) as watch, tracking.tracked(root, track, watch) as told:
-            table = api.run_all(experiments, root, overwrite, told)
+        with display(quiet) as shown, tracking.tracked(root, track, shown) as watch:
+            table = api.run_all(experiments, root, overwrite, watch)
     except KeyboardInterrupt:
         _stopped(root)
     _show(table, root)
@@ -95,11 +96,12 @@ def resume(
     try:
         from ..running import run as api
         from ..running import track as tracking
-        from . import threads
+        from .progress import display
+        from .threads import use_half_of_the_cores
 
-        threads.steady()
-        with _watch(quiet) as watch, tracking.tracked(path, track, watch) as told:
-            table = api.resume(path, told)
+        use_half_of_the_cores()
+        with display(quiet) as shown, tracking.tracked(path, track, shown) as watch:
+            table = api.resume(path, watch)
     except KeyboardInterrupt:
         _stopped(path)
     _show(table, path)
@@ -161,18 +163,6 @@ def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[A
     return api.with_seeds(expand(pairs), seeds)
 
 
-def _watch(quiet: bool) -> Any:
-    import contextlib
-
-    from rich.console import Console
-
-    from ..running.watch import Watch
-    from .progress import Display
-
-    console = Console(stderr=True)
-    return contextlib.nullcontext(Watch()) if quiet or not console.is_terminal else Display(console)
-
-
 def _show(table: Any, root: Path) -> None:
     from .describe import results_table
 
@@ -182,7 +172,7 @@ def _show(table: Any, root: Path) -> None:
 
 
 def _stopped(root: Path | None) -> NoReturn:
-    """Say how to go on after Ctrl-C outside of the rounds, which say so themselves; typer would end without a word."""
+    """Say how to go on after Ctrl-C. In a round, training says so itself; elsewhere typer would end without a word."""
     saved = root is not None and any((root / name).exists() for name in ("config.json", "index.json"))
     _fail(f"stopped; go on with: acclimate resume {root}" if saved else "stopped before anything was saved", 130)
 
@@ -234,7 +224,7 @@ def _explain(error: Exception) -> NoReturn:
 
 
 def _hint(error: Any) -> None:
-    """Settings are not options: tell click's error how one is written, where an option bears its name."""
+    """Let click's error say how settings are written, where somebody wrote a setting as an option."""
     from dataclasses import fields
 
     from ..experiment import Experiment

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ..core.fit import State
-    from ..running.watch import Watch
 
 
 class _Group(TyperGroup):
@@ -95,69 +88,20 @@ def run(
     from .. import recipes
     from ..recipes import command
     from ..recipes.pages import plain
-    from . import threads
+    from .progress import display
+    from .threads import use_half_of_the_cores
 
     numbers = command.seeds_of(seeds)
     plan = command.planned(name, scale, device, rows or (), columns or (), rounds, fraction)
     for line in command.lacking(plan):
         typer.echo(line)
     command.require_some(plan)
-    threads.steady()
+    use_half_of_the_cores()
     try:
-        with _watch(quiet) as watch:
+        with display(quiet) as watch:
             result = recipes.run(plan, out, numbers, device, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on: what is finished lies in {out}", err=True)
         raise typer.Exit(130) from None
     typer.echo(plain(result))
     typer.echo(command.written(plan, out))
-
-
-def _watch(quiet: bool) -> AbstractContextManager[Watch]:
-    from rich.console import Console
-
-    from ..running.watch import Watch
-
-    console = Console(stderr=True)
-    return nullcontext(Watch()) if quiet or not console.is_terminal else _display(console)
-
-
-def _display(console: Console) -> AbstractContextManager[Watch]:
-    """One bar over the rounds of all trainings, with the time left, and what is at hand beside it."""
-    from contextlib import contextmanager
-
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ..running.watch import Watch
-
-    bars = Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds,"),
-        TimeRemainingColumn(),
-        TextColumn("left; {task.description}", markup=False),
-        console=console,
-        transient=True,
-    )
-
-    class Display(Watch):
-        def suite(self, runs: int) -> None:
-            self.task, self.before, self.here = bars.add_task("", total=runs), 0, 0
-
-        def training(self, label: str, seed: int, done: int, rounds: int) -> None:
-            self.before, self.here = self.before + self.here, done
-            bars.update(self.task, completed=self.before + done, description=f"train {label} (seed {seed})")
-
-        def round(self, state: State) -> None:
-            self.here = state.round
-            bars.update(self.task, completed=self.before + state.round)
-
-        def testing(self, label: str, seed: int, steps: int) -> None:
-            bars.update(self.task, description=f"test {label} (seed {seed})")
-
-    @contextmanager
-    def shown() -> Any:
-        with bars:
-            yield Display()
-
-    return shown()

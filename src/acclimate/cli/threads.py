@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 
-def steady() -> None:
-    """Half of the cores, unless OMP_NUM_THREADS says otherwise.
+def use_half_of_the_cores() -> None:
+    """Let torch use half of the cores, unless OMP_NUM_THREADS says otherwise.
 
-    Small models gain little from more, and lose several times over as soon as anything else runs on the machine.
+    Small models gain little from more cores, and become several times slower as soon as another program needs them.
     """
     import torch
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..core.fit import State
-    from ..running.watch import Watch
     from ..tuning import Grid, Search
 
 
@@ -42,7 +39,8 @@ def tune(
 
     from .. import store, tuning
     from ..experiment.settings import expand, merged
-    from . import threads
+    from .progress import display
+    from .threads import use_half_of_the_cores
 
     if grids:
         typer.echo(_listing(tuning.GRIDS))
@@ -53,9 +51,9 @@ def tune(
         raise store.RunError(f"{root} holds a run, whose report.html a search would replace; choose another --out")
     streams = expand([f"streams={on}"])[0].streams
     console = Console(stderr=True, markup=False)  # values and errors may have square brackets
-    threads.steady()
+    use_half_of_the_cores()
     try:
-        with _watch(quiet, console) as watch:
+        with display(quiet, console) as watch:
             search = tuning.tune(
                 pairs,
                 root,
@@ -65,7 +63,7 @@ def tune(
                 streams,
                 tuning.grid(grid) if grid else None,
                 watch,
-                _teller(console) if not quiet else lambda search, total: None,
+                _reporter(console) if not quiet else lambda search, total: None,
             )
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command with --out {root} goes on where it was", err=True)
@@ -83,11 +81,13 @@ def _listing(grids: tuple[Grid, ...]) -> str:
     return "\n".join(lines)
 
 
-def _teller(console: Console) -> Callable[[Search, int], None]:
-    """A line per trial: its score, the best so far, and how long the rest will take."""
+def _reporter(console: Console) -> Callable[[Search, int], None]:
+    """Prints a line per trial: its score, the best so far, and how long the rest will take."""
+    from .progress import duration
+
     began, before = time.perf_counter(), -1
 
-    def tell(search: Search, total: int) -> None:
+    def report(search: Search, total: int) -> None:
         nonlocal before
         done, best = search.trials, search.best
         before = len(done) - 1 if before < 0 else before  # finished in earlier sessions
@@ -96,18 +96,14 @@ def _teller(console: Console) -> Callable[[Search, int], None]:
         score = f"failed ({last.failed})" if last.score is None else f"{100 * last.score:.1f} %"
         values = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in last.values.items())
         top = f"; best {100 * (best.score or 0):.1f} %" if best else ""
-        left = f"; {_span(each * (total - len(done)))} left" if len(done) < total else ""
+        left = f"; {duration(each * (total - len(done)))} left" if len(done) < total else ""
         console.print(
             f"trial {last.number} ({len(done)} of {total} done): {score} with {values}{top}{left}",
             highlight=False,
             soft_wrap=True,
         )
 
-    return tell
-
-
-def _span(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
+    return report
 
 
 def _show(search: Search) -> None:
@@ -121,41 +117,3 @@ def _show(search: Search) -> None:
     typer.echo("".join(f"  {key} = {value}\n" for key, value in best.values.items()), nl=False)
     typer.echo(f"all trials: {root / 'tune.json'} and {root / 'report.html'}")
     typer.echo(f"test it: acclimate run -c {root / 'best.toml'}")
-
-
-def _watch(quiet: bool, console: Console) -> AbstractContextManager[Watch]:
-    from ..running.watch import Watch
-
-    return nullcontext(Watch()) if quiet or not console.is_terminal else _display(console)
-
-
-def _display(console: Console) -> AbstractContextManager[Watch]:
-    """One bar over all trainings that are left, with the time left, and what is at hand beside it."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    from ..running.watch import Watch
-
-    label = TextColumn("left; {task.description}", markup=False)
-    bars = Progress(BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), label, console=console, transient=True)
-
-    class Display(Watch):
-        def suite(self, runs: int) -> None:
-            self.task, self.finished, self.rounds = bars.add_task("", total=runs), 0, 1
-
-        def training(self, label: str, seed: int, done: int, rounds: int) -> None:
-            self.rounds = rounds
-            bars.update(self.task, completed=self.finished + done / rounds, description=f"{label} (seed {seed})")
-
-        def round(self, state: State) -> None:
-            bars.update(self.task, completed=self.finished + state.round / self.rounds)
-
-        def done(self) -> None:
-            self.finished += 1
-            bars.update(self.task, completed=self.finished)
-
-    @contextmanager
-    def shown() -> Any:
-        with bars:
-            yield Display()
-
-    return shown()

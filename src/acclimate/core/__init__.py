@@ -10,9 +10,9 @@ from .backend import Backend, Engine, Fault, NonFinite, Reply
 from .filter import Arrived, Filter, Sender
 from .fit import Best, State
 from .hetero import Hetero, PublicTask, public_of
-from .local import Loss, Work, train
+from .local import Loss, Work, difference, train
 from .message import Gather, Mean, Partial, Rule, Rules, Sum
-from .method import Method
+from .method import Method, Weighted
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepDecay
 from .personal import Personalizer
 from .rng import Key
@@ -66,9 +66,11 @@ __all__ = [
     "Sum",
     "Task",
     "Tree",
+    "Weighted",
     "Work",
     "Worker",
     "check",
+    "difference",
     "fit",
     "local",
     "message",

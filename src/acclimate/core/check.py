@@ -11,8 +11,16 @@ from types import UnionType
 from typing import Any, Literal
 
 
+class FieldError(ValueError):
+    """Fields of a record hold what they may not; `fields` names them, so that a reader of settings can say which."""
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+
 def _fail(record: Any, field: str, allowed: str) -> None:
-    raise ValueError(f"{type(record).__name__}: {field}={getattr(record, field)!r} must be {allowed}")
+    raise FieldError(f"{type(record).__name__}: {field}={getattr(record, field)!r} must be {allowed}", field)
 
 
 def positive(record: Any, field: str) -> None:

@@ -114,6 +114,12 @@ def train(
     return {"params": {name: merged[name] for name in vars["params"]}, "buffers": buffers}
 
 
+def difference(loss: Loss, vars: Tree, data: Tree, opt: Optimizer, work: Work, key: rng.Key) -> Tree:
+    """What local training adds to the variables: the message of a method that averages model differences."""
+    delta: Tree = tree.sub(train(loss, vars, data, opt, work, key), vars)
+    return delta
+
+
 def clip(grads: Tree, limit: float) -> Tree:
     """Scale a gradient down to at most this global norm."""
     return tree.scale(grads, (limit / (tree.norm(grads) + 1e-6)).clamp_max(1.0))

@@ -1,12 +1,13 @@
-"""The base record of federated training methods."""
+"""The base records of federated training methods."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from . import rng, tree
+from . import check, rng, tree
 from .message import Mean, Rules, Sum
 from .task import Mode, Out, Task
 from .tree import Tree
@@ -19,6 +20,9 @@ class Method:
     Both halves of a method live in one record. `client` is the only function that must be written; the defaults are
     those of a method that averages model differences.
     """
+
+    downlink: ClassVar[tuple[str, ...]] = ("vars",)
+    """The parts of its state that the server sends."""
 
     @property
     def uplink(self) -> Rules:
@@ -38,8 +42,8 @@ class Method:
         return {}
 
     def download(self, task: Task, server: Tree) -> Tree:
-        """What the server sends to every client of the cohort."""
-        return {"vars": server["vars"]}
+        """What the server sends to every client of the cohort: the parts of its state that `downlink` names."""
+        return tree.pick(server, self.downlink)
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         """One client's round: its message (as `uplink` says) and its new private state."""
@@ -63,3 +67,28 @@ class Method:
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         """The deployed model's outputs."""
         return task.apply(model["vars"], x, mode, key)
+
+
+@dataclass(frozen=True)
+class Weighted(Method):
+    """A method that averages model differences, in which clients count by their examples or all alike."""
+
+    weights: Literal["samples", "uniform"] = field(default="samples", kw_only=True)
+    """Whether a client counts by its number of examples or as one."""
+
+    def __post_init__(self) -> None:
+        check.choices(self)
+
+    @property
+    def uplink(self) -> Rules:
+        return {"delta": self.mean, "n": Sum()}
+
+    @property
+    def mean(self) -> Mean:
+        """The mean over clients, by their numbers of examples (the message's group `n`) or with each as one."""
+        return Mean("n" if self.weights == "samples" else None)
+
+    @property
+    def counts(self) -> Rules:
+        """The group `n` where clients count by it, for messages that leave out what nobody reads."""
+        return {"n": Sum()} if self.weights == "samples" else {}

@@ -6,7 +6,7 @@ method, a message or a checkpoint is made of. They never write into an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -110,12 +110,12 @@ def to(a: Any, device: torch.device | str) -> Any:
     return map(lambda x: x.to(device), a)
 
 
-def pick(a: Mapping[str, Any], names: Sequence[str] | frozenset[str]) -> Tree:
+def pick(a: Mapping[str, Any], names: Container[str]) -> Tree:
     """The entries of one dict level that are named, in the dict's own order."""
     return {k: v for k, v in a.items() if k in names}
 
 
-def drop(a: Mapping[str, Any], names: Sequence[str] | frozenset[str]) -> Tree:
+def drop(a: Mapping[str, Any], names: Container[str]) -> Tree:
     """The entries of one dict level that are not named."""
     return {k: v for k, v in a.items() if k not in names}
 

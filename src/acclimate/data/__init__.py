@@ -1,20 +1,20 @@
 """Data sets and partitions: what each client trains on, validates on and is tested on."""
 
-from .base import Dataset
 from .cifar import CIFAR10, CIFAR10_1, CIFAR10C, CIFAR100
+from .dataset import Dataset
 from .digit5 import Digit5
 from .digits import Digits
 from .domains import PACS, DomainNet, OfficeCaltech10, OfficeHome
 from .features import Encoder, Features
 from .fileset import FileDataset
-from .groups import ByDomain, BySuperclass, NaturalUsers
+from .group_partitions import ByDomain, BySuperclass, NaturalUsers
 from .imagenet import ImageNet32, ImageNetVariant
 from .leaf import FEMNIST
 from .mnist import EMNIST, MNIST, FashionMNIST
 from .noisy import Noisy
 from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
-from .public import Public, PublicWorld
+from .public_set import Public, PublicWorld
 from .tinyimagenet import TinyImageNet
 from .vision import STL10, SVHN, USPS
 from .world import Examples, Pool, World

@@ -33,7 +33,7 @@ _LEFT_OVER_S = 24 * 3600
 
 
 @dataclass(frozen=True)
-class Stream:
+class ImageStream:
     """Images that are made batch by batch, so that a set may be larger than memory. `shape` is that of all of them."""
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Stream:
 class Parsed:
     """A data set as read from its files. `test` marks the rows of the official test set."""
 
-    x: np.ndarray | Stream
+    x: np.ndarray | ImageStream
     y: np.ndarray
     classes: tuple[str, ...]
     domain: np.ndarray
@@ -195,9 +195,9 @@ def _write(parsed: Parsed, folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
-def _write_x(x: np.ndarray | Stream, file: Path) -> dict[str, Any]:
-    stream = x if isinstance(x, Stream) else Stream(x.shape, (x[i : i + 4096] for i in range(0, len(x), 4096)))
-    dtype = np.dtype(np.uint8) if isinstance(x, Stream) else x.dtype
+def _write_x(x: np.ndarray | ImageStream, file: Path) -> dict[str, Any]:
+    chunks = (x[i : i + 4096] for i in range(0, len(x), 4096)) if isinstance(x, np.ndarray) else x.chunks
+    stream, dtype = ImageStream(x.shape, chunks), x.dtype if isinstance(x, np.ndarray) else np.dtype(np.uint8)
     rows = 0
     with file.open("wb") as f:
         header = {"descr": dtype.str, "fortran_order": False, "shape": stream.shape}

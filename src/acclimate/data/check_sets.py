@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .base import Dataset
+from .dataset import Dataset
 from .fileset import FileDataset
 from .world import Examples
 

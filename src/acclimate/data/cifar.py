@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..core import check
-from . import files
+from . import formats
 from .cache import Parsed
-from .fileset import FileDataset, Layout, Part, Sources, assemble
+from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble
 from .images import channels_first
 from .pickles import unpickle
 
@@ -86,19 +86,19 @@ class CIFAR10(FileDataset):
         wanted = [(m, part == "test") for part in self.wanted for m in self.members[part]]
         binary, python = ((*(f + n for f in self.folders), *self.folders) for n in self.names)
         which, base, found = self.locate(
-            Layout(binary, tuple(f"{m}.bin" for m, _ in wanted)), Layout(python, tuple(m for m, _ in wanted))
+            FileLayout(binary, tuple(f"{m}.bin" for m, _ in wanted)), FileLayout(python, tuple(m for m, _ in wanted))
         )
         one = self._binary if which == 0 else self._python
 
         def read() -> Parsed:
-            parts = [Part(*one(path), test) for path, (_, test) in zip(found, wanted, strict=True)]
+            parts = [FilePart(*one(path), test) for path, (_, test) in zip(found, wanted, strict=True)]
             return assemble(parts, self.class_names, (type(self).__name__.lower(),))
 
         return Sources(base, found, read)
 
     def _binary(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
-        head, x = files.fixed_records(path, self.heads, _SHAPE)
-        y = files.labels(head[:, -1], len(self.class_names), path)
+        head, x = formats.fixed_records(path, self.heads, _SHAPE)
+        y = formats.labels(head[:, -1], len(self.class_names), path)
         self._check_coarse(head[:, 0], y, path)
         return x, y
 
@@ -108,10 +108,10 @@ class CIFAR10(FileDataset):
         x = data.get("data")
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072 or key not in data:
             raise ValueError(
-                f"{path}: needs 'data' (uint8 [N, 3072]) and '{key}', has {', '.join(data)}; {files.AGAIN}"
+                f"{path}: needs 'data' (uint8 [N, 3072]) and '{key}', has {', '.join(data)}; {formats.AGAIN}"
             )
-        y = files.labels(data[key], len(self.class_names), path)
-        files.pairs(x, y, path)
+        y = formats.labels(data[key], len(self.class_names), path)
+        formats.pairs(x, y, path)
         self._check_coarse(np.asarray(data.get("coarse_labels", ())), y, path)
         return x.reshape(-1, *_SHAPE), y
 
@@ -148,7 +148,7 @@ class CIFAR100(CIFAR10):
 
     def _check_coarse(self, coarse: np.ndarray, y: np.ndarray, path: Path) -> None:
         if len(coarse) and not np.array_equal(coarse, np.array(_COARSE)[y]):
-            raise ValueError(f"{path}: its superclass labels do not fit its class labels; {files.AGAIN}")
+            raise ValueError(f"{path}: its superclass labels do not fit its class labels; {formats.AGAIN}")
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ class CIFAR10_1(FileDataset):
     def sources(self) -> Sources:
         folders = ("CIFAR-10.1/datasets", "CIFAR-10.1", "cifar-10.1", "cifar10.1", "")
         names = tuple(f"cifar10.1_{self.version}_{kind}.npy" for kind in ("data", "labels"))
-        _, base, found = self.locate(Layout(folders, names))
+        _, base, found = self.locate(FileLayout(folders, names))
 
         def read() -> Parsed:
-            x, y = _images(found[0]), files.labels(files.npy(found[1]), 10, found[1])
-            files.pairs(x, y, found[0])
-            return assemble([Part(x, y, True)], self.class_names, ("cifar10.1",))
+            x, y = _images(found[0]), formats.labels(formats.npy(found[1]), 10, found[1])
+            formats.pairs(x, y, found[0])
+            return assemble([FilePart(x, y, True)], self.class_names, ("cifar10.1",))
 
         return Sources(base, found, read)
 
@@ -196,9 +196,9 @@ class CIFAR10C(FileDataset):
     """CIFAR-10-C: the test pictures of CIFAR-10 under common corruptions (Hendrycks and Dietterich, 2019)."""
 
     corruptions: tuple[str, ...] = CORRUPTIONS
-    """Which corruptions; each is a domain and holds all 10,000 pictures."""
+    """The corruptions that are read; each is a domain and holds all 10,000 pictures."""
     severity: int = 5
-    """1 (mild) to 5."""
+    """How strong the corruptions are, from 1 (mild) to 5."""
     mean: tuple[float, ...] = CIFAR10.mean
     std: tuple[float, ...] = CIFAR10.std
 
@@ -230,25 +230,25 @@ class CIFAR10C(FileDataset):
 
     def sources(self) -> Sources:
         names = ("labels.npy", *(f"{c}.npy" for c in self.corruptions))
-        _, base, found = self.locate(Layout(("CIFAR-10-C", "cifar-10-c", "cifar10c", ""), names))
+        _, base, found = self.locate(FileLayout(("CIFAR-10-C", "cifar-10-c", "cifar10c", ""), names))
 
         def read() -> Parsed:
-            y = files.labels(files.npy(found[0]), 10, found[0])
+            y = formats.labels(formats.npy(found[0]), 10, found[0])
             if len(y) % 5:
-                raise ValueError(f"{found[0]}: {len(y)} labels are not five severities of one set; {files.AGAIN}")
+                raise ValueError(f"{found[0]}: {len(y)} labels are not five severities of one set; {formats.AGAIN}")
             rows = slice(len(y) // 5 * (self.severity - 1), len(y) // 5 * self.severity)
             parts = []
             for i, path in enumerate(found[1:]):
                 x = _images(path)
-                files.pairs(x, y, path)
-                parts.append(Part(x[rows], y[rows], True, i))
+                formats.pairs(x, y, path)
+                parts.append(FilePart(x[rows], y[rows], True, i))
             return assemble(parts, self.class_names, self.corruptions)
 
         return Sources(base, found, read)
 
 
 def _images(path: Path) -> np.ndarray:
-    x = files.npy(path, 4)
+    x = formats.npy(path, 4)
     if x.dtype != np.uint8:
-        raise ValueError(f"{path}: images of type {x.dtype}, expected uint8; {files.AGAIN}")
+        raise ValueError(f"{path}: images of type {x.dtype}, expected uint8; {formats.AGAIN}")
     return channels_first(x, str(path))

@@ -1,6 +1,13 @@
-"""Dealing rows out: Dirichlet draws, whole numbers in given proportions, taking turns."""
+"""Dealing rows out: Dirichlet draws, whole numbers in given proportions, taking turns.
+
+How class mixes become rows is a rule with a version. A partition names the version that it was dealt with, so that an
+old run still means the same rows when there is a newer rule.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,3 +69,16 @@ def enough(examples: Pool, clients: int) -> None:
         raise ValueError(f"clients={clients} must be at least 1")
     if clients > len(examples.y):
         raise ValueError(f"clients={clients} must be at most the number of examples, {len(examples.y)}")
+
+
+class Dealing(NamedTuple):
+    """How class mixes become rows."""
+
+    equal: Callable[[list[Tensor], Tensor, list[int], rng.Key], tuple[Tensor, ...]]
+    """Rows per client, from class pools, for clients of given mixes and sizes."""
+    apportion: Callable[[Tensor, int, Tensor], Tensor]
+    """Examples per class, for one client of a given mix and size, from what is left of each class."""
+
+
+RULES = {1: Dealing(equal=take_turns, apportion=apportion)}
+"""The versions that a partition's field `rule` may name. A version that runs were dealt with never changes."""

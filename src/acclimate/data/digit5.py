@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from . import files, images
+from . import formats, images
 from .cache import Parsed
 from .domain_folders import Domains
-from .fileset import Part, Sources, assemble
+from .fileset import FilePart, Sources, assemble
 from .vision import svhn_mat
 
 _MATS = {
@@ -33,7 +33,7 @@ class Digit5(Domains):
     """
 
     domains: tuple[str, ...] = ("mnist", "mnistm", "svhn", "syn", "usps")
-    """Which domains, in the order that numbers them."""
+    """The domains that are read, in the order that numbers them."""
     size: int | None = 32
     """Side to which images are resized; the domains come in 28 and 32."""
     channels: int | None = 3
@@ -73,16 +73,16 @@ class Digit5(Domains):
                 if not npz and domain == "svhn":
                     path = found[domain][part == "test"]
                 x, y = _npz(path) if npz else _mat(path, domain, part)
-                files.pairs(x, y, path)
-                parts.append(Part(images.fit(x, self.size, self.channels), y, part == "test", i))
+                formats.pairs(x, y, path)
+                parts.append(FilePart(images.fit(x, self.size, self.channels), y, part == "test", i))
         return assemble(parts, tuple("0123456789"), self.domains)
 
 
 def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    data = files.npz(path, ("x", "y"))
+    data = formats.npz(path, ("x", "y"))
     if data["x"].dtype != np.uint8:
         raise ValueError(f"{path}: x is of type {data['x'].dtype}, expected uint8; save pixels 0 to 255")
-    return images.channels_first(data["x"], f"{path}: x"), files.labels(data["y"], 10, path)
+    return images.channels_first(data["x"], f"{path}: x"), formats.labels(data["y"], 10, path)
 
 
 def _mat(path: Path, domain: str, part: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
@@ -90,23 +90,23 @@ def _mat(path: Path, domain: str, part: Literal["train", "test"]) -> tuple[np.nd
     if domain == "svhn":
         return svhn_mat(path)
     if domain == "usps":
-        cells = files.mat(path, ("dataset",))["dataset"]
+        cells = formats.mat(path, ("dataset",))["dataset"]
         if cells.shape != (2, 2):
-            raise ValueError(f"{path}: dataset has shape {cells.shape}, expected 2 x 2 cells; {files.AGAIN}")
+            raise ValueError(f"{path}: dataset has shape {cells.shape}, expected 2 x 2 cells; {formats.AGAIN}")
         pixels, label = (np.asarray(c) for c in cells[int(part == "test")])
-        x = files.to_uint8(pixels.astype(np.float64), path).reshape(len(pixels), 1, 28, 28)
-        return x, files.labels(label, 11, path) % 10
+        x = formats.to_uint8(pixels.astype(np.float64), path).reshape(len(pixels), 1, 28, 28)
+        return x, formats.labels(label, 11, path) % 10
     if domain == "syn":
-        data = files.mat(path, (f"{part}_data", f"{part}_label"))
-        return _bytes(data[f"{part}_data"], path), files.labels(data[f"{part}_label"], 10, path)
+        data = formats.mat(path, (f"{part}_data", f"{part}_label"))
+        return _bytes(data[f"{part}_data"], path), formats.labels(data[f"{part}_label"], 10, path)
     name = {"mnist": f"{part}_28", "mnistm": part}[domain]
-    data = files.mat(path, (name, f"label_{part}"))
+    data = formats.mat(path, (name, f"label_{part}"))
     onehot = data[f"label_{part}"]
     if onehot.ndim != 2 or onehot.shape[1] != 10 or not (onehot.sum(1) == 1).all():
-        raise ValueError(f"{path}: label_{part} has shape {onehot.shape}, expected one-hot rows of 10; {files.AGAIN}")
+        raise ValueError(f"{path}: label_{part} has shape {onehot.shape}, expected one-hot rows of 10; {formats.AGAIN}")
     return _bytes(data[name], path), onehot.argmax(1).astype(np.int64)
 
 
 def _bytes(x: np.ndarray, path: Path) -> np.ndarray:
     x = images.channels_first(x, str(path))
-    return x if x.dtype == np.uint8 else files.to_uint8(x.astype(np.float64), path, 0.0, 255.0)
+    return x if x.dtype == np.uint8 else formats.to_uint8(x.astype(np.float64), path, 0.0, 255.0)

@@ -8,7 +8,7 @@ import torch
 
 from ..core import check, rng
 from . import drawing
-from .base import Dataset
+from .dataset import Dataset
 from .world import Examples
 
 _DRAW_SEED = 1797  # the drawings belong to the data set, not to an experiment's seed

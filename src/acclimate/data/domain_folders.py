@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import files, images
+from . import formats, images
 from .fileset import FileDataset, Sources, listed, text_lines
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -19,7 +19,7 @@ class Domains(FileDataset):
     """A set with domains, of which some may be chosen. The order of `domains` numbers them."""
 
     domains: tuple[str, ...] = ()
-    """Which domains, in the order that numbers them."""
+    """The domains that are read, in the order that numbers them."""
 
     every: ClassVar[tuple[str, ...]] = ()
     """All domains that there are."""
@@ -137,11 +137,11 @@ class DomainFolders(Domains):
                     where, _, label = line.rpartition(" ")
                     pieces = where.split("/")
                     if len(pieces) < 3 or not label.isdigit() or int(label) < self.first_label:
-                        raise ValueError(f"{path}: line {k + 1} is not 'domain/class/image label'; {files.AGAIN}")
+                        raise ValueError(f"{path}: line {k + 1} is not 'domain/class/image label'; {formats.AGAIN}")
                     number = int(label) - self.first_label
                     if names.setdefault(number, pieces[-2]) != pieces[-2]:
                         raise ValueError(
-                            f"{path}: line {k + 1} gives {pieces[-2]} the label of {names[number]}; {files.AGAIN}"
+                            f"{path}: line {k + 1} gives {pieces[-2]} the label of {names[number]}; {formats.AGAIN}"
                         )
                     if part in self.wanted:
                         rows.append((folders[self.domains[i]] / pieces[-2] / pieces[-1], number, i, part == "test"))
@@ -150,7 +150,7 @@ class DomainFolders(Domains):
         if gaps or twice or not rows:
             what = f"no file has the label {gaps[0] + self.first_label}" if gaps else "they are empty"
             what = f"{twice[0]} has two labels" if twice and not gaps else what
-            raise ValueError(f"{base}: official lists: {what}; {files.AGAIN}")
+            raise ValueError(f"{base}: official lists: {what}; {formats.AGAIN}")
         return rows, tuple(names[i] for i in sorted(names))
 
 

@@ -18,7 +18,7 @@ class PACS(DomainFolders):
     """
 
     domains: tuple[str, ...] = ("art_painting", "cartoon", "photo", "sketch")
-    """Which domains, in the order that numbers them."""
+    """The domains that are read, in the order that numbers them."""
 
     every: ClassVar[tuple[str, ...]] = ("art_painting", "cartoon", "photo", "sketch")
     places: ClassVar[tuple[str, ...]] = (
@@ -61,7 +61,7 @@ class OfficeCaltech10(DomainFolders):
     """The ten classes that Office-31 and Caltech-256 share, in four domains; or Office-10 (Gong et al., 2012)."""
 
     domains: tuple[str, ...] = ("amazon", "caltech10", "dslr", "webcam")
-    """Which domains, in the order that numbers them."""
+    """The domains that are read, in the order that numbers them."""
 
     every: ClassVar[tuple[str, ...]] = ("amazon", "caltech10", "dslr", "webcam")
     places: ClassVar[tuple[str, ...]] = (
@@ -88,7 +88,7 @@ class OfficeHome(DomainFolders):
     """65 classes of things at home and in offices, in four domains (Venkateswara et al., 2017)."""
 
     domains: tuple[str, ...] = ("art", "clipart", "product", "real_world")
-    """Which domains, in the order that numbers them."""
+    """The domains that are read, in the order that numbers them."""
 
     every: ClassVar[tuple[str, ...]] = ("art", "clipart", "product", "real_world")
     places: ClassVar[tuple[str, ...]] = (
@@ -112,7 +112,7 @@ class DomainNet(DomainFolders):
     """345 classes in six domains (Peng et al., 2019). The official lists are those of the cleaned version."""
 
     domains: tuple[str, ...] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-    """Which domains, in the order that numbers them."""
+    """The domains that are read, in the order that numbers them."""
 
     every: ClassVar[tuple[str, ...]] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     places: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net", "")

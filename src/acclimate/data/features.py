@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..core import check
 from ..ops import disk_cache
-from .base import Dataset
+from ..ops.hashing import content_hash
+from .dataset import Dataset
 from .digits import Digits
 from .world import Examples
 from .wrapping import refuse_ignored
@@ -40,11 +41,11 @@ class Features(Dataset):
     """
 
     data: Dataset = Digits()
-    """Where the images come from."""
+    """The data set that the images come from."""
     encoder: Encoder | None = None
-    """What encodes them, e.g. `models.Frozen(backbones=("efficientnet-lite0",))`."""
+    """The encoder of the images, e.g. `models.Frozen(backbones=("efficientnet-lite0",))`."""
     batch: int = 128
-    """Images that are encoded at once."""
+    """How many images are encoded at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +73,7 @@ class Features(Dataset):
                 _show(len(done) * self.batch, len(x), start)
             return torch.cat(done)
 
-        return disk_cache.remembered("features", disk_cache.fingerprint("features/1", name, x), make, least=1)
+        return disk_cache.remembered("features", content_hash("features/1", name, x), make, least=1)
 
 
 def _show(done: int, total: int, start: float) -> None:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..core import check
 from ..ops.places import DATA, data_root
-from . import cache, files, images
-from .base import Dataset
-from .cache import Parsed, Stream
+from . import cache, formats, images
+from .cache import ImageStream, Parsed
+from .dataset import Dataset
 from .world import Examples
 
 
-class Layout(NamedTuple):
+class FileLayout(NamedTuple):
     """One way in which a set may lie on disk: folders to look in (relative to the root), and files that must be there.
 
     A file may have several spellings, separated by `|`.
@@ -42,7 +42,7 @@ class Sources(NamedTuple):
     """What else decides what `read` gives, for the cache key: lists of classes, fingerprints."""
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Examples of one file, for `assemble`."""
 
     x: np.ndarray
@@ -56,13 +56,13 @@ class FileDataset(Dataset):
     """A data set in files. A new one defines `sources`; reading, caching, resizing and errors are done here."""
 
     root: str = ""
-    """Folder that holds the data sets; empty: the one that the environment variable ACCLIMATE_DATA names."""
+    """Folder that holds the data sets; where it is empty, the environment variable ACCLIMATE_DATA names the folder."""
     part: Literal["all", "train", "test"] = "all"
     """Official training set, official test set, or both (training rows first)."""
     size: int | None = None
-    """Side to which images are resized (bilinear, to a square); None: as they are."""
+    """Side to which images are resized (bilinear, to a square); None leaves them as they are."""
     channels: int | None = None
-    """1 makes grey images, 3 makes RGB ones; None: as they are, image files RGB."""
+    """1 makes grey images, 3 makes RGB ones; None leaves arrays as they are, and reads image files as RGB."""
 
     superclass: ClassVar[tuple[int, ...] | None] = None
     """The superclass of every class, by number, where a set has them."""
@@ -120,7 +120,7 @@ class FileDataset(Dataset):
 
     def _fit(self, sources: Sources) -> Parsed:
         parsed = sources.read()
-        if isinstance(parsed.x, Stream) or parsed.x.dtype != np.uint8:
+        if isinstance(parsed.x, ImageStream) or parsed.x.dtype != np.uint8:
             return parsed
         return dataclasses.replace(parsed, x=images.fit(parsed.x, self.size, self.channels))
 
@@ -138,7 +138,7 @@ class FileDataset(Dataset):
         """The data root: `root`, else what ACCLIMATE_DATA names, else None."""
         return data_root(self.root)
 
-    def locate(self, *layouts: Layout) -> tuple[int, Path, list[Path]]:
+    def locate(self, *layouts: FileLayout) -> tuple[int, Path, list[Path]]:
         """The first layout that is complete: its number, its folder, its files in order."""
         root, lacking = self.folder(), ""
         for number, layout in enumerate(layouts):
@@ -167,7 +167,7 @@ class FileDataset(Dataset):
         return FileNotFoundError(f"{name}: {place}. Needed: {self.needs}. Get it from {self.origin}")
 
 
-def assemble(parts: Iterable[Part], classes: tuple[str, ...], domains: tuple[str, ...]) -> Parsed:
+def assemble(parts: Iterable[FilePart], classes: tuple[str, ...], domains: tuple[str, ...]) -> Parsed:
     """One set of the examples of several files, official training rows first."""
     ordered = sorted(parts, key=lambda p: p.test)  # stable: files keep their order within a part
     shapes = {p.x.shape[1:] for p in ordered}
@@ -205,7 +205,7 @@ def text_lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as e:
-        raise ValueError(f"{path}: not a text file ({e}); {files.AGAIN}") from e
+        raise ValueError(f"{path}: not a text file ({e}); {formats.AGAIN}") from e
 
 
 def _spelled(folder: Path, names: str) -> Path | None:

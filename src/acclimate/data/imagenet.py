@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..core import check
-from . import files, images
-from .cache import Parsed, Stream
-from .fileset import FileDataset, Layout, Sources, listed, text_lines
+from . import formats, images
+from .cache import ImageStream, Parsed
+from .fileset import FileDataset, FileLayout, Sources, listed, text_lines
 from .pickles import unpickle
 
 _HALF = (0.5, 0.5, 0.5)
@@ -35,9 +35,9 @@ class ImageNet32(FileDataset):
     """ImageNet downsampled to 32 x 32, RGB (Chrabaszcz et al., 2017), from its npz (or pickle) batches."""
 
     shared: bool = False
-    """Keep only the classes that ImageNet-A and ImageNet-R share (their folders must lie in the same root)."""
+    """Whether only classes that ImageNet-A and ImageNet-R share are kept (their folders must lie in the same root)."""
     classes_file: str = ""
-    """Keep only the classes (WordNet ids, one per line) that this file in the root lists."""
+    """A file in the root that lists the classes to keep (WordNet ids, one per line); without one, all are kept."""
     mean: tuple[float, ...] = _HALF
     std: tuple[float, ...] = _HALF
 
@@ -63,7 +63,7 @@ class ImageNet32(FileDataset):
         batches: list[tuple[Path, bool]] = []
         for part in self.wanted:
             names = tuple(f"{m}.npz|{m}" for m in members[part])
-            _, base, found = self.locate(Layout(self.folders, names))
+            _, base, found = self.locate(FileLayout(self.folders, names))
             batches += [(f, part == "test") for f in found]
         root = self.folder()
         assert root is not None  # locate has found something in it
@@ -81,7 +81,7 @@ class ImageNet32(FileDataset):
         new = np.full(len(names), -1)
         classes = names if chosen is None else chosen
         new[[names.index(c) for c in classes]] = np.arange(len(classes))
-        labels = [new[files.labels(_batch(f, "labels"), len(names), f, first=1)] for f, _ in batches]
+        labels = [new[formats.labels(_batch(f, "labels"), len(names), f, first=1)] for f, _ in batches]
         keep = [np.flatnonzero(y >= 0) for y in labels]
         y = np.concatenate([y[k] for y, k in zip(labels, keep, strict=True)])
         test = np.repeat([t for _, t in batches], [len(k) for k in keep])
@@ -91,13 +91,13 @@ class ImageNet32(FileDataset):
                 data = _batch(path, "data")
                 if data.dtype != np.uint8 or data.shape != (len(found), 3072):
                     raise ValueError(
-                        f"{path}: data is {data.dtype}{data.shape}, expected uint8 [N, 3072]; {files.AGAIN}"
+                        f"{path}: data is {data.dtype}{data.shape}, expected uint8 [N, 3072]; {formats.AGAIN}"
                     )
                 if len(rows):
                     yield images.fit(data.reshape(-1, 3, 32, 32)[rows], self.size, self.channels)
 
         side = self.size or 32
-        x = Stream((len(y), self.channels or 3, side, side), chunks())
+        x = ImageStream((len(y), self.channels or 3, side, side), chunks())
         return Parsed(x, y, classes, np.zeros(len(y), np.int64), ("imagenet32",), test)
 
 
@@ -107,9 +107,9 @@ class ImageNetVariant(FileDataset):
 
     variant: Literal["a", "r", "v2"] = "a"
     shared: bool = False
-    """Keep only the classes that ImageNet-A and ImageNet-R share (their folders must lie in the same root)."""
+    """Whether only classes that ImageNet-A and ImageNet-R share are kept (their folders must lie in the same root)."""
     classes_file: str = ""
-    """Keep only the classes (WordNet ids, one per line) that this file in the root lists."""
+    """A file in the root that lists the classes to keep (WordNet ids, one per line); without one, all are kept."""
     size: int | None = 32
     """Side to which images are resized (bilinear, to a square); they come in many sizes."""
     mean: tuple[float, ...] = _HALF
@@ -210,17 +210,17 @@ def _clsloc(record: FileDataset) -> tuple[str, ...] | None:
     for k, line in enumerate(text_lines(file)):
         wnid, number, *_ = [*line.split(), "", ""]
         if not number.isdigit() or int(number) in ids:
-            raise ValueError(f"{file}: line {k + 1} is not 'WNID NUMBER NAME'; {files.AGAIN}")
+            raise ValueError(f"{file}: line {k + 1} is not 'WNID NUMBER NAME'; {formats.AGAIN}")
         ids[int(number)] = wnid
     if sorted(ids) != list(range(1, len(ids) + 1)):
-        raise ValueError(f"{file}: its numbers are not 1 to {len(ids)}; {files.AGAIN}")
+        raise ValueError(f"{file}: its numbers are not 1 to {len(ids)}; {formats.AGAIN}")
     return tuple(ids[i] for i in sorted(ids))
 
 
 def _batch(path: Path, name: str) -> np.ndarray:
     if path.suffix == ".npz":
-        return files.npz(path, (name,))[name]
+        return formats.npz(path, (name,))[name]
     data = unpickle(path)
     if name not in data:
-        raise ValueError(f"{path}: has no '{name}'; {files.AGAIN}")
+        raise ValueError(f"{path}: has no '{name}'; {formats.AGAIN}")
     return np.asarray(data[name])

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .cache import Stream
-from .files import AGAIN, lazy
+from .cache import ImageStream
+from .formats import AGAIN, lazy
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".gif", ".tif", ".tiff")
 
@@ -44,13 +44,13 @@ def classes(folder: Path, inner: str = "") -> dict[str, list[Path]]:
     return found
 
 
-def stream(files: Sequence[Path], size: int | None, channels: int | None) -> Stream:
+def stream(files: Sequence[Path], size: int | None, channels: int | None) -> ImageStream:
     """The images of files, decoded while they are written to the cache."""
     if not files:
         raise ValueError("a data set has no image files")
     pillow()  # say what to install before anything else happens
     first = decode(files[0], size, channels)
-    return Stream((len(files), *first.shape), _decoded(files, size, channels, first.shape))
+    return ImageStream((len(files), *first.shape), _decoded(files, size, channels, first.shape))
 
 
 def _decoded(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import files
+from . import formats
 from .cache import Parsed
 from .fileset import FileDataset, Sources
 
@@ -59,7 +59,7 @@ class FEMNIST(FileDataset):
                 users.append(np.full(len(y), numbers.setdefault(user, len(numbers))))
                 tests.append(np.full(len(y), test))
         if not xs:
-            raise ValueError(f"{found[0][0]}: no user has any example; {files.AGAIN}")
+            raise ValueError(f"{found[0][0]}: no user has any example; {formats.AGAIN}")
         y = np.concatenate(ys)
         return Parsed(
             x=np.concatenate(xs),
@@ -80,23 +80,23 @@ def _users(path: Path, classes: int) -> list[tuple[str, np.ndarray, np.ndarray]]
         names, data = list(body["users"]), body["user_data"]
         sizes = dict(zip(names, body.get("num_samples", ()), strict=False))
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise ValueError(f"{path}: not LEAF's json with 'users' and 'user_data' ({e!r}); {files.AGAIN}") from e
+        raise ValueError(f"{path}: not LEAF's json with 'users' and 'user_data' ({e!r}); {formats.AGAIN}") from e
     out = []
     for name in names:
         try:
             x = np.asarray(data[name]["x"], np.float32)
-            y = files.labels(data[name]["y"], classes, path)
+            y = formats.labels(data[name]["y"], classes, path)
         except (KeyError, TypeError) as e:
-            raise ValueError(f"{path}: user {name!r} has no 'x' and 'y' ({e!r}); {files.AGAIN}") from e
+            raise ValueError(f"{path}: user {name!r} has no 'x' and 'y' ({e!r}); {formats.AGAIN}") from e
         except ValueError as e:
             raise ValueError(f"{path}: user {name!r}: {e}") from e
         if len(y) == 0:
             continue
         if x.shape != (len(y), 784) or sizes.get(name, len(y)) != len(y):
-            said = sizes.get(name, len(y))
+            promised = sizes.get(name, len(y))
             raise ValueError(
-                f"{path}: user {name!r} has x of shape {x.shape}, {len(y)} labels and num_samples {said}, "
-                f"expected 784 pixels and a label for every sample; {files.AGAIN}"
+                f"{path}: user {name!r} has x of shape {x.shape}, {len(y)} labels and num_samples {promised}, "
+                f"expected 784 pixels and a label for every sample; {formats.AGAIN}"
             )
-        out.append((str(name), files.to_uint8(x, path).reshape(-1, 1, 28, 28), y))
+        out.append((str(name), formats.to_uint8(x, path).reshape(-1, 1, 28, 28), y))
     return out

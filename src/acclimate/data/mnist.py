@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ..core import check
-from . import files
-from .fileset import FileDataset, Layout, Part, Sources, assemble
+from . import formats
+from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble
 
 _DIGITS = tuple(string.digits)
 _MERGED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")  # letters whose cases look alike are one class
@@ -46,18 +46,18 @@ class MNIST(FileDataset):
             for p in self.wanted
             for stem, kind in (("images", "idx3"), ("labels", "idx1"))
         ]
-        _, base, found = self.locate(Layout(self.folders, tuple(names)))
+        _, base, found = self.locate(FileLayout(self.folders, tuple(names)))
         return Sources(
             base, found, lambda: assemble(self._read(found), self._classes(), (type(self).__name__.lower(),))
         )
 
-    def _read(self, found: list[Path]) -> list[Part]:
+    def _read(self, found: list[Path]) -> list[FilePart]:
         out = []
         for part, images, labels in zip(self.wanted, found[::2], found[1::2], strict=True):
-            x = self._upright(files.idx(images, 3))
-            y = files.labels(files.idx(labels, 1), len(self._classes()), labels, self._first())
-            files.pairs(x, y, images)
-            out.append(Part(x[:, None], y, part == "test"))
+            x = self._upright(formats.idx(images, 3))
+            y = formats.labels(formats.idx(labels, 1), len(self._classes()), labels, self._first())
+            formats.pairs(x, y, images)
+            out.append(FilePart(x[:, None], y, part == "test"))
         return out
 
     def _prefixes(self) -> tuple[str, str]:
@@ -112,7 +112,7 @@ class EMNIST(MNIST):
     """Handwritten letters and digits of NIST, 28 x 28, grey, in MNIST's format (Cohen et al., 2017)."""
 
     subset: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced"
-    """Which of the six published selections."""
+    """The one of the six published selections that is read."""
     mean: tuple[float, ...] = (0.1751,)
     std: tuple[float, ...] = (0.3332,)
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from . import files, images
-from .cache import Parsed, Stream
+from . import formats, images
+from .cache import ImageStream, Parsed
 from .fileset import FileDataset, Sources, listed
 
 
@@ -59,7 +59,7 @@ class Arrays(_Own):
         return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes"})
 
     def _read(self, path: Path) -> Parsed:
-        data = files.npz(path, ("x", "y"), ("domain", "user", "test", "classes", "domains"))
+        data = formats.npz(path, ("x", "y"), ("domain", "user", "test", "classes", "domains"))
         n = _rows(data, path)
         y, classes = _numbered(data["y"], data.get("classes"), path, "y")
         one: Numbered = np.zeros(n, np.int64), (path.stem,)
@@ -116,9 +116,9 @@ def _numbered(values: np.ndarray, names: np.ndarray | None, path: Path, what: st
     if values.dtype.kind in "US":
         return _by_name(values.astype(str), names, path, what)
     count = len(names) if names is not None else max(int(values.max(initial=0)) + 1, 1)
-    told = tuple(str(n) for n in (names.tolist() if names is not None else range(count)))
+    given = tuple(str(n) for n in (names.tolist() if names is not None else range(count)))
     try:
-        return files.labels(values, count, path), told
+        return formats.labels(values, count, path), given
     except ValueError as e:
         raise ValueError(f"{e} (in the array {what})") from e
 
@@ -128,15 +128,15 @@ def _by_name(values: np.ndarray, names: np.ndarray | None, path: Path, what: str
     found, numbers = np.unique(values, return_inverse=True)
     if names is None:
         return numbers.astype(np.int64), tuple(found.tolist())
-    told = tuple(names.astype(str).tolist())
-    allowed = ", ".join(told[:10]) + (", ..." if len(told) > 10 else "")
-    if len(set(told)) != len(told):
+    given = tuple(names.astype(str).tolist())
+    allowed = ", ".join(given[:10]) + (", ..." if len(given) > 10 else "")
+    if len(set(given)) != len(given):
         raise ValueError(f"{path}: the names for {what} must differ from each other, but are {allowed}")
-    place = {name: i for i, name in enumerate(told)}
+    place = {name: i for i, name in enumerate(given)}
     if unknown := [name for name in found.tolist() if name not in place]:
         row = int(np.flatnonzero(values == unknown[0])[0])
         raise ValueError(f"{path}: {what}[{row}] is {unknown[0]!r}, allowed are the names for {what}: {allowed}")
-    return np.array([place[name] for name in found.tolist()], np.int64)[numbers], told
+    return np.array([place[name] for name in found.tolist()], np.int64)[numbers], given
 
 
 def _grouped(values: np.ndarray, path: Path, what: str) -> Numbered:
@@ -204,22 +204,22 @@ class HuggingFace(_Own):
     """A set of images from the Hugging Face hub, or one saved with `save_to_disk` in the data root."""
 
     dataset: str = ""
-    """Its name on the hub (`ylecun/mnist`), or a folder."""
+    """The set's name on the hub (`ylecun/mnist`), or a folder."""
     config: str = ""
-    """Its configuration, where it has several."""
+    """The set's configuration, where it has several."""
     image: str = ""
-    """The column of images; empty: image or img."""
+    """The column of images; where it is empty, image or img."""
     label: str = ""
-    """The column of labels; empty: label, labels or fine_label."""
+    """The column of labels; where it is empty, label, labels or fine_label."""
     domain: str = ""
-    """A column that says the domain."""
+    """A column that names the domain of an example."""
     user: str = ""
-    """A column that says whose an example is."""
+    """A column that names the person or device an example comes from."""
 
     needs: ClassVar[str] = "set on the Hugging Face hub"
 
     def sources(self) -> Sources:
-        hub = files.lazy("datasets", "acclimate[huggingface]", "HuggingFace")
+        hub = formats.lazy("datasets", "acclimate[huggingface]", "HuggingFace")
         images.pillow()
         parts = self._open(hub)
         # The files are in the hub's own cache; fingerprints name their content.
@@ -256,7 +256,7 @@ class HuggingFace(_Own):
             users, names = _grouped(np.concatenate([np.asarray(d[column]) for d in sets]), Path(self.dataset), column)
         test = np.repeat([p == "test" for p, _ in parts], [len(d) for d in sets])
         first = images.to_array(sets[0][0][image], self.size, self.channels)
-        x = Stream((len(y), *first.shape), self._chunks(sets, image, first.shape))
+        x = ImageStream((len(y), *first.shape), self._chunks(sets, image, first.shape))
         return Parsed(x, y, classes, domain, domains, test, users, names)
 
     def _chunks(self, sets: Sequence[Any], column: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
@@ -281,5 +281,5 @@ class HuggingFace(_Own):
 
 def _column(sets: Sequence[Any], name: str) -> Numbered:
     values = np.concatenate([np.asarray(d[name]) for d in sets])
-    told = getattr(sets[0].features[name], "names", None)
-    return _numbered(values, None if told is None else np.asarray(told), Path(name), name)
+    names = getattr(sets[0].features[name], "names", None)
+    return _numbered(values, None if names is None else np.asarray(names), Path(name), name)

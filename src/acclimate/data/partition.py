@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..core import check, rng
-from .dealing import deal, enough, shuffled, take_turns
+from .dealing import RULES, deal, enough, shuffled
 from .world import Pool
 
 
@@ -46,6 +46,8 @@ class Dirichlet(Partition):
     sizes: Literal["equal", "natural"] = "equal"
     floor: int = 10
     """The least number of examples of a client, for natural sizes."""
+    rule: Literal[1] = field(default=1, kw_only=True)
+    """Version of the dealing rule; a run names the one it was dealt with."""
 
     def __post_init__(self) -> None:
         check.positive(self, "alpha")
@@ -60,7 +62,7 @@ class Dirichlet(Partition):
             return self._natural(pools, clients, key)
         mixes = rng.dirichlet(rng.fold(key, "mix"), self.alpha, clients, classes)
         sizes = [len(part) for part in torch.arange(len(examples.y)).tensor_split(clients)]
-        return take_turns(pools, mixes, sizes, key)
+        return RULES[self.rule].equal(pools, mixes, sizes, key)
 
     def _natural(self, pools: list[Tensor], clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         if sum(map(len, pools)) < self.floor * clients:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from . import files, images
-from .fileset import FileDataset, Layout, Sources, listed, text_lines
+from . import formats, images
+from .fileset import FileDataset, FileLayout, Sources, listed, text_lines
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TinyImageNet(FileDataset):
 
     def sources(self) -> Sources:
         lists = ("wnids.txt", *(("val/val_annotations.txt",) if "test" in self.wanted else ()))
-        _, base, found = self.locate(Layout(("tiny-imagenet-200", "TinyImageNet", "tiny-imagenet", ""), lists))
+        _, base, found = self.locate(FileLayout(("tiny-imagenet-200", "TinyImageNet", "tiny-imagenet", ""), lists))
         classes = tuple(sorted(text_lines(found[0])))
         rows: list[tuple[Path, int, int, bool]] = []
         if "train" in self.wanted:
@@ -40,7 +40,7 @@ class TinyImageNet(FileDataset):
             by_class = images.classes(base / "train", "images")
             if odd := sorted(set(by_class) ^ set(classes)):
                 raise ValueError(
-                    f"{base / 'train'}: its folders and wnids.txt differ, for example in {odd[0]}; {files.AGAIN}"
+                    f"{base / 'train'}: its folders and wnids.txt differ, for example in {odd[0]}; {formats.AGAIN}"
                 )
             rows += [(f, i, 0, False) for i, c in enumerate(classes) for f in by_class[c]]
         if "test" in self.wanted:
@@ -54,7 +54,7 @@ class TinyImageNet(FileDataset):
             name, wnid, *_ = [*line.split("\t"), ""]
             if wnid not in number:
                 raise ValueError(
-                    f"{notes}: line {k + 1} names the class {wnid!r}, which wnids.txt lacks; {files.AGAIN}"
+                    f"{notes}: line {k + 1} names the class {wnid!r}, which wnids.txt lacks; {formats.AGAIN}"
                 )
             file = notes.parent / "images" / name
             out.append((file, number[wnid], 0, True))

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import files
-from .fileset import FileDataset, Layout, Part, Sources, assemble
+from . import formats
+from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble
 
 _DIGITS = tuple(string.digits)
 
@@ -40,34 +40,34 @@ class USPS(FileDataset):
     def sources(self) -> Sources:
         folders = ("USPS", "usps", "USPS/raw", "")
         text = tuple({"train": "usps.bz2|usps", "test": "usps.t.bz2|usps.t"}[p] for p in self.wanted)
-        which, base, found = self.locate(Layout(folders, text), Layout(folders, ("usps.h5",)))
+        which, base, found = self.locate(FileLayout(folders, text), FileLayout(folders, ("usps.h5",)))
         read = self._text if which == 0 else self._h5
         return Sources(base, found, lambda: assemble(read(found), _DIGITS, ("usps",)))
 
-    def _text(self, found: list[Path]) -> list[Part]:
+    def _text(self, found: list[Path]) -> list[FilePart]:
         out = []
         for part, path in zip(self.wanted, found, strict=True):
-            y, x = files.libsvm(path, 256)
-            pixels = files.to_uint8(x, path, -1.0, 1.0).reshape(-1, 1, 16, 16)
-            out.append(Part(pixels, files.labels(y, 10, path, first=1), part == "test"))
+            y, x = formats.libsvm(path, 256)
+            pixels = formats.to_uint8(x, path, -1.0, 1.0).reshape(-1, 1, 16, 16)
+            out.append(FilePart(pixels, formats.labels(y, 10, path, first=1), part == "test"))
         return out
 
-    def _h5(self, found: list[Path]) -> list[Part]:
+    def _h5(self, found: list[Path]) -> list[FilePart]:
         path, out = found[0], []
-        h5py = files.lazy("h5py", "h5py", "reading usps.h5 (usps.bz2 needs nothing)")
+        h5py = formats.lazy("h5py", "h5py", "reading usps.h5 (usps.bz2 needs nothing)")
         try:
             with h5py.File(path, "r") as f:
                 arrays = [(np.array(f[p]["data"]), np.array(f[p]["target"])) for p in self.wanted]
         except (OSError, KeyError, ValueError) as e:
             raise ValueError(
-                f"{path}: lacks train/data, train/target, test/data or test/target ({e}); {files.AGAIN}"
+                f"{path}: lacks train/data, train/target, test/data or test/target ({e}); {formats.AGAIN}"
             ) from e
         for part, (x, y) in zip(self.wanted, arrays, strict=True):
             if x.size != len(x) * 256:
-                raise ValueError(f"{path}: {part}/data has shape {x.shape}, expected 256 pixels each; {files.AGAIN}")
-            pixels = files.to_uint8(x, path).reshape(-1, 1, 16, 16)
-            out.append(Part(pixels, files.labels(y, 10, path), part == "test"))
-            files.pairs(pixels, out[-1].y, path)
+                raise ValueError(f"{path}: {part}/data has shape {x.shape}, expected 256 pixels each; {formats.AGAIN}")
+            pixels = formats.to_uint8(x, path).reshape(-1, 1, 16, 16)
+            out.append(FilePart(pixels, formats.labels(y, 10, path), part == "test"))
+            formats.pairs(pixels, out[-1].y, path)
         return out
 
 
@@ -76,7 +76,7 @@ class SVHN(FileDataset):
     """Street view house numbers, cropped digits, 32 x 32, RGB (Netzer et al., 2011)."""
 
     extra: bool = False
-    """Add the 531,131 easier digits of extra_32x32.mat to the training set."""
+    """Whether the 531,131 easier digits of extra_32x32.mat are added to the training set."""
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
@@ -102,24 +102,24 @@ class SVHN(FileDataset):
         extra = ["extra"] if self.extra and "train" in self.wanted else []
         names = [*self.wanted, *extra]
         spelled = tuple(f"{n}_32x32.mat|svhn_{n}_32x32.mat" for n in names)
-        _, base, found = self.locate(Layout(("SVHN", "svhn", ""), spelled))
+        _, base, found = self.locate(FileLayout(("SVHN", "svhn", ""), spelled))
 
-        def read() -> list[Part]:
-            return [Part(*svhn_mat(path), name == "test") for name, path in zip(names, found, strict=True)]
+        def read() -> list[FilePart]:
+            return [FilePart(*svhn_mat(path), name == "test") for name, path in zip(names, found, strict=True)]
 
         return Sources(base, found, lambda: assemble(read(), _DIGITS, ("svhn",)))
 
 
 def svhn_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of one of SVHN's files, in which the label of zero is 10."""
-    data = files.mat(path, ("X", "y"))
+    data = formats.mat(path, ("X", "y"))
     if data["X"].ndim != 4 or data["X"].shape[2] != 3 or data["X"].dtype != np.uint8:
         raise ValueError(
-            f"{path}: X is {data['X'].dtype}{data['X'].shape}, expected uint8 [32, 32, 3, N]; {files.AGAIN}"
+            f"{path}: X is {data['X'].dtype}{data['X'].shape}, expected uint8 [32, 32, 3, N]; {formats.AGAIN}"
         )
     x = data["X"].transpose(3, 2, 0, 1)
-    y = files.labels(data["y"], 11, path) % 10
-    files.pairs(x, y, path)
+    y = formats.labels(data["y"], 11, path) % 10
+    formats.pairs(x, y, path)
     return x, y
 
 
@@ -146,15 +146,15 @@ class STL10(FileDataset):
 
     def sources(self) -> Sources:
         names = tuple(f"{p}_{kind}.bin" for p in self.wanted for kind in "Xy")
-        _, base, found = self.locate(Layout(("stl10_binary", "STL10/stl10_binary", "stl10", "STL10", ""), names))
+        _, base, found = self.locate(FileLayout(("stl10_binary", "STL10/stl10_binary", "stl10", "STL10", ""), names))
 
-        def read() -> list[Part]:
+        def read() -> list[FilePart]:
             out = []
             for part, images, labels in zip(self.wanted, found[::2], found[1::2], strict=True):
-                _, x = files.fixed_records(images, 0, (3, 96, 96))
-                y = files.labels(np.frombuffer(labels.read_bytes(), np.uint8), 10, labels, first=1)
-                files.pairs(x, y, images)
-                out.append(Part(x.transpose(0, 1, 3, 2), y, part == "test"))  # the file goes column by column
+                _, x = formats.fixed_records(images, 0, (3, 96, 96))
+                y = formats.labels(np.frombuffer(labels.read_bytes(), np.uint8), 10, labels, first=1)
+                formats.pairs(x, y, images)
+                out.append(FilePart(x.transpose(0, 1, 3, 2), y, part == "test"))  # the file goes column by column
             return out
 
         return Sources(base, found, lambda: assemble(read(), self.class_names, ("stl10",)))

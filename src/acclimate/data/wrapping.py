@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from .base import Dataset
+from .dataset import Dataset
 from .digits import Digits
 from .world import Examples
 
@@ -16,7 +16,7 @@ class Wrapper(Dataset):
     """The examples of another data set, and its mean and std where this record has none; all else is this record's."""
 
     data: Dataset = Digits()
-    """Where the examples come from."""
+    """The data set that the examples come from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,5 +43,7 @@ def refuse_ignored(record: Dataset, inner: Dataset) -> None:
     for field in fields(inner):
         value = getattr(inner, field.name)
         if field.name in fixed and value not in (field.default, getattr(record, field.name)):
-            said = f"{name}: {field.name}={value!r} of its data {other} would do nothing"
-            raise ValueError(f"{said}; set {field.name} of {name} itself, not of {other}")
+            raise ValueError(
+                f"{name}: {field.name}={value!r} of its data {other} would do nothing; "
+                f"set {field.name} of {name} itself, not of {other}"
+            )

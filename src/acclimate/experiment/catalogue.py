@@ -258,16 +258,60 @@ def kind_of(base: type) -> Kind | None:
     return None
 
 
-def nearest_entry(record: Any) -> tuple[str, list[str]]:
-    """The catalogue name that is nearest to a record, and the `field=value` settings in which the record differs."""
-    best: tuple[str, list[str]] | None = None
-    for kind in KINDS:
-        for name, entry in kind.entries.items():
-            if type(entry) is type(record):
-                changes = differences(entry, record)
-                if best is None or len(changes) < len(best[1]):
-                    best = (name, changes)
-    return best or (type(record).__name__, _own_changes(record))
+def entry_of(record: Any) -> tuple[str, list[str]]:
+    """The catalogue name of a record, and the `field=value` settings in which it differs from that entry.
+
+    A class has one entry, or a first one and presets. A record is of the preset with most settings of its own that the
+    record shares (see `_shares`), and else of the first entry. A user's own class has its own name.
+    """
+    same = {n: e for kind in KINDS for n, e in kind.entries.items() if type(e) is type(record)}
+    if not same:
+        return type(record).__name__, _own_changes(record)
+    first, *presets = same
+    own = {n: presets_settings(same[first], same[n]) for n in presets}
+    fitting = [n for n in presets if _shares(same[first], record, own[n])]
+    word = max(fitting, key=lambda n: (same[n] == record, len(own[n])), default=first)
+    return word, differences(same[word], record)
+
+
+def presets_settings(first: Any, preset: Any, path: str = "") -> dict[str, Any]:
+    """The settings, by dotted path, that make a preset out of its class's first entry."""
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(preset):
+        a, b = getattr(first, f.name), getattr(preset, f.name)
+        if a != b and dataclasses.is_dataclass(b) and type(a) is type(b):
+            out |= presets_settings(a, b, f"{path}{f.name}.")
+        elif a != b:
+            out[path + f.name] = b
+    return out
+
+
+def _shares(first: Any, record: Any, settings: dict[str, Any]) -> bool:
+    """Whether a record has these settings of a preset: the same words and switches, whatever the other numbers.
+
+    A number that one of preset and first entry sets to nothing (0 or None) is a switch: FedTTA-Prox is FedTTA with any
+    `mu` but 0. Where a preset has no word and no switch of its own, its numbers must be the same.
+    """
+    switches = {p: v for p, v in settings.items() if not _is_number(v) or not v or not _at(first, p)}
+    for path, value in (switches or settings).items():
+        own = _at(record, path)
+        if dataclasses.is_dataclass(value):
+            if type(own) is not type(value):
+                return False
+        elif own != value and not (path in switches and _is_number(value) and value and own):
+            return False
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _at(record: Any, path: str) -> Any:
+    """The value at a dotted path; None where the record there is of another kind."""
+    for part in path.split("."):
+        record = getattr(record, part, None)
+    return record
 
 
 def _own_changes(record: Any) -> list[str]:
@@ -283,12 +327,12 @@ def _own_changes(record: Any) -> list[str]:
 
 def name(record: Any) -> str:
     """The catalogue name of a record, whatever its settings; the class name of a user's own."""
-    return nearest_entry(record)[0]
+    return entry_of(record)[0]
 
 
 def label(record: Any) -> str:
     """A record in one word, settings included: `fedprox(mu=0.5)`."""
-    word, changes = nearest_entry(record)
+    word, changes = entry_of(record)
     return f"{word}({', '.join(changes)})" if changes else word
 
 

@@ -4,36 +4,66 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
-from . import catalogue
+from . import catalogue, names
 
 
 class ConfigError(ValueError):
     """A setting that cannot be: says which, what it was, and what is allowed."""
 
 
-def encode(value: Any, hint: Any = Any) -> Any:
-    """A record as plain JSON; `type` names its class (`module:Class` for classes that are not acclimate's).
+def encode(value: Any, hint: Any = Any, former: bool = False) -> Any:
+    """A record as plain JSON; `type` names its class (see `names`).
 
     `hint` is the type of the field that holds the value: a whole number in a field of floats is written as a float,
-    because it is read back as one, and a record and its copy from a file must have one hash.
+    because it is read back as one, and a record and its copy from a file must have one hash. With `former`, classes
+    have the names that version 0.1.0.dev0 gave them, which the hashes in its files are made of.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = _hints(type(value))
-        body = {f.name: encode(getattr(value, f.name), hints.get(f.name, Any)) for f in dataclasses.fields(value)}
-        return {"type": _class_name(type(value)), **body}
+        body = {n: encode(v, hints.get(n, Any), former) for n, v in _fields(value).items()}
+        return {"type": _name(type(value), former), **body}
     if isinstance(value, list | tuple):
-        return [encode(v, h) for v, h in zip(value, _hints_inside(hint, len(value)), strict=True)]
+        inner = zip(value, _hints_inside(hint, len(value)), strict=True)
+        return [encode(v, h, former) for v, h in inner]
     if isinstance(value, int) and not isinstance(value, bool) and _is_float(hint):
         return float(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return {"type": "python", "name": catalogue.identity(value)}
+
+
+RULE = "rule"
+"""The field that names the version of a rule by which data is dealt or changed. A file without it means version 1."""
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """The fields that are written: all but a rule's first version, which files of earlier versions do not name."""
+    known = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    return {n: v for n, v in known.items() if n != RULE or v != 1}
+
+
+def _name(cls: type, former: bool) -> str:
+    """What a class is called in a file. A user's own class is known from then on: the user passed it."""
+    name = names.name_of(cls)
+    if former:
+        return names.FORMER.get(name, name)
+    if not names.is_known(cls):
+        names.allow(cls)
+    return name
+
+
+def renamed(value: Any) -> Any:
+    """An encoded record whose classes have their public names, whatever version wrote it."""
+    if isinstance(value, Mapping):
+        name = value.get("type")
+        own = {"type": names.OLD.get(name, name)} if isinstance(name, str) else {}
+        return {k: renamed(v) for k, v in value.items()} | own
+    return [renamed(v) for v in value] if isinstance(value, list) else value
 
 
 @functools.cache
@@ -74,11 +104,6 @@ def by_name(value: Any) -> Any:
     return [by_name(v) for v in value] if isinstance(value, list) else value
 
 
-def _class_name(cls: type) -> str:
-    module = cls.__module__.removeprefix("acclimate.") if cls.__module__.startswith("acclimate.") else cls.__module__
-    return f"{module}:{cls.__qualname__}"
-
-
 def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
     """The inverse of `encode`, with every field checked."""
     if isinstance(value, Mapping):
@@ -90,6 +115,8 @@ def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
         cls = _resolve(str(value.get("type", "")), where)
         hints = typing.get_type_hints(cls)
         fields = {k: v for k, v in value.items() if k != "type"}
+        if RULE in hints:
+            fields.setdefault(RULE, 1)
         if unknown := [k for k in fields if k not in {f.name for f in dataclasses.fields(cls)}]:
             raise ConfigError(f"{where}: {cls.__name__} has no field '{unknown[0]}'; written by another version?")
         return _make(cls, {k: decode(v, hints[k], f"{where}.{k}") for k, v in fields.items()}, where)
@@ -102,17 +129,20 @@ def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
 
 
 def _resolve(name: str, where: str) -> type:
-    module, _, qualname = name.partition(":")
-    if not qualname:
+    """The class that a file names, out of those that may be named."""
+    module, colon, _ = name.partition(":")
+    if not colon:
         raise ConfigError(f"{where}: '{name}' must be 'module:Class'")
-    for full in (f"acclimate.{module}", module):
-        try:
-            cls = getattr(importlib.import_module(full), qualname, None)
-        except ImportError:
-            continue
-        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-            return cls
-    raise ConfigError(f"{where}: cannot find the record '{name}'; is its module on the Python path?")
+    try:
+        cls = names.class_of(name)
+    except (ImportError, AttributeError, TypeError) as e:
+        raise ConfigError(f"{where}: cannot find the record '{name}', which {names.ALLOW} names: {e}") from e
+    if cls is not None:
+        return cls
+    raise ConfigError(
+        f"{where}: cannot find the record '{name}': it is not acclimate's. If it is your own, allow it by "
+        f"`{names.ALLOW}={name}` (with `{module}` on the Python path) or `acclimate.allow(...)`, or pass it again"
+    )
 
 
 def _make(cls: type, fields: dict[str, Any], where: str) -> Any:

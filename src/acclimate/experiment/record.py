@@ -20,12 +20,14 @@ from ..methods import FedAvg
 from ..models import CNN
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
-from . import catalogue
+from . import catalogue, names
 from .encoding import ConfigError, by_name, decode, encode
 
 SCHEMA = "acclimate.config/1"
 EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "analysis")
 """Fields that do not change what is trained: experiments that differ in them alone share one training."""
+RUNTIME_FIELDS = ("backend", "device")
+"""Fields that say where it is trained: a checkpoint may be gone on with elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ class Experiment:
         if not 0 < self.participation <= 1:
             raise ValueError(f"Experiment: participation={self.participation!r} must be above 0 and at most 1")
         if self.cohort is not None and not 1 <= self.cohort <= self.data.clients:
-            raise ValueError(
-                f"Experiment: cohort={self.cohort} must be between 1 and the number of clients, {self.data.clients}"
+            raise check.FieldError(
+                f"Experiment: cohort={self.cohort} must be between 1 and the number of clients, {self.data.clients}",
+                "cohort",
+                "clients",
             )
         for f in self.filters:
             if self.cohort_size < f.least:
@@ -100,18 +104,26 @@ class Experiment:
         own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed", "analysis")}
         out = catalogue.differences(replace(Experiment(), **own), self)
         for part in ("method", "personal"):
-            out += [f"{part}.{change}" for change in catalogue.nearest_entry(own[part])[1]]
+            out += [f"{part}.{change}" for change in catalogue.entry_of(own[part])[1]]
         return out + _entry_settings("adapters", self.adapters) + _entry_settings("streams", self.streams)
 
-    def training_hash(self, exact: bool = False) -> str:
-        """Names what is trained: equal for experiments that differ only in how they are tested.
+    def identity(self) -> str:
+        """Names what a checkpoint is of: equal for experiments that train the same, wherever they run it.
 
-        Python objects count by name; with `exact`, also by what they hold (a module's weights), which a checkpoint
-        brings itself but two runs that are to share one training must have in common.
+        Python objects count by name: a checkpoint brings what they hold (a module's weights).
         """
-        rest = {k: v for k, v in encode(self).items() if k not in EVALUATION_FIELDS}
-        rest = rest if exact else by_name(rest)
-        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+        return _hash(by_name(self._trained(RUNTIME_FIELDS)))
+
+    def identities(self) -> tuple[str, str]:
+        """All names by which a checkpoint may know this training, today's first."""
+        return self.identity(), self.former_hash()
+
+    def training_hash(self) -> str:
+        """Names a training that can be shared: equal for experiments that differ only in how they are tested.
+
+        Backend and device count, whose last bits differ, and Python objects count by what they hold.
+        """
+        return _hash(self._trained())
 
     def history_hash(self) -> str:
         """Names what training leaves behind, its learning curves included: equal where a training can be shared.
@@ -119,7 +131,21 @@ class Experiment:
         With `analysis` the curves are measured with personaliser and adapter on the streams, so these count too.
         """
         curves = encode((self.personal, self.adapters, self.streams)) if self.analysis else None
-        return self.training_hash(exact=True) + hashlib.sha256(json.dumps(curves).encode()).hexdigest()[:16]
+        return self.training_hash() + _hash(curves)
+
+    def former_hash(self, exact: bool = False) -> str:
+        """What version 0.1.0.dev0 called this training in checkpoints; with `exact`, in the names of result files."""
+        fields = self._trained(former=True)
+        return _hash(fields if exact else by_name(fields))
+
+    def _trained(self, without: tuple[str, ...] = (), former: bool = False) -> dict[str, Any]:
+        """The encoded fields that change what is trained."""
+        left_out = (*EVALUATION_FIELDS, *without)
+        return {k: v for k, v in encode(self, former=former).items() if k not in left_out}
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _entry_settings(part: str, records: Sequence[Any]) -> list[str]:
@@ -127,7 +153,7 @@ def _entry_settings(part: str, records: Sequence[Any]) -> list[str]:
 
     Entries that share a name are left out: tables name them with their settings already (`catalogue.distinct`).
     """
-    entries = [catalogue.nearest_entry(r) for r in records]
+    entries = [catalogue.entry_of(r) for r in records]
     names = [name for name, _ in entries]
     return [f"{part}.{n}.{change}" for n, changes in entries for change in changes if names.count(n) == 1]
 
@@ -148,3 +174,6 @@ def loads(text: str, **given: Any) -> Experiment:
         raise ConfigError(f"config.json: schema={found!r} must be '{SCHEMA}'")
     value = {k: v for k, v in body["experiment"].items() if k not in given}
     return typing.cast(Experiment, replace(decode(value), **given))
+
+
+names.allow(Experiment)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
-import re
 import tomllib
 import traceback
 import types
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core import Method, Personalizer
+from ..core.check import FieldError
 from . import catalogue
 from .catalogue import nearest
 from .encoding import ConfigError
@@ -132,16 +132,16 @@ class _Draft:
 
     record: Any
     fields: dict[str, Any] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     """The keys of the settings that concern it, as they were typed."""
 
     def get(self, name: str) -> Any:
         """The field's value so far, itself perhaps a draft."""
         return self.fields[name] if name in self.fields else getattr(self.record, name)
 
-    def put(self, name: str, value: Any, said: str) -> _Draft:
+    def put(self, name: str, value: Any, key: str) -> _Draft:
         """A copy with this field set."""
-        return _Draft(self.record, {**self.fields, name: value}, (*self.said, said))
+        return _Draft(self.record, {**self.fields, name: value}, (*self.keys, key))
 
 
 def _drafts(pairs: Iterable[tuple[str, Any]], base: Any) -> list[_Draft]:
@@ -177,34 +177,35 @@ def _made(value: Any) -> Any:
     try:
         return replace(value.record, **fields)
     except (TypeError, ValueError) as e:
-        raise ConfigError(f"{_to_blame(value.said, str(e))}: {e}") from e
+        raise ConfigError(f"{', '.join(_concerned(value, e))}: {e}") from e
 
 
-def _to_blame(said: Sequence[str], message: str) -> str:
-    """The settings that an error names, or else all that concern the record."""
-    words = set(re.findall(r"\w+", message))
-    return ", ".join(dict.fromkeys([s for s in said if s.rpartition(".")[2] in words] or said))
+def _concerned(draft: _Draft, error: Exception) -> list[str]:
+    """The settings of the fields that an error is about, or else all that concern the record."""
+    fields = error.fields if isinstance(error, FieldError) else ()
+    own = [key for key in draft.keys if key.rpartition(".")[2] in fields]
+    return list(dict.fromkeys(own or draft.keys))
 
 
-def _assign(draft: _Draft, path: list[str], value: Any, said: str) -> list[_Draft]:
+def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft]:
     """Copies of `draft` with the field at `path` set: one, or several for a sweep."""
     name, rest = path[0], path[1:]
     names = [f.name for f in dataclasses.fields(draft.record)]
     if name not in names:
-        raise NoSuchField(f"{said}: {type(draft.record).__name__} has no '{name}'; {nearest(name, names)}")
+        raise NoSuchField(f"{key}: {type(draft.record).__name__} has no '{name}'; {nearest(name, names)}")
     old, news = draft.get(name), list[Any]()
     if rest and isinstance(old, tuple):
-        news = _assign_inside(old, rest, value, said)
+        news = _assign_inside(old, rest, value, key)
     elif rest:
         inner = _drafted(old)
         if not dataclasses.is_dataclass(inner.record):
-            raise NoSuchField(f"{said}: '{name}' is {old!r}, which has no fields")
-        news = _assign(inner, rest, value, said)
+            raise NoSuchField(f"{key}: '{name}' is {old!r}, which has no fields")
+        news = _assign(inner, rest, value, key)
     elif name == "method" and _names_personal(value):
-        return _with_personal(draft, value, said)
+        return _with_personal(draft, value, key)
     else:
-        news = _parse(value, typing.get_type_hints(type(draft.record))[name], said)
-    return [draft.put(name, n, said) for n in news]
+        news = _parse(value, typing.get_type_hints(type(draft.record))[name], key)
+    return [draft.put(name, n, key) for n in news]
 
 
 def _drafted(value: Any) -> _Draft:
@@ -225,66 +226,66 @@ def _names_personal(method: Any) -> bool:
     return "+" in str(method)
 
 
-def _with_personal(draft: _Draft, value: Any, said: str) -> list[_Draft]:
+def _with_personal(draft: _Draft, value: Any, key: str) -> list[_Draft]:
     """`method=fedavg+finetune,fedbn`: a method with its personaliser."""
     out = []
     for item in value if isinstance(value, list) else str(value).split(","):
         method, plus, personal = str(item).partition("+")
         if plus and not personal:
             names = ", ".join(catalogue.PERSONALS)
-            raise ConfigError(f"{said}: '{item}' must name a personaliser after the '+'; allowed: {names}")
-        made = draft.put("method", _lookup(method, catalogue.kind_of(Method), said), said)
+            raise ConfigError(f"{key}: '{item}' must name a personaliser after the '+'; allowed: {names}")
+        chosen = draft.put("method", _lookup(method, catalogue.kind_of(Method), key), key)
         if personal:
-            made = made.put("personal", _lookup(personal, catalogue.kind_of(Personalizer), said), said)
-        out.append(made)
+            chosen = chosen.put("personal", _lookup(personal, catalogue.kind_of(Personalizer), key), key)
+        out.append(chosen)
     return out
 
 
-def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, said: str) -> list[tuple[Any, ...]]:
+def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, key: str) -> list[tuple[Any, ...]]:
     """`adapters.tent.steps=2`: the entries of a tuple are addressed by their catalogue names."""
     drafts = [_drafted(i) for i in items]
     labels = [catalogue.name(d.record) for d in drafts]
     if path[0] not in labels:
-        raise NoSuchField(f"{said}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
+        raise NoSuchField(f"{key}: no entry '{path[0]}' to set a field of; {nearest(path[0], labels)}")
     if len(path) < 2:
         names = [f.name for f in dataclasses.fields(drafts[labels.index(path[0])].record)]
-        raise ConfigError(f"{said}: set its fields instead, {said}.FIELD=...; allowed: {', '.join(names) or 'none'}")
+        raise ConfigError(f"{key}: set its fields instead, {key}.FIELD=...; allowed: {', '.join(names) or 'none'}")
     pairs = zip(drafts, labels, strict=True)
-    return list(itertools.product(*(_assign(d, path[1:], value, said) if n == path[0] else [d] for d, n in pairs)))
+    return list(itertools.product(*(_assign(d, path[1:], value, key) if n == path[0] else [d] for d, n in pairs)))
 
 
-def _parse(value: Any, hint: Any, said: str) -> list[Any]:
+def _parse(value: Any, hint: Any, key: str) -> list[Any]:
     """All values that a setting names for a field of this type: several make a sweep."""
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]
-        return [tuple(_one(v, inner, said) for v in items)]
+        return [tuple(_one(v, inner, key) for v in items)]
     items = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
     if not items:
-        raise ConfigError(f"{said}: [] must have at least one value")
-    return [_one(v, hint, said) for v in items]
+        raise ConfigError(f"{key}: [] must have at least one value")
+    return [_one(v, hint, key) for v in items]
 
 
-def _one(value: Any, hint: Any, said: str) -> Any:
+def _one(value: Any, hint: Any, key: str) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(hint)
         if type(None) in options and (value is None or str(value).lower() == "none"):
             return None
-        return _one(value, next(o for o in options if o is not type(None)), said)
+        return _one(value, next(o for o in options if o is not type(None)), key)
     if origin is Literal:
         allowed = typing.get_args(hint)
         if value not in allowed:
-            raise ConfigError(f"{said}: {value!r} is not possible; {nearest(str(value), [str(a) for a in allowed])}")
+            raise ConfigError(f"{key}: {value!r} is not possible; {nearest(str(value), [str(a) for a in allowed])}")
         return value
     if kind := catalogue.kind_of(hint):
-        return _lookup(value, kind, said)
+        return _lookup(value, kind, key)
     if hint in (bool, int, float, str):
-        return _scalar(value, hint, said)
-    raise ConfigError(f"{said}: set its fields instead, for example {said}.{dataclasses.fields(hint)[0].name}=...")
+        return _scalar(value, hint, key)
+    raise ConfigError(f"{key}: set its fields instead, for example {key}.{dataclasses.fields(hint)[0].name}=...")
 
 
-def _scalar(value: Any, hint: type, said: str) -> Any:
+def _scalar(value: Any, hint: type, key: str) -> Any:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     try:
         if hint is bool:
@@ -295,42 +296,42 @@ def _scalar(value: Any, hint: type, said: str) -> Any:
             raise ValueError
         return hint(value)
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise ConfigError(f"{said}: {value!r} is not {words[hint]}") from None
+        raise ConfigError(f"{key}: {value!r} is not {words[hint]}") from None
 
 
-def _lookup(name: Any, kind: catalogue.Kind | None, said: str) -> Any:
+def _lookup(name: Any, kind: catalogue.Kind | None, key: str) -> Any:
     """A record by its catalogue name, or a user's own by `module:Class`."""
     assert kind is not None
     own = " (or your own as module:Class)"
     if not isinstance(name, str):
-        raise ConfigError(f"{said}: {name!r} is not a name; allowed: {', '.join(kind.entries)}{own}")
+        raise ConfigError(f"{key}: {name!r} is not a name; allowed: {', '.join(kind.entries)}{own}")
     if ":" in name:
-        return _own(name, kind, said)
+        return _own(name, kind, key)
     if name not in kind.entries:
-        raise ConfigError(f"{said}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
+        raise ConfigError(f"{key}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
     return kind.entries[name]
 
 
-def _own(name: str, kind: catalogue.Kind, said: str) -> Any:
+def _own(name: str, kind: catalogue.Kind, key: str) -> Any:
     """A user's own record. Their code may fail in any way: the error names the place, and is chained to theirs."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as e:
-        raise ConfigError(f"{said}: cannot import '{name}': {e}") from e
+        raise ConfigError(f"{key}: cannot import '{name}': {e}") from e
     except Exception as e:
-        raise ConfigError(f"{said}: cannot import '{name}': {_place(e)}{type(e).__name__}: {_words(e)}") from e
+        raise ConfigError(f"{key}: cannot import '{name}': {_place(e)}{type(e).__name__}: {_words(e)}") from e
     try:
-        made = found() if isinstance(found, type) else found
+        chosen = found() if isinstance(found, type) else found
     except Exception as e:
         where = "" if isinstance(e, TypeError | ValueError) else _place(e)
         raise ConfigError(
-            f"{said}: cannot make '{name}' without arguments: {where}{_words(e)}; every field needs a default that is "
+            f"{key}: cannot make '{name}' without arguments: {where}{_words(e)}; every field needs a default that is "
             "possible, or name a record of it instead of the class"
         ) from e
-    if not isinstance(made, kind.base):
-        raise ConfigError(f"{said}: '{name}' is a {type(made).__name__}, not a {kind.base.__name__}")
-    return made
+    if not isinstance(chosen, kind.base):
+        raise ConfigError(f"{key}: '{name}' is a {type(chosen).__name__}, not a {kind.base.__name__}")
+    return chosen
 
 
 def _words(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core import Filter, Rules, Sender, Tree, check, rng
-from .groups import chosen, clipped, unknown
+from .message_parts import chosen, clipped, unknown
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Clip(Filter):
 
     norm: float = 1.0
     groups: tuple[str, ...] = ()
-    """The groups that are clipped; none named: all. Integers are left alone."""
+    """The groups that are clipped; all, where none is named. Integers are left alone."""
     each: bool = False
     """Whether every group has this norm for itself, instead of all together."""
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..core import Filter, Rules, Sender, Tree, rng
-from .groups import map_keyed, unknown
+from .message_parts import map_keyed, unknown
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Codec(Filter):
 
     encodes: ClassVar[bool] = True
     parts: ClassVar[tuple[str, ...]] = ()
-    """The names under which an encoded tensor's pieces travel; names that no model has."""
+    """The names under which an encoded tensor's pieces travel. No model has such names."""
 
     groups: tuple[str, ...] = ()
-    """The groups that are encoded; none named: all. Integers (counts) are always sent as they are."""
+    """The groups that are encoded; all, where none is named. Integers (counts) are always sent as they are."""
 
     def refusal(self, rules: Rules) -> str | None:
         return unknown(self.groups, rules)

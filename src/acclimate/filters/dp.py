@@ -21,13 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from ..core import Arrived, Filter, Gather, Mean, Rules, Sender, Tree, check, rng, tree
 from . import accounting
 from .accounting import Accountant
-from .groups import clipped, map_keyed
+from .message_parts import as_float, clipped, map_keyed
 from .secret import normal
 
 NUMBER = "id"
@@ -39,18 +38,18 @@ class _Gaussian(Filter):
     """What central and local DP share: clipping, what is withheld, and which messages are refused."""
 
     no_weights: ClassVar[str] = ""
-    """What is wrong with a weight, as the end of a sentence about it."""
+    """Why a weight is refused, as the end of a sentence about it."""
 
     clip: float = 1.0
     """C: the Euclidean norm, over all groups together, to which a message is scaled down."""
     noise: float = 1.0
     """z: the noise's standard deviation over C."""
     delta: float = 1e-5
-    """The probability for which epsilon need not hold; well below one over the number of clients."""
+    """The probability for which epsilon need not hold; it should be well below one over the number of clients."""
     withhold: tuple[str, ...] = ("n",)
     """Groups that are sent as zeros: what a method with uniform weights sends and does not need."""
     accountant: Accountant = "rdp"
-    """`rdp` (quick) or `pld` (tighter; slow and large for little noise)."""
+    """The accountant of epsilon: `rdp` is quick, `pld` is tighter, but slow and large for little noise."""
     secret: str = ""
     """The environment variable with the secret of whoever adds the noise, a new one each run; empty in simulations."""
 
@@ -72,7 +71,7 @@ class _Gaussian(Filter):
 
     def bounded(self, up: Tree) -> Tree:
         """The message with zeros for what is withheld, and the rest, in floating point, clipped together."""
-        rest = tree.map(_real, tree.drop(up, self.withhold))
+        rest = tree.map(as_float, tree.drop(up, self.withhold))
         return {**up, **tree.zeros(tree.pick(up, self.withhold)), **clipped(rest, self.clip)}
 
     def noised(self, part: Any, std: float, key: rng.Key) -> Any:
@@ -163,7 +162,3 @@ def _number(up: Tree, sender: Sender) -> Tree:
     if not isinstance(given, Tensor) or given.is_floating_point() or given.shape != sender.client.shape:
         return {}
     return {NUMBER: sender.client.to(given.dtype)}
-
-
-def _real(x: Tensor) -> Tensor:
-    return x if x.is_floating_point() else x.to(torch.float32)

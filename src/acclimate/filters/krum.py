@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..core import Tree, check, tree
-from .groups import floats
-from .robust import Robust, masked_mean, real, wide
+from .message_parts import as_float, floats
+from .robust import Robust, masked_mean, wide
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Krum(Robust):
     def reduce(self, groups: Tree, there: dict[str, Tensor]) -> Tree:
         self._enough(len(tree.leaves(groups)[0]))
         best = scores(groups, self.liars).argsort(stable=True)[: self.select]
-        return {g: tree.map(lambda x, t=there[g]: _mean_of(real(x), t, best), part) for g, part in groups.items()}
+        return {g: tree.map(lambda x, t=there[g]: _mean_of(as_float(x), t, best), part) for g, part in groups.items()}
 
     def _enough(self, clients: int) -> None:
         if clients <= 2 * self.liars + 2 or self.select > clients - self.liars - 2:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import Tree, tree
-from .robust import Robust, ranked, real
+from .robust import Robust, ranked
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Median(Robust):
     """Each coordinate's median over clients: right as long as fewer than half of them lie (Yin et al., ICML 2018)."""
 
     def reduce(self, groups: Tree, there: dict[str, Tensor]) -> Tree:
-        return {g: tree.map(lambda x, t=there[g]: median(real(x), t), part) for g, part in groups.items()}
+        return {g: tree.map(lambda x, t=there[g]: median(x, t), part) for g, part in groups.items()}
 
 
 def median(x: Tensor, there: Tensor) -> Tensor:

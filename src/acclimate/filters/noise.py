@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import Filter, Rules, Sender, Tree, check, rng
 from ..ops.noise import Kind, perturbed
-from .groups import chosen, map_keyed, unknown
+from .message_parts import chosen, map_keyed, unknown
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Noise(Filter):
     p: float = 0.1
     """The share of noise in what is sent; 0 sends the message as it is."""
     groups: tuple[str, ...] = ()
-    """The groups that get noise; none named: all. Integers (counts) are sent as they are."""
+    """The groups that get noise; all, where none is named. Integers (counts) are sent as they are."""
 
     def __post_init__(self) -> None:
         check.choices(self)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core import Arrived, Filter, Gather, Mean, Rules, Sum, Tree, rng, tree
+from .message_parts import as_float
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,6 @@ def presence(groups: Tree, group: str, rules: Rules) -> Tensor:
     return torch.ones(first.shape[0], dtype=torch.bool, device=first.device)
 
 
-def real(x: Tensor) -> Tensor:
-    """As floating point."""
-    return x if x.is_floating_point() else x.to(torch.float32)
-
-
 def wide(there: Tensor, x: Tensor) -> Tensor:
     """`there` with as many axes as `x`."""
     return there.reshape(there.shape + (1,) * (x.dim() - there.dim())).expand(x.shape)
@@ -74,7 +70,7 @@ def wide(there: Tensor, x: Tensor) -> Tensor:
 
 def ranked(x: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     """Each coordinate's values over clients in ascending order, absent ones last; and how many are there."""
-    present = wide(there, x)
+    x, present = as_float(x), wide(there, x)
     return torch.where(present, x, torch.full_like(x, torch.inf)).sort(0).values, present.sum(0)
 
 

@@ -24,7 +24,7 @@ class TopK(Codec):
     parts: ClassVar[tuple[str, ...]] = ("topk.index", "topk.value", "topk.shape")
 
     share: float = 0.1
-    """Of each tensor's entries, rounded up. Tensors that would not become smaller are sent whole."""
+    """The share of each tensor's entries that is sent, rounded up. Tensors that would not shrink are sent whole."""
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

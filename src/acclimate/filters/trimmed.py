@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import Tree, check, tree
-from .robust import Robust, masked_mean, ranked, real
+from .robust import Robust, masked_mean, ranked
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class TrimmedMean(Robust):
     """Each coordinate's mean without its largest and smallest values (Yin et al., ICML 2018)."""
 
     share: float = 0.2
-    """Cut from each end: floor(share * clients) values. Bears up to that many clients who lie."""
+    """The share that is cut from each end, floor(share * clients) values. The mean bears as many clients who lie."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
@@ -24,9 +24,7 @@ class TrimmedMean(Robust):
             raise ValueError(f"TrimmedMean: share={self.share!r} must be below 0.5: something must be left")
 
     def reduce(self, groups: Tree, there: dict[str, Tensor]) -> Tree:
-        return {
-            g: tree.map(lambda x, t=there[g]: trimmed_mean(real(x), t, self.share), part) for g, part in groups.items()
-        }
+        return {g: tree.map(lambda x, t=there[g]: trimmed_mean(x, t, self.share), part) for g, part in groups.items()}
 
 
 def trimmed_mean(x: Tensor, there: Tensor, share: float) -> Tensor:

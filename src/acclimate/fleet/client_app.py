@@ -1,32 +1,36 @@
-"""The Flower ClientApp: takes a request apart, lets the site answer, and puts the answer together.
+"""The Flower ClientApp: it reads a request, lets the site answer, and writes the answer.
 
-Private states are in `Context.state`, where Flower hands them from message to message, and in files beside the node's
-data, which outlive the node's process. Files are the truth; the context saves reading them.
+Private states are in `Context.state`, which Flower passes from message to message, and in files beside the node's data,
+which outlive the node's process. The files are the truth; the context saves reading them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import OrderedDict
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
+from ..backends.flower.protocol import Version, version_conflict
 from ..core import tree
 from ..experiment import loads
-from .records import dressed, flat_of, pack, skeleton, unpack
+from .records import branches, flat_of, pack, rebuilt, unpack, version_of
 from .site import Place, Site
 from .vault import Memory, Vault, safe
 
 app = ClientApp()
 HELD = "held"
+log = logging.getLogger("acclimate")
 
 
 def place_of(context: Context) -> Place:
-    """What the node was told of itself when it was started."""
+    """Which part of the federation this node is, as its --node-config says."""
     config = context.node_config
     missing = [name for name in ("node", "nodes", "site") if name not in config]
     if missing:
@@ -38,15 +42,18 @@ def place_of(context: Context) -> Place:
 
 
 def respond(message: Message, context: Context) -> Message:
-    """Answer one request of the server."""
+    """Answer one request of the server. A server with another acclimate is refused before anything else is read."""
+    if conflict := version_conflict(server=version_of(message.content), node=Version()):
+        log.error(conflict)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, conflict), reply_to=message)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    trees, words = unpack(message.content)
-    place, run = place_of(context), str(words["run"])
+    trees, fields = unpack(message.content)
+    place, run = place_of(context), str(fields["run"])
     vault = Vault(place.folder / "runs" / safe("run", run), remembered(context.state, run))
-    site = Site(place, loads(json.dumps(words["experiment"])), run, vault)
-    made, told = site.answer(message.metadata.message_type.partition(".")[0], trees, words)
+    site = Site(place, loads(json.dumps(fields["experiment"])), run, vault)
+    answer = site.answer(message.metadata.message_type.partition(".")[0], trees, fields)
     remember(context.state, run, vault.memory)
-    return Message(pack(made, told), reply_to=message)
+    return Message(pack(*answer), reply_to=message)
 
 
 app.query()(respond)
@@ -60,15 +67,15 @@ def remembered(state: RecordDict, run: str) -> Memory:
     if held is None or held["run"] != run:
         return {}
     index = json.loads(str(held["index"]))
-    return {int(c): (v, dressed(bones, flat_of(state.array_records[f"mine.{c}"]))) for c, (v, bones) in index.items()}
+    return {int(c): (v, rebuilt(shape, flat_of(state.array_records[f"mine.{c}"]))) for c, (v, shape) in index.items()}
 
 
 def remember(state: RecordDict, run: str, memory: Memory) -> None:
-    """Put private states into the context; those of another run go."""
+    """Put private states into the context; those of another run are removed."""
     for name in [n for n in state if n.startswith("mine.")]:
         del state[name]
     for client, (_, mine) in memory.items():
         flat = {k: v.contiguous() for k, v in tree.flatten(mine).items()}
         state[f"mine.{client}"] = ArrayRecord(OrderedDict(flat))
-    index = {str(c): (version, skeleton(mine)) for c, (version, mine) in memory.items()}
+    index = {str(c): (version, branches(mine)) for c, (version, mine) in memory.items()}
     state[HELD] = ConfigRecord({"run": run, "index": json.dumps(index)})

@@ -7,15 +7,12 @@ from typing import Any
 
 from .. import store
 from ..backends.flower.engine import FlowerEngine
-from ..backends.flower.nodes import FleetError
+from ..backends.flower.protocol import FleetError
 from ..experiment import catalogue
 from ..running import run as api
-from .link import GridLink
 
 
-def deploy(
-    folder: store.RunFolder, link: GridLink, selection: str, adapter: str, given: Mapping[str, Any]
-) -> dict[str, Any]:
+def deploy(folder: store.RunFolder, selection: str, adapter: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Send the trained model to all nodes, which personalise it and keep the result; then test. Metrics come back."""
     if selection not in ("last", "validation"):
         raise ValueError(f"selection='{selection}' must be last or validation")
@@ -33,8 +30,8 @@ def deploy(
         raise ValueError(f"adapter '{name}' cannot serve this model: {reason}")
     card = {"round": chosen.round, "selection": selection, "adapter": name, "label": fit.experiment.label}
     clients = list(range(fit.world.clients))
-    answers = engine.ask_all(models, clients, {"leave": card}, all=True)
-    left = [c for answer, asked in answers for c in asked if c in answer.words.get("left", ())]
+    answers = engine.ask(models, clients, {"leave": card}, wait_for_all=True)
+    left = [c for answer, asked in answers for c in asked if c in answer.fields.get("left", ())]
     if missing := sorted(set(clients) - set(left)):
         raise FleetError(
             f"client(s) {missing} did not get their model; the log says why. Deploy again when they are up"

@@ -40,11 +40,11 @@ def make_ca(folder: Path, name: str = "acclimate fleet") -> Pair:
     """A new certificate authority: `ca.crt` goes to every site, `ca.key` stays where certificates are signed."""
     key = ec.generate_private_key(ec.SECP384R1())
     who = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    made = _builder(who, who, key.public_key(), YEARS_CA)
-    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    made = made.add_extension(_usage(signs_certificates=True), critical=True)
-    made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    return _save(folder, "ca", made.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM), key)
+    certificate = _builder(who, who, key.public_key(), YEARS_CA)
+    certificate = certificate.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    certificate = certificate.add_extension(_usage(signs_certificates=True), critical=True)
+    certificate = certificate.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return _save(folder, "ca", certificate.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM), key)
 
 
 def make_certificate(folder: Path, name: str, ca: Pair, hosts: Sequence[str] = LOCAL) -> Pair:
@@ -55,16 +55,16 @@ def make_certificate(folder: Path, name: str, ca: Pair, hosts: Sequence[str] = L
     signer = _load_private(ca.private)
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-    made = _builder(subject, issuer.subject, key.public_key(), YEARS_CERTIFICATE)
-    made = made.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
-    made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    made = made.add_extension(_usage(signs_certificates=False), critical=True)
-    made = made.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    made = made.add_extension(
+    certificate = _builder(subject, issuer.subject, key.public_key(), YEARS_CERTIFICATE)
+    certificate = certificate.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+    certificate = certificate.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    certificate = certificate.add_extension(_usage(signs_certificates=False), critical=True)
+    certificate = certificate.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    certificate = certificate.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
         critical=False,
     )
-    return _save(folder, name, made.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM), key)
+    return _save(folder, name, certificate.sign(signer, hashes.SHA384()).public_bytes(Encoding.PEM), key)
 
 
 def make_node_key(folder: Path, name: str) -> Pair:

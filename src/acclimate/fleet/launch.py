@@ -15,27 +15,27 @@ from ..backends.flower.engine import Flower
 from ..core import State
 from ..running import run as api
 from ..running.watch import Watch
-from .folder import quoted
+from .app_folder import quoted
+from .local_processes import Process
 from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, tail
-from .processes import Process
 from .server_app import PROGRESS, STOP
 
 PLACE = "ACCLIMATE_FLEET"
-"""The environment variable that names the fleet's folder; `fleet` in the current folder without it."""
+"""The environment variable that names the fleet's folder. Without it, `fleet` in the current folder is used."""
 POLL_SECONDS = 0.1
 ENDS = ("finished", "failed", "interrupted")
-"""Events after which nothing comes."""
+"""The last event of a run is one of these."""
 STOP_SECONDS = 60.0
-"""How long a run that is told to stop may take to end its round, before its process is ended."""
+"""How long a run that must stop may take to end its round, before its process is ended."""
 
 
 def place() -> Path:
-    """The folder of the fleet that commands are about."""
+    """The folder of the fleet that commands use."""
     return Path(os.environ.get(PLACE, DEFAULT_FOLDER))
 
 
 def current() -> Fleet:
-    """The fleet that runs are handed to; an error where it is not up."""
+    """The fleet that trains the runs; an error where it is not up."""
     fleet = Fleet.load(place())
     if not fleet.process("link").alive:
         raise store.RunError(f"the fleet in {fleet.folder} is not up; see `acclimate fleet status`")
@@ -43,7 +43,7 @@ def current() -> Fleet:
 
 
 def finish(folder: Path, watch: Watch, fleet: Fleet | None = None) -> None:
-    """From whatever the run folder holds to a finished run, on the fleet; progress goes to `watch`."""
+    """Finish the run of a folder on the fleet, whatever it holds so far; progress goes to `watch`."""
     watched(submit(folder, "train", fleet or current()), watch, folder)
 
 
@@ -64,18 +64,18 @@ def _server(event: dict[str, Any]) -> Process | None:
 
 
 def deploy(folder: Path, selection: str, adapter: str, fleet: Fleet | None = None) -> dict[str, Any]:
-    """Leave each node with its live model; what was deployed, and every stream's accuracy by client."""
+    """Leave each node with its live model. Returns what was deployed, and every stream's accuracy by client."""
     _on_flower(folder)
-    told: dict[str, Any] = {}
+    deployed: dict[str, Any] = {}
     for event in submit(folder, "deploy", fleet or current(), selection=selection, adapter=adapter):
         _pass_on(event, Watch(), folder)
         if event["event"] == "deployed":
-            told = {k: v for k, v in event.items() if k != "event"}
-    return told
+            deployed = {k: v for k, v in event.items() if k != "event"}
+    return deployed
 
 
 def _on_flower(folder: Path) -> None:
-    """An error where a folder holds no run, or one that was not trained on a fleet: its clients have no nodes."""
+    """Raise an error where a folder holds no run, or one that was not trained on a fleet and has no nodes."""
     backend = store.RunFolder(folder).experiment().backend
     if not isinstance(backend, Flower):
         name = type(backend).__name__.lower()
@@ -83,7 +83,7 @@ def _on_flower(folder: Path) -> None:
 
 
 def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[str, Any]]:
-    """Start the ServerApp on a run folder and yield what it tells, until it has ended."""
+    """Start the ServerApp on a run folder and yield its events, until it has ended."""
     folder = folder.absolute()
     progress = folder / PROGRESS
     progress.unlink(missing_ok=True)
@@ -95,13 +95,13 @@ def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[
 
 
 def follow(progress: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
-    """Events as they are written. Ends with the run; an error where its process ends without a word."""
+    """Events as they are written, until the run ends. An error where its process ends without an event that says so."""
     server: Process | None = None
     ended, deadline = False, time.monotonic() + START_SECONDS
     for event in _lines(progress):
         if event is None:
             _check(server, ended, deadline, progress, fleet)
-            ended = server is not None and not server.alive  # its last words may have come since: look once more
+            ended = server is not None and not server.alive  # its last event may have come since: look once more
             continue
         server = _server(event) or server
         yield event
@@ -110,7 +110,7 @@ def follow(progress: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
 
 
 def _check(server: Process | None, ended: bool, deadline: float, progress: Path, fleet: Fleet) -> None:
-    """An error where nothing more will come."""
+    """Raise an error where no event will come any more."""
     if server is None and time.monotonic() > deadline:
         raise store.RunError(
             f"the fleet did not start the run within {START_SECONDS:.0f} s; the link's log ends with:\n"
@@ -121,7 +121,7 @@ def _check(server: Process | None, ended: bool, deadline: float, progress: Path,
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Whole lines of a growing file; None where there is none at the moment, twice before it is given up."""
+    """The events of a growing file, one per line, without end; None where there is no new one at the moment."""
     at, rest = 0, ""
     while True:
         text = ""
@@ -153,7 +153,7 @@ def _stop(progress: Path, server: Process | None) -> Iterator[dict[str, Any]]:
 
 
 def _pass_on(event: dict[str, Any], watch: Watch, folder: Path) -> None:
-    """One event of the ServerApp, to the watch of whoever started it."""
+    """One event of the ServerApp, to the watch of the process that started it."""
     act: dict[str, Callable[[], None]] = {
         "training": lambda: watch.training(event["label"], event["seed"], event["done"], event["rounds"]),
         "round": lambda: watch.round(_seen(event)),
@@ -166,7 +166,7 @@ def _pass_on(event: dict[str, Any], watch: Watch, folder: Path) -> None:
 
 
 def _seen(event: dict[str, Any]) -> State:
-    """As much of the loop's state as a watch looks at: the server keeps the rest."""
+    """The part of the loop's state that a watch reads: the server keeps the rest."""
     return State(event["round"], {}, {}, history=() if event["row"] is None else (event["row"],))
 
 

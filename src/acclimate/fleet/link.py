@@ -1,4 +1,4 @@
-"""The server's link to its nodes over Flower's Grid: push, poll until all have answered or the time is up."""
+"""The server's link to its nodes over Flower's Grid: it pushes requests, and polls for answers until the time is up."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ..backends.flower.nodes import Answer, Ask
-from ..backends.flower.protocol import brief
+from ..backends.flower.protocol import Answer, Request, Version, brief, version_conflict
 from ..core import Tree
 from ..experiment import encode
-from .records import pack, parcels, size
+from .records import pack, parcels, size, version_of
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 5.0
-"""How often a waiting server looks whether those it waits for are still connected."""
+"""How often a waiting server looks whether the nodes that it waits for are still connected."""
 GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-"""Errors that the SuperLink reports in the place of a node that went away."""
+"""Errors that the SuperLink reports instead of a node that went away."""
 log = logging.getLogger("flwr")
 
 
@@ -33,9 +32,9 @@ class GridLink:
         self.grid, self.run = grid, run
         self.experiment = json.loads(config)
         self.keep: Sequence[Tree] = ()
-        self.names: Mapping[str, str] = {}
+        self.stream_names: Mapping[str, str] = {}
         self.sent = self.received = self.exchanges = 0
-        """Bytes of records and number of exchanges so far."""
+        """Bytes of records that were sent and received, and the number of exchanges, so far."""
 
     def nodes(self) -> list[int]:
         return list(self.grid.get_node_ids())
@@ -43,16 +42,16 @@ class GridLink:
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         log.warning(text)
 
-    def exchange(self, asks: Sequence[Ask], seconds: float, group: str) -> list[Answer]:
-        if not asks:
+    def exchange(self, requests: Sequence[Request], seconds: float, group: str) -> list[Answer]:
+        if not requests:
             return []
-        messages = [self._message(ask, seconds, group) for ask in asks]
+        messages = [self._message(request, seconds, group) for request in requests]
         names = list(self.grid.push_messages(messages))
         # no name: the SuperLink did not take the message, because its node is gone
-        waiting = {name: ask.node for name, ask in zip(names, asks, strict=False) if name}
+        waiting = {name: request.node for name, request in zip(names, requests, strict=False) if name}
         self.exchanges += 1
         end = time.monotonic() + seconds
         look = time.monotonic() + LOOK_SECONDS
@@ -70,23 +69,25 @@ class GridLink:
                 time.sleep(POLL_SECONDS)
         return answers
 
-    def _message(self, ask: Ask, seconds: float, group: str) -> Message:
-        words: dict[str, Any] = {**_plain(ask.words), "run": self.run, "experiment": self.experiment}
-        content = pack(ask.trees, words)
+    def _message(self, request: Request, seconds: float, group: str) -> Message:
+        fields: dict[str, Any] = {**_plain(request.fields), "run": self.run, "experiment": self.experiment}
+        content = pack(request.trees, fields)
         self.sent += size(content)
-        return Message(content, dst_node_id=ask.node, message_type=ask.kind, ttl=seconds, group_id=group)
+        return Message(content, dst_node_id=request.node, message_type=request.kind, ttl=seconds, group_id=group)
 
     def _answer(self, node: int, reply: Message) -> Answer:
         if reply.has_error():
             kind = "lost" if reply.error.code in GONE else "error"
             return Answer(node, {}, {}, brief(str(reply.error.reason or f"error {reply.error.code}")), kind)
         self.received += size(reply.content)
+        if conflict := version_conflict(server=Version(), node=version_of(reply.content)):
+            return Answer(node, {}, {}, conflict)
         try:
             return Answer(node, *parcels(reply.content))
         except ValueError as e:
             return Answer(node, {}, {}, brief(str(e)))
 
 
-def _plain(words: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request says, as JSON: records become their configuration."""
-    return {k: v if isinstance(v, dict) else encode(v) for k, v in words.items()}
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request as JSON: records become their configuration."""
+    return {k: v if isinstance(v, dict) else encode(v) for k, v in fields.items()}

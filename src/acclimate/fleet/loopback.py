@@ -20,8 +20,8 @@ from typing import Any
 
 from ..store import RunError, read_json, write
 from . import keys
-from .folder import write_app, write_superexec
-from .processes import Process, check_port, free_ports, listening, started, stop
+from .app_folder import write_app, write_superexec
+from .local_processes import Process, check_port, free_ports, listening, started, stop
 
 SCHEMA = "acclimate.fleet/1"
 RECORD = "fleet.json"
@@ -29,14 +29,14 @@ DEFAULT_FOLDER = Path("fleet")
 START_SECONDS = 90.0
 """How long the SuperLink, and then all nodes together, may take to start."""
 JOINED = "SuperNode ID:"
-"""What a node prints when the link has accepted it."""
+"""A node prints this when the link has accepted it."""
 CONNECTION = "fleet"
-"""How the fleet's own Flower configuration calls the SuperLink."""
+"""The name of the SuperLink in the fleet's own Flower configuration."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """What `up` started: where, and which processes. The record is fleet.json in its folder."""
+    """A fleet that `up` started: its folder and its processes. It is saved as fleet.json in that folder."""
 
     folder: Path
     port: int
@@ -45,7 +45,7 @@ class Fleet:
     ports: tuple[int, ...] = ()
     """The port of each node's own process interface; on this machine only."""
     via: int | None = None
-    """The port at which nodes reach the link, where something lies between them; None: the link's own."""
+    """The port at which nodes reach the link, where a relay lies between them; None: the link's own port."""
 
     def save(self) -> None:
         """Write fleet.json."""
@@ -80,11 +80,11 @@ class Fleet:
         return self.folder / "bin"
 
     def site(self, node: int) -> Path:
-        """Where a node keeps what never leaves it."""
+        """The folder in which a node keeps private states and live models, which never leave it."""
         return self.folder / "sites" / f"{node:03d}"
 
     def log(self, name: str) -> Path:
-        """What a process of the fleet printed."""
+        """The file with the output of a process of the fleet."""
         return self.folder / "logs" / f"{name}.log"
 
     def process(self, name: str) -> Process:
@@ -119,7 +119,7 @@ class Fleet:
 
 
 def node_name(node: int) -> str:
-    """What a node's process is called."""
+    """The name of a node's process."""
     return f"node-{node:03d}"
 
 
@@ -158,7 +158,7 @@ def _start(fleet: Fleet) -> Fleet:
 
 
 def prepare(fleet: Fleet) -> None:
-    """Keys, certificates, the app and Flower's own configuration, all below the fleet's folder."""
+    """Write keys, certificates, the app and Flower's own configuration, all below the fleet's folder."""
     for old in (fleet.secrets, fleet.folder / "logs"):
         shutil.rmtree(old, ignore_errors=True)
     fleet.secrets.mkdir(parents=True)
@@ -197,7 +197,7 @@ def link_command(fleet: Fleet) -> list[str]:
 
 
 def node_command(fleet: Fleet, node: int) -> list[str]:
-    """How a node is started. What it is told of itself: its number, of how many, and the folder of its site."""
+    """How a node is started. Its configuration is its number, the number of nodes, and the folder of its site."""
     secrets = fleet.secrets
     config = f'node={node} nodes={fleet.nodes} site="{fleet.site(node)}"'
     return [
@@ -221,7 +221,7 @@ def start_node(fleet: Fleet, node: int) -> Fleet:
 def rejoin(fleet: Fleet, node: int, seconds: float = 2 * START_SECONDS) -> Fleet:
     """Start a node again after its end, until it is accepted.
 
-    A link takes a node for connected until it has missed heartbeats for up to a minute, and turns its second self away.
+    A link takes a node for connected until it has missed heartbeats for up to a minute, and until then refuses it.
     """
     fleet = Fleet.load(fleet.folder)  # somebody else may have started it since
     stop([fleet.process(node_name(node))])  # what is left of it would keep its port
@@ -249,7 +249,7 @@ def start(fleet: Fleet, name: str, command: Sequence[str], environment: dict[str
     log.parent.mkdir(parents=True, exist_ok=True)
     program = str(Path(sys.executable).parent / command[0])
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    pid = os.posix_spawn(  # not subprocess, whose objects want to outlive their processes
+    pid = os.posix_spawn(  # not subprocess, which warns where a process outlives its object
         program,
         [program, *command[1:]],
         environment or fleet.environment(),
@@ -267,7 +267,7 @@ def start(fleet: Fleet, name: str, command: Sequence[str], environment: dict[str
 
 
 def down(folder: Path) -> list[str]:
-    """Stop what the record names and what still runs of it: nodes first, then the link. Returns whom it stopped."""
+    """Stop the processes of the record that still run: nodes first, then the link. Returns their names."""
     fleet = Fleet.load(folder)
     order = [p for p in fleet.processes if p.family()]
     for group in ([p for p in order if p.name != "link"], [p for p in order if p.name == "link"]):
@@ -277,7 +277,7 @@ def down(folder: Path) -> list[str]:
 
 
 def flwr(fleet: Fleet, *arguments: str, seconds: float = 60.0) -> str:
-    """Run Flower's own command line against the fleet; its output."""
+    """Run Flower's own command line against the fleet. Returns its output."""
     command = [str(Path(sys.executable).parent / "flwr"), *arguments]
     try:
         done = subprocess.run(
@@ -286,13 +286,13 @@ def flwr(fleet: Fleet, *arguments: str, seconds: float = 60.0) -> str:
     except subprocess.TimeoutExpired as e:
         raise RunError(f"`flwr {arguments[0]}` did not end within {seconds:.0f} s") from e
     if done.returncode:
-        said = (done.stdout + done.stderr).strip()[-500:]
-        raise RunError(f"`flwr {' '.join(arguments[:2])}` failed: {said}")
+        output = (done.stdout + done.stderr).strip()[-500:]
+        raise RunError(f"`flwr {' '.join(arguments[:2])}` failed: {output}")
     return done.stdout
 
 
 def wait(ready: Callable[[], bool], fleet: Fleet, name: str, otherwise: str) -> None:
-    """Until something is so, as long as the process lives, and at most START_SECONDS."""
+    """Wait until `ready()`, as long as the process lives, and at most START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while not ready():
         ended = not fleet.process(name).alive
@@ -303,7 +303,7 @@ def wait(ready: Callable[[], bool], fleet: Fleet, name: str, otherwise: str) -> 
 
 
 def joined(fleet: Fleet, node: int) -> bool:
-    """Whether the link has accepted a node, by what the node says in its log."""
+    """Whether the link has accepted a node, by the node's log."""
     return JOINED in fleet.log(node_name(node)).read_text(errors="replace")
 
 

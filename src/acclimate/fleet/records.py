@@ -1,6 +1,7 @@
-"""Trees as Flower's records, and back: tensors by their flattened names, everything else as one line of JSON.
+"""Requests and answers as Flower's records, and back: tensors by their flattened names, fields as one line of JSON.
 
-Nothing is pickled. What comes over the network is taken apart by hand; lengths are checked before memory is taken.
+Nothing is pickled. Arrays from the network are read without numpy's loader: lengths are checked before memory
+is taken.
 """
 
 from __future__ import annotations
@@ -17,55 +18,68 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from ..backends.flower.nodes import Parcel, nested
-from ..backends.flower.protocol import KINDS, checked
+from ..backends.flower.checks import DTYPES, checked_fields
+from ..backends.flower.protocol import Parcel, Version, nested
 from ..core import Tree, tree
 
-WORDS = "words"
+FIELDS, VERSION = "fields", "acclimate"
+"""The names of the records of fields and of the sender's version. The latter has the same form in all versions."""
+LONGEST_VERSION = 64
+"""The most characters that a version may have."""
 
 
-def skeleton(value: Any) -> Any:
-    """The branches of a tree, with null for every tensor: what names cannot carry is empty branches."""
-    return {k: skeleton(v) for k, v in value.items()} if isinstance(value, Mapping) else None
+def branches(value: Any) -> Any:
+    """The branches of a tree, with null for every tensor: names of tensors cannot express empty branches."""
+    return {k: branches(v) for k, v in value.items()} if isinstance(value, Mapping) else None
 
 
-def dressed(bones: Any, flat: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """A tree from its skeleton and its tensors by name."""
-    if isinstance(bones, Mapping):
-        return {k: dressed(v, flat, f"{prefix}{k}/") for k, v in bones.items()}
+def rebuilt(shape: Any, flat: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """A tree from its `branches` and its tensors by name."""
+    if isinstance(shape, Mapping):
+        return {k: rebuilt(v, flat, f"{prefix}{k}/") for k, v in shape.items()}
     name = prefix.removesuffix("/")
     if name not in flat:
         raise ValueError(f"tensor '{name}' is missing")
     return flat[name]
 
 
-def pack(trees: Mapping[str, Tree], words: Mapping[str, Any]) -> RecordDict:
-    """A request or an answer as Flower's records."""
+def pack(trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> RecordDict:
+    """A request or an answer as Flower's records, with the version of this acclimate."""
     out = RecordDict()
     for name, value in trees.items():
         flat = {k: v.detach().cpu().contiguous() for k, v in tree.flatten(value).items()}
         out[name] = ArrayRecord(OrderedDict(flat))
-    told = {"words": dict(words), "bones": {name: skeleton(value) for name, value in trees.items()}}
-    out[WORDS] = ConfigRecord({"json": json.dumps(told)})
+    body = {"fields": dict(fields), "branches": {name: branches(value) for name, value in trees.items()}}
+    out[FIELDS] = ConfigRecord({"json": json.dumps(body)})
+    out[VERSION] = ConfigRecord(Version()._asdict())
     return out
+
+
+def version_of(content: RecordDict) -> Version | None:
+    """The version of the sender of a message; None where the message does not say it."""
+    record: Mapping[str, Any] = content.config_records.get(VERSION, {})
+    acclimate, wire = record.get("acclimate"), record.get("wire")
+    if not isinstance(acclimate, str) or len(acclimate) > LONGEST_VERSION or not isinstance(wire, int):
+        return None
+    return Version(acclimate, wire)
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Tree], dict[str, Any]]:
     """A request at a node. The server is trusted with its form: what does not fit is an error."""
-    told = _told(content)
-    trees = {name: dressed(bones, flat_of(content.array_records[name])) for name, bones in told["bones"].items()}
-    return trees, told["words"]
+    body = _body(content)
+    trees = {name: rebuilt(shape, flat_of(content.array_records[name])) for name, shape in body["branches"].items()}
+    return trees, body["fields"]
 
 
 def parcels(content: RecordDict) -> tuple[dict[str, Parcel], Mapping[str, Any]]:
-    """An answer at the server: words of the right form, and tensors that are not opened yet.
+    """An answer at the server: tensors that are not read yet, and fields of the right form.
 
-    Nodes are not trusted with the form of what they send: ValueError where the words are others.
+    Nodes are not trusted with the form of what they send: ValueError where the fields have another one.
     """
-    words = _told(content).get("words")
-    if not isinstance(words, dict):
-        raise ValueError("the answer's words are not a JSON object")
-    return {name: _parcel(record) for name, record in content.array_records.items()}, checked(words)
+    fields = _body(content).get("fields")
+    if not isinstance(fields, dict):
+        raise ValueError("the answer's fields are not a JSON object")
+    return {name: _parcel(record) for name, record in content.array_records.items()}, checked_fields(fields)
 
 
 def _parcel(record: ArrayRecord) -> Parcel:
@@ -79,22 +93,22 @@ def nbytes(record: ArrayRecord) -> int:
 
 def size(content: RecordDict) -> int:
     """Bytes of all records of a message."""
-    words = sum(len(str(v)) for r in content.config_records.values() for v in r.values())
-    return words + sum(nbytes(r) for r in content.array_records.values())
+    configs = sum(len(str(v)) for r in content.config_records.values() for v in r.values())
+    return configs + sum(nbytes(r) for r in content.array_records.values())
 
 
-def _told(content: RecordDict) -> dict[str, Any]:
+def _body(content: RecordDict) -> dict[str, Any]:
     try:
-        told = json.loads(str(content.config_records[WORDS]["json"]))
-    except (KeyError, ValueError, RecursionError) as e:  # brackets without end, and numbers without
-        raise ValueError(f"the message has no readable words: {e}") from e
-    if not isinstance(told, dict):
-        raise ValueError("the message's words are not a JSON object")
-    return told
+        body = json.loads(str(content.config_records[FIELDS]["json"]))
+    except (KeyError, ValueError, RecursionError) as e:  # endless brackets, and endless numbers
+        raise ValueError(f"the message has no readable fields: {e}") from e
+    if not isinstance(body, dict):
+        raise ValueError("the message's fields are not in a JSON object")
+    return body
 
 
 def flat_of(record: ArrayRecord) -> dict[str, Tensor]:
-    """The tensors of a record by name; ValueError where one is not what it says."""
+    """The tensors of a record by name; ValueError where the bytes of one are not what its header says."""
     return {name: _tensor(name, array) for name, array in record.items()}
 
 
@@ -108,6 +122,6 @@ def _tensor(name: str, array: Array) -> Tensor:
     except Exception as e:  # numpy's reader of headers lets errors of Python's own tokenizer through
         raise ValueError(f"tensor '{name}' cannot be read: {e}") from e
     rest = memoryview(array.data)[stream.tell() :]
-    if fortran or kind.name not in KINDS or len(rest) != math.prod(shape) * kind.itemsize:
+    if fortran or kind.name not in DTYPES or len(rest) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"tensor '{name}' says {kind} {list(shape)}, which its {len(rest)} bytes are not")
     return torch.from_numpy(np.frombuffer(rest, dtype=kind).reshape(shape).copy())

@@ -1,8 +1,8 @@
 """Data that the server never sees: stand-ins of the right sizes, so that the same experiment runs without the data.
 
-Each site tells the shape of an example, the names of the classes and how many examples it has; pixels and labels stay.
-The server's world holds noise instead. Nothing is computed from it: it has the sizes that checks and streams ask for,
-and its streams have names of their own, by which nodes find theirs.
+Each site sends the shape of an example, the names of the classes and how many examples it has; pixels and labels stay
+there. The server's world holds noise instead. Nothing is computed from it: it has the sizes that checks and streams
+need, and its streams have names of their own, by which nodes find theirs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from ..backends.flower.nodes import Answer, Ask, FleetError, Link, stream_name
+from ..backends.flower.protocol import Answer, FleetError, Link, Request, stream_name
 from ..core import Shards, rng
 from ..data import Dataset, World
 from ..data.world import Examples
+from ..experiment.names import allow
 
 VALIDATION = "validation"
 
@@ -40,14 +41,16 @@ class Remote(Dataset):
     shape: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     pixels: bool = True
-    """Whether examples are images of bytes; else numbers."""
+    """Whether examples are images of bytes. Else they are numbers."""
     train: tuple[int, ...] = ()
     """How many training examples each site has."""
     val: tuple[int, ...] = ()
+    """How many validation examples each site has."""
     test: tuple[int, ...] = ()
+    """How many test examples each site has."""
 
     def world(self, seed: int = 0) -> RemoteWorld:
-        """Stand-ins, dealt out by the sizes that sites told."""
+        """Stand-ins in the sizes that the sites sent."""
         sizes = [*self.train, *self.val, *self.test]
         total, key = sum(sizes), rng.fold(rng.key(seed), "stand-ins")
         noise = rng.uniform(key, total, *self.shape)
@@ -61,7 +64,7 @@ class Remote(Dataset):
 
 
 def card_of(world: World) -> dict[str, Any]:
-    """What a site tells about its data."""
+    """What a site sends about its data."""
     sizes = {name: len(getattr(world, name)[0]) for name in ("train", "val", "test")}
     pixels = world.examples.x.dtype == torch.uint8
     return {"shape": list(world.shape), "classes": list(world.examples.classes), "pixels": pixels, **sizes}
@@ -74,7 +77,7 @@ def gather(link: Link, data: Dataset, seconds: float) -> Remote:
     waited = 0.0
     while len(cards) < data.clients and waited <= seconds:
         new = [n for n in link.nodes() if n not in asked]
-        for answer in link.exchange([Ask(n, "query", {}, {}) for n in new], seconds, "hello"):
+        for answer in link.exchange([Request(n, "query", {}, {}) for n in new], seconds, "hello"):
             asked.add(answer.node)
             cards |= _card(answer, data.clients)
         if len(cards) < data.clients:
@@ -105,13 +108,16 @@ def gather(link: Link, data: Dataset, seconds: float) -> Remote:
 def _card(answer: Answer, clients: int) -> dict[int, Mapping[str, Any]]:
     if answer.error is not None:
         raise FleetError(f"node {answer.node} cannot tell about its data: {answer.error}")
-    card = answer.words.get("data")
+    card = answer.fields.get("data")
     if card is None:
         raise FleetError(f'node {answer.node} was started without its data; its --node-config must hold data="FOLDER"')
-    return {c: card for c in answer.words.get("clients", ()) if c < clients}
+    return {c: card for c in answer.fields.get("clients", ()) if c < clients}
 
 
 def stream_names(world: World, streams: Mapping[str, Shards]) -> dict[str, str]:
-    """How nodes call the streams for which the server has stand-ins."""
+    """The nodes' names of the streams for which the server has stand-ins."""
     named = {VALIDATION: world.shards(world.val), **streams}
     return {stream_name(shards): name for name, shards in named.items()}
+
+
+allow(Remote)

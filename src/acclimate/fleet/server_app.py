@@ -1,7 +1,7 @@
 """The Flower ServerApp: acclimate's own round loop, in the process that holds the Grid.
 
-It works on a run folder, exactly as `acclimate run` does, and tells in progress.jsonl what it does, so that whoever
-started it can follow. A file `stop` in the folder ends it after the round at hand, with a checkpoint.
+It works on a run folder, exactly as `acclimate run` does, and writes its progress into progress.jsonl, so that the
+process that started it can follow. A file `stop` in the folder ends it after the current round, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from .. import store
 from ..backends.flower.engine import Flower
-from ..backends.flower.nodes import LINK
+from ..backends.flower.protocol import LINK
 from ..core import State, Tree
 from ..experiment import Experiment, dumps
 from ..experiment.settings import expand
@@ -29,7 +29,7 @@ from ..running import run as api
 from ..running.watch import Watch
 from .deploy import deploy
 from .link import GridLink
-from .processes import started
+from .local_processes import started
 from .remote import gather, stream_names
 
 PROGRESS, STOP, IDENTITY = "progress.jsonl", "stop", "fleet.json"
@@ -38,31 +38,32 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do what the run configuration says, and tell how it ended."""
+    """Do what the run configuration says, and report how it ended."""
     conduct(grid, context.run_config)
 
 
 def conduct(grid: Grid, config: Mapping[str, Any]) -> None:
-    """The same without Flower's context."""
+    """Do what `config` says on the nodes of `grid`."""
     folder = Path(str(config["run-folder"]))
     folder.mkdir(parents=True, exist_ok=True)
-    tell = teller(folder / PROGRESS)
-    tell("started", pid=os.getpid(), started=started(os.getpid()))
+    report = reporter(folder / PROGRESS)
+    report("started", pid=os.getpid(), started=started(os.getpid()))
     try:
         run_folder = prepared(folder, str(config["settings"]))
         experiment = run_folder.experiment()
         link = GridLink(grid, dumps(experiment), identity(folder))
         with linked(link):
-            given = known(link, experiment) if config["data"] == "sites" else {}
+            given = data_of_sites(link, experiment) if config["data"] == "sites" else {}
             if config["task"] == "deploy":
-                tell("deployed", **deploy(run_folder, link, str(config["selection"]), str(config["adapter"]), given))
+                deployed = deploy(run_folder, str(config["selection"]), str(config["adapter"]), given)
+                report("deployed", **deployed)
             else:
-                api.resume(folder, Told(folder, link, tell), **given)
-        tell("finished", sent=link.sent, received=link.received, exchanges=link.exchanges)
+                api.resume(folder, ProgressWatch(folder, link, report), **given)
+        report("finished", sent=link.sent, received=link.received, exchanges=link.exchanges)
     except api.Interrupted as e:
-        tell("interrupted", round=e.round)
+        report("interrupted", round=e.round)
     except Exception as e:
-        tell("failed", error=f"{e}" or type(e).__name__)
+        report("failed", error=f"{e}" or type(e).__name__)
         raise
 
 
@@ -76,19 +77,19 @@ def linked(link: GridLink) -> Iterator[None]:
         LINK.reset(token)
 
 
-def known(link: GridLink, experiment: Experiment) -> dict[str, Any]:
-    """What replaces the experiment's data where the server has none: what sites tell of theirs."""
+def data_of_sites(link: GridLink, experiment: Experiment) -> dict[str, Any]:
+    """What replaces the experiment's data where the server has none: stand-ins of the sizes that sites send."""
     backend = experiment.backend
     assert isinstance(backend, Flower)
     data = gather(link, experiment.data, backend.patience)
     world = data.world(experiment.seed)
     streams = {name: stream.shards for name, (_, stream) in api.streams_of(world, experiment.streams).items()}
-    link.names = stream_names(world, streams)
+    link.stream_names = stream_names(world, streams)
     return {"data": data}
 
 
 def prepared(folder: Path, settings: str) -> store.RunFolder:
-    """The run folder; where it is new, of the experiment that the settings describe."""
+    """The run folder. A new one is created for the experiment that the settings describe."""
     run = store.RunFolder(folder)
     if run.config.exists():
         return run
@@ -102,24 +103,24 @@ def prepared(folder: Path, settings: str) -> store.RunFolder:
 
 
 def identity(folder: Path) -> str:
-    """The name by which nodes know this run, also when it is resumed: made once, kept in the run folder."""
+    """The name by which nodes know this run, also when it is resumed. It is kept in the run folder."""
     path = folder / IDENTITY
     if not path.exists() or not store.RunFolder(folder).state.exists():
         store.write(path, json.dumps({"run": secrets.token_hex(8)}) + "\n")
     return str(store.read_json(path)["run"])
 
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
-def teller(path: Path) -> Tell:
-    """Appends events, one JSON object per line."""
+def reporter(path: Path) -> Report:
+    """A function that appends events to a file, one JSON object per line."""
 
-    def tell(event: str, **more: Any) -> None:
+    def report(event: str, **more: Any) -> None:
         with path.open("a") as f:
             f.write(json.dumps({"event": event, **more}) + "\n")
 
-    return tell
+    return report
 
 
 def saved(folder: Path) -> list[Tree]:
@@ -132,27 +133,27 @@ def saved(folder: Path) -> list[Tree]:
         return [{"version": f.get_tensor(name)} for name in names]
 
 
-class Told(Watch):
-    """Passes progress on, watches for `stop`, and says which private states the run may still come back to."""
+class ProgressWatch(Watch):
+    """Reports progress, looks for `stop`, and notes which private states the run may still come back to."""
 
-    def __init__(self, folder: Path, link: GridLink, tell: Tell) -> None:
-        self.folder, self.link, self.tell = folder, link, tell
+    def __init__(self, folder: Path, link: GridLink, report: Report) -> None:
+        self.folder, self.link, self.report = folder, link, report
         link.keep = saved(folder)
 
     def training(self, label: str, seed: int, done: int, rounds: int) -> None:
-        self.tell("training", label=label, seed=seed, done=done, rounds=rounds)
+        self.report("training", label=label, seed=seed, done=done, rounds=rounds)
 
     def round(self, state: State) -> None:
         now = [state.mine, *([state.best.mine] if state.best is not None else [])]
         self.link.keep = [*saved(self.folder), *now]  # this round's checkpoint is written after this call, if at all
         row = state.history[-1] if state.history else None
-        self.tell("round", round=state.round, row=row, faults=len(state.faults))
+        self.report("round", round=state.round, row=row, faults=len(state.faults))
         if (self.folder / STOP).exists():
             (self.folder / STOP).unlink()
             raise KeyboardInterrupt
 
     def testing(self, label: str, seed: int, steps: int) -> None:
-        self.tell("testing", label=label, seed=seed, steps=steps)
+        self.report("testing", label=label, seed=seed, steps=steps)
 
     def tested(self) -> None:
-        self.tell("tested")
+        self.report("tested")

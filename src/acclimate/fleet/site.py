@@ -1,4 +1,7 @@
-"""A node's half: which clients it hosts, and how it answers. No Flower here; `client_app` is the shell around it."""
+"""The node's half of a fleet: which clients a node hosts, and how it answers requests.
+
+Nothing here knows Flower: `client_app` reads requests and writes answers.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from typing import Any
 
 import torch
 
-from ..backends.flower.nodes import stream_name
+from ..backends.flower.protocol import stream_name
 from ..core import Shards, Task, Tree, Worker, tree
 from ..data import FileDataset, World
 from ..experiment import Experiment, decode
 from ..running import run as api
-from ..version import __version__
 from .remote import VALIDATION, card_of
-from .vault import LostState, Vault, deploy
+from .vault import LostState, Vault, leave_models
 
-Answer = tuple[dict[str, Tree], dict[str, Any]]
+TreesAndFields = tuple[dict[str, Tree], dict[str, Any]]
+"""An answer: trees by name, and fields of plain JSON."""
 log = logging.getLogger("acclimate")
 
 
@@ -51,7 +54,7 @@ class Place:
 
 
 class Site:
-    """Answers the server's questions for the clients that live here."""
+    """Answers requests of the server for the clients that live here."""
 
     def __init__(self, place: Place, experiment: Experiment, run: str, vault: Vault) -> None:
         self.place, self.experiment, self.run, self.vault = place, experiment, run, vault
@@ -72,30 +75,30 @@ class Site:
         task = Task(e.model, w.shape, w.num_classes, w.mean, w.std, e.data.augment)
         return Worker(task, e.method, e.filters, e.seed)
 
-    def answer(self, kind: str, trees: Mapping[str, Tree], words: Mapping[str, Any]) -> Answer:
-        """One request."""
+    def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:
+        """Answer one request."""
         if kind == "query":
             return {}, self.card()
         if kind == "train":
-            return self.train(trees["down"], words)
+            return self.train(trees["down"], fields)
         if kind == "evaluate":
-            return self.evaluate(trees.get("down"), words)
+            return self.evaluate(trees.get("down"), fields)
         raise ValueError(f"kind='{kind}' must be query, train or evaluate")
 
     def card(self) -> dict[str, Any]:
-        """Who lives here. Told to the server before the first round."""
-        told: dict[str, Any] = {"clients": self.place.hosts(self.experiment.data.clients), "acclimate": __version__}
-        return told if self.place.data is None else {**told, "data": card_of(self.world)}
+        """Which clients live here, and what a real site says of its data: the answer to the server's first request."""
+        card: dict[str, Any] = {"clients": self.place.hosts(self.experiment.data.clients)}
+        return card if self.place.data is None else {**card, "data": card_of(self.world)}
 
     # --- a round --------------------------------------------------------------------------------------------------
 
-    def train(self, down: Tree, words: Mapping[str, Any]) -> Answer:
+    def train(self, down: Tree, fields: Mapping[str, Any]) -> TreesAndFields:
         """A local round of the clients that were asked for. A client that fails does not take others with it."""
-        round, ups, failed = int(words["round"]), {}, {}
+        round, ups, failed = int(fields["round"]), {}, {}
         train = self.world.shards(self.world.train)
-        for name in words["versions"]:
+        for name in fields["versions"]:
             try:
-                up = self._round(train, down, words, name)
+                up = self._round(train, down, fields, name)
             except Exception as e:
                 failed[name] = _reason(name, e)
             else:
@@ -105,14 +108,14 @@ class Site:
                     failed[name] = ("nonfinite", "training gave values that are not finite; nothing was sent or kept")
         return ups, {"round": round, "failed": failed}
 
-    def _round(self, train: Shards, down: Tree, words: Mapping[str, Any], name: str) -> Tree | None:
+    def _round(self, train: Shards, down: Tree, fields: Mapping[str, Any], name: str) -> Tree | None:
         """One client's message; None where it is not finite, and then its private state stays what it was."""
-        client, round = self._own(int(name)), int(words["round"])
-        mine = self.vault.mine(client, int(words["versions"][name]), self.worker.start)
+        client, round = self._own(int(name)), int(fields["round"])
+        mine = self.vault.mine(client, int(fields["versions"][name]), self.worker.start)
         up, new, ok = self.worker.train(down, mine, self._data(train, client, round))
         if not bool(ok):
             return None
-        self.vault.keep(client, round + 1, new, [int(v) for v in words["keep"][name]])
+        self.vault.keep(client, round + 1, new, [int(v) for v in fields["keep"][name]])
         return up
 
     def _own(self, client: int) -> int:
@@ -122,62 +125,63 @@ class Site:
 
     # --- live models ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, down: Tree | None, words: Mapping[str, Any]) -> Answer:
+    def evaluate(self, down: Tree | None, fields: Mapping[str, Any]) -> TreesAndFields:
         """Make live models, and if asked serve a test stream with them, or leave them for the site's own programs."""
         live, failed = {}, {}
-        for name, version in words["versions"].items():
+        for name, version in fields["versions"].items():
             try:
-                model = self._model(words, int(name), int(version), down)
+                model = self._model(fields, int(name), int(version), down)
             except Exception as e:
                 failed[name] = _reason(name, e)
                 continue
             if model is None:
                 return {}, {"lacks": True}
             live[int(name)] = model
-        told: dict[str, Any] = {"failed": failed, "model": shapes(next(iter(live.values()), {}))}
-        if "leave" in words:
-            deploy(self.place.folder, list(live.items()), {"run": self.run, **words["leave"], "clients": sorted(live)})
-            return {}, {**told, "left": sorted(live)}
-        if "test" not in words:
-            return {}, told
-        adapter, protocol = decode(words["adapter"]), decode(words["protocol"])
-        test = self._stream(str(words["test"]))
+        answer: dict[str, Any] = {"failed": failed, "model": shapes(next(iter(live.values()), {}))}
+        if "leave" in fields:
+            card = {"run": self.run, **fields["leave"], "clients": sorted(live)}
+            leave_models(self.place.folder, list(live.items()), card)
+            return {}, {**answer, "left": sorted(live)}
+        if "test" not in fields:
+            return {}, answer
+        adapter, protocol = (decode(fields[name], where=name) for name in ("adapter", "protocol"))
+        test = self._stream(str(fields["test"]))
         scores = {}
         for c, model in live.items():
             try:
                 scores[f"metrics.{c}"] = self.worker.adapt(model, self._data(test, c, 0), adapter, protocol)
             except Exception as e:
                 failed[str(c)] = _reason(str(c), e)
-        return tree.to(scores, "cpu"), told
+        return tree.to(scores, "cpu"), answer
 
-    def _model(self, words: Mapping[str, Any], client: int, version: int, down: Tree | None) -> Tree | None:
-        """A client's live model: made before, made now, or None where that needs what was not sent."""
-        name = str(words["models"])
+    def _model(self, fields: Mapping[str, Any], client: int, version: int, down: Tree | None) -> Tree | None:
+        """A client's live model: stored, or made now; None where that needs `down`, which was not sent."""
+        name = str(fields["models"])
         if (found := self.vault.model(name, client)) is not None:
             return found
         if down is None:
             return None
-        if words["personal"] is None:
+        if fields["personal"] is None:
             if self.place.data is not None:
                 raise ValueError("clients that join later cannot be played by a site, which has its own data only")
             mine = self.worker.start(self.world.clients + client)
-            made = self.worker.method.deploy(self.worker.task, down, mine)
+            model = self.worker.method.deploy(self.worker.task, down, mine)
         else:
             mine = self.vault.mine(self._own(client), version, self.worker.start)
             data = self._data(self.world.shards(self.world.train), client, 0)
-            made = self.worker.personalise(down, mine, data, decode(words["personal"]))
-        self.vault.keep_model(name, client, made)
-        return made
+            model = self.worker.personalise(down, mine, data, decode(fields["personal"], where="personal"))
+        self.vault.keep_model(name, client, model)
+        return model
 
     def _data(self, shards: Shards, client: int, round: int) -> Tree:
         """One client's examples, as `Method.client` and adapters receive them."""
         row = self.place.row(client)
-        rows = shards.own(row) if int(shards.n[row]) else shards.rows[row, :1]  # an empty stream: not counted
+        rows = shards.own(row) if int(shards.n[row]) else shards.rows[row, :1]  # an empty stream does not count
         who, when = (torch.full((), v, dtype=torch.int64) for v in (client, round))
         return shards.tree(rows, shards.n[row], who, when, ragged=False)
 
     def _stream(self, name: str) -> Shards:
-        """The test that the server means: this node's own copy of it."""
+        """This node's own copy of the test that the server names."""
         val = self.world.shards(self.world.val)
         if name == VALIDATION or stream_name(val) == name:
             return val
@@ -190,7 +194,7 @@ class Site:
 
 
 def _reason(client: str, error: Exception) -> tuple[str, str]:
-    """What the server is told of a client that failed; the site's own log says where in the code it was."""
+    """The kind and the reason that the server gets of a client that failed; the site's own log has the traceback."""
     log.warning("client %s failed", client, exc_info=error)
     return "error", str(error) if isinstance(error, LostState) else f"{type(error).__name__}: {error}"
 

@@ -16,38 +16,38 @@ from safetensors.torch import save
 
 from ..core import Tree, tree
 from ..store import write
-from .records import dressed, skeleton
+from .records import branches, rebuilt
 
 Memory = dict[int, tuple[int, Tree]]
-"""The newest private state of each client and its version: what a node has at hand without reading files."""
+"""The newest private state of each client and its version, in memory, which saves reading files."""
 MODELS_KEPT = 3
 """Sets of live models that a node keeps per run: validation makes a new one every time."""
 
 
 class LostState(RuntimeError):
-    """A private state that should be here is not."""
+    """A private state that should be at this node is not there."""
 
 
 def safe(what: str, name: str) -> str:
-    """A name that the server gave, as a folder's name: the server does not choose where a node writes."""
+    """A name that the server sent, as a folder's name: the server does not choose where a node writes."""
     if not (name.isascii() and name.isalnum()) or len(name) > 64:
         raise ValueError(f"{what}='{name}' must be up to 64 letters and digits")
     return name
 
 
 def write_tree(path: Path, value: Tree) -> None:
-    """A tree as a file that its owner alone can read: what is private to a client, or made for it."""
+    """Write a tree to a file that its owner alone can read: a private state, or a client's live model."""
     flat = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(value).items()}
-    write(path, save(flat, {"acclimate": json.dumps(skeleton(value))}), mode=0o600)
+    write(path, save(flat, {"acclimate": json.dumps(branches(value))}), mode=0o600)
 
 
 def read_tree(path: Path) -> Tree:
     """The inverse of `write_tree`."""
     try:
         with safe_open(path, framework="pt") as f:
-            bones: Any = json.loads((f.metadata() or {})["acclimate"])
+            shape: Any = json.loads((f.metadata() or {})["acclimate"])
             flat = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-        found: Tree = dressed(bones, flat)
+        found: Tree = rebuilt(shape, flat)
         return found
     except (SafetensorError, KeyError, ValueError, OSError) as e:
         raise LostState(f"{path.name} cannot be read: {e}") from e
@@ -76,7 +76,7 @@ class Vault:
         return read_tree(path)
 
     def keep(self, client: int, version: int, mine: Tree, also: Collection[int]) -> None:
-        """Store a new version; of the older ones only those in `also` stay."""
+        """Store a new version; of the older ones only those in `also` are kept."""
         write_tree(self._file(client, version), mine)
         self.memory[client] = (version, mine)
         wanted = {self._file(client, v).name for v in (version, *also)}
@@ -97,7 +97,7 @@ class Vault:
         return read_tree(path) if path.exists() else None
 
     def keep_model(self, name: str, client: int, model: Tree) -> None:
-        """Store a live model; the oldest sets go."""
+        """Store a live model; the oldest sets of models are removed."""
         write_tree(self._model(name, client), model)
         sets = sorted((self.folder / "models").iterdir(), key=lambda p: p.stat().st_mtime_ns)
         for old in sets[:-MODELS_KEPT]:
@@ -105,11 +105,11 @@ class Vault:
 
 
 def deployed_file(site: Path, client: int) -> Path:
-    """Where a site finds the model that a client is live with."""
+    """The file of a client's live model, for the site's own programs."""
     return site / "deployed" / f"{client}.safetensors"
 
 
-def deploy(site: Path, models: Sequence[tuple[int, Tree]], card: dict[str, Any]) -> None:
+def leave_models(site: Path, models: Sequence[tuple[int, Tree]], card: dict[str, Any]) -> None:
     """Leave models where the site's own programs find them, with a card that says what they are."""
     for client, model in models:
         write_tree(deployed_file(site, client), model)
@@ -117,7 +117,7 @@ def deploy(site: Path, models: Sequence[tuple[int, Tree]], card: dict[str, Any])
 
 
 def remove(folder: Path) -> None:
-    """A folder of plain files."""
+    """Remove a folder of plain files."""
     for path in folder.iterdir():
         path.unlink(missing_ok=True)
     folder.rmdir()

@@ -2,10 +2,11 @@
 
 Flower starts a process for every message, and the import of torch is most of what that costs. Each message still gets a
 process of its own, which ends with it; only the imports are shared. The node finds this program before Flower's own,
-because the folder in which `folder.write_superexec` put it comes first in its PATH.
+because the folder in which `app_folder.write_superexec` put it comes first in its PATH.
 
 `nursery` is the process that forks. It is forked before Flower's SuperExec opens connections or starts threads, so
-that its children inherit neither. It ends when the SuperExec ends. Where there is none, messages start Flower's way.
+that its children inherit neither. It ends when the SuperExec ends. Where it cannot be forked, Flower starts messages in
+its own way.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 
 def main() -> None:
-    """What the node starts in the place of Flower's own program, with the same arguments."""
+    """The node starts this instead of Flower's own program, with the same arguments."""
     if sys.platform == "linux":  # elsewhere, libraries do not promise to survive a fork
         requests = start_nursery()
         cold = SubprocessExecutor.launch
@@ -38,7 +39,7 @@ def main() -> None:
 
 
 def handed_over(spec: ExecutionSpec, requests: int) -> bool:
-    """Whether the nursery takes care of a task. It knows ClientApps with what is installed, and may have died."""
+    """Whether the nursery takes a task. It starts only ClientApps that need no installation, and it may have died."""
     if spec.task_type != TaskType.CLIENT_APP or spec.runtime_dependency_install:
         return False
     task = {
@@ -55,7 +56,7 @@ def handed_over(spec: ExecutionSpec, requests: int) -> bool:
 
 
 def start_nursery() -> int:
-    """Start the process that forks; where to write tasks, one JSON object per line."""
+    """Start the process that forks. Returns the file to write tasks to, one JSON object per line."""
     read, write_end = os.pipe()
     if os.fork() == 0:
         os.close(write_end)
@@ -66,7 +67,7 @@ def start_nursery() -> int:
 
 
 def nursery(requests: int) -> None:
-    """Import what messages need, then fork a process for each task, until nobody is left who could ask."""
+    """Import the modules that messages need, then fork a process for each task, until the SuperExec has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole node, which ends the SuperExec and so this
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended children leave nothing behind
     preload()
@@ -80,7 +81,7 @@ def nursery(requests: int) -> None:
 
 
 def preload() -> None:
-    """Import, and run nothing: what torch starts when it computes would not survive a fork."""
+    """Import, and run nothing: the threads that torch starts when it computes would not survive a fork."""
     import torch._dynamo  # noqa: F401 - what the first `torch.func.grad` of a process would import
 
     from . import client_app  # noqa: F401 - torch, and all else that a message needs

@@ -12,13 +12,14 @@ Where only some clients take part, their weights are normalised, and their losse
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import own_share
+from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, difference, rng
 from ..ops.losses import local_risk
+from ..ops.masks import own_share
 
 
 @dataclass(frozen=True)
@@ -30,30 +31,25 @@ class AFL(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
 
+    downlink = ("vars", "mixture")
+    uplink: ClassVar[Rules] = {"delta": Mean("share"), "share": Sum(), "loss": Gather(), "id": Gather()}
+
     def __post_init__(self) -> None:
         check.at_least(self, "lambda_lr", 0.0)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean("share"), "share": Sum(), "loss": Gather(), "id": Gather()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "mixture": torch.full((clients,), 1.0 / clients, device=key.device)}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        w = train(task.loss, down["vars"], data, self.opt, self.work, key)
+        delta = difference(task.loss, down["vars"], data, self.opt, self.work, key)
         share = own_share(down["mixture"], data["id"])
-        up = {"delta": tree.sub(w, down["vars"]), "share": share, "id": data["id"]}
-        return {**up, "loss": local_risk(task, down["vars"], data)}, mine
+        return {"delta": delta, "share": share, "id": data["id"], "loss": local_risk(task, down["vars"], data)}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         mixture, present = server["mixture"], total["id"].shape[0]
         uphill = torch.zeros_like(mixture).index_put((total["id"],), total["loss"]) * (mixture.shape[0] / present)
         new = project(mixture + self.lambda_lr * uphill)
-        return {"vars": tree.add(server["vars"], total["delta"]), "mixture": new}
+        return {**super().server(task, server, total, key), "mixture": new}
 
 
 def project(v: Tensor) -> Tensor:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, difference, rng, tree
 from ..ops import fourier
 
 
@@ -30,10 +29,12 @@ class AM(Method):
     strength: float = 1.0
     """The largest weight of the other amplitude: the paper's eta."""
     chance: float = 0.5
-    """How often a batch is mixed."""
+    """The probability that a batch is mixed."""
     partner: Literal["batch", "clients"] = "batch"
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
+
+    downlink = ("vars", "amplitude")
 
     def __post_init__(self) -> None:
         check.within(self, "strength", 0.0, 1.0)
@@ -42,30 +43,23 @@ class AM(Method):
 
     @property
     def uplink(self) -> Rules:
-        amplitude = {"amplitude": Mean("n")} if self.partner == "clients" else {}
-        return {"delta": Mean("n"), "n": Sum(), **amplitude}
+        return {**super().uplink, **({"amplitude": Mean("n")} if self.partner == "clients" else {})}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        fourier.need_images(task, "AM")
-        amplitude = {"amplitude": torch.zeros(task.shape, device=key.device)} if self.partner == "clients" else {}
-        return {"vars": task.init(key), **amplitude}
-
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
+        unknown = {"amplitude": fourier.unknown(task, "AM", key.device)}
+        return {"vars": task.init(key), **(unknown if self.partner == "clients" else {})}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         own = {"amplitude": fourier.mean_amplitude(data)} if self.partner == "clients" else {}
         other = fourier.known_or(down["amplitude"], own["amplitude"]) if own else None
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            out = task.apply(vars, self.mixed(batch["x"], other, rng.fold(key, "mix")), "train", key)
-            return F.cross_entropy(out.logits, batch["y"]), out.buffers
+            return task.loss(vars, {**batch, "x": self.mixed(batch["x"], other, rng.fold(key, "mix"))}, key)
 
-        w = train(loss, down["vars"], data, self.opt, self.work, key)
-        return {"delta": tree.sub(w, down["vars"]), "n": data["n"], **own}, mine
+        return {"delta": difference(loss, down["vars"], data, self.opt, self.work, key), "n": data["n"], **own}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        return {**server, **tree.pick(total, ("amplitude",)), "vars": tree.add(server["vars"], total["delta"])}
+        return super().server(task, server, total, key) | tree.pick(total, ("amplitude",))
 
     def mixed(self, x: Tensor, other: Tensor | None, key: rng.Key) -> Tensor:
         """A batch with mixed amplitudes: with these, or with those of other images of the batch."""

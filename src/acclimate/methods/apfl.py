@@ -19,15 +19,13 @@ model; and the models trained so are trained for another epoch before they are t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import SGD, Method, Optimizer, Rules, Scalar, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Optimizer, Scalar, Task, Tree, Weighted, Work, check, rng, train, tree
 from ..core.local import batch_of
-from ..ops.counting import mean_by
 
 
 def mix(v: Tree, w: Tree, alpha: Scalar) -> Tree:
@@ -37,7 +35,7 @@ def mix(v: Tree, w: Tree, alpha: Scalar) -> Tree:
 
 
 @dataclass(frozen=True)
-class APFL(Method):
+class APFL(Weighted):
     """A mixture, with a learned weight, of a private model and the federated one (Deng et al., 2020)."""
 
     alpha: float = 0.5
@@ -45,16 +43,10 @@ class APFL(Method):
     adapt_alpha: bool = True
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.within(self, "alpha", 0.0, 1.0)
         check.choices(self)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         alpha = torch.full((), self.alpha, device=key.device)

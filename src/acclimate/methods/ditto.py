@@ -15,34 +15,26 @@ private models are local models without a tie (here: `lam=0`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from ..core import SGD, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import mean_by
+from ..core import SGD, Optimizer, Task, Tree, Weighted, Work, check, difference, rng, train, tree
 from ..ops.losses import proximal
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(Weighted):
     """FedAvg, and beside it a private model with a proximal term (Li et al., ICML 2021)."""
 
     lam: float = 1.0
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     personal_work: Work = Work()
-    """Of the private model."""
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
+    """How much the private model is trained per round."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "lam", 0.0)
         check.choices(self)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "seen": torch.zeros((), device=key.device)}
@@ -50,10 +42,9 @@ class Ditto(Method):
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         received = down["vars"]
         tied = proximal(task.loss, received, self.lam)
-        w = train(task.loss, received, data, self.opt, self.work, key)
+        delta = difference(task.loss, received, data, self.opt, self.work, key)
         v = train(tied, mine["vars"], data, self.opt, self.personal_work, rng.fold(key, "personal"))
-        up = {"delta": tree.sub(w, received), "n": data["n"]}
-        return up, {"vars": v, "seen": torch.ones_like(mine["seen"])}
+        return {"delta": delta, "n": data["n"]}, {"vars": v, "seen": torch.ones_like(mine["seen"])}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
         return {"vars": tree.where(mine["seen"] > 0, mine["vars"], down["vars"])}

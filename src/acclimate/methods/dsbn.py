@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core import SGD, Method, Optimizer, Task, Tree, Work, rng, train, tree
-from ..ops.private import merge, private, shared
+from ..ops.params import merge, private, shared
 
 
 @dataclass(frozen=True)

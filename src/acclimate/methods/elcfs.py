@@ -17,12 +17,14 @@ images are the images themselves. Batch statistics are those of the first pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import SGD, Gather, Loss, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Gather, Loss, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, tree
+from ..core.local import difference
 from ..ops import fourier
 
 
@@ -39,14 +41,13 @@ class ELCFS(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
 
+    downlink = ("vars", "bank", "filled")
+    uplink: ClassVar[Rules] = {"delta": Mean("n"), "bank": Gather(), "id": Gather(), "n": Sum()}
+
     def __post_init__(self) -> None:
         check.at_least(self, "inner", 0.0)
         check.at_least(self, "bank", 1)
         check.within(self, "reach", 0.0, 0.5)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean("n"), "bank": Gather(), "id": Gather(), "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         fourier.need_images(task, "ELCFS")
@@ -54,15 +55,12 @@ class ELCFS(Method):
         bank = torch.zeros(clients, self.bank, task.shape[0], side, side, device=key.device)
         return {"vars": task.init(key), "bank": bank, "filled": torch.zeros(clients, device=key.device)}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        w = train(self.episode(task, down, data["id"]), down["vars"], data, self.opt, self.work, key)
+        delta = difference(self.episode(task, down, data["id"]), down["vars"], data, self.opt, self.work, key)
         shown = (rng.uniform(rng.fold(key, "bank"), self.bank) * data["n"]).to(torch.int64)
         amplitudes = fourier.amplitude(data["x"][data["rows"][shown]])
         bank = fourier.low(amplitudes, fourier.reach(task.shape, self.reach))
-        return {"delta": tree.sub(w, down["vars"]), "bank": bank, "id": data["id"], "n": data["n"]}, mine
+        return {"delta": delta, "bank": bank, "id": data["id"], "n": data["n"]}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         who = (total["id"],)

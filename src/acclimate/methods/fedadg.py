@@ -13,35 +13,32 @@ D are ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Loss, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, rng, tree
 from ..ops import nets
-from ..ops.counting import mean_by
-from ..ops.joint import joined, model_of
-from ..ops.rates import PerGroup
+from ..ops.params import model_of, train_jointly
 
 
 @dataclass(frozen=True)
-class FedADG(Method):
+class FedADG(Weighted):
     """FedAvg whose features match a reference distribution that is learned along (Zhang et al., 2021)."""
 
     weight: float = 0.1
-    """Of the features' adversarial loss against cross-entropy."""
+    """The weight of the features' adversarial loss against cross-entropy."""
     noise: int = 10
     hidden: int = 128
     """Hidden units of generator and discriminator."""
     opt: Optimizer = SGD(lr=0.05)
     adversary_opt: Optimizer = SGD(lr=0.01)
-    """Of generator and discriminator."""
+    """The optimiser of generator and discriminator."""
     work: Work = Work()
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
+
+    downlink = ("vars", "adversary")
 
     def __post_init__(self) -> None:
         check.within(self, "weight", 0.0, 1.0)
@@ -51,8 +48,7 @@ class FedADG(Method):
 
     @property
     def uplink(self) -> Rules:
-        by = mean_by(self.weights)
-        return {"delta": by, "adversary": by, "n": Sum()}
+        return {"delta": self.mean, "adversary": self.mean, "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         inputs = {"generator": self.noise, "discriminator": task.dim}
@@ -63,16 +59,10 @@ class FedADG(Method):
         }
         return {"vars": task.init(key), "adversary": adversary}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        vars, adversary = down["vars"], down["adversary"]
-        start = joined(vars, {"adversary": adversary})
-        opt = PerGroup(groups=(("model", self.opt), ("adversary", self.adversary_opt)), clip=self.work.clip)
-        new = train(self.objective(task), start, data, opt, replace(self.work, clip=None), key)
-        up = {"delta": tree.sub(model_of(new), vars), "adversary": tree.sub(new["params"]["adversary"], adversary)}
-        return {**up, "n": data["n"]}, mine
+        opts = {"model": self.opt, "adversary": self.adversary_opt}
+        step = tree.sub(train_jointly(self.objective(task), down, data, opts, self.work, key), down)
+        return {"delta": step["vars"], "adversary": step["adversary"], "n": data["n"]}, mine
 
     def objective(self, task: Task) -> Loss:
         """The sum of the three losses, each of which moves its own net alone."""
@@ -83,20 +73,19 @@ class FedADG(Method):
             classes = torch.arange(task.num_classes, device=batch["y"].device)
             label = (batch["y"][:, None] == classes).to(out.features.dtype)
             noise = rng.uniform(rng.fold(key, "noise"), label.shape[0], self.noise).to(label.dtype)
-            made = nets.apply(adversary["generator"], torch.cat([noise, label], -1))
+            drawn = nets.apply(adversary["generator"], torch.cat([noise, label], -1))
             judge = adversary["discriminator"]
             fixed = tree.map(lambda p: p.detach(), judge)
             ce = F.cross_entropy(out.logits, batch["y"])
             model = (1 - self.weight) * ce + self.weight * ((1 - _judged(fixed, out.features, label)) ** 2).mean()
-            generator = ((1 - _judged(fixed, made, label)) ** 2).mean()
-            apart = _judged(judge, made.detach(), label) ** 2 + (1 - _judged(judge, out.features.detach(), label)) ** 2
+            generator = ((1 - _judged(fixed, drawn, label)) ** 2).mean()
+            apart = _judged(judge, drawn.detach(), label) ** 2 + (1 - _judged(judge, out.features.detach(), label)) ** 2
             return model + generator - apart.mean(), out.buffers
 
         return loss
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        vars = tree.add(server["vars"], total["delta"])
-        return {"vars": vars, "adversary": tree.add(server["adversary"], total["adversary"])}
+        return tree.add(server, {"vars": total["delta"], "adversary": total["adversary"]})
 
 
 def _judged(discriminator: Tree, features: Tensor, label: Tensor) -> Tensor:

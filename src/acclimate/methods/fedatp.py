@@ -14,30 +14,14 @@ them (there: under running statistics), and model and rates are learned in one r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import (
-    SGD,
-    Mean,
-    Method,
-    Mode,
-    Optimizer,
-    Out,
-    Predict,
-    Rules,
-    Sum,
-    Task,
-    Tree,
-    Work,
-    check,
-    rng,
-    train,
-    tree,
-)
-from ..core.local import batch_of
+from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Predict, Rules, Sum, Task, Tree, Work, check, rng, tree
+from ..core.local import batch_of, train
 from ..ops.atp import directions, moved, slopes
 
 
@@ -54,21 +38,17 @@ class FedATP(Method):
     parts: int = 5
     """One in so many of a client's examples is kept for the rates."""
 
+    downlink = ("vars", "rates")
+    uplink: ClassVar[Rules] = {"delta": Mean("n"), "n": Sum(), "rates": Mean()}
+
     def __post_init__(self) -> None:
         check.at_least(self, "pretrain", 0)
         check.positive(self, "rate_lr")
         check.at_least(self, "parts", 2)
 
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean("n"), "n": Sum(), "rates": Mean()}
-
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         vars = task.init(key)
         return {"vars": vars, "rates": tree.map(lambda v: v.new_zeros(()), vars)}
-
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         early = data["round"] < self.pretrain

@@ -10,15 +10,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Optimizer, Rules, Task, Tree, Weighted, Work, check, rng, train, tree
 from ..ops.losses import local_loss
-from ..ops.private import merge, private, shared
+from ..ops.params import merge, private, shared
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(Weighted):
     """Average of locally trained models (McMahan et al., AISTATS 2017)."""
 
     opt: Optimizer = SGD(lr=0.05)
@@ -26,8 +25,6 @@ class FedAvg(Method):
     private: tuple[str, ...] = ()
     """Roles (`head`, `norm`) or name patterns of the variables that stay with the client."""
     server_opt: Optimizer = SGD(lr=1.0)
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
     balanced: bool = False
     """Whether the local loss is balanced softmax instead of cross-entropy."""
 
@@ -37,7 +34,7 @@ class FedAvg(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": Mean("n"), "n": Sum()} if self.weights == "samples" else {"delta": Mean()}
+        return {"delta": self.mean, **self.counts}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         vars = shared(task.init(key), task.select(self.private))
@@ -50,8 +47,8 @@ class FedAvg(Method):
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         names = task.select(self.private)
         w = train(local_loss(task, data, self.balanced), self._whole(down, mine), data, self.opt, self.work, key)
-        up = {"delta": tree.sub(shared(w, names), down["vars"])} | ({"n": data["n"]} if "n" in self.uplink else {})
-        return up, {"vars": private(w, names)} if names else {}
+        up = {"delta": tree.sub(shared(w, names), down["vars"]), "n": data["n"]}
+        return tree.pick(up, self.uplink), {"vars": private(w, names)} if names else {}
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         old, delta = server["vars"], total["delta"]

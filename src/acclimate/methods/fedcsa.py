@@ -16,11 +16,12 @@ that rare participants are in them too; a class that nobody has shown counts as 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, rng, train, tree
+from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, difference, rng, tree
 from ..ops.losses import class_counts
 
 
@@ -31,21 +32,16 @@ class FedCSA(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
 
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean("share"), "share": Sum(), "counts": Sum()}
+    downlink = ("vars", "counts")
+    uplink: ClassVar[Rules] = {"delta": Mean("share"), "share": Sum(), "counts": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "counts": torch.zeros(task.num_classes, device=key.device)}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        w = train(task.loss, down["vars"], data, self.opt, self.work, key)
         counts = class_counts(data, task.num_classes)
         return {
-            "delta": tree.sub(w, down["vars"]),
+            "delta": difference(task.loss, down["vars"], data, self.opt, self.work, key),
             "share": contribution(counts, down["counts"]),
             "counts": counts.to(torch.int64),  # whole numbers are book-keeping, floating-point ones parameters
         }, mine

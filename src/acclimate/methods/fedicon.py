@@ -19,34 +19,32 @@ cross-entropy for the whole model), `share` (False: nothing is sent), and the ad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Loss, Optimizer, Rules, Task, Tree, Weighted, Work, check, rng, train, tree
 from ..ops import requirements
-from ..ops.contrast import contrastive
-from ..ops.counting import mean_by
-from ..ops.heads import features_of, fit_head, head_of, named
-from ..ops.views import Views
+from ..ops.augment import Views
+from ..ops.nets import features_of, fit_head, head_of, with_head
+from ..ops.prototypes import contrastive
 
 
 @dataclass(frozen=True)
-class FedICON(Method):
+class FedICON(Weighted):
     """A shared contrastive encoder and a classifier on top of it (Tan et al., 2023)."""
 
     opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
     work: Work = Work()
-    """Of the encoder."""
+    """How much the encoder is trained."""
     head_opt: Optimizer = SGD(lr=1.0, weight_decay=5e-4)
-    """Of the classifier, for which the paper names no rate. The contrastive loss leaves features short at the encoder's
-    rate, and a step on them grows with the square of their length."""
+    """The optimiser of the classifier, for which the paper names no rate. The contrastive loss leaves features short at
+    the encoder's rate, and a step on them grows with the square of their length."""
     head_work: Work = Work()
-    """Of the classifier, in every round: on features that are computed once, so it costs little."""
+    """How much the classifier is trained in every round: on features that are computed once, so it costs little."""
     personal_work: Work = Work(epochs=1)
-    """Of the classifier, when the last encoder has arrived, with schedules that start anew; no epochs deploy the
-    federated one."""
+    """How much the classifier is trained when the last encoder has arrived, with schedules that start anew; no epochs
+    deploy the federated one."""
     temperature: float = 0.1
     views: Views = Views()
     labels: bool = True
@@ -57,8 +55,6 @@ class FedICON(Method):
     """Global invariance sharing; False leaves every client on its own."""
     encoder_rounds: int | None = None
     """Rounds in which the encoder is trained, the classifier alone in the later ones; None: both in all rounds."""
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.positive(self, "temperature")
@@ -68,20 +64,15 @@ class FedICON(Method):
 
     @property
     def uplink(self) -> Rules:
-        if not self.share:
-            return {}
-        return {"delta": mean_by(self.weights), "n": Sum()}
+        return super().uplink if self.share else {}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        if self.extract and (missing := requirements.images(task, "FedICON", "take views of")):
-            raise ValueError(missing)
+        if self.extract:
+            requirements.need(requirements.images(task, "FedICON", "take views of"))
         return super().init_server(task, clients, key) if self.share else {}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {} if self.share else {"vars": task.init(key)}
-
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         old = (down if self.share else mine)["vars"]
@@ -125,4 +116,4 @@ class FedICON(Method):
     def _with_head(self, task: Task, vars: Tree, encoder: Tree, data: Tree, work: Work, key: rng.Key) -> Tree:
         """`vars` with its head trained on the fixed features of `encoder`."""
         head = fit_head(head_of(task, vars), features_of(task, encoder, data), data, self.head_opt, work, key)
-        return {**vars, "params": {**vars["params"], **named(task, head)}}
+        return with_head(task, vars, head)

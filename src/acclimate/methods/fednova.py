@@ -12,11 +12,12 @@ steps for tau_eff where it has a proximal term, which is not built here. Batch s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Rules, Sum, Task, Tree, Work, rng, train, tree
+from ..core import SGD, Mean, Method, Rules, Sum, Task, Tree, Work, difference, rng, tree
 
 
 @dataclass(frozen=True)
@@ -26,23 +27,21 @@ class FedNova(Method):
     opt: SGD = SGD(lr=0.05)
     work: Work = Work()
 
+    uplink: ClassVar[Rules] = {"delta": Mean("n"), "steps": Mean("n"), "n": Sum()}
+
     def __post_init__(self) -> None:
         if not isinstance(self.opt, SGD):
             raise ValueError(f"FedNova: opt={self.opt} must be SGD: the normaliser is the sum of its steps' weights")
 
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean("n"), "steps": Mean("n"), "n": Sum()}
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        delta = tree.sub(train(task.loss, down["vars"], data, self.opt, self.work, key), down["vars"])
+        delta = difference(task.loss, down["vars"], data, self.opt, self.work, key)
         steps = walked(self.opt, self.work, data)
         delta = {**delta, "params": tree.scale(delta["params"], 1.0 / steps.clamp_min(1e-12))}
         return {"delta": delta, "steps": steps, "n": data["n"]}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         delta = {**total["delta"], "params": tree.scale(total["delta"]["params"], total["steps"])}
-        return {**server, "vars": tree.add(server["vars"], delta)}
+        return super().server(task, server, {"delta": delta}, key)
 
 
 def walked(opt: SGD, work: Work, data: Tree) -> Tensor:

@@ -21,15 +21,16 @@ classes that a client lacks are never answered. Its cross-entropy is computed th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Gather, Loss, Method, Mode, Optimizer, Out, Rules, Task, Tree, Work, check, rng, train, tree
-from ..ops.heads import features_of
-from ..ops.prototypes import class_means, padded, pooled, prototype_loss, similarities, supervised_contrast
+from ..core import SGD, Gather, Method, Mode, Optimizer, Out, Rules, Task, Tree, Work, check, rng, train, tree
+from ..ops import prototypes as proto
+from ..ops.nets import head_of, with_head
 
 
 @dataclass(frozen=True)
@@ -51,102 +52,69 @@ class FedPCL(Method):
     """The weight of the distance in `ce+distance`."""
     variant: Literal["paper", "released"] = "paper"
 
+    uplink: ClassVar[Rules] = {"prototypes": Gather(), "counts": Gather(), "id": Gather()}
+
     def __post_init__(self) -> None:
         check.positive(self, "tau")
         check.at_least(self, "distance", 0.0)
         check.choices(self)
 
-    @property
-    def uplink(self) -> Rules:
-        return {"prototypes": Gather(), "counts": Gather(), "id": Gather()}
-
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        sets = torch.zeros(clients, task.num_classes, task.dim, device=key.device)
-        return {"sets": sets, "counts": torch.zeros(clients, task.num_classes, device=key.device)}
+        counts = torch.zeros(clients, task.num_classes, device=key.device)
+        return {"sets": counts.new_zeros(*counts.shape, task.dim), "counts": counts}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
-        own = torch.zeros(task.num_classes, task.dim, device=key.device)
         counts = torch.zeros(task.num_classes, device=key.device)
-        return {"vars": task.init(key), "prototypes": own, "counts": counts}
+        return {"vars": task.init(key), "prototypes": counts.new_zeros(*counts.shape, task.dim), "counts": counts}
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        who = total["id"]
-        sets = server["sets"].index_copy(0, who, total["prototypes"])
-        counts = total["counts"].to(server["counts"].dtype)
-        return {"sets": sets, "counts": server["counts"].index_copy(0, who, counts)}
+        new = {"sets": total["prototypes"], "counts": total["counts"].to(server["counts"].dtype)}
+        return {name: tree.put(server[name], total["id"], new[name]) for name in server}
 
     def download(self, task: Task, server: Tree) -> Tree:
-        counts = server["counts"]
-        weights = (counts > 0).to(counts.dtype) if self.variant == "released" else counts
-        common, owners = pooled(server["sets"], weights)
-        sets = padded(server["sets"], counts, common)
-        return {"global": common, "known": owners, "sets": sets, "seen": (counts.sum(-1) > 0).to(counts.dtype)}
+        counts, sets = server["counts"], server["sets"]
+        owned = (counts > 0).to(counts.dtype)
+        common, owners = proto.pooled(sets, owned if self.variant == "released" else counts)
+        return {"global": common, "known": owners, "sets": proto.padded(sets, counts, common), "seen": owned.amax(-1)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        vars = train(self.objective(task, down), mine["vars"], data, self.opt, self.work, key)
-        if self.variant == "paper":  # without prototypes there is no loss; weight decay alone would still move weights
-            vars = tree.where(self._has_loss(down), vars, mine["vars"])
+        vars = train(partial(self.objective, task, down), mine["vars"], data, self.opt, self.work, key)
+        if self.variant == "paper" and self.loss == "prototypes":  # without them only weight decay acts
+            vars = tree.where(down["seen"].sum() > 0, vars, mine["vars"])
         mine = self.finish_personal(task, down, {**mine, "vars": vars}, data, key)
         counts = mine["counts"].to(torch.int64)  # whole numbers are book-keeping, floating-point ones parameters
         return {"prototypes": mine["prototypes"], "counts": counts, "id": data["id"]}, mine
 
     def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
-        z = F.normalize(features_of(task, mine["vars"], data), dim=-1)
-        own, counts = class_means(z, data["y"][data["rows"]], data["n"], task.num_classes)
+        own, counts = proto.own_prototypes(task, mine["vars"], data, unit=True)
         return {**mine, "prototypes": own, "counts": counts}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        """The model with the padded local prototypes as its head, and which classes they know."""
-        seen, params = mine["counts"], mine["vars"]["params"]
-        head = {task.head_weight: padded(mine["prototypes"], seen, down["global"])}
-        if task.head_bias in params:
-            head[task.head_bias] = torch.zeros_like(params[task.head_bias])
+        seen, head = mine["counts"], tree.zeros(head_of(task, mine["vars"]))
+        head["weight"] = proto.padded(mine["prototypes"], seen, down["global"])
         known = seen if self.variant == "released" else seen + down["known"]
-        return {"vars": {**mine["vars"], "params": {**params, **head}}, "known": (known > 0).to(seen.dtype)}
+        return {"vars": with_head(task, mine["vars"], head), "known": (known > 0).to(seen.dtype)}
 
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         out = task.apply(model["vars"], x, mode, key)
         z, prototypes = F.normalize(out.features, dim=-1), model["vars"]["params"][task.head_weight]
-        logits = similarities(z, prototypes, model["known"], self.tau)
+        logits = proto.similarities(z, prototypes, model["known"], self.tau)
         if self.variant == "released":  # minus the squared distance, but for |z|, which is the same for all classes
             logits = logits - prototypes.square().sum(-1) / (2 * self.tau)
         return Out(logits, z, out.buffers)
 
-    def objective(self, task: Task, down: Tree) -> Loss:
+    def objective(self, task: Task, down: Tree, vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
         """The local loss under the prototypes that the server sent."""
-
-        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            out = task.apply(vars, batch["x"], "train", key)
-            return self._value(out, batch["y"], down), out.buffers
-
-        return loss
-
-    def _value(self, out: Out, y: Tensor, down: Tree) -> Tensor:
+        out, y = task.apply(vars, batch["x"], "train", key), batch["y"]
         z = F.normalize(out.features, dim=-1)
-        if self.loss == "supcon":
-            return supervised_contrast(z, z, y, self.tau)
         if self.loss == "ce":
-            return F.cross_entropy(out.logits, y)
-        if self.loss == "ce+distance":
-            near = (z - down["global"][y]).square().mean(-1) * (down["known"][y] > 0)
-            return F.cross_entropy(out.logits, y) + self.distance * near.mean()
-        return self._released(z, y, down) if self.variant == "released" else self._contrast(z, y, down)
-
-    def _contrast(self, z: Tensor, y: Tensor, down: Tree) -> Tensor:
-        """Eq. 10, or one of its two terms."""
-        value = torch.zeros((), device=z.device)
-        if self.prototypes != "local":
-            value = value + prototype_loss(z, y, down["global"], down["known"], self.tau).mean()
-        if self.prototypes != "global":
-            each = prototype_loss(z, y, down["sets"], down["known"], self.tau)
-            value = value + ((each * down["seen"]).sum(-1) / down["seen"].sum().clamp_min(1.0)).mean()
-        return value
-
-    def _released(self, z: Tensor, y: Tensor, down: Tree) -> Tensor:
-        twice, labels = torch.cat([z, z]), torch.cat([y, y])  # two views, which in the published code are identical
-        anchors = down["sets"][:, labels]
-        each = torch.vmap(lambda a: supervised_contrast(a, twice, labels, self.tau))(anchors)
-        return (each * down["seen"]).sum()
-
-    def _has_loss(self, down: Tree) -> Tensor:
-        return (down["seen"].sum() > 0) if self.loss == "prototypes" else torch.ones_like(down["seen"][0]).bool()
+            value = F.cross_entropy(out.logits, y)
+        elif self.loss == "ce+distance":
+            value = proto.pulled(out, z, y, down["global"], down["known"], self.distance)
+        elif self.loss == "supcon":
+            value = proto.supervised_contrast(z, z, y, self.tau)
+        elif self.variant == "released":
+            value = proto.released_contrast(z, y, down, self.tau)
+        else:
+            value = proto.contrast(z, y, down, self.tau, self.prototypes)
+        return value, out.buffers

@@ -3,7 +3,7 @@
 - Local loss: cross-entropy plus `weight` times the distance to the global prototype of the sample's class; the mean
   squared difference per sample, as in the published code (the text compares the client's own prototype with it).
 - A client sends its prototypes, mean features per class, and its class counts; the server averages, weighted by the
-  counts. (As printed, the sum is divided by the number of owners once more.)
+  counts (as printed, also divided by the number of owners). A class that nobody in the cohort holds keeps its last one.
 - Inference: the class of the nearest global prototype, classes without one excepted; or the private model's own head.
 
 With `weight=0` and `inference="head"` it is local training.
@@ -12,15 +12,13 @@ With `weight=0` and `inference="head"` it is local training.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Rules, Sum, Task, Tree, Work, check, rng, train
-from ..ops.heads import features_of
-from ..ops.prototypes import class_means
+from ..ops.prototypes import nearest, own_prototypes, pulled
 
 
 @dataclass(frozen=True)
@@ -30,17 +28,16 @@ class FedProto(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     weight: float = 1.0
-    """Of the distance to the global prototypes: the paper's lambda."""
+    """The weight of the distance to the global prototypes: the paper's lambda."""
     inference: Literal["prototypes", "head"] = "prototypes"
     """Whether the nearest global prototype or the private head answers."""
+
+    downlink = ("prototypes", "known")
+    uplink: ClassVar[Rules] = {"prototypes": Mean("counts"), "counts": Sum()}
 
     def __post_init__(self) -> None:
         check.at_least(self, "weight", 0.0)
         check.choices(self)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"prototypes": Mean("counts"), "counts": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         prototypes = torch.zeros(task.num_classes, task.dim, device=key.device)
@@ -49,33 +46,25 @@ class FedProto(Method):
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key)}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = task.apply(vars, batch["x"], "train", key)
-            apart = (out.features - down["prototypes"][batch["y"]]).square().mean(-1) * down["known"][batch["y"]]
-            return F.cross_entropy(out.logits, batch["y"]) + self.weight * apart.mean(), out.buffers
+            return pulled(out, out.features, batch["y"], down["prototypes"], down["known"], self.weight), out.buffers
 
         vars = train(loss, mine["vars"], data, self.opt, self.work, key)
-        y = data["y"][data["rows"]]
-        own, counts = class_means(features_of(task, vars, data), y, data["n"], task.num_classes)
+        own, counts = own_prototypes(task, vars, data)
         return {"prototypes": own, "counts": counts.to(torch.int64)}, {"vars": vars}
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        """Classes that nobody in the cohort holds keep their last prototype."""
         met = total["counts"] > 0
         prototypes = torch.where(met[:, None], total["prototypes"], server["prototypes"])
         return {"prototypes": prototypes, "known": torch.maximum(server["known"], met.to(server["known"].dtype))}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        return {"vars": mine["vars"], "prototypes": down["prototypes"], "known": down["known"]}
+        return {"vars": mine["vars"], **down}
 
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         out = task.apply(model["vars"], x, mode, key)
         if self.inference == "head":
             return out
-        square = model["prototypes"].square().sum(-1)
-        near = 2 * out.features @ model["prototypes"].mT - square  # minus the squared distance, but for |features|^2
-        return out._replace(logits=torch.where(model["known"] > 0, near, torch.full_like(near, -1e4)))
+        return out._replace(logits=nearest(out.features, model["prototypes"], model["known"]))

@@ -13,32 +13,21 @@ head along and averages it, and its personal phase trains the body too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from ..core import SGD, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import mean_by
-from ..ops.heads import features_of, fit_head, head_of, named
-from ..ops.private import merge, private, shared
+from ..core import SGD, Optimizer, Task, Tree, Weighted, Work, rng, train, tree
+from ..ops.nets import features_of, fit_head, head_of, named
+from ..ops.params import merge, private, shared
 
 
 @dataclass(frozen=True)
-class FedRep(Method):
+class FedRep(Weighted):
     """A shared body and private heads, trained in turns (Collins et al., ICML 2021)."""
 
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work(epochs=1)
-    """Of the body."""
+    """How much the body is trained."""
     head_work: Work = Work(epochs=10)
-    """Of the head, before the body."""
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
-
-    def __post_init__(self) -> None:
-        check.choices(self)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": mean_by(self.weights), "n": Sum()}
+    """How much the head is trained, before the body."""
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": shared(task.init(key), task.head)}

@@ -25,15 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Loss, Method, Mode, Optimizer, Out, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import mean_by
-from ..ops.heads import features_of, head_of, linear, on_features
-from ..ops.joint import joined, model_of
+from ..core import SGD, Loss, Mode, Optimizer, Out, Task, Tree, Weighted, Work, rng, train, tree
 from ..ops.losses import balanced_softmax, class_counts
+from ..ops.nets import features_of, head_of, linear, on_features
+from ..ops.params import model_of, train_jointly
 
 
 @dataclass(frozen=True)
-class FedRoD(Method):
+class FedRoD(Weighted):
     """A balanced generic head, sent with the body, plus a private personal head (Chen & Chao, ICLR 2022)."""
 
     balanced: bool = True
@@ -41,31 +40,20 @@ class FedRoD(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     personal_work: Work = Work(epochs=1)
-    """Of the last personal phase, when the final model has arrived."""
+    """How long the last personal phase is, when the final model has arrived."""
     variant: Literal["paper", "released"] = "paper"
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
-
-    def __post_init__(self) -> None:
-        check.choices(self)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": mean_by(self.weights), "n": Sum()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"head": tree.zeros(head_of(task, task.init(key)))}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        w, head = self._both(task, down["vars"], mine["head"], data, self.work, key)
-        return {"delta": tree.sub(w, down["vars"]), "n": data["n"]}, {"head": head}
+        new = train_jointly(self.loss(task, data), {**down, **mine}, data, self.opt, self.work, key, "generic")
+        return {"delta": tree.sub(new["vars"], down["vars"]), "n": data["n"]}, {"head": new["head"]}
 
     def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
-        vars = down["vars"]
         if self.variant == "released":
-            tuned, head = self._both(task, vars, mine["head"], data, self.personal_work, key)
-            return {"head": head, "vars": tuned}
-
+            return self.finish_released(task, down, mine, data, key)
+        vars = down["vars"]
         generic, fixed = head_of(task, vars), on_features(data, features_of(task, vars, data))
 
         def loss(own: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
@@ -75,27 +63,26 @@ class FedRoD(Method):
         start = {"params": mine["head"], "buffers": {}}
         return {"head": train(loss, start, fixed, self.opt, self.personal_work, key)["params"]}
 
+    def finish_released(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
+        """The last phase of the released code: body and generic head are tuned too, and go live."""
+        nets = {**down, **mine}
+        return train_jointly(self.loss(task, data), nets, data, self.opt, self.personal_work, key, "generic")
+
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        return {"vars": mine.get("vars", down["vars"]), "head": mine["head"]}
+        return {**down, **mine}
 
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         out = task.apply(model["vars"], x, mode, key)
         return out._replace(logits=out.logits + linear(model["head"], out.features))
 
-    def _both(self, task: Task, vars: Tree, head: Tree, data: Tree, work: Work, key: rng.Key) -> tuple[Tree, Tree]:
-        """Body with generic head, and personal head, after local training of all of them."""
-        start = joined(vars, {"personal": head}, "generic")
-        new = train(self._loss(task, data), start, data, self.opt, work, key)
-        return model_of(new, "generic"), new["params"]["personal"]
-
-    def _loss(self, task: Task, data: Tree) -> Loss:
-        # balanced softmax under equal counts is cross-entropy
+    def loss(self, task: Task, data: Tree) -> Loss:
+        """The balanced risk of body and generic head, plus the plain risk of both heads' sum."""
         counts = class_counts(data, task.num_classes)
-        counts = counts if self.balanced else torch.zeros_like(counts)
+        counts = counts if self.balanced else torch.zeros_like(counts)  # equal counts make it plain cross-entropy
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = task.apply(model_of(vars, "generic"), batch["x"], "train", key)
-            summed = out.logits.detach() + linear(vars["params"]["personal"], out.features.detach())
+            summed = out.logits.detach() + linear(vars["params"]["head"], out.features.detach())
             generic = balanced_softmax(out.logits, batch["y"], counts)
             return generic + F.cross_entropy(summed, batch["y"]), out.buffers
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, rng, train, tree
-from ..ops.sharpness import sharp
+from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, difference, rng
+from ..ops.losses import sharp
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,5 @@ class FedSAM(Method):
         check.at_least(self, "rho", 0.0)
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        w = train(sharp(task.loss, self.rho), down["vars"], data, self.opt, self.work, key)
-        return {"delta": tree.sub(w, down["vars"]), "n": data["n"]}, mine
+        delta = difference(sharp(task.loss, self.rho), down["vars"], data, self.opt, self.work, key)
+        return {"delta": delta, "n": data["n"]}, mine

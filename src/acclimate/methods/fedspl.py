@@ -11,15 +11,15 @@ values are used too, in proportion to that weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, rng, train, tree
-from ..ops.reorder import mixed, restyled
+from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, difference, rng
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,43 @@ class FedSPL(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         places = task.places(self.after) if self.after else task.stages[:2]
+        exchange = restyled if self.variant == "paper" else partial(mixed, chance=0.5, beta=0.1)
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            change = {name: self._change(rng.fold(key, "place", i)) for i, name in enumerate(places)}
+            change = {name: partial(exchange, key=rng.fold(key, "place", i)) for i, name in enumerate(places)}
             out = task.apply(vars, batch["x"], "train", key, change)
             return F.cross_entropy(out.logits, batch["y"]), out.buffers
 
-        received = down["vars"]
-        w = train(loss, received, data, self.opt, self.work, key)
-        return {"delta": tree.sub(w, received), "n": data["n"]}, mine
+        return {"delta": difference(loss, down["vars"], data, self.opt, self.work, key), "n": data["n"]}, mine
 
-    def _change(self, key: rng.Key) -> Callable[[Tensor], Tensor]:
-        if self.variant == "released":
-            return lambda x: mixed(x, key, chance=0.5, beta=0.1)
-        return lambda x: restyled(x, key)
+
+def matched(content: Tensor, style: Tensor) -> Tensor:
+    """Along the last axis: the values of `style` in the order of `content`. Equal values keep their places' order."""
+    values = style.sort(dim=-1, stable=True).values
+    rank = content.argsort(dim=-1, stable=True).argsort(dim=-1)
+    return values.gather(-1, rank)
+
+
+def reorder(x: Tensor, key: rng.Key) -> Tensor:
+    """Maps [B, C, H, W] with, channel by channel, each sample's order and the values of another drawn at random."""
+    flat = x.flatten(2)
+    partner = flat[rng.permutation(rng.fold(key, "shuffle"), x.shape[0])]
+    return matched(flat, partner).view_as(x)
+
+
+def restyled(x: Tensor, key: rng.Key) -> Tensor:
+    """`reorder`, with the gradient of x itself: a layer before it learns from the label of the sample that it saw."""
+    return x + (reorder(x, key) - x).detach()
+
+
+def mixed(x: Tensor, key: rng.Key, chance: float, beta: float) -> Tensor:
+    """`reorder` in part: with this chance for the batch, and a Beta(beta, beta) weight of its own for each sample.
+
+    Gradients are those of Zhang et al.: x has all of the result's, and the sample whose values are used has its share
+    of them besides.
+    """
+    own = rng.dirichlet(rng.fold(key, "weight"), beta, x.shape[0], 2)[:, :1].to(x.dtype)
+    keep = own.view(-1, *[1] * (x.dim() - 1))
+    change = (1.0 - keep) * (reorder(x, key) - x.detach())
+    used = rng.uniform(rng.fold(key, "chance")) < chance
+    return x + torch.where(used, change, torch.zeros_like(change))

@@ -12,21 +12,19 @@ its square, and has a layer of its own for mu.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Loss, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, rng, tree
 from ..ops import nets
-from ..ops.counting import mean_by
-from ..ops.heads import head_of, linear
-from ..ops.joint import joined, model_of
+from ..ops.nets import head_of, linear
+from ..ops.params import model_of, train_jointly
 
 
 @dataclass(frozen=True)
-class FedSR(Method):
+class FedSR(Weighted):
     """FedAvg with two penalties on a random representation (Nguyen et al., NeurIPS 2022)."""
 
     l2: float = 0.01
@@ -35,8 +33,8 @@ class FedSR(Method):
     """Weight of its divergence from the class's Gaussian: alpha_CMI."""
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
+
+    downlink = ("vars", "extra")
 
     def __post_init__(self) -> None:
         check.at_least(self, "l2", 0.0)
@@ -45,8 +43,7 @@ class FedSR(Method):
 
     @property
     def uplink(self) -> Rules:
-        by = mean_by(self.weights)
-        return {"delta": by, "extra": by, "n": Sum()}
+        return {"delta": self.mean, "extra": self.mean, "n": Sum()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         shape = (task.num_classes, task.dim)
@@ -54,14 +51,9 @@ class FedSR(Method):
         sigma = nets.layer(rng.fold(key, "sigma"), task.dim, task.dim)
         return {"vars": task.init(key), "extra": {"sigma": sigma, "classes": classes}}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        vars, extra = down["vars"], down["extra"]
-        new = train(self.objective(task), joined(vars, {"extra": extra}), data, self.opt, self.work, key)
-        up = {"delta": tree.sub(model_of(new), vars), "extra": tree.sub(new["params"]["extra"], extra)}
-        return {**up, "n": data["n"]}, mine
+        step = tree.sub(train_jointly(self.objective(task), down, data, self.opt, self.work, key), down)
+        return {"delta": step["vars"], "extra": step["extra"], "n": data["n"]}, mine
 
     def objective(self, task: Task) -> Loss:
         """Cross-entropy of a drawn representation, and the two penalties."""
@@ -80,8 +72,7 @@ class FedSR(Method):
         return loss
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        vars, extra = tree.add(server["vars"], total["delta"]), tree.add(server["extra"], total["extra"])
-        return {"vars": vars, "extra": extra}
+        return tree.add(server, {"vars": total["delta"], "extra": total["extra"]})
 
 
 def divergence(mean: Tensor, sigma: Tensor, other_mean: Tensor, other_spread: Tensor) -> Tensor:

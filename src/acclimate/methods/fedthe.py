@@ -14,36 +14,31 @@ heads and descriptors see plain images (there: augmented ones, with the body in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import mean_by
-from ..ops.heads import features_of, fit_head, head_of, mean_feature
+from ..core import SGD, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, difference, rng, tree
 from ..ops.losses import local_loss
+from ..ops.nets import features_of, fit_head, head_of, mean_feature
 
 
 @dataclass(frozen=True)
-class FedTHE(Method):
+class FedTHE(Weighted):
     """A shared body and head, a personal head, and feature descriptors for the adapters THE and THEPlus."""
 
     opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
     work: Work = Work()
     head_opt: Optimizer = SGD(lr=0.01, weight_decay=5e-4)
     head_work: Work = Work(epochs=1)
-    """Of the personal head, on the received body."""
+    """How much the personal head is trained, on the received body."""
     balanced: bool = True
     """Balanced softmax for body and global head; False is the ablation without it."""
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
 
-    def __post_init__(self) -> None:
-        check.choices(self)
+    downlink = ("vars", "descriptor")
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": mean_by(self.weights), "n": Sum(), "descriptor": Mean()}
+        return {"delta": self.mean, "n": Sum(), "descriptor": Mean()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "descriptor": torch.zeros(task.dim, device=key.device)}
@@ -52,14 +47,10 @@ class FedTHE(Method):
         head = head_of(task, task.init(rng.fold(key, "personal head", client)))
         return {"head": head, "descriptor": torch.zeros(task.dim, device=key.device)}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         mine = self.finish_personal(task, down, mine, data, key)
         loss = local_loss(task, data, self.balanced)
-        w = train(loss, down["vars"], data, self.opt, self.work, rng.fold(key, "global"))
-        delta = tree.sub(w, down["vars"])
+        delta = difference(loss, down["vars"], data, self.opt, self.work, rng.fold(key, "global"))
         return {"delta": delta, "n": data["n"], "descriptor": mine["descriptor"]}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:

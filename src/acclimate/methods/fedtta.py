@@ -15,32 +15,28 @@ decay, which are settings of `opt` and `net_opt` (there 0.9 and 1e-4, also in th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
 
-from ..core import SGD, Loss, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Loss, Optimizer, Rules, Task, Tree, Weighted, Work, check, rng, tree
 from ..ops import nets
-from ..ops.counting import mean_by
-from ..ops.joint import joined, model_of
-from ..ops.learned import learned_loss
-from ..ops.rates import PerGroup
+from ..ops.learned import adapted, inner_settings
+from ..ops.params import train_jointly
 
 
 @dataclass(frozen=True)
-class FedTTA(Method):
+class FedTTA(Weighted):
     """A model, and a loss for unlabelled data that was learned to adapt it (Ye et al., 2023)."""
 
     inner_lr: float = 0.5
     """The rate of the inner step, in training and by default at test time: the paper's eta_inner."""
     opt: Optimizer = SGD(lr=0.05)
-    """Of the model's outer step: eta_outer."""
+    """The optimiser of the model's outer step: eta_outer."""
     net_opt: Optimizer = SGD(lr=0.005)
-    """Of the adaptation net: eta_adapt."""
+    """The optimiser of the adaptation net: eta_adapt."""
     mu: float = 0.0
     """Weight of the divergence from the received model: FedTTA-Prox."""
     order: Literal["first", "second"] = "second"
@@ -48,8 +44,10 @@ class FedTTA(Method):
     hidden: tuple[int, ...] = (32, 32, 32)
     """Hidden layers of the adaptation net."""
     work: Work = Work(iterations=20, batch=64)
-    weights: Literal["samples", "uniform"] = "uniform"
+    weights: Literal["samples", "uniform"] = field(default="uniform", kw_only=True)
     """Whether a client counts by its number of examples or as one."""
+
+    downlink = ("vars", "net")
 
     def __post_init__(self) -> None:
         check.at_least(self, "inner_lr", 0.0)
@@ -60,54 +58,37 @@ class FedTTA(Method):
 
     @property
     def uplink(self) -> Rules:
-        by = mean_by(self.weights)
-        return {"delta": by, "net": by} | ({"n": Sum()} if self.weights == "samples" else {})
+        return {"delta": self.mean, "net": self.mean, **self.counts}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         net = nets.init(rng.fold(key, "adaptation net"), (task.num_classes, *self.hidden, 1))
         return {"vars": task.init(key), "net": net}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        start = joined(down["vars"], {"net": down["net"]}, "base")
-        opt = PerGroup(groups=(("base", self.opt), ("net", self.net_opt)), clip=self.work.clip)
-        new = train(self.objective(task, down["vars"]), start, data, opt, replace(self.work, clip=None), key)
-        delta = tree.sub(model_of(new, "base"), down["vars"])
-        up = {"delta": delta, "net": tree.sub(new["params"]["net"], down["net"])}
-        return up | ({"n": data["n"]} if self.weights == "samples" else {}), mine
+        opts = {"base": self.opt, "net": self.net_opt}
+        new = train_jointly(self.objective(task, down["vars"]), down, data, opts, self.work, key, "base")
+        step = tree.sub(new, down)
+        return tree.pick({"delta": step["vars"], "net": step["net"], "n": data["n"]}, self.uplink), mine
 
     def objective(self, task: Task, received: Tree) -> Loss:
         """The outer loss of both nets, `{"base": psi, "net": phi}`: Eq. 7, or with `mu` Eq. 13."""
 
         def outer(both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            base, net, buffers = both["params"]["base"], both["params"]["net"], both["buffers"]
-
-            def inner(params: Tree) -> tuple[Tensor, Tensor]:
-                logits = task.apply({"params": params, "buffers": buffers}, batch["x"], "train", key).logits
-                return learned_loss(net, logits), logits
-
-            at = base if self.order == "second" else tree.map(lambda p: p.detach(), base)
-            gradient, logits = grad(inner, has_aux=True)(at)
-            adapted = {"params": tree.add(base, gradient, -self.inner_lr), "buffers": buffers}
-            loss, new_buffers = task.loss(adapted, batch, key)
+            base, out = adapted(task, both, batch["x"], key, self.inner_lr, self.order, base_counts=self.mu > 0)
+            loss = F.cross_entropy(out.logits, batch["y"])
             if self.mu:
-                if self.order == "first":  # the divergence is of the model itself, so it must see it
-                    logits = inner(base)[1]
                 frozen = task.apply(received, batch["x"], "train", key).logits.detach()
-                loss = loss + self.mu * _divergence(logits, frozen)
-            return loss, new_buffers
+                loss = loss + self.mu * _divergence(base, frozen)
+            return loss, out.buffers
 
         return outer
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        return {"vars": tree.add(server["vars"], total["delta"]), "net": tree.add(server["net"], total["net"])}
+        return tree.add(server, {"vars": total["delta"], "net": total["net"]})
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        like = torch.zeros_like(next(iter(down["net"].values()))["bias"][0])
-        inner = {"lr": like + self.inner_lr, "batch": like + self.work.batch}
-        return {"vars": down["vars"], "net": down["net"], "inner": inner}
+        number = next(iter(down["net"].values()))["bias"][0]
+        return {**down, "inner": inner_settings(number, self.inner_lr, self.work.batch)}
 
 
 def _divergence(logits: Tensor, reference: Tensor) -> Tensor:

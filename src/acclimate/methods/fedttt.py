@@ -14,77 +14,56 @@ not in the rounds; there clients count equally (`weights="uniform"`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Optimizer, Task, Tree, Weighted, Work, check, rng, tree
 from ..ops import nets, requirements
-from ..ops.counting import mean_by
-from ..ops.heads import linear
-from ..ops.joint import joined, model_of
-from ..ops.rotation import turned
+from ..ops.augment import turned
+from ..ops.nets import linear
+from ..ops.params import model_of, train_jointly
 
 
 @dataclass(frozen=True)
-class FedTTT(Method):
+class FedTTT(Weighted):
     """FedAvg with a private rotation head trained along (Sun et al., ICML 2020)."""
 
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     personal_work: Work = Work(epochs=1)
-    """Of the last, joint personal phase, when the final model has arrived."""
+    """How long the last, joint personal phase is, when the final model has arrived."""
     weight: float = 1.0
-    """Of the rotation loss."""
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
+    """The weight of the rotation loss."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "weight", 0.0)
         check.choices(self)
 
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": mean_by(self.weights), "n": Sum()}
-
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        if missing := requirements.square_images(task, "FedTTT"):
-            raise ValueError(missing)
+        requirements.need(requirements.square_images(task, "FedTTT"))
         return super().init_server(task, clients, key)
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"rotation": nets.layer(rng.fold(key, "rotation"), task.dim, 4)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        w, rotation = self._jointly(task, down["vars"], mine["rotation"], data, self.work, key)
-        return {"delta": tree.sub(w, down["vars"]), "n": data["n"]}, {"rotation": rotation}
+        new = train_jointly(partial(self.loss, task), {**down, **mine}, data, self.opt, self.work, key)
+        return {"delta": tree.sub(new["vars"], down["vars"]), "n": data["n"]}, {"rotation": new["rotation"]}
 
     def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
-        w, rotation = self._jointly(task, down["vars"], mine["rotation"], data, self.personal_work, key)
-        return {"rotation": rotation, "vars": w}
+        return train_jointly(partial(self.loss, task), {**down, **mine}, data, self.opt, self.personal_work, key)
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        return {"vars": mine.get("vars", down["vars"]), "rotation": mine["rotation"]}
+        return {**down, **mine}
 
-    def _jointly(
-        self, task: Task, vars: Tree, rotation: Tree, data: Tree, work: Work, key: rng.Key
-    ) -> tuple[Tree, Tree]:
-        """Model and rotation head after local training of both."""
-
-        def loss(both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            model = model_of(both)
-            ce, buffers = task.loss(model, batch, key)
-            return ce + self.weight * _rotation_loss(task, model, both["params"]["rotation"], batch["x"], key), buffers
-
-        new = train(loss, joined(vars, {"rotation": rotation}), data, self.opt, work, key)
-        return model_of(new), new["params"]["rotation"]
-
-
-def _rotation_loss(task: Task, vars: Tree, head: Tree, x: Tensor, key: rng.Key) -> Tensor:
-    if task.augment is not None:  # the view that the main loss sees, too
-        x = task.augment.views(x, rng.fold(key, "augment"))
-    quarters = rng.randint(rng.fold(key, "turn"), 0, 4, x.shape[0])
-    # Mode "adapt" has batch statistics, as training has, and does not augment once more after the turn.
-    features = task.apply(vars, turned(x, quarters), "adapt").features
-    return F.cross_entropy(linear(head, features), quarters)
+    def loss(self, task: Task, both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+        """The loss of model and rotation head on a labelled batch: Eq. 2."""
+        model, x = model_of(both), batch["x"]
+        ce, buffers = task.loss(model, batch, key)
+        if task.augment is not None:  # the view that the main loss sees, too
+            x = task.augment.views(x, rng.fold(key, "augment"))
+        quarters = rng.randint(rng.fold(key, "turn"), 0, 4, x.shape[0])
+        features = task.apply(model, turned(x, quarters), "adapt").features  # batch statistics, no further augmentation
+        return ce + self.weight * F.cross_entropy(linear(both["params"]["rotation"], features), quarters), buffers

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import own_share
 from ..ops.losses import local_risk
+from ..ops.masks import own_share
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class GA(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     variant: Literal["paper", "released"] = "paper"
+
+    downlink = ("vars", "weights")
 
     def __post_init__(self) -> None:
         check.within(self, "step", 0.0, 1.0)
@@ -53,9 +55,6 @@ class GA(Method):
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"loss": torch.zeros((), device=key.device), "seen": torch.zeros((), device=key.device)}
 
-    def download(self, task: Task, server: Tree) -> Tree:
-        return {"vars": server["vars"], "weights": server["weights"]}
-
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         gap = (local_risk(task, down["vars"], data) - mine["loss"]) * mine["seen"]
         w = train(task.loss, down["vars"], data, self.opt, self.work, key)
@@ -65,16 +64,15 @@ class GA(Method):
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         step = self.step / server["weights"].shape[0] * (1 - server["round"] / self.rounds).clamp_min(0.0)
-        moves = step * self._direction(total["gap"], total["seen"])
-        weights = server["weights"].index_add(0, total["id"], moves)
-        vars = tree.add(server["vars"], total["delta"])
-        return {"vars": vars, "weights": on_simplex(weights), "round": server["round"] + 1}
+        gap = total["gap"] if self.variant == "released" else centred(total["gap"], total["seen"])
+        moves = step * (gap / gap.abs().max().clamp_min(1e-12))
+        weights = on_simplex(server["weights"].index_add(0, total["id"], moves))
+        return {**super().server(task, server, total, key), "weights": weights, "round": server["round"] + 1}
 
-    def _direction(self, gap: Tensor, seen: Tensor) -> Tensor:
-        """Where the weights of a round's clients go, the largest move being one; nowhere for first-time clients."""
-        if self.variant == "paper":
-            gap = (gap - (gap * seen).sum() / seen.sum().clamp_min(1)) * seen
-        return gap / gap.abs().max().clamp_min(1e-12)
+
+def centred(gap: Tensor, seen: Tensor) -> Tensor:
+    """Gaps less their mean, over the clients that have one; zero for those who take part for the first time."""
+    return (gap - (gap * seen).sum() / seen.sum().clamp_min(1)) * seen
 
 
 def on_simplex(weights: Tensor) -> Tensor:

@@ -12,17 +12,15 @@ mean of the differences too: `weights="uniform"`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import mean_by
+from ..core import SGD, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, difference, rng, tree
 
 
 @dataclass(frozen=True)
-class GMA(Method):
+class GMA(Weighted):
     """FedAvg whose server damps the coordinates on which clients disagree (Tenison et al., 2022)."""
 
     tau: float = 0.1
@@ -30,8 +28,6 @@ class GMA(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     server_lr: float = 1.0
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one."""
 
     def __post_init__(self) -> None:
         check.within(self, "tau", 0.0, 1.0)
@@ -40,10 +36,10 @@ class GMA(Method):
 
     @property
     def uplink(self) -> Rules:
-        return {"delta": mean_by(self.weights), "sign": Mean(), "n": Sum()}
+        return {"delta": self.mean, "sign": Mean(), "n": Sum()}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        delta = tree.sub(train(task.loss, down["vars"], data, self.opt, self.work, key), down["vars"])
+        delta = difference(task.loss, down["vars"], data, self.opt, self.work, key)
         return {"delta": delta, "sign": tree.map(torch.sign, delta["params"]), "n": data["n"]}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:

@@ -13,13 +13,14 @@ all of a client's images, which needs no decay, and the federation's in its imag
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Rules, Sum, Task, Tree, Work, check, difference, rng, tree
 from ..ops import fourier
-from ..ops.sharpness import sharp
+from ..ops.losses import sharp
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,15 @@ class HarmoFL(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
 
+    downlink = ("vars", "amplitude")
+    uplink: ClassVar[Rules] = {"delta": Mean("n"), "amplitude": Mean("n"), "n": Sum()}
+
     def __post_init__(self) -> None:
         check.at_least(self, "alpha", 0.0)
         check.within(self, "momentum", 0.0, 1.0)
 
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean("n"), "amplitude": Mean("n"), "n": Sum()}
-
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        fourier.need_images(task, "HarmoFL")
-        return {"vars": task.init(key), "amplitude": torch.zeros(task.shape, device=key.device)}
-
-    def download(self, task: Task, server: Tree) -> Tree:
-        return server
+        return {"vars": task.init(key), "amplitude": fourier.unknown(task, "HarmoFL", key.device)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         own = fourier.mean_amplitude(data)
@@ -55,8 +51,8 @@ class HarmoFL(Method):
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             return task.loss(vars, {**batch, "x": fourier.repainted(batch["x"], common)}, key)
 
-        w = train(sharp(loss, self.alpha), down["vars"], data, self.opt, self.work, key)
-        return {"delta": tree.sub(w, down["vars"]), "amplitude": own, "n": data["n"]}, mine
+        delta = difference(sharp(loss, self.alpha), down["vars"], data, self.opt, self.work, key)
+        return {"delta": delta, "amplitude": own, "n": data["n"]}, mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         old, new = server["amplitude"], total["amplitude"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core import SGD, Method, Optimizer, Rules, Task, Tree, Work, rng, train
 
@@ -14,18 +15,13 @@ class Local(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
 
-    @property
-    def uplink(self) -> Rules:
-        return {}
+    uplink: ClassVar[Rules] = {}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key)}
-
-    def download(self, task: Task, server: Tree) -> Tree:
-        return {}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         return {}, {"vars": train(task.loss, mine["vars"], data, self.opt, self.work, key)}

@@ -17,6 +17,7 @@ FedTTA's authors print for MNIST diverge within seven rounds. Pixels are encoded
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch.func import grad
 from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
 from ..core.local import clip
 from ..ops import hyper, nets
-from ..ops.real import real_rows
+from ..ops.masks import real_rows
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,20 @@ class ODPFL(Method):
     hidden: int = 100
     """Hidden units of encoder and hypernetwork."""
     opt: Optimizer = SGD(lr=0.05)
-    """Of local training: eta_local."""
+    """The optimiser of local training: eta_local."""
     encoder_opt: Optimizer = SGD(lr=0.1)
     hyper_opt: Optimizer = SGD(lr=0.5)
     work: Work = Work()
     samples: int = 256
     """How many of its samples a training client describes itself with at most."""
 
+    uplink: ClassVar[Rules] = {"encoder": Mean(), "missed": Gather(), "description": Gather(), "buffers": Mean()}
+
     def __post_init__(self) -> None:
         check.steady(self, "encoder_opt", "hyper_opt")
         check.at_least(self, "size", 1)
         check.at_least(self, "hidden", 1)
         check.at_least(self, "samples", 1)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"encoder": Mean(), "missed": Gather(), "description": Gather(), "buffers": Mean()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         vars, widths = task.init(key), (hyper.inputs(task), self.hidden, self.size)

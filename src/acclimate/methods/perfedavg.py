@@ -15,7 +15,7 @@ statistics are those that D' gives the model after the inner step, so that with 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.func import grad
@@ -32,20 +32,18 @@ class PerFedAvg(Method):
     order: Literal["first", "second"] = "second"
     """Whether the Hessian of the inner step counts."""
     opt: Optimizer = SGD(lr=0.05)
-    """Of the outer step: its rate is the paper's beta."""
+    """The optimiser of the outer step: its rate is the paper's beta."""
     work: Work = Work()
-    """Of the outer steps; `batch` is the size of each of D, D' and D''."""
+    """How many outer steps there are; `batch` is the size of each of D, D' and D''."""
     steps: int = 1
     """Inner steps that personalise the model before it goes live."""
+
+    uplink: ClassVar[Rules] = {"delta": Mean()}
 
     def __post_init__(self) -> None:
         check.at_least(self, "alpha", 0.0)
         check.choices(self)
         check.at_least(self, "steps", 0)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean()}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         batches = 3 if self.order == "second" else 2

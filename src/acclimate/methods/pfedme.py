@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,9 +25,9 @@ class PFedMe(Method):
     """Personal models under a Moreau envelope of the common one (Dinh et al., NeurIPS 2020)."""
 
     opt: Optimizer = SGD(lr=0.05)
-    """Of the personal model."""
+    """The optimiser of the personal model."""
     work: Work = Work()
-    """Of the local steps: batches, and how many of them."""
+    """How many local steps there are, and the size of their batches."""
     lam: float = 15.0
     """How strongly the personal model is tied to the common one."""
     steps: int = 5
@@ -36,14 +37,12 @@ class PFedMe(Method):
     beta: float = 1.0
     """The share of the clients' mean in the server's new model."""
 
+    uplink: ClassVar[Rules] = {"delta": Mean()}
+
     def __post_init__(self) -> None:
         for name in ("lam", "eta", "beta"):
             check.positive(self, name)
         check.at_least(self, "steps", 1)
-
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean()}
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key)}

@@ -18,29 +18,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core import SGD, Gather, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
-from ..ops.counting import mean_by
-from ..ops.private import merge, private, shared
+from ..core import SGD, Gather, Optimizer, Rules, Task, Tree, Weighted, Work, rng, train, tree
+from ..ops.params import merge, private, shared
 
 
 @dataclass(frozen=True)
-class PFL(Method):
+class PFL(Weighted):
     """FedPer whose newcomers get one trained client's head, or the mean of all (baselines of Ye et al., 2023)."""
 
     joins: Literal["sampled", "ensemble"] = "ensemble"
     """What a newcomer is answered with."""
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
-    weights: Literal["samples", "uniform"] = "samples"
-    """Whether a client counts by its number of examples or as one in the mean of the bodies."""
-
-    def __post_init__(self) -> None:
-        check.choices(self)
 
     @property
     def uplink(self) -> Rules:
-        counts = {"n": Sum()} if self.weights == "samples" else {}
-        return {"delta": mean_by(self.weights), **counts, "head": Gather(), "id": Gather()}
+        return {"delta": self.mean, **self.counts, "head": Gather(), "id": Gather()}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         vars = task.init(key)
@@ -64,8 +57,8 @@ class PFL(Method):
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         w = train(task.loss, _whole(down["vars"], mine["head"]), data, self.opt, self.work, key)
         head = private(w, task.head)["params"]
-        up = {"delta": tree.sub(shared(w, task.head), down["vars"]), "head": head, "id": data["id"]}
-        return up | ({"n": data["n"]} if self.weights == "samples" else {}), {**mine, "head": head}
+        up = {"delta": tree.sub(shared(w, task.head), down["vars"]), "head": head, "id": data["id"], "n": data["n"]}
+        return tree.pick(up, self.uplink), {**mine, "head": head}
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         heads = tree.put(server["heads"], total["id"], total["head"])

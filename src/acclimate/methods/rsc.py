@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, rng, train, tree
-from ..ops.heads import head_of, linear
+from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, difference, rng, tree
+from ..ops.nets import head_of, linear
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RSC(Method):
     features: float = 1 / 3
     """The share of features that is muted."""
     samples: float = 1 / 3
-    """The share of a batch whose features are."""
+    """The share of a batch whose features are muted."""
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
 
@@ -45,8 +45,7 @@ class RSC(Method):
             keep = self.challenge(tree.map(lambda p: p.detach(), head), out.features.detach(), batch["y"])
             return F.cross_entropy(linear(head, out.features * keep), batch["y"]), out.buffers
 
-        w = train(loss, down["vars"], data, self.opt, self.work, key)
-        return {"delta": tree.sub(w, down["vars"]), "n": data["n"]}, mine
+        return {"delta": difference(loss, down["vars"], data, self.opt, self.work, key), "n": data["n"]}, mine
 
     def challenge(self, head: Tree, features: Tensor, y: Tensor) -> Tensor:
         """What each feature of each sample is multiplied with: 0 where it is muted, else 1."""

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ class SCAFFOLD(Method):
     work: Work = Work()
     server_lr: float = 1.0
 
+    downlink = ("vars", "control")
+    uplink: ClassVar[Rules] = {"delta": Mean(), "control": Sum()}
+
     def __post_init__(self) -> None:
         check.positive(self, "server_lr")
         if not isinstance(self.opt, SGD) or self.opt.momentum or self.opt.weight_decay:
@@ -31,10 +35,6 @@ class SCAFFOLD(Method):
                 "recovers the mean gradient from the distance walked"
             )
 
-    @property
-    def uplink(self) -> Rules:
-        return {"delta": Mean(), "control": Sum()}
-
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         vars = task.init(key)
         number = torch.full((), float(clients), device=key.device)
@@ -42,9 +42,6 @@ class SCAFFOLD(Method):
 
     def init_client(self, task: Task, client: int, key: rng.Key) -> Tree:
         return {"control": tree.zeros(task.init(key)["params"])}
-
-    def download(self, task: Task, server: Tree) -> Tree:
-        return {"vars": server["vars"], "control": server["control"]}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         received = down["vars"]

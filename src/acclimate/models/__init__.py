@@ -3,7 +3,7 @@
 from .cct import CCT
 from .cnn import CNN
 from .frozen import Frozen, Projection
-from .mixed import Mixed
+from .mixed_architectures import Mixed
 from .mlp import MLP
 from .pretrained import Pretrained
 from .resnet import ResNet20

@@ -39,7 +39,7 @@ class CCT:
         check.positive(self, "mlp_ratio")
         check.within(self, "dropout", 0.0, 0.999)
         if self.dim % self.heads:
-            raise ValueError(f"CCT: dim={self.dim} must be a multiple of heads={self.heads}")
+            raise check.FieldError(f"CCT: dim={self.dim} must be a multiple of heads={self.heads}", "dim", "heads")
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""

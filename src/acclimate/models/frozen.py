@@ -26,7 +26,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from ..core import Model, Task, Tree, check, rng
 from ..ops.hashing import SCALARS, fingerprint
 from . import encoders
-from .encoders import Encoder, column
+from .encoders import Backbone, column
 from .norms import norm_layer
 
 
@@ -39,7 +39,7 @@ class Projection:
     """
 
     width: int = 256
-    """Of the representation, in which prototypes live."""
+    """Width of the representation, in which prototypes are compared."""
     norm: Literal["none", "batch"] = "none"
     bias: bool = False
     """Whether the two linear layers have biases."""
@@ -79,15 +79,15 @@ class Frozen:
     backbones: tuple[str | nn.Module, ...] = ("efficientnet-lite0",)
     """Names (see models/encoders.py), or modules from pixels in 0..1 to features or a tuple that starts with them."""
     size: int | None = None
-    """Side to which images are resized (bilinear) before they are encoded; None: as they are."""
+    """Side to which images are resized (bilinear) before they are encoded; None leaves them as they are."""
     width: int | None = None
-    """Features per backbone: those of the encoder times a fixed random matrix (the paper: 512); None: all of them."""
+    """Features per backbone: those of the encoder times a fixed random matrix (the paper has 512); None keeps all."""
     top: Model = Projection()
-    """What is trained."""
+    """The model that is trained on the features."""
     mean: tuple[float, ...] = ()
-    """As a model: the data set's own mean, which is put back before the encoders see the pixels; empty: the task's."""
+    """The data set's own mean, which a model puts back before its encoders see the pixels; empty takes the task's."""
     std: tuple[float, ...] = ()
-    """The same for its deviation."""
+    """The data set's own deviation, likewise."""
 
     def __post_init__(self) -> None:
         if not self.backbones:
@@ -154,7 +154,7 @@ class _Bank:
             x = x * column(self.spec.std, x) + column(self.spec.mean, x)
         return self.spec.fuse([_features(e, x, self.spec.size) for e in self.encoders[x.device]]).detach()
 
-    def _first(self) -> list[Encoder]:
+    def _first(self) -> list[Backbone]:
         return self.encoders[torch.device("cpu")]
 
 
@@ -191,16 +191,16 @@ def encoder_of(task: Task, vars: Tree) -> nn.Module:
     return _Normalised(module, task.mean, task.std).eval()
 
 
-def _encoder(backbone: str | nn.Module) -> Encoder:
-    return _named(backbone) if isinstance(backbone, str) else _ready(Encoder(copy.deepcopy(backbone)))
+def _encoder(backbone: str | nn.Module) -> Backbone:
+    return _named(backbone) if isinstance(backbone, str) else _ready(Backbone(copy.deepcopy(backbone)))
 
 
 @lru_cache(maxsize=8)
-def _named(name: str) -> Encoder:
+def _named(name: str) -> Backbone:
     return _ready(encoders.load(name))
 
 
-def _ready(encoder: Encoder) -> Encoder:
+def _ready(encoder: Backbone) -> Backbone:
     encoder.module.eval().requires_grad_(False)
     return encoder
 
@@ -217,7 +217,7 @@ def _directions(part: int, inputs: int, width: int, device: torch.device) -> Ten
         return (rng.normal(rng.fold(rng.key(0), "directions", part), inputs, width) / width**0.5).to(device)
 
 
-def _identity(backbone: str | nn.Module, encoder: Encoder) -> str:
+def _identity(backbone: str | nn.Module, encoder: Backbone) -> str:
     """A hash over architecture, weights, preprocessing, and what else decides how an encoder computes.
 
     That is the name of a published one, and the settings and code of any other's layers, without the functions that
@@ -226,11 +226,11 @@ def _identity(backbone: str | nn.Module, encoder: Encoder) -> str:
     if isinstance(backbone, str):
         return _hash(encoder, backbone.partition("@")[0])  # weights tell one file from another, wherever it lies
     again = copy.deepcopy(encoder.module)  # what counts by its place in memory has another one there
-    told, copied = (_hash(encoder._replace(module=m), _layers(m)) for m in (encoder.module, again))
-    return told if told == copied else secrets.token_hex()
+    own, copied = (_hash(encoder._replace(module=m), _layers(m)) for m in (encoder.module, again))
+    return own if own == copied else secrets.token_hex()
 
 
-def _hash(encoder: Encoder, how: Any) -> str:
+def _hash(encoder: Backbone, how: Any) -> str:
     weights = {**dict(encoder.module.named_buffers()), **encoder.module.state_dict()}
     about = (repr(encoder.module), weights, encoder.mean, encoder.std, how)
     return fingerprint(SimpleNamespace(about=about))  # a bare tuple would count by its place in memory
@@ -274,7 +274,7 @@ def _pixels(x: Tensor) -> Tensor:
     return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
 
 
-def _features(encoder: Encoder, x: Tensor, size: int | None) -> Tensor:
+def _features(encoder: Backbone, x: Tensor, size: int | None) -> Tensor:
     """Features [B, d] of pixels in 0..1; grey images are shown as RGB."""
     if encoder.mean and x.shape[-3] == 1 != len(encoder.mean):
         x = x.expand(*x.shape[:-3], len(encoder.mean), *x.shape[-2:])

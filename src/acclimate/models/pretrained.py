@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
-from .encoders import Encoder, column, load
+from .encoders import Backbone, column, load
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Pretrained:
     backbone: str | nn.Module = "efficientnet-lite0"
     """A name of models/encoders.py, or a module from pixels in 0..1 to features [B, d]."""
     size: int | None = None
-    """Side to which images are resized (bilinear) before they are encoded; None: as they are."""
+    """Side to which images are resized (bilinear) before they are encoded; None leaves them as they are."""
     momentum: float = 0.1
     """How far batch norm's running statistics follow a batch. EfficientNet brings 0.01, for epochs of a million images;
     a client has a few steps."""
     mean: tuple[float, ...] = ()
-    """The data set's own mean, which is put back before the encoder's is taken out; empty: that of the task."""
+    """The data set's own mean, which is put back before the encoder's is taken out; empty takes the task's."""
     std: tuple[float, ...] = ()
-    """The same for its deviation."""
+    """The data set's own deviation, likewise."""
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -47,12 +47,12 @@ class Pretrained:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The encoder with the weights that it comes with, and a fresh head, for images of this shape."""
-        encoder = _loaded(self.backbone) if isinstance(self.backbone, str) else Encoder(self.backbone)
+        encoder = _loaded(self.backbone) if isinstance(self.backbone, str) else Backbone(self.backbone)
         return _Tuned(self, encoder, shape, num_classes)
 
 
 @lru_cache(maxsize=8)
-def _loaded(name: str) -> Encoder:
+def _loaded(name: str) -> Backbone:
     """Read once: a task builds its model several times."""
     return load(name)
 
@@ -60,7 +60,7 @@ def _loaded(name: str) -> Encoder:
 class _Tuned(nn.Module):
     """A trainable copy of an encoder behind the normalisation that it expects, and a linear head."""
 
-    def __init__(self, spec: Pretrained, encoder: Encoder, shape: tuple[int, ...], num_classes: int) -> None:
+    def __init__(self, spec: Pretrained, encoder: Backbone, shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
         self.encoder = trainable(copy.deepcopy(encoder.module), spec.momentum)
         self.size, self.channels = spec.size, max(len(encoder.mean), shape[0])

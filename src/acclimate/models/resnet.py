@@ -22,9 +22,9 @@ class ResNet20:
     norm: NormKind = "group"
     groups: int = 2
     width: float = 1.0
-    """Multiplies the stages' 16, 32 and 64 channels."""
+    """The factor of the stages' 16, 32 and 64 channels."""
     weights: str = ""
-    """A checkpoint to start from (models/checkpoints.py). A classifier for other classes starts afresh."""
+    """A checkpoint that training starts from (models/checkpoints.py). A classifier for other classes starts afresh."""
 
     def __post_init__(self) -> None:
         check.choices(self)

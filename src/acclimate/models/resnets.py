@@ -24,7 +24,7 @@ class ResNet:
     stem: Literal["imagenet", "small"] = "imagenet"
     """How images come in: 7 x 7 with stride 2 and pooling, or for small images 3 x 3 at full size."""
     weights: str = ""
-    """A checkpoint to start from (models/checkpoints.py). A classifier for other classes starts afresh."""
+    """A checkpoint that training starts from (models/checkpoints.py). A classifier for other classes starts afresh."""
 
     def __post_init__(self) -> None:
         check.choices(self)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core import Predict, Tree, tree
-from .live import with_params
 from .losses import entropy
+from .params import with_params
 
 
 def directions(predict: Predict, model: Tree, x: Tensor, momentum: Mapping[str, float]) -> Tree:

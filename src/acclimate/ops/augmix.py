@@ -58,7 +58,7 @@ def augmix(
     keep = rng.uniform(rng.fold(key, "keep"), views)
     if augmix_kernel.usable(base):
         each = [t.movedim(0, 1).unflatten(0, (views, chains)) for t in drawn]
-        mixed: Tensor = augmix_kernel.Mixture.apply(base, *each, weight, keep, _GREY)
+        mixed: Tensor = augmix_kernel.ChainMixture.apply(base, *each, weight, keep, _GREY)
         return mixed
     image = base.repeat_interleave(chains, 0)
     for t in range(depth):
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
     amount: Tensor
     """The width of posterize's steps, or solarize's threshold."""
     matrix: Tensor
-    """From places of the output to places of the input; the identity where the operation is one on values."""
+    """Maps from places of the output to places of the input; the identity where the operation is one on values."""
 
 
 def _drawn(op: Tensor, level: Tensor, sign: Tensor, shape: tuple[int, int]) -> Drawn:

@@ -122,7 +122,7 @@ def usable(base: Tensor) -> bool:
     return kernels.usable(base) and base.shape[-1] * base.shape[-2] <= LARGEST
 
 
-class Mixture(torch.autograd.Function):
+class ChainMixture(torch.autograd.Function):
     """Views [M, C, H, W] in 0..1 of cropped images `base` in levels, mixed from the chains that were drawn for them.
 
     `op` and `amount` are [M, chains, depth], `matrix` [M, chains, depth, 2, 3], `weight` [M, chains], `keep` [M].
@@ -151,4 +151,4 @@ class Mixture(torch.autograd.Function):
             (t.movedim(d, 0) if d is not None else t.expand(info.batch_size, *t.shape)).flatten(0, 1)
             for t, d in zip(tensors, in_dims, strict=False)
         ]
-        return Mixture.apply(*lead, grey).unflatten(0, (info.batch_size, -1)), 0
+        return ChainMixture.apply(*lead, grey).unflatten(0, (info.batch_size, -1)), 0

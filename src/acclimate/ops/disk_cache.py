@@ -1,12 +1,11 @@
-"""Arrays that take long to make, kept on disk under a hash of what they were made from, and memory-mapped after that.
+"""Arrays that take long to compute, kept on disk under a hash of their inputs, and memory-mapped after that.
 
 Plain .npy files, written atomically into a folder of their own; nothing is pickled. The folder is ACCLIMATE_CACHE, else
-`~/.cache/acclimate`. Where it cannot be written the arrays are simply made again.
+`~/.cache/acclimate`. Where it cannot be written the arrays are computed again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -20,35 +19,23 @@ from torch import Tensor
 from .places import cache_folder
 
 
-def fingerprint(*parts: object) -> str:
-    """A hash over tensors (shape, type and bytes) and over the text of everything else."""
-    h = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            h.update(f"{tuple(part.shape)}{part.dtype}".encode())
-            h.update(part.contiguous().cpu().numpy().data)
-        else:
-            h.update(repr(part).encode())
-    return h.hexdigest()[:32]
-
-
 def remembered(kind: str, key: str, make: Callable[[], Tensor], least: int = 1 << 22) -> Tensor:
-    """The tensor that `make` gives, from disk where it was made before. Those below `least` bytes are not kept."""
+    """The tensor that `make` gives, from disk where it was stored before. Those below `least` bytes are not stored."""
     path = cache_folder() / kind / key / "x.npy"
     found = _read(path)
     if found is not None:
         return found
-    made = make()
-    if made.numel() * made.element_size() >= least:
-        _write(path, made.cpu().numpy())
-    return made
+    new = make()
+    if new.numel() * new.element_size() >= least:
+        _write(path, new.cpu().numpy())
+    return new
 
 
 def _read(path: Path) -> Tensor | None:
     try:
         return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
     except (OSError, ValueError, EOFError):
-        return None  # absent, or cut short by a crash of the machine: it will be made again
+        return None  # absent, or cut short by a crash of the machine: it will be computed again
 
 
 def _write(path: Path, array: np.ndarray) -> None:

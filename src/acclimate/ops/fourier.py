@@ -12,17 +12,22 @@ from torch import Tensor
 
 from ..core import Task, Tree
 from . import requirements
-from .real import real_rows
+from .masks import real_rows
 
 FAINT = 1e-3
 """Frequencies below this amplitude lose their phase: it is that of the rounding to 8 bits, and would differ by chance
 from one machine to the next."""
 
 
+def unknown(task: Task, who: str, device: torch.device) -> Tensor:
+    """The federation's amplitudes before any is known, all zero; inputs that are no images are refused."""
+    need_images(task, who)
+    return torch.zeros(task.shape, device=device)
+
+
 def need_images(task: Task, who: str) -> None:
     """Refuse inputs that are no images."""
-    if missing := requirements.images(task, who, "take spectra of"):
-        raise ValueError(missing)
+    requirements.need(requirements.images(task, who, "take spectra of"))
 
 
 def pixels(x: Tensor) -> Tensor:

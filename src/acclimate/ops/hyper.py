@@ -9,8 +9,8 @@ from torch.func import grad, vmap
 
 from ..core import Task, Tree, rng, tree
 from . import nets
-from .heads import linear
-from .real import mean_of
+from .masks import mean_of
+from .nets import linear
 
 
 def inputs(task: Task) -> int:

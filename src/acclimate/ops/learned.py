@@ -1,11 +1,14 @@
-"""A learned loss of unlabelled samples: the l2-norm of a small network's outputs on logits (FedTTA, Eq. 2)."""
+"""FedTTA's learned loss of unlabelled samples, the l2-norm of a small network's outputs on logits, and a step on it."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
+from torch.func import grad
 
-from ..core import Tree
+from ..core import Out, Task, Tree, rng, tree
 from . import nets
 
 TINY = 1e-12
@@ -18,7 +21,7 @@ def scores(net: Tree, logits: Tensor) -> Tensor:
 
 
 def learned_loss(net: Tree, logits: Tensor, real: Tensor | None = None, batch: Tensor | None = None) -> Tensor:
-    """The norm of the scores over the samples, whatever their order.
+    """The norm of the scores over the samples (Eq. 2), whatever their order.
 
     `real` (bool [B]) leaves out padding. With `batch`, it is the norm that this many samples of the same mean square
     would have: the norm grows with the root of the number of samples, and a rate that was learned on batches fits no
@@ -30,3 +33,45 @@ def learned_loss(net: Tree, logits: Tensor, real: Tensor | None = None, batch: T
     if batch is not None:
         total = total * batch / weight.sum().clamp_min(1.0)
     return (total + TINY).sqrt()
+
+
+def adapted(
+    task: Task,
+    both: Tree,
+    x: Tensor,
+    key: rng.Key,
+    lr: float,
+    order: Literal["first", "second"],
+    batch: int | None = None,
+    base_counts: bool = False,
+) -> tuple[Tensor, Out]:
+    """The base model's logits on a batch, and the outputs of the model that an inner step on it leads to (Eq. 5).
+
+    `both` has the parameter groups `base` and `net`; without a net there is no step. In first order the step's gradient
+    is a constant of the model, and so are the logits unless `base_counts`. `batch` is that of `learned_loss`.
+    """
+    base, net = both["params"]["base"], both["params"].get("net")
+
+    def forward(params: Tree) -> Out:
+        return task.apply({"params": params, "buffers": both["buffers"]}, x, "train", key)
+
+    if net is None:
+        out = forward(base)
+        return out.logits, out
+
+    def inner(params: Tree) -> tuple[Tensor, Tensor]:
+        logits = forward(params).logits
+        length = None if batch is None else torch.full_like(logits[0, 0], batch)
+        return learned_loss(net, logits, batch=length), logits
+
+    at = base if order == "second" else tree.map(lambda p: p.detach(), base)
+    gradient, logits = grad(inner, has_aux=True)(at)
+    if order == "first" and base_counts:
+        logits = forward(base).logits
+    return logits, forward(tree.add(base, gradient, -lr))
+
+
+def inner_settings(like: Tensor, lr: float, batch: int) -> Tree:
+    """What a deployed model says of training's inner step: its rate, and the size of its batches."""
+    zero = torch.zeros_like(like)
+    return {"lr": zero + lr, "batch": zero + batch}

@@ -1,13 +1,14 @@
-"""Losses and uncertainty measures of logits."""
+"""Losses of logits and of local training, uncertainty measures, and the class counts that they need."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import grad
 
 from ..core import Loss, Task, Tree, rng, tree
-from .real import mean_of, real_rows
+from .masks import mean_of, real_rows
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -58,3 +59,19 @@ def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
     logits = torch.cat([task.apply(vars, data["x"][rows]).logits for rows in parts])
     each = F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
     return mean_of(each, real_rows(each.shape[0], data["n"]))
+
+
+def sharp(loss: Loss, rho: float) -> Loss:
+    """The loss at `rho` uphill from the parameters, the way there being a constant: its gradient is the one there.
+
+    Buffers are those of the parameters themselves. The same batch and key serve both passes.
+    """
+
+    def worst(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+        here = tree.map(lambda p: p.detach(), vars["params"])
+        slope, buffers = grad(lambda p: loss({**vars, "params": p}, batch, key), has_aux=True)(here)
+        up = tree.scale(slope, rho / (tree.norm(slope) + 1e-12))
+        value, _ = loss({**vars, "params": tree.add(vars["params"], up)}, batch, key)
+        return value, buffers
+
+    return worst

@@ -1,13 +1,19 @@
-"""Small fully connected networks as trees: what methods learn beside the model (losses, generators, encoders)."""
+"""Linear heads and small fully connected networks as trees, and the features that heads sit on.
+
+Methods learn such networks beside the model: losses, generators, encoders. A layer is `{"weight": [out, in], "bias":
+[out]}`; a network names its layers "0", "1", ...
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import Tree, rng
-from .heads import linear
+from ..core import Optimizer, Task, Tree, Work, rng, train
+from .masks import mean_of, real_rows
 
 
 def init(key: rng.Key, widths: Sequence[int]) -> Tree:
@@ -27,3 +33,55 @@ def apply(net: Tree, x: Tensor) -> Tensor:
     for i in range(len(net)):
         x = linear(net[str(i)], x.relu() if i else x)
     return x
+
+
+def linear(head: Tree, features: Tensor) -> Tensor:
+    """`{"weight": [C, d], "bias": [C]}` applied to features; the bias may be absent."""
+    out = features @ head["weight"].mT
+    return out + head["bias"] if "bias" in head else out
+
+
+def head_of(task: Task, vars: Tree) -> Tree:
+    """The model's own head as a tree of its own."""
+    params = vars["params"]
+    bias = {"bias": params[task.head_bias]} if task.head_bias in params else {}
+    return {"weight": params[task.head_weight], **bias}
+
+
+def named(task: Task, head: Tree) -> Tree:
+    """A head's parameters under the names that the model has for its own."""
+    names = {"weight": task.head_weight, "bias": task.head_bias}
+    return {names[kind]: p for kind, p in head.items()}
+
+
+def with_head(task: Task, vars: Tree, head: Tree) -> Tree:
+    """The model's variables with this head in the place of its own."""
+    return {**vars, "params": {**vars["params"], **named(task, head)}}
+
+
+def features_of(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
+    """Features of all of a client's rows (padding included) in eval mode, a chunk at a time to bound memory."""
+    parts = data["rows"].split(chunk, dim=-1)
+    return torch.cat([task.apply(vars, data["x"][rows]).features.detach() for rows in parts])
+
+
+def on_features(data: Tree, features: Tensor) -> Tree:
+    """The client's data with features in place of inputs: local training then runs on them."""
+    places = torch.arange(features.shape[0], device=features.device)
+    return {**data, "x": features, "y": data["y"][data["rows"]], "rows": places}
+
+
+def mean_feature(features: Tensor, n: Tensor) -> Tensor:
+    """The mean over a client's real rows."""
+    return mean_of(features, real_rows(features.shape[0], n))
+
+
+def fit_head(head: Tree, features: Tensor, data: Tree, opt: Optimizer, work: Work, key: rng.Key) -> Tree:
+    """Train a linear head with cross-entropy on fixed features."""
+
+    def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+        return F.cross_entropy(linear(vars["params"], batch["x"]), batch["y"]), {}
+
+    start = {"params": head, "buffers": {}}
+    trained: Tree = train(loss, start, on_features(data, features), opt, work, key)["params"]
+    return trained

@@ -6,10 +6,15 @@ a class that its owner has not seen, whose row then means nothing.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .real import real_rows
+from ..core import Out, Task, Tree
+from .masks import real_rows
+from .nets import features_of
 
 
 def class_means(features: Tensor, y: Tensor, n: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -18,6 +23,13 @@ def class_means(features: Tensor, y: Tensor, n: Tensor, num_classes: int) -> tup
     member = ((y[:, None] == torch.arange(num_classes, device=y.device)) & real[:, None]).to(features.dtype)
     counts = member.sum(0)
     return (member.mT @ features) / counts.clamp_min(1.0)[:, None], counts
+
+
+def own_prototypes(task: Task, vars: Tree, data: Tree, unit: bool = False) -> tuple[Tensor, Tensor]:
+    """Prototypes and counts of a client's examples under a model, of its features as they are or as unit vectors."""
+    features = features_of(task, vars, data)
+    z = F.normalize(features, dim=-1) if unit else features
+    return class_means(z, data["y"][data["rows"]], data["n"], task.num_classes)
 
 
 def pooled(sets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,6 +45,22 @@ def pooled(sets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 def padded(sets: Tensor, counts: Tensor, common: Tensor) -> Tensor:
     """Sets in which the rows of unseen classes are the common ones (Eq. 7)."""
     return torch.where((counts > 0)[..., None], sets, common)
+
+
+def pulled(out: Out, features: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, weight: float) -> Tensor:
+    """Cross-entropy plus `weight` times the mean squared difference of features and their class's prototype (FedProto).
+
+    Classes that are not `known` pull nothing.
+    """
+    apart = (features - prototypes[y]).square().mean(-1) * (known[y] > 0)
+    return F.cross_entropy(out.logits, y) + weight * apart.mean()
+
+
+def nearest(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Logits of which the largest is that of the nearest known prototype."""
+    square = prototypes.square().sum(-1)
+    near = 2 * features @ prototypes.mT - square  # minus the squared distance, but for |features|^2
+    return torch.where(known > 0, near, torch.full_like(near, -1e4))
 
 
 def similarities(z: Tensor, prototypes: Tensor, known: Tensor, tau: float) -> Tensor:
@@ -57,6 +85,24 @@ def prototype_loss(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau:
     return torch.where(sound, negative - positive, torch.zeros_like(positive))
 
 
+def contrast(z: Tensor, y: Tensor, down: Tree, tau: float, which: Literal["both", "global", "local"]) -> Tensor:
+    """FedPCL's Eq. 10, or one of its terms: against the `global` set (Eq. 8), and the mean over all clients' `sets`."""
+    value = torch.zeros((), device=z.device)
+    if which != "local":
+        value = value + prototype_loss(z, y, down["global"], down["known"], tau).mean()
+    if which != "global":
+        each = prototype_loss(z, y, down["sets"], down["known"], tau)
+        value = value + ((each * down["seen"]).sum(-1) / down["seen"].sum().clamp_min(1.0)).mean()
+    return value
+
+
+def released_contrast(z: Tensor, y: Tensor, down: Tree, tau: float) -> Tensor:
+    """The loss of FedPCL's published code: all clients' prototypes as anchors, summed, and the batch as contrast."""
+    twice, labels = torch.cat([z, z]), torch.cat([y, y])  # two views, which in the published code are identical
+    each = torch.vmap(lambda anchors: supervised_contrast(anchors, twice, labels, tau))(down["sets"][:, labels])
+    return (each * down["seen"]).sum()
+
+
 def supervised_contrast(anchors: Tensor, z: Tensor, y: Tensor, tau: float) -> Tensor:
     """SupCon (Khosla et al., NeurIPS 2020, Eq. 2): row i of `anchors` against all rows of z but the i-th.
 
@@ -68,3 +114,21 @@ def supervised_contrast(anchors: Tensor, z: Tensor, y: Tensor, tau: float) -> Te
     log_p = scores.masked_fill(itself, -1e4).log_softmax(-1)
     per = torch.where(same, log_p, torch.zeros_like(log_p)).sum(-1) / same.sum(-1).clamp_min(1)
     return -per.sum() / same.any(-1).sum().clamp_min(1)
+
+
+def contrastive(z: Tensor, marks: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss (Khosla et al., NeurIPS 2020, Eq. 2; FedICON, Eq. 2 and 3), mean over all anchors.
+
+    `z` [views, batch, d] are representations, which are normalised here; `marks` [batch] says which examples belong
+    together. An anchor's positives are all others with its mark, other views of itself included; everything but itself
+    is in the denominator. Where every example has a mark of its own this is the unsupervised loss (FedICON, Eq. 5).
+    """
+    views, batch = z.shape[:2]
+    z = F.normalize(z.flatten(0, 1), dim=-1)
+    marks = marks.repeat(views)
+    own = torch.eye(views * batch, dtype=torch.bool, device=z.device)
+    # finite, so that the anchor's own entry times zero below is zero
+    scores = (z @ z.mT / temperature).masked_fill(own, torch.finfo(z.dtype).min)
+    positive = ((marks[:, None] == marks) & ~own).to(z.dtype)
+    explained = (positive * scores.log_softmax(-1)).sum(-1) / positive.sum(-1).clamp_min(1.0)
+    return -explained.mean()

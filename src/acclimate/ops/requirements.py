@@ -5,6 +5,12 @@ from __future__ import annotations
 from ..core import Task
 
 
+def need(missing: str | None) -> None:
+    """Raise the sentence that one of the functions below gives as an error."""
+    if missing:
+        raise ValueError(missing)
+
+
 def images(task: Task, who: str, purpose: str) -> str | None:
     """Images, of any height and width."""
     if len(task.shape) == 3:

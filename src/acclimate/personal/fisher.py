@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..core import Personalizer, Predict, Task, Tree, check, rng, tree
+from ..ops.masks import real_rows
 
 _BATCH = 64
 
@@ -26,9 +27,9 @@ class Fisher(Personalizer):
     """Adds `fisher` to the model: the diagonal of the Fisher information, parameter by parameter."""
 
     samples: int = 2000
-    """Training examples that count, at most."""
+    """The largest number of training examples that count."""
     params: Literal["norm", "all"] = "norm"
-    """Of which parameters: those that EATA is to tune. Models without normalisation layers have it of all."""
+    """The parameters that are weighed, those that EATA tunes; all of a model without normalisation layers."""
     variant: Literal["paper", "released"] = "paper"
 
     def __post_init__(self) -> None:
@@ -46,17 +47,17 @@ class Fisher(Personalizer):
 
         size = min(data["rows"].shape[-1], self.samples)
         order = rng.order(rng.fold(key, "fisher"), data["rows"].shape[-1], data["n"])[:size]
-        real = torch.arange(size, device=order.device) < data["n"]
+        real = real_rows(size, data["n"])
         total, count = tree.zeros(tuned), real.sum().clamp_min(1)
-        for rows, live in zip(data["rows"][order].split(_BATCH), real.split(_BATCH), strict=True):
-            total = tree.add(total, self._squares(loss, tuned, data["x"][rows], live.to(torch.float32)))
+        for rows, counts in zip(data["rows"][order].split(_BATCH), real.split(_BATCH), strict=True):
+            total = tree.add(total, self._squares(loss, tuned, data["x"][rows], counts.to(torch.float32)))
         return {**model, "fisher": tree.map(lambda t: t / count, total)}
 
-    def _squares(self, loss: Callable[[Tree, Tensor], Tensor], tuned: Tree, x: Tensor, live: Tensor) -> Tree:
-        """Squared gradients of a batch, summed over its real rows."""
+    def _squares(self, loss: Callable[[Tree, Tensor], Tensor], tuned: Tree, x: Tensor, counts: Tensor) -> Tree:
+        """Squared gradients of a batch, summed over the rows that count: 1 for those, 0 for padding."""
         if self.variant == "released":
-            weight = live / live.sum().clamp_min(1.0)
+            weight = counts / counts.sum().clamp_min(1.0)
             mean = grad(lambda t: (loss(t, x) * weight).sum())(tuned)
-            return tree.map(lambda g: g.square() * live.sum(), mean)
+            return tree.map(lambda g: g.square() * counts.sum(), mean)
         each = vmap(grad(lambda t, one: loss(t, one[None])[0]), in_dims=(None, 0))(tuned, x)
-        return tree.map(lambda g: (g.square() * live.view(-1, *[1] * (g.dim() - 1))).sum(0), each)
+        return tree.map(lambda g: (g.square() * counts.view(-1, *[1] * (g.dim() - 1))).sum(0), each)

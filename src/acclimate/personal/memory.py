@@ -24,6 +24,7 @@ class Memory(Personalizer):
     many of them are real, `n`, and for the first `tune` of them what the model and the others say (`asked`)."""
 
     capacity: int = 4096
+    """The largest number of examples that are stored."""
     tune: int = 512
     """Stored examples on which KNNPer may choose its mixing weight."""
     neighbours: int = 10

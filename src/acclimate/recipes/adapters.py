@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
-from ..ops.heads import linear
-from ..ops.live import with_params
+from ..experiment.names import allow
 from ..ops.losses import entropy
-from ..ops.real import mean_of
+from ..ops.masks import mean_of
+from ..ops.nets import linear
+from ..ops.params import with_params
 
 
 @dataclass(frozen=True)
@@ -70,3 +71,6 @@ class FixedHeads(Adapter):
     ) -> tuple[Tensor, Tree]:
         out = predict(model, x)
         return self.e * out.logits + (1 - self.e) * linear(model["head"], out.features), state
+
+
+allow(TentOnce, FixedHeads)

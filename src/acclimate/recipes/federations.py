@@ -12,6 +12,7 @@ from typing import Any
 from ..core import Model, check
 from ..data import PACS, ByDomain, Dataset, Digit5, Digits, DomainNet, Examples, OfficeCaltech10, OfficeHome, Partition
 from ..data.domain_folders import Domains
+from ..experiment.names import allow
 from ..models import CNN, ResNet
 from .record import Scale
 
@@ -117,3 +118,6 @@ class Few(Dataset):
     def load(self) -> Examples:
         found = Digits(domains=(self.style,)).load()
         return replace(found, x=found.x[:: self.step], y=found.y[:: self.step], domain=found.domain[:: self.step])
+
+
+allow(Few)

@@ -9,7 +9,7 @@ from typing import Any
 from ..core import SGD, Work
 from ..data import CIFAR10, CIFAR10_1, IID, ByDomain, Dataset, Digits, Dirichlet
 from ..models import CNN
-from ..ops.views import Views
+from ..ops.augment import Views
 from ..shifts import Corrupted, Natural, Original, UnseenDomain
 from .federations import DIGIT5, DOMAINNET, OFFICE10, RESNET18, RESNET_NOTE, SMOKE_SHARE, Few, Kit, small_cnn
 from .record import (

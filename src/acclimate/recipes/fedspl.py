@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ..core import SGD, Work
-from ..ops.views import Views
+from ..ops.augment import Views
 from ..shifts import UnseenDomain
 from .federations import DIGIT5, OFFICEHOME, PACS4, RESNET18, RESNET50, RESNET_NOTE, Kit, small_cnn
 from .record import SMOKE_ROUNDS, Cell, Derived, Line, Recipe, Scale, Training, adapter, key, method, personal

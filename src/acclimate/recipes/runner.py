@@ -72,10 +72,11 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
     watch = watch or Watch()
     began, found = time.perf_counter(), Found()
     jobs = [_job(training, cells, seed, device, out) for training, cells in plan.trainings.items() for seed in seeds]
-    watch.suite(sum(job.training.rounds for job in jobs))
+    watch.suite(len(jobs))
+    for _ in (job for job in jobs if job.complete):
+        watch.done()
     for group in _groups([job for job in jobs if not job.complete]):
         _finish(group, watch)
-        watch.done()
     for job in jobs:
         found[job.training, job.experiment.seed] = job.record
     wide = _with_earlier(plan, out, device, found)
@@ -120,7 +121,10 @@ def _with_earlier(plan: Plan, out: Path, device: str, found: Found) -> Plan:
 
 
 def _record_of(experiment: Experiment, out: Path) -> Path:
-    return out / "trainings" / f"{experiment.training_hash(exact=True)}.json"
+    """Where the record of a training lies; an earlier version may have written it under another name."""
+    hashes = experiment.training_hash(), experiment.former_hash(exact=True)
+    today, former = (out / "trainings" / f"{name}.json" for name in hashes)
+    return former if former.exists() and not today.exists() else today
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class _Run:
             curves = {n: {"curve": [p for p in c if p[0] <= state.round]} for n, c in self.curves.items()}
             body = {"schema": TRAINING_SCHEMA, "finished": False, "tests": {**_read(path).get("tests", {}), **curves}}
             store.write(path, json.dumps(body) + "\n")
-        packed = store.pack(state, self.job.experiment.training_hash(), self.world.content)
+        packed = store.pack(state, self.job.experiment.identity(), self.world.content)
         store.write(path.with_suffix(".safetensors"), packed)
 
 
@@ -188,7 +192,7 @@ def _restored(job: _Job, prober: Prober, start: State) -> tuple[State, Curves]:
     curves: Curves = {p.name: [] for p in prober.probes} if training.every is not None else {}
     if not state.exists():
         return start, curves
-    saved = store.unpack(state, start, job.experiment.training_hash(), prober.world.content)
+    saved = store.unpack(state, start, job.experiment.identities(), prober.world.content)
     tests, looks = _read(job.path).get("tests", {}), {r for r in training.looks if r <= saved.round}
     if not all(seen(tests.get(name, {}), looks) for name in curves):
         return start, curves
@@ -205,6 +209,7 @@ def _finish(jobs: Sequence[_Job], watch: Watch) -> None:
             _train([run for run in runs if run.state.round == rounds], watch)
         for run in runs:
             run.job.record = _tested(run, watch)
+            watch.done()
         return
     except torch.OutOfMemoryError:
         if len(jobs) == 1:
@@ -233,8 +238,6 @@ def _train(runs: Sequence[_Run], watch: Watch) -> None:
     rounds.run(_looked_at(runs), [run.state for run in runs])
     for run in runs:
         run.seconds, run.together = [s / len(runs) for s in rounds.seconds], len(runs)
-    for run in runs[1:]:
-        watch.training(e.label, run.job.experiment.seed, e.rounds, e.rounds)
 
 
 def _looked_at(runs: Sequence[_Run]) -> Iterator[list[State]]:

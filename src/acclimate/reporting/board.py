@@ -18,7 +18,7 @@ SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
 IGNORED = {"seed", "device", "backend", "checkpoint_every", "analysis"}
 """Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields."""
 OURS = {encode(a)["type"] for a in catalogue.ADAPTERS.values()}
-"""Types of adapters that are made to learn their names; to make others would import whatever module a file names."""
+"""Adapter types that are decoded to learn their names; decoding others would import any module that a file names."""
 SHOWN = 3
 """How many settings a name has room for."""
 
@@ -27,14 +27,14 @@ Run = Mapping[str, Any]
 
 
 @dataclass
-class Row:
+class BoardRow:
     """One method with one adapter: its table rows by selection, stream and seed, and its cost by seed."""
 
     name: str
     adapter: str
     tone: int
     place: int = 0
-    """Which row of the board it is: how the page's filters know it."""
+    """The number of the row on the board, by which the page's filters know it."""
     cells: dict[tuple[str, str], dict[Any, Mapping[str, Any]]] = field(default_factory=dict)
     costs: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Row:
         return mean(self.by_seed(selection, streams, key))
 
     def per_client(self, selection: str, stream: str) -> list[list[float]]:
-        """The clients' accuracies, a list per seed; none that is empty."""
+        """The clients' accuracies, a list per seed; seeds without any are left out."""
         found = [[num(v) for v in t.get("per_client") or ()] for t in self.cells.get((selection, stream), {}).values()]
         return [values for values in found if values]
 
@@ -70,7 +70,7 @@ class Board:
 
     runs: Sequence[Run]
     names: list[str]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BoardRow] = field(default_factory=list)
     tones: dict[str, int] = field(default_factory=dict)
     streams: list[str] = field(default_factory=list)
     selections: dict[str, str] = field(default_factory=dict)
@@ -89,24 +89,24 @@ class Board:
         """A method's colour: the same in every chart."""
         return self.tones.setdefault(name, len(self.tones))
 
-    def shown(self, selection: str) -> list[Row]:
+    def shown(self, selection: str) -> list[BoardRow]:
         """The rows that have results for a selection."""
         return [r for r in self.rows if any(s == selection for s, _ in r.cells)]
 
 
 def collect(runs: Sequence[Run]) -> Board:
     """Group the runs' tables: one row per method and adapter, seeds side by side; the first of a repeat counts."""
-    told = _told_apart(runs)
-    board = Board(runs, [label(r) + s for r, s in zip(runs, _suffixes(runs, told), strict=True)])
+    differences = _differences(runs)
+    board = Board(runs, [label(r) + s for r, s in zip(runs, _suffixes(runs, differences), strict=True)])
     adapters = {str(t.get("adapter")) for r in runs for t in r["results"].get("table") or ()}
-    suffixes = {a: _suffixes(runs, [[s for s in own if concerns(s, a)] for own in told]) for a in adapters}
-    rows: dict[tuple[str, str], Row] = {}
+    suffixes = {a: _suffixes(runs, [[s for s in own if concerns(s, a)] for own in differences]) for a in adapters}
+    rows: dict[tuple[str, str], BoardRow] = {}
     for i, run in enumerate(runs):
         results = run["results"]
         for t in results.get("table") or ():
             adapter = str(t.get("adapter"))
             name = joined(t) + suffixes[adapter][i]
-            row = rows.setdefault((name, adapter), Row(name, adapter, board.tone(name), len(rows)))
+            row = rows.setdefault((name, adapter), BoardRow(name, adapter, board.tone(name), len(rows)))
             seed = t.get("seed", results.get("seed"))
             row.cells.setdefault((str(t.get("selection", "last")), str(t.get("stream"))), {}).setdefault(seed, t)
             row.costs.setdefault(seed, results.get("cost") or {})
@@ -118,8 +118,14 @@ def collect(runs: Sequence[Run]) -> Board:
     return board
 
 
+def ordered(found: Sequence[str], order: Sequence[str]) -> dict[str, int]:
+    """The streams that were found, each with its place in the report's order: its colour in every chart."""
+    places = {s: i for i, s in enumerate(dict.fromkeys([*order, *found]))}
+    return {s: places[s] for s in sorted(set(found), key=places.__getitem__)}
+
+
 def label(run: Run) -> str:
-    """What a run calls itself; its folder's name where it says nothing."""
+    """The name that a run has in its results, or else its folder's name."""
     return str(run["results"].get("label") or folder(run))
 
 
@@ -162,7 +168,7 @@ def _adapter_names(adapter: Run) -> tuple[str, str]:
     return kind.rpartition(":")[2], json.dumps(adapter)
 
 
-def _told_apart(runs: Sequence[Run]) -> list[list[str]]:
+def _differences(runs: Sequence[Run]) -> list[list[str]]:
     """For every run the `key=value` that tell it from others of its label, where they differ in more than the seed."""
     flat: dict[str, list[dict[str, str]]] = {}
     mine = []
@@ -184,18 +190,18 @@ def _differing(kinds: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _has(own: Mapping[str, str], path: str) -> bool:
-    """Whether a run has something to say of a setting: an adapter that it did not test has no fields there."""
+    """Whether a run has a setting; fields of an adapter that it did not test do not count as unset."""
     return path in own or not path.startswith("adapters.")
 
 
-def _suffixes(runs: Sequence[Run], told: Sequence[Sequence[str]]) -> list[str]:
-    """The same as it stands behind names, ` [rounds=5]`; a number stands for what does not fit."""
+def _suffixes(runs: Sequence[Run], differences: Sequence[Sequence[str]]) -> list[str]:
+    """The differences as they follow names: ` [rounds=5]`. Where there are too many, a number follows the first few."""
     kinds: dict[str, list[Sequence[str]]] = {}
-    for run, own in zip(runs, told, strict=True):
+    for run, own in zip(runs, differences, strict=True):
         known = kinds.setdefault(label(run), [])
         known += [own] * (own not in known)
     out = []
-    for run, own in zip(runs, told, strict=True):
-        said = [*own[:SHOWN], *[f"variant {kinds[label(run)].index(own) + 1}"] * (len(own) > SHOWN)]
-        out.append(f" [{', '.join(said)}]" if said else "")
+    for run, own in zip(runs, differences, strict=True):
+        shown = [*own[:SHOWN], *[f"variant {kinds[label(run)].index(own) + 1}"] * (len(own) > SHOWN)]
+        out.append(f" [{', '.join(shown)}]" if shown else "")
     return out

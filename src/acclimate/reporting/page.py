@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 
-from .heat import STEPS
-from .style import DARK, LIGHT, TONES, esc
+from .style import DARK, LIGHT, SHADES, TONES, esc
 
 DAY = {
     "bg": "#f8f9fb",
@@ -40,35 +39,40 @@ NIGHT = {
 """Colours of the page by their use, in the light and in the dark."""
 DAY_HEAT = ("#f1f5fb", "#dbe7f6", "#bcd4ee", "#93bbe2", "#6299d1", "#2f6fb3", "#0d4484")
 NIGHT_HEAT = ("#1b2430", "#1f3450", "#244a76", "#2d669f", "#4688c5", "#79b0e3", "#b9dcf8")
-"""Shades of one hue that grow evenly in lightness, so that they are told apart without seeing colours."""
-DAY_DARK_CELLS, NIGHT_DARK_CELLS = range(5, STEPS), range(4)
+"""Shades of one hue that grow evenly in lightness, so that nobody needs to see colours to tell them apart."""
+DAY_DARK_CELLS, NIGHT_DARK_CELLS = range(5, SHADES), range(4)
 """Shades on which white reads better than black."""
 
 
-def page(title: str, head: str, sections: Mapping[str, str], record: str) -> str:
-    """The whole file: `head`, `record` and the sections are HTML, `title` and the sections' headings plain text."""
+def page(title: str, head: str, sections: Mapping[str, str], source: str, record: str = "") -> str:
+    """The whole file: `head`, `record` and the sections are HTML, `title` and the sections' headings plain text.
+
+    `source` says what the page is made from. `record` is what the script filters and saves; a page without one has no
+    script.
+    """
     places = dict(zip(sections, _places(sections), strict=True))
     links = "".join(f'<li><a href="#{place}">{esc(name)}</a></li>' for name, place in places.items())
+    contents = f'<nav aria-label="Contents"><ul>{links}</ul></nav>' if len(places) > 1 else ""
     body = "".join(
         f'<section id="{places[name]}" aria-labelledby="{places[name]}_title">'
         f'<h2 id="{places[name]}_title">{esc(name)}</h2>{part}</section>'
         for name, part in sections.items()
     )
-    theme = '<button type="button" id="theme" aria-pressed="false" hidden>Dark</button>'
+    theme = '<button type="button" id="theme" aria-pressed="false" hidden>Dark</button>' if record else ""
+    script = f"{record}<script>{_asset('page.js')}</script>" if record else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{esc(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f'<style>{style_sheet()}</style></head><body><a class="skip" href="#main">Skip to the results</a>'
+        f'<style>{style_sheet()}</style></head><body><a class="skip" href="#main">Skip to the content</a>'
         f'<header><div class="top"><h1>{esc(title)}</h1>{theme}</div>{head}'
-        f'<nav aria-label="Contents"><ul>{links}</ul></nav></header><main id="main" tabindex="-1">{body}</main>'
-        f"<footer>Made by acclimate from the JSON of run folders.</footer>{record}"
-        f"<script>{_asset('page.js')}</script></body></html>\n"
+        f'{contents}</header><main id="main" tabindex="-1">{body}</main>'
+        f"<footer>Made by acclimate from {esc(source)}.</footer>{script}</body></html>\n"
     )
 
 
 def _places(headings: Iterable[str]) -> list[str]:
-    """Ids of sections: their headings in plain letters, so that links to them last, and a number where these meet.
+    """The ids of sections: their headings in plain letters, so that links stay valid; equal ones are numbered.
 
     They have no underscore: what belongs to a section has one, and so an id of its own.
     """
@@ -82,7 +86,7 @@ def _places(headings: Iterable[str]) -> list[str]:
 
 @cache
 def style_sheet() -> str:
-    """Light and dark - as the reader's system wants it, or as the page's button says - and down to a phone's width."""
+    """The style sheet: light or dark, as the reader's system or the page's button says, and for phones too."""
     day = _variables(DAY, LIGHT, DAY_HEAT, DAY_DARK_CELLS)
     night = _variables(NIGHT, DARK, NIGHT_HEAT, NIGHT_DARK_CELLS)
     return (
@@ -90,14 +94,14 @@ def style_sheet() -> str:
         f"@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{night}}}}}\n"
         f":root[data-theme=dark]{{color-scheme:dark;{night}}}\n"
         + "".join(f".c{i}{{--c:var(--c{i})}}" for i in range(TONES))
-        + "".join(f".h{i}{{--h:var(--h{i});--t:var(--t{i})}}" for i in range(STEPS))
+        + "".join(f".h{i}{{--h:var(--h{i});--t:var(--t{i})}}" for i in range(SHADES))
         + _asset("page.css")
     )
 
 
 def _variables(colours: Mapping[str, str], tones: tuple[str, ...], heat: tuple[str, ...], dark_cells: range) -> str:
     named = {**colours, **{f"c{i}": c for i, c in enumerate(tones)}, **{f"h{i}": c for i, c in enumerate(heat)}}
-    named |= {f"t{i}": "#fff" if i in dark_cells else "#10141b" for i in range(STEPS)}
+    named |= {f"t{i}": "#fff" if i in dark_cells else "#10141b" for i in range(SHADES)}
     return "".join(f"--{name}:{colour};" for name, colour in named.items())
 
 

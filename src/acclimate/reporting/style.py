@@ -12,9 +12,11 @@ DASH = "&ndash;"
 
 LIGHT = ("#0035b9", "#da7109", "#439e6b", "#9c4990", "#4a2b00", "#987bea", "#0d373c", "#666464")
 DARK = ("#7297f4", "#e24212", "#45f182", "#ef89b7", "#ece229", "#8f38ff", "#aae1ff", "#856d6d")
-"""Chosen to stay apart under protanopia, deuteranopia and tritanopia, at 3:1 or more against the page."""
+"""Colours that differ under protanopia, deuteranopia and tritanopia, with a contrast of at least 3:1 to the page."""
 TONES = len(LIGHT)
-"""How many colours there are; a ninth method wears the first again, with another marker."""
+"""How many colours there are; a ninth method has the first again, with another marker."""
+SHADES = 7
+"""How many shades a heat map has; from pale to strong in the light, from dark to bright in the dark."""
 
 
 def esc(value: Any) -> str:
@@ -33,7 +35,7 @@ def mean(values: Iterable[float]) -> float:
     return sum(items) / len(items) if items else math.nan
 
 
-def spread(values: Iterable[float]) -> float:
+def deviation(values: Iterable[float]) -> float:
     """The sample standard deviation; NaN for fewer than two values."""
     items = list(values)
     if len(items) < 2:
@@ -72,6 +74,11 @@ def words(items: Iterable[Any]) -> str:
 def plural(n: int, noun: str) -> str:
     """`1 run`, `2 runs`."""
     return f"{n} {noun}{'s' * (n != 1)}"
+
+
+def short(text: str, most: int) -> str:
+    """A text of at most so many letters; a longer one is cut and ends with three dots."""
+    return text if len(text) <= most else text[: most - 1] + "\u2026"
 
 
 def span(values: Iterable[Any], form: str = "g") -> str:

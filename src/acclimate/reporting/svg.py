@@ -42,7 +42,7 @@ class Dot:
 
 
 def nice(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
-    """About `count` round numbers that enclose low..high; only whole ones where told."""
+    """About `count` round numbers that enclose low..high; only whole ones where `whole`."""
     span = high - low or max(abs(high), 1.0) * 0.1
     raw = max(span / count, float(whole))
     unit = 10.0 ** math.floor(math.log10(raw))
@@ -70,7 +70,7 @@ def percent(value: float) -> str:
 
 
 def marker(shape: int, x: float, y: float, tone: int, title: str = "", r: float = 5.0) -> str:
-    """A small filled mark; six shapes, so that nothing is told by colour alone. `title` is plain text."""
+    """A small filled mark; six shapes, so that nobody needs to see its colour. `title` is plain text."""
     corners = {
         1: ((-1, -1), (1, -1), (1, 1), (-1, 1)),
         2: ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
@@ -86,15 +86,16 @@ def marker(shape: int, x: float, y: float, tone: int, title: str = "", r: float 
     return f'<polygon {cls} points="{points}">{inner}</polygon>'
 
 
-def legend(items: Sequence[tuple[str, int | None, int | None]], label: str) -> str:
-    """A list of (name, tone, shape): a line without shape, a neutral mark without tone."""
-    rows = []
-    for name, tone, shape in items:
-        line = f'<path class="line c{(tone or 0) % TONES}" d="M1 7h24"/>' if tone is not None else ""
-        mark = marker(shape, 13, 7, 7 if tone is None else tone) if shape is not None else ""
-        rows.append(
-            f'<li><svg class="swatch" viewBox="0 0 26 14" aria-hidden="true">{line}{mark}</svg>{esc(name)}</li>'
-        )
+def swatch(tone: int | None, shape: int | None, line: bool = False) -> str:
+    """A small picture of a line, of a mark or of both, for legends and the heads of rows."""
+    drawn = f'<path class="line c{(tone or 0) % TONES}" d="M1 7h24"/>' if line and tone is not None else ""
+    drawn += marker(shape, 13, 7, 7 if tone is None else tone) if shape is not None else ""
+    return f'<svg class="swatch" viewBox="0 0 26 14" aria-hidden="true">{drawn}</svg>'
+
+
+def legend(items: Sequence[tuple[str, int | None, int | None]], label: str, lines: bool = True) -> str:
+    """A list of (name, tone, shape): a line without shape, a neutral mark without tone, and both where `lines`."""
+    rows = [f"<li>{swatch(tone, shape, lines)}{esc(name)}</li>" for name, tone, shape in items]
     return f'<ul class="legend" aria-label="{esc(label)}">{"".join(rows)}</ul>'
 
 
@@ -112,15 +113,22 @@ def _frame(label: str, xs: Sequence[Tick], ys: Sequence[Tick], x_label: str, y_l
     return drawing("chart", WIDTH, HEIGHT, label, "".join(parts) + body)
 
 
-def drawing(cls: str, width: float, height: float, label: str, body: str, titled: bool = True) -> str:
-    """An SVG element with its text alternative, also as a tooltip where `titled`; `label` is plain text, `body` SVG."""
-    said = esc(label)
-    title = f"<title>{said}</title>" if titled else ""
-    return f'<svg class="{cls}" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{said}">{title}{body}</svg>'
+def drawing(
+    cls: str, width: float, height: float, label: str, body: str, titled: bool = True, fixed: bool = False
+) -> str:
+    """An SVG element with its text alternative, also as a tooltip where `titled`; `label` is plain text, `body` SVG.
+
+    Where `fixed`, it keeps its size, so that its text is never shrunk.
+    """
+    label = esc(label)
+    title = f"<title>{label}</title>" if titled else ""
+    size = f'width="{width:g}" height="{height:g}" ' if fixed else ""
+    place = f'{size}class="{cls}" viewBox="0 0 {width:g} {height:g}"'
+    return f'<svg {place} role="img" aria-label="{label}">{title}{body}</svg>'
 
 
 def learning(items: Sequence[Curve], what: str = "Validation accuracy", of: str = "method") -> str:
-    """Learning curves: in one chart where they can be told apart in it, else a small one each."""
+    """Learning curves: in one chart where that is readable, else in a small chart each."""
     return curves(items, what, of) if len(items) <= MOST_CURVES else multiples(items, what, of)
 
 
@@ -169,12 +177,12 @@ def multiples(items: Sequence[Curve], what: str, of: str) -> str:
         own = "".join(_path(line, at_x, at_y) for line in c.lines)
         end = sum(line[-1][1] for line in c.lines) / len(c.lines)
         body = shared if i == 0 else f'<use href="#{name}"/>'
-        said = f"{what} of {c.name}: {percent(round(end, 3))} % at the end"
+        label = f"{what} of {c.name}: {percent(round(end, 3))} % at the end"
         body += f'<path class="line c{c.tone % TONES}" d="{own}"/>'
         head = f"<h4>{esc(c.name)} <small>{percent(round(end, 3))} %</small></h4>"
-        panels.append(f"<div>{head}{drawing('panel', SMALL, LOW, said, body, titled=False)}</div>")
-    told = f"{what} in % against the round, one chart per {of}; grey lines are the others (their first seed)."
-    return f'<p class="muted">{told}</p><div class="panels">{"".join(panels)}</div>'
+        panels.append(f"<div>{head}{drawing('panel', SMALL, LOW, label, body, titled=False)}</div>")
+    note = f"{what} in % against the round, one chart per {of}; grey lines are the others (their first seed)."
+    return f'<p class="muted">{note}</p><div class="panels">{"".join(panels)}</div>'
 
 
 def _path(line: Sequence[tuple[float, float]], at_x: Callable[[float], float], at_y: Callable[[float], float]) -> str:
@@ -223,7 +231,7 @@ def scatter(dots: Sequence[Dot], x_label: str, y_label: str) -> str:
             x = at_x(mine[0].x) + (i - (len(names) - 1) / 2) * gap
             ends = [at_y(d.y) for d in mine]
             body.append(f'<path class="range c{mine[0].tone % TONES}" d="M{x:.1f} {min(ends):.1f}V{max(ends):.1f}"/>')
-            body += [marker(d.shape, x, at_y(d.y), d.tone, _said(d)) for d in mine]
+            body += [marker(d.shape, x, at_y(d.y), d.tone, _title(d)) for d in mine]
             if numbers:
                 body.append(f'<text x="{x:.1f}" y="{min(ends) - 8:.1f}" text-anchor="middle">{numbers[name]}</text>')
     ys = [(at_y(t), percent(t)) for t in marks]
@@ -236,11 +244,11 @@ def scatter(dots: Sequence[Dot], x_label: str, y_label: str) -> str:
 
 
 def _room(column: int, columns: Iterable[int]) -> float:
-    """How wide a column's marks may spread without meeting those of the next."""
+    """How wide the marks of a column may be without meeting those of the next."""
     away = [abs(column - other) * 12.0 for other in columns if other != column]
     edge = 2 * min(column * 12.0 - LEFT, WIDTH - RIGHT - column * 12.0)
     return max(min([*away, edge]) - 10, 30.0)
 
 
-def _said(dot: Dot) -> str:
+def _title(dot: Dot) -> str:
     return f"{dot.name}, {dot.kind}: {dot.y * 100:.1f} % for {size(dot.x)}"

@@ -65,7 +65,7 @@ class Fit:
         """Write a run folder that `load` reads back."""
         folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
         folder.world = self.world.content
-        folder.save(self.state, self.experiment.training_hash())
+        folder.save(self.state, self.experiment.identity())
         return folder.path
 
 

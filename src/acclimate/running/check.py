@@ -79,5 +79,5 @@ def untestable(experiment: Experiment, world: World, worker: Worker) -> str | No
     reasons = [a.refusal(task, model) for a in experiment.adapters]
     if None in reasons:
         return None
-    told = "; ".join(dict.fromkeys(r for r in reasons if r))
-    return f"no adapter can be tested, so nothing would be measured: {told}; adapters=none tests the model as it is"
+    because = "; ".join(dict.fromkeys(r for r in reasons if r))
+    return f"no adapter can be tested, so nothing would be measured: {because}; adapters=none tests the model as it is"

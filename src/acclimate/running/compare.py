@@ -50,7 +50,7 @@ class Difference:
         return self.first - self.second
 
     @property
-    def told(self) -> bool:
+    def differs(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.low > 0 or self.high < 0
 
@@ -72,26 +72,26 @@ class Comparison:
         return [self._sentence(d) for d in self.differences if d.selection == selection]
 
     def _sentence(self, d: Difference) -> str:
-        said = f"On {d.stream}, {self.first} is {100 * abs(d.mean):.1f} points {'above' if d.mean >= 0 else 'below'} "
-        said += f"{self.second} ({100 * d.first:.1f} against {100 * d.second:.1f} %; 95 % interval "
-        said += f"{100 * d.low:+.1f} to {100 * d.high:+.1f}): "
-        if not d.told:
-            return said + "no difference can be told from chance."
-        said += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for "
-        return said + f"{100 * (d.better if d.mean > 0 else 1 - d.better):.0f} % of clients."
+        text = f"On {d.stream}, {self.first} is {100 * abs(d.mean):.1f} points {'above' if d.mean >= 0 else 'below'} "
+        text += f"{self.second} ({100 * d.first:.1f} against {100 * d.second:.1f} %; 95 % interval "
+        text += f"{100 * d.low:+.1f} to {100 * d.high:+.1f}): "
+        if not d.differs:
+            return text + "no difference can be told from chance."
+        text += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for "
+        return text + f"{100 * (d.better if d.mean > 0 else 1 - d.better):.0f} % of clients."
 
     def caveat(self) -> str | None:
         """What the numbers do not cover."""
-        said = []
+        text = []
         if any(d.seeds < 2 for d in self.differences):
-            said.append("One seed: the interval covers the choice of clients, not that of splits and initial weights.")
+            text.append("One seed: the interval covers the choice of clients, not that of splits and initial weights.")
         if self.left_out:
-            said.append(f"Left out, because the two were tested on different examples: {', '.join(self.left_out)}.")
-        return " ".join(said) or None
+            text.append(f"Left out, because the two were tested on different examples: {', '.join(self.left_out)}.")
+        return " ".join(text) or None
 
     def to_json(self) -> str:
         """All numbers."""
-        rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.told} for d in self.differences]
+        rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.differs} for d in self.differences]
         body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
         body |= {"differences": rows, "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
         return json.dumps(body, indent=1) + "\n"

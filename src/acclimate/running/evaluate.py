@@ -15,7 +15,7 @@ from ..eval import Names, Table, Test, Traces, Trained, rounds_to_test, stream_a
 from ..eval import evaluate as evaluate_grid
 from ..eval import evaluate_together as evaluate_joint
 from ..experiment import Experiment, catalogue
-from ..ops import disk_cache
+from ..ops.hashing import content_hash
 from ..shifts import Shift, Stream
 from .build import Fit, cost_card
 from .watch import Watch
@@ -44,7 +44,7 @@ def stream_hash(stream: Stream) -> str:
     """Names exactly what the clients met: pixels, labels and order."""
     s = stream.shards
     used = s.rows.unique()
-    return disk_cache.fingerprint(s.x[used], s.y[used], s.rows, s.n)[:16]
+    return content_hash(s.x[used], s.y[used], s.rows, s.n)[:16]
 
 
 Look = Callable[[State], dict[str, Any]]

@@ -282,8 +282,8 @@ def refusal(worker: Worker, adapter: Adapter, model: Tree, shaken: Tree, x: Tens
     method = catalogue.name(worker.method)
     if reason := adapter.refusal(worker.task, model):
         return reason
-    made = untrained(model, shaken)
-    if needed := [k for k in adapter.requires if k in made]:
+    own = untrained(model, shaken)
+    if needed := [k for k in adapter.requires if k in own]:
         return (
             f"{type(adapter).__name__} needs {', '.join(needed)}, which with {method} only clients that trained "
             "on labels have; choose another adapter"

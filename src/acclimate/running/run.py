@@ -18,8 +18,8 @@ from ..core import fit as loop
 from ..data import World
 from ..eval import Table, Traces, summary
 from ..experiment import Experiment
-from ..reporting.html import render
-from ..reporting.pictures.samples import samples
+from ..reporting.report import render
+from ..reporting.strips import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
 from .check import check_all, naming, untestable
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
@@ -111,7 +111,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
     world, worker, engine, streams, seconds = ready
     folder.world = world.content
     state = loop.start(worker, engine, world.clients)
-    state = folder.restore(state, experiment.training_hash()) or state
+    state = folder.restore(state, experiment.identities()) or state
     built = time.perf_counter()
     look = look_of(experiment, worker, engine, streams) if experiment.analysis else None
     fit = train_from(experiment, world, worker, engine, state, watch, folder, look)
@@ -241,7 +241,7 @@ def load(path: str | Path, **given: Any) -> Fit:
     experiment = folder.experiment(**given)
     world, worker, engine = build(experiment)
     like = loop.start(worker, engine, world.clients)
-    state = folder.restore(like, experiment.training_hash())
+    state = folder.restore(like, experiment.identities())
     if state is None:
         raise store.RunError(f"{folder.state} does not exist: nothing was trained yet; try `acclimate resume {path}`")
     return Fit(experiment, world, worker, engine, state)

@@ -80,7 +80,7 @@ def train_lanes(
     def save(states: list[State]) -> None:
         for experiment, folder, state in zip(experiments, folders, states, strict=True):
             if folder is not None:
-                folder.save(state, experiment.training_hash())
+                folder.save(state, experiment.identity())
 
     rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
     try:
@@ -102,7 +102,7 @@ def train_from(
     look: Look | None = None,
 ) -> Fit:
     """Train on from a state. A folder gets checkpoints, and one more where Ctrl-C ends it, as `Interrupted`."""
-    e, training = experiment, experiment.training_hash()
+    e, training = experiment, experiment.identity()
     schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.eval_every)
     watch.training(e.label, e.seed, state.round, e.rounds)
     save = None if folder is None else (lambda states: folder.save(states[0], training))

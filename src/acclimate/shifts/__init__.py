@@ -1,9 +1,9 @@
 """Test streams: every shift that a deployed model may meet."""
 
 from .base import Shift, Stream
-from .brfl import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
-from .domains import NewClients, Reduced, Rotated, UnseenDomain
+from .benchmark_streams import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
 from .drift import Continual, Gradual, LabelDrift, Recurring, severity_sweep
+from .unseen import NewClients, Reduced, Rotated, UnseenDomain
 
 __all__ = [
     "Continual",

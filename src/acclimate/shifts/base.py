@@ -6,15 +6,15 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ..core import Shards, check, rng, stream
-from ..ops import disk_cache
+from ..ops.hashing import content_hash
 from ..ops.places import data_root
-from .corruptions import Textures, frost_textures
+from .corruptions import RULES, Textures, frost_textures
 
 
 class Federation(Protocol):
@@ -61,7 +61,7 @@ class Shift:
     """How the test stream differs from what was trained on, and how it is served."""
 
     batch: int = 32
-    """Samples at a time; 1 serves sample by sample."""
+    """How many samples are served at a time; 1 serves sample by sample."""
     reset: stream.Reset = "stream"
     """When the adapter starts afresh."""
 
@@ -77,6 +77,18 @@ class Shift:
     def build(self, world: Federation, key: rng.Key) -> Stream:
         """The streams of all clients, fixed by the key; every stream of an experiment gets the same one."""
         raise TypeError(f"{type(self).__name__} must define build(world, key)")
+
+
+@dataclass(frozen=True)
+class Corrupting(Shift):
+    """The base of streams that corrupt images."""
+
+    rule: Literal[1] = field(default=1, kw_only=True)
+    """Version of the corruptions; a run names the one it was corrupted with."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.one_of(self, "rule", tuple(RULES))
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,7 @@ def frost() -> Frost:
 def _frost(root: Path | None, stamp: Stamp) -> Frost:
     textures, reason = frost_textures(root)
     source = reason.partition(":")[0]  # the rest would name the user's folder
-    return Frost(textures, source, disk_cache.fingerprint(*textures) if source == "files" else "")
+    return Frost(textures, source, content_hash(*textures) if source == "files" else "")
 
 
 def _stamp(folder: Path) -> Stamp:

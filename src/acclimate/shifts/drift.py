@@ -13,12 +13,14 @@ from torch import Tensor
 
 from ..core import Shards, check, rng, stream
 from ..ops import disk_cache
-from .base import Federation, Shift, Stream, consecutive, frost, ordered
+from ..ops.hashing import content_hash
+from .base import Corrupting, Federation, Shift, Stream, consecutive, frost, ordered
+from .benchmark_streams import Corrupted
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 
 
 @dataclass(frozen=True)
-class Segments(Shift):
+class Segments(Corrupting):
     """The base of streams that are rows of (corruption, severity) segments; severity 0 is clean."""
 
     segment: int = 32
@@ -62,10 +64,11 @@ class Segments(Shift):
 
         def make() -> Tensor:
             x, hit = clean.clone(), (severities > 0).nonzero().flatten()
-            x[hit] = corrupt_each(clean[hit], kinds[hit], severities[hit], keys[hit], names=names, frost=ice.textures)
+            some = clean[hit], kinds[hit], severities[hit], keys[hit]
+            x[hit] = corrupt_each(*some, names=names, frost=ice.textures, rule=self.rule)
             return x
 
-        name = disk_cache.fingerprint("segments/1", clean, keys, plan, where, ice.mark(names))
+        name = content_hash(f"segments/{self.rule}", clean, keys, plan, where, ice.mark(names))
         return disk_cache.remembered("streams", name, make)
 
 
@@ -145,8 +148,6 @@ class LabelDrift(Shift):
 
 def severity_sweep(kinds: tuple[str, ...] = COMMON) -> tuple[Shift, ...]:
     """Corrupted streams of severity 1 to 5."""
-    from .brfl import Corrupted
-
     return tuple(Corrupted(severity=s, kinds=kinds) for s in range(1, 6))
 
 

@@ -68,7 +68,7 @@ class RunFolder:
         return loads(self.config.read_text(), **given)
 
     def checkpoint(self, state: State, training: str) -> None:
-        """Write the loop's state; `training` names what is trained (Experiment.training_hash)."""
+        """Write the loop's state; `training` names what is trained (Experiment.identity)."""
         write(self.state, pack(state, training, self.world))
 
     def save(self, state: State, training: str) -> None:
@@ -80,8 +80,11 @@ class RunFolder:
         """Write the learning curve so far."""
         write(self.metrics, "".join(json_text(row, sort_keys=True) + "\n" for row in state.history))
 
-    def restore(self, like: State, training: str) -> State | None:
-        """The last checkpoint, checked against a fresh state of the same experiment; None where there is none."""
+    def restore(self, like: State, training: Sequence[str]) -> State | None:
+        """The last checkpoint, checked against a fresh state of the same experiment; None where there is none.
+
+        `training` holds every name that a checkpoint may have for what is trained (Experiment.identities).
+        """
         return unpack(self.state, like, training, self.world) if self.state.exists() else None
 
     def keep_analysis(self, traces: Traces, summary: Mapping[str, Any], seed: int, round: int) -> None:

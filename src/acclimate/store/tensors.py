@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ TRACES_SCHEMA = "acclimate.traces/1"
 def pack(state: State, training: str, world: str | None = None) -> bytes:
     """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes.
 
-    `training` and `world` name what is trained (Experiment.training_hash) and on what (World.content)."""
+    `training` and `world` name what is trained (Experiment.identity) and on what (World.content)."""
     trees: dict[str, Any] = {"server": state.server, "mine": state_file.saved(state.mine)}
     if state.best is not None:
         trees |= {"best_server": state.best.server, "best_mine": state_file.saved(state.best.mine)}
@@ -44,17 +44,20 @@ def pack(state: State, training: str, world: str | None = None) -> bytes:
     return save(tensors, {"acclimate": json.dumps({**meta, "seal": _seal(meta)}, sort_keys=True)})
 
 
-def unpack(path: Path, like: State, training: str, world: str | None = None) -> State:
-    """The inverse of `pack`. Refuses files that are damaged, of another experiment or other data, or whose tensors or
-    metadata were changed and their digests were not. (Files of earlier versions have none of their metadata.)"""
+def unpack(path: Path, like: State, training: Sequence[str], world: str | None = None) -> State:
+    """The inverse of `pack`. `training` holds every name that the file may have for it (Experiment.identities).
+
+    Refuses files that are damaged, of another experiment or other data, or whose tensors or metadata were changed and
+    their digests were not. (Files of earlier versions have none of their metadata.)
+    """
     meta, tensors = read_tensors(path)
     if meta.get("schema") != STATE_SCHEMA:
         raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{STATE_SCHEMA}': written by another version")
     if meta.get("digest") != _digest(tensors) or meta.get("seal", _seal(meta)) != _seal(meta):
         raise RunError(f"{path} is damaged: its content does not match its digest; remove it to start over")
-    if meta["training"] != training:
+    if meta["training"] not in training:
         raise RunError(
-            f"{path} was trained with another configuration ({meta['training']}, this one is {training}); "
+            f"{path} was trained with another configuration ({meta['training']}, this one is {training[0]}); "
             "restore config.json, or start a new run"
         )
     if world is not None and meta.get("world", world) != world:

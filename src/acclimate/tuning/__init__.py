@@ -1,8 +1,9 @@
-"""Search over settings, judged on validation data alone: spaces, the papers' grids, the search and its section."""
+"""Search over settings, judged on validation data alone: spaces, the grids of papers, the search and its report."""
 
 from .grids import GRIDS, Grid, grid
-from .search import Search, Trial, tune
-from .section import page, section_html, sections
+from .outcome import Search, Trial
+from .search import tune
+from .search_page import page, section_html, sections
 from .space import Choice, Range, Space, parse
 
 __all__ = [

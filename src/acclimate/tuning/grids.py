@@ -20,15 +20,15 @@ class Grid:
     name: str
     place: str
     settings: tuple[tuple[str, Any], ...]
-    """Lists are what was searched; other settings say what it belongs to."""
+    """The settings of the search: lists are searched, other values are fixed."""
     found: str = ""
-    """What the paper chose."""
+    """The values that the paper chose."""
     note: str = ""
-    """Where what is searched here is not quite what the paper says."""
+    """How this grid differs from what the paper says."""
 
     @property
     def size(self) -> int:
-        """How many points it has."""
+        """How many points the grid has."""
         size = 1
         for _, value in self.settings:
             size *= len(value) if isinstance(value, list) else 1

@@ -21,7 +21,7 @@ Point = dict[str, Value]
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 MANY = 500
-"""Combinations that are all tried; of more, those of two values."""
+"""Up to how many combinations are all tried; in larger spaces, all combinations of two values are."""
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(:log)?")
 
 
@@ -34,7 +34,7 @@ class Choice:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What tune.json says of it."""
+        """The entry of tune.json."""
         return {"key": self.key, "choices": list(self.values)}
 
 
@@ -55,12 +55,12 @@ class Range:
             raise ConfigError(f"{self.key}={self.low:g}..{self.high:g}:log: a logarithmic range must start above 0")
 
     def rounded(self, value: Value) -> Value:
-        """To four digits: a rate of 0.06084 says all that 0.060843366042818384 does, and can be typed."""
+        """The value to four digits: a rate of 0.06084 says all that 0.060843366042818384 does, and can be typed."""
         return value if self.whole else min(max(float(f"{float(value):.4g}"), self.low), self.high)
 
     @property
     def card(self) -> dict[str, Any]:
-        """What tune.json says of it."""
+        """The entry of tune.json."""
         return {"key": self.key, "low": self.low, "high": self.high, "log": self.log, "whole": self.whole}
 
 
@@ -125,7 +125,7 @@ class Space:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What tune.json says of it."""
+        """The entry of tune.json."""
         return {"settings": [[k, v] for k, v in self.fixed], "space": [d.card for d in self.dims]}
 
 
@@ -170,7 +170,7 @@ def _options(key: str, value: Any, sample: Sequence[tuple[str, Any]]) -> Choice 
 
 
 def _number(value: Any) -> Any:
-    """Text as the number that it spells, if it does."""
+    """Text as a number where it spells one."""
     if isinstance(value, str):
         for kind in (int, float):
             try:

@@ -27,11 +27,11 @@ from ..shifts import Natural, NewClients, Shift, UnseenDomain
 
 @dataclass(frozen=True)
 class Score:
-    """One seed's score."""
+    """The score of one seed."""
 
     seed: int
     accuracy: float
-    """Mean over clients, then over the streams that were made of validation data."""
+    """The mean over clients, then over the streams that consist of validation data."""
     round: int
     """The round that validation selected."""
     seconds: float
@@ -42,7 +42,7 @@ OTHERS: dict[type[Shift], str] = {
     UnseenDomain: "a domain that is held out is there for the test alone",
     NewClients: "clients that join later are there for the test alone",
 }
-"""Streams that bring examples of their own: they cannot be made of validation examples."""
+"""Streams that bring examples of their own, so that validation examples cannot replace them, and why."""
 
 
 def check(experiment: Experiment, on: Sequence[Shift]) -> None:
@@ -57,7 +57,7 @@ def check(experiment: Experiment, on: Sequence[Shift]) -> None:
 
 
 def check_adapter(experiment: Experiment) -> None:
-    """Refuse an adapter that cannot serve the model, which an untrained one shows as well."""
+    """Refuse an adapter that cannot serve the model; an untrained model is enough to find out."""
     world, worker, engine = api.build(experiment)
     try:
         _served(experiment, worker, engine, loop.start(worker, engine, world.clients))
@@ -93,7 +93,7 @@ def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFold
         return
     for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
         folders[i].world = fit.world.content
-        folders[i].save(fit.state, fit.experiment.training_hash())
+        folders[i].save(fit.state, fit.experiment.identity())
         fit.engine.close()
 
 
@@ -106,7 +106,7 @@ def _score(e: Experiment, folder: store.RunFolder, on: Sequence[Shift], watch: W
     world, worker, engine = api.build(e)
     state = loop.start(worker, engine, world.clients)
     folder.world = world.content
-    state = folder.restore(state, e.training_hash()) or state
+    state = folder.restore(state, e.identities()) or state
     try:
         state = api.train_from(e, world, worker, engine, state, watch, folder).state
     except api.Interrupted:  # the checkpoint is written; the search stops, and does not count this as a failed trial
@@ -142,7 +142,7 @@ def _served(e: Experiment, worker: Any, engine: Any, state: State) -> Adapter:
 
 
 def validation_world(world: World) -> World:
-    """A world whose test examples are the clients' validation examples, and which knows no others to test on."""
+    """A world whose test examples are the clients' validation examples; it has no other examples to test on."""
     nothing = world.held[:0]
     if not any(len(rows) for rows in world.val):
         raise ConfigError(f"{world.name} has no validation examples to score on; set its validation share above 0")

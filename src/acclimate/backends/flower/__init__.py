@@ -1,1 +1,1 @@
-"""Clients at the nodes of a Flower network: what is said over the wire, what is checked, and who is there."""
+"""Clients at the nodes of a Flower network: what server and nodes send each other, and what the server checks."""

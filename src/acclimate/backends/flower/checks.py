@@ -1,18 +1,32 @@
-"""What a server checks before a client's message may count: everything that could break or bias the sum.
+"""What a server checks before an answer may count: the form of its fields, and everything that could break the sum.
 
-A network hands over whatever a node sent. `examine` looks at one message, as it was sent, and says in a `Fault` why it
-may not count. It is pure: who answered already is given by the caller, which also decides what to do with a fault.
+A network hands over whatever a node sent. `checked_fields` looks at the fields of an answer, which are plain JSON.
+`examine` looks at one message, as it was sent, and says in a `Fault` why it may not count. Both are pure: the caller
+says which clients have answered already, and decides what to do with a fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core import Fault, Mean, Rules, tree
+from ...core import Fault, Mean, Rules, Tree, tree
+from .protocol import nested
+
+DTYPES = frozenset({"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"})
+"""Types of tensors that may come over the network."""
+FAILURES = ("error", "nonfinite")
+"""What a node may say happened to a client of its own; see `Fault.kind`."""
+NUMBERS = 2**34
+"""How many numbers a live model may have; a tensor without any has a shape too, whose sides count."""
+AXES = 16
+"""How many axes a tensor of a live model may have."""
+
+# --- the tensors of a message --------------------------------------------------------------------------------------
 
 
 def examine(
@@ -121,3 +135,80 @@ def _bad_weights(up: Mapping[str, Any], rules: Rules) -> str | None:
             if lowest < 0:
                 return f"group '{rule.by}', the weights of '{group}': got {lowest:g}, expected at least 0"
     return None
+
+
+# --- the fields of an answer ---------------------------------------------------------------------------------------
+
+
+def checked_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of an answer; ValueError where one of them has another form than it must have."""
+    for name, (fits, form) in FORMS.items():
+        if name in fields and not fits(fields[name]):
+            raise ValueError(f"the answer's '{name}' must be {form}")
+    return fields
+
+
+def model_of_zeros(tensors: Any) -> Tree:
+    """A model of zeros with the names, shapes and types that a node sent; ValueError where they are not of that form.
+
+    The zeros take no memory, whatever their number.
+    """
+    sizes_fit = _list_of(tensors, _tensor) and sum(_sides(shape) for _, shape, _ in tensors) <= NUMBERS
+    if not sizes_fit:
+        raise ValueError("not the tensors of a model")
+    return nested({name: torch.zeros((), dtype=getattr(torch, kind)).expand(shape) for name, shape, kind in tensors})
+
+
+def _sides(shape: list[int]) -> int:
+    return math.prod(max(side, 1) for side in shape)
+
+
+def _tensor(value: Any) -> bool:
+    if not (isinstance(value, list) and len(value) == 3):
+        return False
+    name, shape, kind = value
+    sides = _list_of(shape, _number) and len(shape) <= AXES
+    return isinstance(name, str) and sides and isinstance(kind, str) and kind in DTYPES
+
+
+def _model(value: Any) -> bool:
+    try:
+        model_of_zeros(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _list_of(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(fits(one) for one in value)
+
+
+def _number(value: Any) -> bool:
+    return type(value) is int and value >= 0  # True is an int too
+
+
+def _failed(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(why, list) and len(why) == 2 and why[0] in FAILURES and isinstance(why[1], str)
+        for why in value.values()
+    )
+
+
+def _data_card(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    sizes = all(_number(value.get(name)) for name in ("train", "val", "test"))
+    classes = _list_of(value.get("classes"), lambda name: isinstance(name, str))
+    return sizes and classes and _list_of(value.get("shape"), _number) and isinstance(value.get("pixels"), bool)
+
+
+FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "round": (_number, "a number"),
+    "failed": (_failed, f"a reason by client, [kind, text], with a kind of {', '.join(FAILURES)}"),
+    "clients": (lambda value: _list_of(value, _number), "a list of numbers of clients"),
+    "left": (lambda value: _list_of(value, _number), "a list of numbers of clients"),
+    "lacks": (lambda value: isinstance(value, bool), "true or false"),
+    "model": (_model, "a list of tensors, [name, shape, type], of a possible size"),
+    "data": (_data_card, "the shape, classes, pixels and numbers of examples of a site"),
+}
+"""The fields that the server reads: whether a value has the right form, and that form in words."""

@@ -1,29 +1,30 @@
-"""The messages of a round as they arrive from the nodes of a fleet: which may count, and why others may not."""
+"""The messages and metrics of clients as they arrive from nodes: which may count, and why others may not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
+from dataclasses import fields, replace
 
-from ...core import Fault, Rules, Tree, tree
+import torch
+
+from ...core import Fault, Filter, Shards, Tree, Work, Worker, message, tree
+from ...core.stream import score
 from .checks import examine
-from .nodes import Answer, Parcel, with_empty_groups
-from .protocol import brief
+from .protocol import Answer, Parcel, brief, with_empty_groups
 
 HEADER = 512
 """Bytes that a tensor may take on the wire beyond its content: name, shape and type."""
 DIGITS = 9
-"""Of the number of a client."""
+"""The most digits that the number of a client may have."""
+SHARES = ("accuracy", "confidence", "ece")
+"""Metrics that lie between 0 and 1; the others are at least 0."""
+ROUNDING = 1e-4
+"""A mean of ones in 32 bits may be a little above 1."""
 
 
-def client_of(name: str) -> int:
-    """Whose message a parcel of this name is; -1 where its name is no such name."""
-    digits = name.removeprefix("up.")
-    told = digits != name and digits.isascii() and digits.isdecimal() and len(digits) <= DIGITS
-    return int(digits) if told else -1
-
-
-def opened(parcel: Parcel, like: Tree, client: int, round: int) -> Tree | Fault:
-    """The tree of a parcel, or why it cannot be read. What is too large beside `like` is not opened."""
+def read_parcel(parcel: Parcel, like: Tree, client: int, round: int) -> Tree | Fault:
+    """The tree of a parcel, or why it cannot be read. A parcel that is too large beside `like` is not opened."""
     limit = tree.nbytes(like) + HEADER * max(len(tree.leaves(like)), 1)
     if parcel.nbytes > limit:
         reason = f"the message has {parcel.nbytes:,} bytes on the wire, expected at most {limit:,}"
@@ -34,45 +35,54 @@ def opened(parcel: Parcel, like: Tree, client: int, round: int) -> Tree | Fault:
         return Fault(round, client, "shape", str(e))
 
 
-class Arrivals:
-    """What came in one round so far.
+class RoundMessages:
+    """The messages that have come in one round so far.
 
-    Messages are held against one that did count (`like`), and what `read` makes of them against the method's rules:
-    a codec's bytes may be in order, and say something that is not.
+    A message is compared with an `expected` one as it was sent. Then it is decoded, once, and the decoded message is
+    checked against the method's rules: the bytes of a codec may be in order and still mean values that may not count.
     """
 
-    def __init__(self, round: int, like: Tree, rules: Rules, read: Callable[[Tree], Tree]) -> None:
-        self.round, self._like, self._rules, self._read = round, like, rules, read
-        self.ups: dict[int, Tree] = {}
-        """The messages that count, by client."""
+    def __init__(self, round: int, expected: Tree, worker: Worker) -> None:
+        self.round, self._expected, self._worker, self._rules = round, expected, worker, worker.uplink
+        self.decoded: dict[int, Tree] = {}
+        """The messages that count, by client: decoded, with a leading axis of one client."""
         self.faults: dict[int, Fault] = {}
         """Why the message of a client does not count."""
         self.refused: list[Fault] = []
         """Messages that came besides one that counts: duplicates, and answers of clients that were not asked."""
 
     def absent(self, clients: Iterable[int], kind: str, reason: str) -> None:
-        """Note clients of whom nothing came."""
+        """Note clients that sent nothing."""
         for c in clients:
             self.faults[c] = Fault(self.round, c, kind, brief(reason))
 
     def take(self, answer: Answer, asked: list[int]) -> None:
-        """Take over the messages of one node that may count."""
-        self._note_missing(answer, asked)
+        """Take the messages of one node's answer that may count."""
+        self._note_absent(answer, asked)
         for name, parcel in answer.parcels.items():
             client = client_of(name)
-            found = self._open(parcel, client, asked, answer.words.get("round"))
+            found = self._decode(parcel, client, asked, answer.fields.get("round"))
             if not isinstance(found, Fault):
-                self.ups[client] = found
+                self.decoded[client] = found
                 self.faults.pop(client, None)
                 continue
             found = found._replace(reason=brief(found.reason))
-            if client in asked and client not in self.ups:
+            if client in asked and client not in self.decoded:
                 self.faults[client] = found
             else:
                 self.refused.append(found)
 
-    def _note_missing(self, answer: Answer, asked: list[int]) -> None:
-        failed = answer.words.get("failed", {})
+    def combined(self, clients: list[int]) -> message.Partial:
+        """The messages of these clients, combined in this order: the result does not depend on who was quicker."""
+        part = None
+        for c in clients:
+            one = message.partial(self._rules, torch.tensor([c]), self.decoded[c])
+            part = one if part is None else message.combine(part, one)
+        assert part is not None
+        return part
+
+    def _note_absent(self, answer: Answer, asked: list[int]) -> None:
+        failed = answer.fields.get("failed", {})
         for c in asked:
             if answer.error is not None:
                 self.absent([c], answer.kind, answer.error)
@@ -81,25 +91,69 @@ class Arrivals:
             elif f"up.{c}" not in answer.parcels:
                 self.absent([c], "groups", "the answer holds no message of this client")
 
-    def _open(self, parcel: Parcel, client: int, asked: list[int], sent_round: int | None) -> Tree | Fault:
-        """A client's message, or why it may not count."""
+    def _decode(self, parcel: Parcel, client: int, asked: list[int], sent_round: int | None) -> Tree | Fault:
+        """A client's message, decoded, or why it may not count."""
         round = self.round
-        if client in self.ups:  # said before `asked`: it is what happened
+        if client in self.decoded:  # before the look at `asked`: this is the truer reason
             return Fault(round, client, "duplicate", f"client {client} was already counted in round {round}")
         if client not in asked:
             return Fault(round, client, "error", f"this node was not asked for client {client}")
-        up = opened(parcel, self._like, client, round)
+        up = read_parcel(parcel, self._expected, client, round)
         if isinstance(up, Fault):
             return up
         sent = -1 if sent_round is None else sent_round
-        fault = examine(up, self._like, client=client, round=round, sent_round=sent, seen=self.ups)
-        fault = fault or self._meant(up, client)
-        return up if fault is None else fault
-
-    def _meant(self, up: Tree, client: int) -> Fault | None:
-        """Why what a message says may not count, once it is decoded."""
+        if fault := examine(up, self._expected, client=client, round=round, sent_round=sent, seen=self.decoded):
+            return fault
         try:
-            said = tree.take(self._read(tree.map(lambda x: x[None], up)), 0)
+            decoded = self._worker.read(tree.map(lambda x: x[None], up))
+            alone = tree.take(decoded, 0)
         except (RuntimeError, IndexError, ValueError) as e:
-            return Fault(self.round, client, "shape", f"the message cannot be decoded: {e}")
-        return examine(said, None, client=client, round=self.round, rules=self._rules)
+            return Fault(round, client, "shape", f"the message cannot be decoded: {e}")
+        return examine(alone, None, client=client, round=round, rules=self._rules) or decoded
+
+
+def client_of(name: str) -> int:
+    """The client whose message a parcel of this name is; -1 where its name is no such name."""
+    digits = name.removeprefix("up.")
+    valid = digits != name and digits.isascii() and digits.isdecimal() and len(digits) <= DIGITS
+    return int(digits) if valid else -1
+
+
+def metrics_of(parcel: Parcel | None, client: int, round: int) -> Tree | Fault:
+    """The metrics of a client's test, or why they may not count. The server must believe the values themselves."""
+    if parcel is None:
+        return Fault(round, client, "groups", "the answer holds no metrics of this client")
+    like = score(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), torch.ones(()))
+    found = read_parcel(parcel, like, client, round)
+    if isinstance(found, Fault):
+        return found
+    return examine(found, like, client=client, round=round) or _out_of_range(found, client, round) or found
+
+
+def _out_of_range(metrics: Tree, client: int, round: int) -> Fault | None:
+    for name, value in tree.flatten(metrics).items():
+        most = 1.0 if name in SHARES else math.inf
+        if not 0 <= float(value) <= most + ROUNDING:
+            return Fault(round, client, "error", f"{name}={float(value):g} must be between 0 and {most:g}")
+    return None
+
+
+def expected_message(worker: Worker, like: Shards) -> Tree:
+    """The form of one client's message (meta tensors), from one batch of zeros: messages are compared with it."""
+    worker = replace(worker, filters=tuple(_without_secret(f) for f in worker.filters))
+    works = [w for w in vars(worker.method).values() if isinstance(w, Work)]
+    count = max([w.batch for w in works], default=1)
+    x = torch.zeros(count, *like.x.shape[1:], dtype=like.x.dtype)
+    zero, rows = torch.zeros((), dtype=torch.int64), torch.arange(count)
+    one = Shards(x, torch.zeros(count, dtype=torch.int64), rows[None], torch.tensor([count]))
+    server = worker.method.init_server(worker.task, like.clients, worker.key("init"))
+    down = worker.outgoing(worker.method.download(worker.task, server), torch.arange(like.clients))
+    up, _, _ = worker.train(down, worker.start(0), one.tree(rows, one.n[0], zero, zero, ragged=False))
+    meta: Tree = tree.map(lambda t: torch.empty_like(t, device="meta"), up)
+    return meta
+
+
+def _without_secret(filter: Filter) -> Filter:
+    """The filter as simulations have it: messages have the same form, and the server must not have the secret."""
+    named = {f.name: "" for f in fields(filter) if f.name == "secret"}
+    return replace(filter, **named) if named else filter

@@ -1,25 +1,106 @@
-"""What a node says besides tensors: plain JSON, whose form is checked before anything is made of it."""
+"""What the server of a fleet and its nodes send each other: requests, answers, and the version of the sender.
+
+Nothing here knows Flower. `fleet.records` writes requests and answers as Flower's records, and `fleet.link` sends them.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
+from torch import Tensor
 
-from ...core import Tree
-from .nodes import nested
+from ...core import Shards, Tree, tree
+from ...ops.hashing import content_hash
+from ...version import __version__
 
-KINDS = frozenset({"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"})
-"""Types of tensors that may come over the network."""
-FAILURES = ("error", "nonfinite")
-"""What a node may say happened to a client of its own; see `Fault.kind`."""
+Kind = Literal["query", "train", "evaluate"]
+WIRE = 1
+"""The number of the format of requests and answers. It is raised whenever this format changes."""
+DEPTH, NAME = 32, 1000
+"""The most branches above a tensor, and the most characters of its name: far more than models have."""
 REASON = 1000
 """Characters of a reason that are kept: it goes to the log and into results.json."""
-NUMBERS = 2**34
-"""How many numbers a live model may have; a tensor without any has a shape too, whose sides count."""
-AXES = 16
+
+
+class Version(NamedTuple):
+    """Which acclimate the sender of a message has. Every request and every answer says it."""
+
+    acclimate: str = __version__
+    wire: int = WIRE
+
+    def __str__(self) -> str:
+        return f"acclimate {self.acclimate} (message format {self.wire})"
+
+
+def version_conflict(server: Version | None, node: Version | None) -> str | None:
+    """Why server and node may not work together, in one sentence; None where they may. A sender may tell nothing."""
+    if server == node:
+        return None
+    first, second = (v if v is not None else "an acclimate that does not tell its version" for v in (server, node))
+    return (
+        f"the server has {first}, but the node has {second}; "
+        "install the same version of acclimate on the server and at all nodes, and start them again"
+    )
+
+
+class Parcel(NamedTuple):
+    """A tree that came over the network and that nobody has read yet."""
+
+    nbytes: int
+    open: Callable[[], Tree]
+    """Reads the tree. Raises ValueError where it is not a tree of tensors."""
+
+
+class Request(NamedTuple):
+    """A request to one node: trees, and fields, which are records or plain JSON."""
+
+    node: int
+    kind: Kind
+    trees: Mapping[str, Tree]
+    fields: Mapping[str, Any]
+
+
+class Answer(NamedTuple):
+    """The answer of a node: parcels by name and fields of plain JSON, or an error."""
+
+    node: int
+    parcels: Mapping[str, Parcel]
+    fields: Mapping[str, Any]
+    error: str | None = None
+    kind: str = "error"
+    """The kind of the error; see `Fault.kind`."""
+
+
+class Link(Protocol):
+    """The server's way to its nodes."""
+
+    keep: Sequence[Tree]
+    """Older versions of `mine` that the run may still come back to: its last checkpoint's, the best round's."""
+
+    stream_names: Mapping[str, str]
+    """The nodes' name of a stream, by `stream_name`, where server and nodes do not hold the same data."""
+
+    def nodes(self) -> list[int]:
+        """The nodes that are connected now."""
+
+    def exchange(self, requests: Sequence[Request], seconds: float, group: str) -> list[Answer]:
+        """Send requests and wait for answers, at most so long. Nodes that did not answer are not in the result."""
+
+    def wait(self, seconds: float) -> None:
+        """Let some time pass."""
+
+    def log(self, text: str) -> None:
+        """Write a line to the log."""
+
+
+LINK: ContextVar[Link | None] = ContextVar("link", default=None)
+"""The link of the ServerApp that runs at the moment."""
+
+
+class FleetError(RuntimeError):
+    """The fleet cannot go on: too few clients, or nodes that do not fit. The message says who, why, and what to do."""
 
 
 def brief(text: str) -> str:
@@ -27,75 +108,40 @@ def brief(text: str) -> str:
     return text if len(text) <= REASON else f"{text[:REASON]} ..."
 
 
-def checked(words: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The words of an answer; ValueError where one of them has another form than it must have."""
-    for name, (fits, form) in FORMS.items():
-        if name in words and not fits(words[name]):
-            raise ValueError(f"the answer's '{name}' must be {form}")
-    return words
+def stream_name(test: Shards) -> str:
+    """A name of exactly these examples in this order, so that server and nodes can be sure to mean the same test."""
+    used = test.rows.unique()
+    return content_hash(test.x[used], test.y[used], test.rows, test.n)[:16]
 
 
-def model_of(said: Any) -> Tree:
-    """A model of zeros by the names, shapes and types that a node tells; ValueError where these are none.
+def nested(flat: Mapping[str, Tensor]) -> Tree:
+    """A tree from names such as `vars/params/head.weight`.
 
-    The zeros take no memory, whatever the node says of their number.
+    ValueError where a name is both a tensor and a branch, or lies deeper than functions that walk a tree can follow.
     """
-    flat = {name: torch.zeros((), dtype=getattr(torch, kind)).expand(shape) for name, shape, kind in _tensors(said)}
-    return nested(flat)
+    out: Tree = {}
+    for name, value in flat.items():
+        if len(name) > NAME or name.count("/") > DEPTH:
+            raise ValueError(f"tensor '{name[:60]}...' has too long a name, or lies too deep")
+        at, *path = out, *name.split("/")
+        for part in path[:-1]:
+            at = at.setdefault(part, {})
+            if not isinstance(at, dict):
+                raise ValueError(f"tensor '{name}' lies below another tensor")
+        if path[-1] in at:
+            raise ValueError(f"tensor '{name}' is also a branch")
+        at[path[-1]] = value
+    return out
 
 
-def _tensors(said: Any) -> list[tuple[str, list[int], str]]:
-    if not _list_of(said, _tensor) or sum(math.prod(max(side, 1) for side in shape) for _, shape, _ in said) > NUMBERS:
-        raise ValueError("not the tensors of a model")
-    return [(name, shape, kind) for name, shape, kind in said]
-
-
-def _tensor(said: Any) -> bool:
-    if not (isinstance(said, list) and len(said) == 3):
-        return False
-    name, shape, kind = said
-    sides = _list_of(shape, _number) and len(shape) <= AXES
-    return isinstance(name, str) and sides and isinstance(kind, str) and kind in KINDS
-
-
-def _model(said: Any) -> bool:
-    try:
-        model_of(said)
-    except ValueError:
-        return False
-    return True
-
-
-def _list_of(said: Any, fits: Callable[[Any], bool]) -> bool:
-    return isinstance(said, list) and all(fits(one) for one in said)
-
-
-def _number(said: Any) -> bool:
-    return type(said) is int and said >= 0  # True is an int too
-
-
-def _failed(said: Any) -> bool:
-    return isinstance(said, dict) and all(
-        isinstance(why, list) and len(why) == 2 and why[0] in FAILURES and isinstance(why[1], str)
-        for why in said.values()
-    )
-
-
-def _card(said: Any) -> bool:
-    if not isinstance(said, dict):
-        return False
-    sizes = all(_number(said.get(name)) for name in ("train", "val", "test"))
-    classes = _list_of(said.get("classes"), lambda name: isinstance(name, str))
-    return sizes and classes and _list_of(said.get("shape"), _number) and isinstance(said.get("pixels"), bool)
-
-
-FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "round": (_number, "a number"),
-    "failed": (_failed, f"a reason by client, [kind, text], with a kind of {', '.join(FAILURES)}"),
-    "clients": (lambda said: _list_of(said, _number), "a list of numbers of clients"),
-    "left": (lambda said: _list_of(said, _number), "a list of numbers of clients"),
-    "lacks": (lambda said: isinstance(said, bool), "true or false"),
-    "model": (_model, "a list of tensors, [name, shape, type], of a possible size"),
-    "data": (_card, "the shape, classes, pixels and numbers of examples of a site"),
-}
-"""The words that the server reads: whether one has its form, and that form for people."""
+def with_empty_groups(found: Tree, like: Tree) -> Tree:
+    """The tree, and those branches of `like` that hold no tensor, which names of tensors cannot express."""
+    out = dict(found)
+    for name, part in like.items():
+        if not isinstance(part, dict):
+            continue
+        if name not in out and not tree.leaves(part):
+            out[name] = tree.map(lambda x: x, part)
+        elif isinstance(out.get(name), Mapping):
+            out[name] = with_empty_groups(out[name], part)
+    return out

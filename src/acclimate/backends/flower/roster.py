@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from .nodes import Answer, Ask, Link
+from .protocol import Answer, Link, Request
 
 
 class Roster:
-    """Knows which node hosts which client, and waits for nodes that are not there."""
+    """Knows which node hosts which client, and waits for nodes that are not connected."""
 
     def __init__(self, link: Link, clients: int, patience: float) -> None:
         self._link, self._clients, self._patience = link, clients, patience
         self.hosts: dict[int, int] = {}
         """The node of each client."""
         self._greeted: set[int] = set()
-        """Nodes that have told their clients."""
+        """Nodes that have said which clients they host."""
         self._unfit: dict[int, str] = {}
-        """Why a node could not tell them, when it was asked last."""
-        self._met = False
-        """Whether it was waited for all nodes once."""
+        """Nodes that are connected and could not say it, with the reason."""
+        self._waited_for_all = False
+        """Whether the server has waited for all nodes once."""
 
     def find(self, clients: Iterable[int], enough: int | None = None) -> list[int]:
         """The clients whose nodes are connected. While they are fewer than `enough` it waits, at most `patience`.
@@ -28,17 +28,22 @@ class Roster:
         Without `enough` it waits for all of them; so it does before the first round, for nodes that start slowly.
         """
         wanted, end = list(clients), time.monotonic() + self._patience
-        least = len(wanted) if enough is None or not self._met else enough
+        least = len(wanted) if enough is None or not self._waited_for_all else enough
         while True:
             there = self._greet()
             found = [c for c in wanted if self.hosts.get(c) in there]
             if len(found) >= least or time.monotonic() >= end:
-                self._met = True
+                self._waited_for_all = True
                 return found
             self._link.wait(min(1.0, self._patience))
 
+    def why_absent(self) -> str:
+        """Why a client that `find` did not find is absent, as far as the server knows."""
+        unused = "; ".join(f"node {node} is not used: {why}" for node, why in sorted(self._unfit.items()))
+        return "its node is not connected" + (f", or is one that is not used ({unused})" if unused else "")
+
     def by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
-        """Clients that are there, grouped by their node."""
+        """Clients whose nodes are connected, grouped by their node."""
         groups: dict[int, list[int]] = {}
         for c in clients:
             groups.setdefault(self.hosts[c], []).append(c)
@@ -51,27 +56,29 @@ class Roster:
         return {node: hand for node, hand in hands.items() if hand}
 
     def _greet(self) -> set[int]:
-        """The nodes that are connected; new ones, and those that could not tell, are asked for their clients."""
+        """The nodes that are connected. New ones, and unfit ones, are asked which clients they host."""
         there = set(self._link.nodes())
-        self._greeted &= there  # who was away is asked again
+        self._greeted &= there  # a node that was away is asked again
+        self._unfit = {node: why for node, why in self._unfit.items() if node in there}
         if new := sorted(there - self._greeted):
-            asks = [Ask(node, "query", {}, {}) for node in new]
-            for answer in self._link.exchange(asks, self._patience, "hello"):
+            requests = [Request(node, "query", {}, {}) for node in new]
+            for answer in self._link.exchange(requests, self._patience, "hello"):
                 if answer.error is None:
                     self._greeted.add(answer.node)
+                    self._unfit.pop(answer.node, None)
                     self._welcome(answer, there)
-                elif self._unfit.get(answer.node) != answer.error:  # it is asked often, and this is said once
-                    self._link.say(f"node {answer.node} is not used: {answer.error}")
+                elif self._unfit.get(answer.node) != answer.error:  # an unfit node is asked often, and logged once
+                    self._link.log(f"node {answer.node} is not used: {answer.error}")
                     self._unfit[answer.node] = answer.error
         return there
 
     def _welcome(self, answer: Answer, there: set[int]) -> None:
         """Note which clients a node hosts. A site that comes back may have a new number; nobody is taken over."""
-        say = self._link.say
-        for c in answer.words.get("clients", ()):
+        log = self._link.log
+        for c in answer.fields.get("clients", ()):
             if c >= self._clients:
-                say(f"node {answer.node} says that it hosts {c!r}, which is no client of this run")
+                log(f"node {answer.node} says that it hosts {c!r}, which is no client of this run")
             elif (other := self.hosts.get(c)) in there and other != answer.node:
-                say(f"node {answer.node} says that it hosts client {c}, which is at node {other}; not used")
+                log(f"node {answer.node} says that it hosts client {c}, which is at node {other}; not used")
             else:
                 self.hosts[c] = answer.node

@@ -1,13 +1,13 @@
-"""Clients spread over workers elsewhere: other processes (`processes`), other machines (`ray`).
+"""Clients in workers elsewhere: in other processes (`processes`), or on other machines (`ray`).
 
 The engine owns all private state. Workers keep the training data and nothing else between two calls: a job brings the
-private state of a few clients and takes the new one back, which is put in place only when all clients are known to be
-finite. So a worker that dies takes nothing with it, and its clients can run again elsewhere.
+private state of some clients and takes the new one back. The engine puts new states in place only when those of all
+clients are finite. So a worker that dies takes nothing with it, and its clients can run again elsewhere.
 
-With `inside="serial"` messages are reduced in groups of clients that depend on the cohort alone, and combined in its
-order. So the result has the same bits whatever the number of workers and whoever was quicker; for cohorts of up to
-`GROUPS` clients, the bits of Serial with one thread. With `inside="vmap"` there is one group per worker, so the last
-bits depend on their number.
+With `inside="serial"` messages are reduced in groups of clients that depend on the cohort alone, and combined in the
+order of the cohort. So the bits of the result depend neither on the number of workers nor on which of them is quicker;
+for cohorts of up to `GROUPS` clients they are the bits of Serial with one thread. With `inside="vmap"` there is one
+group per worker, so the last bits depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -39,57 +39,59 @@ from ..serial import Serial, stacked_start
 from ..vmap.engine import Vmap
 
 GROUPS = 64
-"""At most so many groups of clients are handed out (inside="serial"): enough to keep many workers evenly busy, and a
-bound on memory, which holds one reduced message per group."""
+"""The largest number of groups of clients with inside="serial": enough to keep many workers evenly busy, and a bound on
+memory, which holds one reduced message per group."""
 
 Inside = Literal["serial", "vmap"]
-# Not captured: a worker gets other clients in every round, so a recording would seldom be replayed.
-# And with examples where the worker has put them: a group of a worker's own data knows whose rows it holds.
+# Without capture: a worker gets other clients in every round, so a recording would seldom be replayed.
+# With examples where the worker has put them: `SomeClients` knows whose rows it holds.
 INSIDE: dict[str, Backend] = {"serial": Serial(), "vmap": Vmap(capture=False, examples="device")}
 
 Handle = Any
-"""A value on its way to or from workers: sealed, an object of Ray's, or whatever an engine sends."""
+"""A value on its way to or from workers: `Sealed` for processes, an object of Ray's store for actors."""
 Job = tuple[Handle, ...]
-"""The arguments of one call of a worker's `Site`."""
+"""The arguments of one call of a worker's `ClientRunner`."""
 
 
 # --- in the workers ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Few(Shards):
-    """Some clients of a federation: counted from 0 here, known to every key by their own number."""
+class SomeClients(Shards):
+    """Some clients of a federation, counted from 0 here. Keys are derived from their numbers in the federation."""
 
     ids: Tensor
+    """The clients' numbers in the federation."""
 
     @classmethod
-    def among(cls, all: Shards, ids: Tensor) -> Few:
+    def among(cls, all: Shards, ids: Tensor) -> SomeClients:
         """The clients `ids` of a federation; the examples are not copied."""
         return cls(all.x, all.y, all.rows[ids], all.n[ids], ids)
 
-    def to(self, device: torch.device | str) -> Few:
+    def to(self, device: torch.device | str) -> SomeClients:
         """The same clients on a device."""
-        return Few(*(t.to(device) for t in (self.x, self.y, self.rows, self.n, self.ids)))
+        return SomeClients(*(t.to(device) for t in (self.x, self.y, self.rows, self.n, self.ids)))
 
     def tree(self, rows: Tensor, n: Tensor, ids: Tensor, round: Tensor, ragged: bool) -> Tree:
-        """Client data, with the client's own number."""
+        """Client data, with the client's number in the federation."""
         own = self.ids.gather(0, ids.reshape(1)).reshape(())
         return super().tree(rows, n, own, round, ragged)
 
 
-class Trained(NamedTuple):
-    """What a group of clients leaves behind: their reduced messages and new private states, or who is not finite."""
+class GroupResult(NamedTuple):
+    """One round of a group of clients: their reduced messages and new private states, or who is not finite."""
 
-    bad: list[int]
+    nonfinite: list[int]
+    """Clients with values that are not finite; where there are any, nothing else is set."""
     reply: Reply | None = None
     mine: Tree | None = None
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a worker holds, and what it does for the engine: every job calls one method by its name.
+class ClientRunner:
+    """What a worker holds, and how it runs clients for the engine: every job calls one method by its name.
 
-    What comes and what goes lies in main memory, whatever the device.
+    Arguments and results lie in main memory, whatever the device.
     """
 
     worker: Worker
@@ -99,49 +101,49 @@ class Site:
 
     @property
     def known(self) -> tuple[Tensor, ...]:
-        """Tensors that are not sent again: test data often lies in the same array as training data."""
+        """Tensors that the engine does not send again: test data often lies in the same array as training data."""
         return (self.data.x, self.data.y)
 
     def __call__(self, call: tuple[str, tuple[Any, ...]], ids: list[int], *own: Any) -> Any:
-        """Run one job: what all jobs of a call have in common, which clients, and what is theirs."""
+        """Run one job: the arguments that all jobs of a call share, the clients, and the arguments of these clients."""
         name, common = call
         return getattr(self, name)(*common, torch.tensor(ids), *own)
 
-    def train(self, down: Tree, round: int, ids: Tensor, mine: Tree) -> Trained:
-        """One round of a few clients."""
+    def train(self, down: Tree, round: int, ids: Tensor, mine: Tree) -> GroupResult:
+        """One round of some clients."""
         engine = self._engine(self.data, ids)
-        engine.mine = self._here(mine)
+        engine.mine = self._on_device(mine)
         try:
-            reply = engine.train(self._here(down), torch.arange(len(ids)), round)
+            reply = engine.train(self._on_device(down), torch.arange(len(ids)), round)
         except NonFinite as error:
-            return Trained([int(ids[c]) for c in error.clients])
-        sums, weights, each = (_home(t) for t in (reply.part.sums, reply.part.weights, reply.part.each))
-        part = message.Partial(ids[_home(reply.part.clients)], sums, weights, each)
-        return Trained([], Reply(part, reply.up), _home(engine.mine))
+            return GroupResult([int(ids[c]) for c in error.clients])
+        sums, weights, each = (_in_memory(t) for t in (reply.part.sums, reply.part.weights, reply.part.each))
+        part = message.Partial(ids[_in_memory(reply.part.clients)], sums, weights, each)
+        return GroupResult([], Reply(part, reply.up), _in_memory(engine.mine))
 
     def deploy(self, down: Tree, personal: Personalizer, ids: Tensor, mine: Tree) -> Any:
-        """A few clients' live models: a handle of the engine inside."""
-        return _home(self._engine(self.data, ids).deploy(self._here(down), self._here(mine), personal))
+        """The live models of some clients: a handle of the engine inside the worker."""
+        return _in_memory(self._engine(self.data, ids).deploy(self._on_device(down), self._on_device(mine), personal))
 
     def join(self, down: Tree, ids: Tensor) -> Any:
-        """The same for newcomers, who are numbered after the clients that trained."""
+        """The live models of newcomers, who are numbered after the clients that trained."""
         fresh = [self.worker.start(self.data.clients + i, like=ids) for i in ids.tolist()]
         models = [self.worker.method.deploy(self.worker.task, down, mine) for mine in fresh]
         return models if self.inside == "serial" else tree.stack(models)
 
     def serve(self, adapter: Adapter, protocol: Protocol, trace: bool, ids: Tensor, models: Any, test: Shards) -> Tree:
-        """The metrics of a few clients."""
+        """The metrics of some clients."""
         engine = self._engine(test, ids)
-        return engine.serve(self._here(models), Few.among(test, ids), adapter, protocol, trace)
+        return engine.serve(self._on_device(models), SomeClients.among(test, ids), adapter, protocol, trace)
 
     def _engine(self, data: Shards, ids: Tensor) -> Engine:
-        return INSIDE[self.inside].open(self.worker, Few.among(data, ids), torch.device(self.device))
+        return INSIDE[self.inside].open(self.worker, SomeClients.among(data, ids), torch.device(self.device))
 
-    def _here(self, value: Any) -> Any:
+    def _on_device(self, value: Any) -> Any:
         return _moved(value, self.device)
 
 
-def _home(value: Any) -> Any:
+def _in_memory(value: Any) -> Any:
     return _moved(value, "cpu")
 
 
@@ -153,15 +155,15 @@ def _moved(value: Any, device: str) -> Any:
 # --- in the process that runs the round loop -----------------------------------------------------------------------
 
 
-class Models(NamedTuple):
-    """Live models: groups of clients, and where the models of each group are."""
+class ModelGroups(NamedTuple):
+    """Live models: groups of clients, and a handle of the models of each group."""
 
     groups: list[Tensor]
     handles: list[Handle]
 
 
-class SpreadEngine(Engine):
-    """Holds the clients' private state as one stacked tree; a subclass holds the workers."""
+class WorkersEngine(Engine):
+    """Holds the private states of all clients as one stacked tree. A subclass holds the workers."""
 
     def __init__(self, worker: Worker, train: Shards, inside: Inside) -> None:
         super().__init__(worker, train, torch.device("cpu"))
@@ -170,24 +172,24 @@ class SpreadEngine(Engine):
         self._last_test: tuple[Shards, Handle] | None = None
 
     @abstractmethod
-    def _start(self) -> int:
-        """See to it that the workers are there; how many they are."""
+    def _start_workers(self) -> int:
+        """Start the workers if they are not there. Returns how many there are."""
 
     @abstractmethod
-    def _do(self, jobs: Sequence[Callable[[], Job]]) -> list[Handle]:
-        """What a worker's `Site` makes of every job, in the order of the jobs. A job is made when it is handed out."""
+    def _run_jobs(self, jobs: Sequence[Callable[[], Job]]) -> list[Handle]:
+        """The results of all jobs, in their order. A job is called for its arguments when a worker is free for it."""
 
     @abstractmethod
-    def _hand(self, value: Any) -> Handle:
-        """A value that goes with one job."""
+    def _for_one_job(self, value: Any) -> Handle:
+        """A handle of a value that one job needs."""
 
     @abstractmethod
-    def _share(self, value: Any, known: Sequence[Tensor] = ()) -> Handle:
-        """A value that goes with many jobs, without the tensors that are `known` to the site."""
+    def _for_many_jobs(self, value: Any, known: Sequence[Tensor] = ()) -> Handle:
+        """A handle of a value that many jobs need, without the tensors that are `known` to the workers."""
 
     @abstractmethod
-    def _open(self, handles: list[Handle]) -> list[Any]:
-        """The values behind handles."""
+    def _values(self, handles: list[Handle]) -> list[Any]:
+        """The values of handles."""
 
     @property
     def mine(self) -> Tree:
@@ -200,76 +202,78 @@ class SpreadEngine(Engine):
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         groups = [cohort[g] for g in self._groups(self.shards.n[cohort])]
         handles = self._run("train", (down, round), groups, self.shards.n, self._states(self._mine, groups))
-        done: list[Trained] = self._open(handles)
-        if bad := sorted(c for d in done for c in d.bad):
-            raise NonFinite(bad, round)
-        replies = [d.reply for d in done if d.reply is not None]
-        new = tree.map(lambda *xs: torch.cat(xs), *(d.mine for d in done))
+        results: list[GroupResult] = self._values(handles)
+        if nonfinite := sorted(c for r in results for c in r.nonfinite):
+            raise NonFinite(nonfinite, round)
+        replies = [r.reply for r in results if r.reply is not None]
+        new = tree.map(lambda *xs: torch.cat(xs), *(r.mine for r in results))
         self._mine = tree.put(self._mine, torch.cat(groups), new)
         return Reply(functools.reduce(message.combine, (r.part for r in replies)), replies[0].up)
 
-    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> Models:
+    def deploy(self, down: Tree, mine: Tree, personal: Personalizer) -> ModelGroups:
         groups = self._groups(self.shards.n)
         states = self._states(mine, groups)
-        return Models(groups, self._run("deploy", (down, personal), groups, self.shards.n, states))
+        return ModelGroups(groups, self._run("deploy", (down, personal), groups, self.shards.n, states))
 
-    def model_of(self, models: Models, client: int) -> Tree:
+    def model_of(self, models: ModelGroups, client: int) -> Tree:
         group = next(i for i, g in enumerate(models.groups) if client in g)
         at = int((models.groups[group] == client).nonzero())
-        handle = self._open([models.handles[group]])[0]
+        handle = self._values([models.handles[group]])[0]
         one: Tree = handle[at] if self.inside == "serial" else tree.take(handle, at)
         return one
 
-    def join(self, down: Tree, newcomers: int) -> Models:
+    def join(self, down: Tree, newcomers: int) -> ModelGroups:
         sizes = torch.ones(newcomers, dtype=torch.int64)  # they have no examples yet
         groups = self._groups(sizes)
-        return Models(groups, self._run("join", (down,), groups, sizes, lambda _: ()))
+        return ModelGroups(groups, self._run("join", (down,), groups, sizes, lambda _: ()))
 
-    def serve(self, models: Models, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
-        def own(i: int) -> Job:
-            return models.handles[i], self._shared(test)
+    def serve(
+        self, models: ModelGroups, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False
+    ) -> Tree:
+        def arguments(i: int) -> Job:
+            return models.handles[i], self._test_handle(test)
 
-        handles = self._run("serve", (adapter, protocol, trace), models.groups, test.n, own)
+        handles = self._run("serve", (adapter, protocol, trace), models.groups, test.n, arguments)
         order = torch.argsort(torch.cat(models.groups))
-        metrics: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *self._open(handles))
+        metrics: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *self._values(handles))
         return metrics
 
     def close(self) -> None:
         self._last_test = None
 
     def _groups(self, sizes: Tensor) -> list[Tensor]:
-        """Positions of clients that are handed out together."""
+        """Positions of the clients that share one job."""
         if self.inside == "vmap":
-            return shares(sizes, self._start())
+            return shares(sizes, self._start_workers())
         return list(torch.arange(len(sizes)).split(-(-len(sizes) // GROUPS)))
 
     def _states(self, mine: Tree, groups: list[Tensor]) -> Callable[[int], Job]:
-        """What the job of group i gets besides what all jobs get: the private state of its clients."""
-        return lambda i: (self._hand(tree.take(mine, groups[i])),)
+        """The argument that the job of group i alone gets: the private states of its clients."""
+        return lambda i: (self._for_one_job(tree.take(mine, groups[i])),)
 
-    def _shared(self, test: Shards) -> Handle:
-        """Test data with the workers; the last is kept, because validation asks for the same after every round."""
+    def _test_handle(self, test: Shards) -> Handle:
+        """A handle of test data. The last one is kept, because validation needs the same data after every round."""
         if self._last_test is None or self._last_test[0] is not test:
-            self._last_test = (test, self._share(test, (self.shards.x, self.shards.y)))
+            self._last_test = (test, self._for_many_jobs(test, (self.shards.x, self.shards.y)))
         return self._last_test[1]
 
     def _run(
-        self, name: str, common: tuple[Any, ...], groups: list[Tensor], sizes: Tensor, own: Callable[[int], Job]
+        self, name: str, common: tuple[Any, ...], groups: list[Tensor], sizes: Tensor, arguments: Callable[[int], Job]
     ) -> list[Handle]:
-        """One job per group, handed out the largest first; the results in the order of the groups."""
-        self._start()
-        call = self._share((name, common))
+        """Run one job per group, the largest first. The results are in the order of the groups."""
+        self._start_workers()
+        call = self._for_many_jobs((name, common))
         order = sorted(range(len(groups)), key=lambda i: -int(sizes[groups[i]].sum()))
 
         def job(i: int) -> Job:
-            return (call, self._hand(groups[i].tolist()), *own(i))
+            return (call, self._for_one_job(groups[i].tolist()), *arguments(i))
 
-        results = self._do([functools.partial(job, i) for i in order])
+        results = self._run_jobs([functools.partial(job, i) for i in order])
         return [handle for _, handle in sorted(zip(order, results, strict=True), key=lambda pair: pair[0])]
 
 
 def shares(sizes: Tensor, workers: int) -> list[Tensor]:
-    """Positions for each worker: the largest first, each to the worker with the least so far. No share is empty."""
+    """Positions for each worker: the largest first, each for the worker with the least so far. No share is empty."""
     members: list[list[int]] = [[] for _ in range(workers)]
     load = [0] * workers
     for i in torch.argsort(sizes, descending=True, stable=True).tolist():

@@ -1,8 +1,8 @@
-"""Worker processes of this machine: started together, handed jobs as they become free, ended with their parent.
+"""Worker processes of this machine: they start together, get a job whenever they are free, and end with their parent.
 
-A worker is a fresh interpreter with one torch thread. It imports what its jobs name and never the script that was
-started, so scripts need no `if __name__ == "__main__"`. A thread of it listens to the parent: when the parent hangs up
-or dies, whatever the reason, the worker ends at once, in the middle of a job too.
+A worker is a fresh interpreter with one torch thread. It imports the modules that its jobs name and never the script
+that was started, so scripts need no `if __name__ == "__main__"`. One of its threads listens to the parent: when the
+parent closes the connection or dies, whatever the reason, the worker ends at once, also in the middle of a job.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import torch
 
 from .shared_memory import Channel, Sealed, seal
 
-Job = tuple[Sealed, ...]
+SealedJob = tuple[Sealed, ...]
 """The arguments of one call of the workers' function; at least two."""
 
 NESTED = "ACCLIMATE_WORKER"
-"""Set in the environment of worker processes: they start none themselves."""
+"""An environment variable that worker processes have, so that they start no worker processes themselves."""
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended by itself: says which, and how."""
+    """A worker process ended by itself. The message says which process, and how it ended."""
 
     def __init__(self, worker: int, pid: int, code: int | None) -> None:
         self.worker, self.pid, self.code = worker, pid, code
@@ -46,7 +46,7 @@ class WorkerDied(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """What was raised in a worker process: the cause of the exception that the parent raises, or that itself."""
+    """An exception in a worker process: the cause of the exception that the parent raises, or that exception."""
 
 
 class Failure(NamedTuple):
@@ -58,7 +58,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """An exception that was just caught, made ready to travel."""
+        """An exception that was just caught, in a form that can be sent."""
         trace = "".join(traceback.format_exception(error))
         text = f"{type(error).__name__}: {error}"
         try:
@@ -68,7 +68,7 @@ class Failure(NamedTuple):
         return cls(error if travels else None, text, trace)
 
     def throw(self, where: str) -> NoReturn:
-        """Raise it here; its cause tells where it was raised first, with the traceback of that place."""
+        """Raise the exception here; its cause says where it was raised first, with the traceback of that place."""
         cause = WorkerError(f"in {where}:\n{self.trace}")
         raise (WorkerError(self.text) if self.error is None else self.error) from cause
 
@@ -78,8 +78,8 @@ class _Member(NamedTuple):
     channel: Channel
 
 
-class Pool:
-    """`count` worker processes that hold one function, which comes sealed.
+class ProcessPool:
+    """`count` worker processes that hold one function, which they receive as a `Sealed` value.
 
     The function has an attribute `known`: the tensors that the parent need not send (see `seal`).
     """
@@ -95,7 +95,7 @@ class Pool:
         except BaseException:
             self.close()
             raise
-        self.teach(function)
+        self.set_function(function)
 
     @property
     def pids(self) -> list[int]:
@@ -107,7 +107,7 @@ class Pool:
         """Whether the workers are there."""
         return self.close.alive
 
-    def teach(self, function: Sealed) -> None:
+    def set_function(self, function: Sealed) -> None:
         """Give all workers the function that jobs call. They read it, and import what it needs, at the same time."""
         try:
             for index in range(len(self._members)):
@@ -118,10 +118,10 @@ class Pool:
             self.close()
             raise
 
-    def run(self, jobs: Iterable[Job]) -> list[Sealed]:
-        """The function of every job's parts, in the order of the jobs. A job is made when a worker is free for it.
+    def run(self, jobs: Iterable[SealedJob]) -> list[Sealed]:
+        """Call the function for every job; the results have the order of the jobs. A job is read when a worker is free.
 
-        After an exception, a death or an interrupt the workers are ended: none is left with a job that nobody awaits.
+        After an exception, a death or an interrupt all workers are ended, so that none goes on with a job for nobody.
         """
         try:
             return self._run(jobs)
@@ -129,7 +129,7 @@ class Pool:
             self.close()
             raise
 
-    def _run(self, jobs: Iterable[Job]) -> list[Sealed]:
+    def _run(self, jobs: Iterable[SealedJob]) -> list[Sealed]:
         results: dict[int, Sealed] = {}
         waiting = iter(enumerate(jobs))
         busy: dict[int, int] = {}
@@ -151,7 +151,7 @@ class Pool:
                     hand_out(event.data)
         return [results[number] for number in range(len(results))]
 
-    def _send(self, index: int, job: Job) -> None:
+    def _send(self, index: int, job: SealedJob) -> None:
         try:
             self._members[index].channel.send(*job)
         except OSError:
@@ -182,7 +182,7 @@ def _start() -> _Member:
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", NESTED: "1"},
-            process_group=0,  # Ctrl-C is the parent's business
+            process_group=0,  # Ctrl-C reaches the parent alone, which ends the workers
         )
     return _Member(process, Channel(ours))
 
@@ -198,10 +198,10 @@ def _stop(members: list[_Member], owner: int) -> None:
 
 
 def work(end: int) -> None:
-    """A worker's life: receive the function (a message of one part), then call it for every job (of several)."""
+    """The loop of a worker: a message of one part is the function, a message of several parts is a job."""
     torch.set_num_threads(1)
     channel = Channel(socket.socket(fileno=end))
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[SealedJob] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, jobs), daemon=True).start()
     function: Any = None
     while True:
@@ -215,11 +215,11 @@ def work(end: int) -> None:
             reply = seal(failure), seal(result)
         except Exception as error:
             reply = seal(Failure.of(error)), seal(None)
-        del job, result  # memory is given back while the worker waits
+        del job, result  # so that the worker holds no memory while it waits
         channel.send(*reply)
 
 
-def _listen(channel: Channel, jobs: queue.SimpleQueue[Job]) -> None:
+def _listen(channel: Channel, jobs: queue.SimpleQueue[SealedJob]) -> None:
     while True:
         try:
             jobs.put(channel.receive())

@@ -1,7 +1,7 @@
-"""Clients spread over the cores of one machine: worker processes with one torch thread each, and shared memory.
+"""Clients on all cores of one machine: worker processes with one torch thread each, and shared memory.
 
-Small models leave the threads of one process idle, because their kernels are too short to share; clients are
-independent, so processes do not have that problem. `spread` says who owns what, and which bits to expect.
+Small models leave the threads of one process idle, because their kernels are too short to be divided. Clients are
+independent, so processes do not have that problem. `workers.engine` says who owns what, and which bits to expect.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...core import Backend, Shards, Worker, check
-from .engine import Inside, Site, SpreadEngine
-from .process_pool import NESTED, Job, Pool
+from .engine import ClientRunner, Inside, WorkersEngine
+from .process_pool import NESTED, ProcessPool, SealedJob
 from .shared_memory import Sealed, Unsendable, seal
 
 
@@ -26,9 +26,9 @@ class Processes(Backend):
     """Local worker processes, started at the first round; for CPUs, and without Ray."""
 
     workers: int | None = None
-    """Worker processes; None: as many as `usable_cores`. Never more than there are clients."""
+    """The number of worker processes; None: as many as `usable_cores`. There are never more than clients."""
     inside: Inside = "serial"
-    """How a worker runs the clients it is handed: one after the other, or vectorised."""
+    """How a worker runs its clients: one after the other, or vectorised."""
 
     def __post_init__(self) -> None:
         if self.workers is not None:
@@ -40,7 +40,7 @@ class Processes(Backend):
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: as the system allows, and as torch was told (`torch.set_num_threads`)."""
+    """Cores that this process may use: as the system allows, and as `torch.set_num_threads` allows."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(allowed, _quota(), torch.get_num_threads()), 1)
 
@@ -69,7 +69,7 @@ def sendable(worker: Worker) -> bool:
     return True
 
 
-class ProcessesEngine(SpreadEngine):
+class ProcessesEngine(WorkersEngine):
     """Clients in worker processes of this machine."""
 
     def __init__(self, worker: Worker, train: Shards, device: torch.device, options: Processes) -> None:
@@ -80,10 +80,10 @@ class ProcessesEngine(SpreadEngine):
                 "Processes cannot start worker processes here (inside one, or on a system without Unix sockets); "
                 "use Serial or Vmap"
             )
-        seal(worker)  # what cannot be sent is refused now, not at the first round
+        seal(worker)  # a worker that cannot be sent is refused now, not at the first round
         super().__init__(worker, train, options.inside)
         self.workers = min(options.workers or usable_cores(), self.shards.clients)
-        self._pool: Pool | None = None
+        self._pool: ProcessPool | None = None
 
     @property
     def pids(self) -> list[int]:
@@ -97,20 +97,20 @@ class ProcessesEngine(SpreadEngine):
             self._pool.close()
         self._pool = None
 
-    def _start(self) -> int:
+    def _start_workers(self) -> int:
         if self._pool is None or not self._pool.open:
-            self._pool = Pool(self.workers, seal(Site(self.worker, self.shards, self.inside)))
+            self._pool = ProcessPool(self.workers, seal(ClientRunner(self.worker, self.shards, self.inside)))
         return self.workers
 
-    def _do(self, jobs: Sequence[Callable[[], Job]]) -> list[Sealed]:
+    def _run_jobs(self, jobs: Sequence[Callable[[], SealedJob]]) -> list[Sealed]:
         assert self._pool is not None
-        return self._pool.run(make() for make in jobs)
+        return self._pool.run(job() for job in jobs)
 
-    def _hand(self, value: Any) -> Sealed:
+    def _for_one_job(self, value: Any) -> Sealed:
         return seal(value)
 
-    def _share(self, value: Any, known: Sequence[Tensor] = ()) -> Sealed:
+    def _for_many_jobs(self, value: Any, known: Sequence[Tensor] = ()) -> Sealed:
         return seal(value, known)
 
-    def _open(self, handles: list[Sealed]) -> list[Any]:
+    def _values(self, handles: list[Sealed]) -> list[Any]:
         return [handle.open() for handle in handles]

@@ -1,4 +1,4 @@
-"""Ray actors that run clients: what travels to them, what they do, and the crew that replaces those that die."""
+"""Ray actors that run clients: the values they are sent, what they do, and how those that die are replaced."""
 
 from __future__ import annotations
 
@@ -9,44 +9,41 @@ import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...version import __version__
-from .engine import Job, Site
+from .engine import ClientRunner, Job
 from .process_pool import Failure
-from .ray_cluster import imported, offer
+from .ray_cluster import Reservation, described, imported
 from .shared_memory import pack, unpack
-
-if TYPE_CHECKING:
-    from .ray import Ray
 
 log = logging.getLogger("acclimate")
 
 LARGE = 1 << 26
-"""Bytes from which an actor reads a value where it lies in Ray's store instead of copying it."""
+"""A value of so many bytes is read where it lies in Ray's store; a smaller one is copied."""
 
 Ref = Any
-"""An object of Ray's: a value that is, or will be, in its store. (Ray is imported only where it is used.)"""
-Handle = Any
-"""An actor of Ray's."""
+"""Ray's reference to a value that is, or will be, in its store. (Ray is imported only where it is used.)"""
+ActorHandle = Any
+"""Ray's reference to an actor."""
 
 
 class ActorsDied(RuntimeError):
-    """Actors died and replacing them did not help: says whose turn it was, and what Ray knows."""
+    """Actors died, and new ones died too. The message says which clients they had, and what Ray knows."""
 
 
-class Parcel(NamedTuple):
-    """A value for Ray's store: a small pickle, and the bytes of its tensors, which Ray does not look into."""
+class StoredValue(NamedTuple):
+    """A value as Ray's store holds it: a small pickle, and the bytes of its tensors, which Ray does not read."""
 
     body: bytes
     memory: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, value: Any, known: Sequence[Tensor] = ()) -> Parcel:
+    def of(cls, value: Any, known: Sequence[Tensor] = ()) -> StoredValue:
         """Take a value apart, without the tensors that are `known` to the receiver."""
         packed = pack(value, known)
         memory = np.empty(packed.size, dtype=np.uint8)
@@ -54,70 +51,77 @@ class Parcel(NamedTuple):
         return cls(packed.body, memory)
 
     def open(self, known: Sequence[Tensor] = (), copy: bool = True) -> Any:
-        """The value. Without a copy its tensors lie in Ray's store, where writing is not possible."""
+        """The value. Without a copy its tensors lie in Ray's store, where nobody can write."""
         memory = self.memory.copy() if copy else self.memory
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*not writable")  # nothing here writes into an argument
             return unpack(self.body, memory, known)
 
 
-class Hello(NamedTuple):
-    """Who an actor is."""
+class Greeting(NamedTuple):
+    """What an actor says of itself."""
 
     pid: int
     version: str
 
 
-class Actor:
-    """A site that Ray runs. Exceptions come back as values, so that the driver raises what the client raised."""
+class ClientActor:
+    """A `ClientRunner` in a Ray actor. Exceptions come back as values, so that the driver raises the client's."""
 
-    _site: Site
+    _runner: ClientRunner
 
-    def learn(self, recipe: Parcel, device: str, threads: int, path: list[str]) -> tuple[Failure | None, Hello]:
-        """Take the method and the data; jobs may come. Modules are looked for where the driver finds them too."""
+    def prepare(
+        self, recipe: StoredValue, device: str, threads: int, path: list[str]
+    ) -> tuple[Failure | None, Greeting]:
+        """Receive the method and the data, before the first job. Modules are looked for where the driver finds them."""
         failure = None
         try:
             sys.path.extend(p for p in path if p not in sys.path)
             torch.set_num_threads(threads)
             worker, data, inside = recipe.open(copy=False)
-            self._site = Site(worker, data.to(device), inside, device)
+            self._runner = ClientRunner(worker, data.to(device), inside, device)
         except Exception as error:
             failure = Failure.of(error)
-        return failure, self.hello()[1]
+        return failure, self.greet()[1]
 
-    def hello(self) -> tuple[Failure | None, Hello]:
-        """Whether anybody is there."""
-        return None, Hello(os.getpid(), __version__)
+    def greet(self) -> tuple[Failure | None, Greeting]:
+        """Answer, to show that this actor lives."""
+        return None, Greeting(os.getpid(), __version__)
 
-    def work(self, call: Parcel, ids: Parcel, *own: Parcel) -> tuple[Failure | None, Parcel | None]:
-        """One job of the site; its last part may be test data, which is large and stays in the store."""
+    def work(self, call: StoredValue, ids: StoredValue, *own: StoredValue) -> tuple[Failure | None, StoredValue | None]:
+        """Run one job. Its last part may be test data, which is large and is read in the store."""
         try:
-            parts = [p.open(self._site.known, copy=p.memory.nbytes < LARGE) for p in (call, ids, *own)]
-            return None, Parcel.of(self._site(*parts))
+            parts = [p.open(self._runner.known, copy=p.memory.nbytes < LARGE) for p in (call, ids, *own)]
+            return None, StoredValue.of(self._runner(*parts))
         except Exception as error:
             return Failure.of(error), None
 
 
 class _Task(NamedTuple):
-    actor: Handle
+    actor: ActorHandle
     number: int
     result: Ref
 
 
-class Crew:
-    """Actors that hold the same site. Those that die are replaced, and what they were doing is done again."""
+class RayActors:
+    """Actors with the same method and data. Those that die are replaced, and their jobs run again on others.
 
-    def __init__(self, options: Ray, count: int, recipe: Ref) -> None:
-        self._ray, self._options, self._recipe = imported(), options, recipe
-        self._joining: dict[Ref, Handle] = {}
-        """Actors that have been asked whether they are there, by the answer they owe."""
-        self._idle: list[Handle] = []
-        self._pids: dict[Handle, int] = {}
+    `recipe` refers to a stored (worker, data, inside), from which every actor makes its `ClientRunner`. A job runs
+    again `retries` times after deaths; where no actor can be started, `run` waits `patience` seconds.
+    """
+
+    def __init__(self, count: int, recipe: Ref, reservation: Reservation, retries: int, patience: float) -> None:
+        self._ray, self._recipe, self._reservation = imported(), recipe, reservation
+        self._retries, self._patience = retries, patience
+        self._joining: dict[Ref, ActorHandle] = {}
+        """Actors that have not answered yet whether they live, by the reference to their answer."""
+        self._idle: list[ActorHandle] = []
+        self._pids: dict[ActorHandle, int] = {}
         self._failed = 0
-        """Actors that died one after the other before they answered."""
+        """How many actors in a row died before they answered."""
         self.open = True
         for _ in range(count):
-            self._hire()
+            self._add()
 
     @property
     def pids(self) -> list[int]:
@@ -125,9 +129,9 @@ class Crew:
         return list(self._pids.values())
 
     def run(self, jobs: Sequence[Callable[[], Job]]) -> list[Ref]:
-        """What the actors make of every job, in the order of the jobs. A job is made when an actor is free for it.
+        """The results of all jobs, in their order. A job is called for its arguments when an actor is free for it.
 
-        After an exception or an interrupt the actors are ended: none is left with a job that nobody awaits.
+        After an exception or an interrupt all actors are ended, so that none goes on with a job for nobody.
         """
         try:
             return self._run(jobs)
@@ -143,17 +147,17 @@ class Crew:
         self._joining, self._idle, self._pids = {}, [], {}
 
     def _run(self, jobs: Sequence[Callable[[], Job]]) -> list[Ref]:
-        todo, deaths = deque(range(len(jobs))), Counter[int]()
+        waiting, deaths = deque(range(len(jobs))), Counter[int]()
         busy: dict[Ref, _Task] = {}
         results: dict[int, Ref] = {}
         while len(results) < len(jobs):
-            while todo and self._idle:
-                actor, number = self._idle.pop(), todo.popleft()
-                told, result = actor.work.options(num_returns=2).remote(*jobs[number]())
-                busy[told] = _Task(actor, number, result)
-            ready, _ = self._ray.wait([*self._joining, *busy], timeout=None if busy else self._options.patience)
+            while waiting and self._idle:
+                actor, number = self._idle.pop(), waiting.popleft()
+                failure, result = actor.work.options(num_returns=2).remote(*jobs[number]())
+                busy[failure] = _Task(actor, number, result)
+            ready, _ = self._ray.wait([*self._joining, *busy], timeout=None if busy else self._patience)
             if not ready:
-                self._nobody()
+                self._raise_no_actor()
             if ready[0] in self._joining:
                 self._welcome(ready[0])
                 continue
@@ -163,7 +167,7 @@ class Crew:
             except self._ray.exceptions.RayActorError as death:
                 deaths[task.number] += 1
                 self._replace(task.actor, death, jobs[task.number], deaths[task.number])
-                todo.appendleft(task.number)
+                waiting.appendleft(task.number)
                 continue
             if failure is not None:
                 failure.throw(f"the actor with pid {self._pids[task.actor]}")
@@ -171,55 +175,58 @@ class Crew:
             self._idle.append(task.actor)
         return [results[number] for number in range(len(jobs))]
 
-    def _hire(self) -> None:
-        o = self._options
-        remote = self._ray.remote(Actor).options(num_cpus=o.cpus, num_gpus=o.gpus, max_restarts=0, max_task_retries=0)
-        actor = remote.remote()
-        device, threads = "cuda" if o.gpus else "cpu", max(int(o.cpus), 1)
-        self._joining[actor.learn.remote(self._recipe, device, threads, sys.path)] = actor
+    def _add(self) -> None:
+        cpus, gpus = self._reservation
+        remote = self._ray.remote(ClientActor)
+        actor = remote.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+        device, threads = "cuda" if gpus else "cpu", max(int(cpus), 1)
+        self._joining[actor.prepare.remote(self._recipe, device, threads, sys.path)] = actor
 
     def _welcome(self, answer: Ref) -> None:
         actor = self._joining.pop(answer)
         try:
-            failure, hello = self._ray.get(answer)
+            failure, greeting = self._ray.get(answer)
         except self._ray.exceptions.RayActorError as death:
             self._failed += self._pids.pop(actor, None) is None
-            if self._failed > self._options.retries:
+            if self._failed > self._retries:
                 raise ActorsDied(f"{self._failed} Ray actors in a row died before they could work: {death}") from death
-            self._hire()
+            self._add()
             return
+        if greeting.version != __version__:  # before its failure, which may be a consequence
+            raise RuntimeError(
+                f"the Ray cluster has acclimate {greeting.version}, but this process has {__version__}; "
+                "install the same version on every machine of the cluster"
+            )
         if failure is not None:
-            failure.throw(f"the actor with pid {hello.pid}")
-        if hello.version != __version__:
-            raise RuntimeError(f"the Ray cluster has acclimate {hello.version}, but this process has {__version__}")
+            failure.throw(f"the actor with pid {greeting.pid}")
         self._failed = 0
-        self._pids[actor] = hello.pid
+        self._pids[actor] = greeting.pid
         self._idle.append(actor)
 
-    def _replace(self, actor: Handle, death: Exception, job: Callable[[], Job], deaths: int) -> None:
-        who = job()[1].open()
+    def _replace(self, actor: ActorHandle, death: Exception, job: Callable[[], Job], deaths: int) -> None:
+        clients = job()[1].open()
         pid = self._pids.pop(actor)
-        if deaths > self._options.retries:
+        if deaths > self._retries:
             raise ActorsDied(
-                f"{deaths} Ray actors died, each while it had client(s) {_some(who)}; the last: {death}"
+                f"{deaths} Ray actors died, each while it had client(s) {_some(clients)}; the last: {death}"
             ) from death
-        log.warning("a Ray actor (pid %d) died; client(s) %s run again on another", pid, _some(who))
+        log.warning("a Ray actor (pid %d) died; client(s) %s run again on another", pid, _some(clients))
         self._kill(actor)  # Ray may only have lost sight of it
-        self._hire()
-        # Whatever ended one may have ended others, which would count against the clients that they are handed next.
+        self._add()
+        # What ended one actor may have ended others, and that would count against the clients that they get next.
         for other in self._idle:
-            self._joining[other.hello.remote()] = other
+            self._joining[other.greet.remote()] = other
         self._idle = []
 
-    def _kill(self, actor: Handle) -> None:
+    def _kill(self, actor: ActorHandle) -> None:
         with contextlib.suppress(Exception):  # it, or the whole cluster, may be gone
             self._ray.kill(actor)
 
-    def _nobody(self) -> None:
-        o = self._options
+    def _raise_no_actor(self) -> NoReturn:
+        free = described(self._ray.available_resources())
         raise ActorsDied(
-            f"no Ray actor could be started within patience={o.patience:g} seconds: one needs cpus={o.cpus:g}, "
-            f"gpus={o.gpus:g}, and the cluster has {offer(self._ray.available_resources())} free"
+            f"no Ray actor could be started within patience={self._patience:g} seconds: one needs {self._reservation}, "
+            f"and the cluster has {free} free"
         )
 
 

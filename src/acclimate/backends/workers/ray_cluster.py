@@ -1,4 +1,7 @@
-"""Ray clusters: importing Ray, connecting to a cluster or starting one, and how many actors fit on it."""
+"""Ray clusters: importing Ray, connecting to a cluster or starting one, and how many actors fit on it.
+
+This module imports neither the backend (`ray`) nor the actors (`ray_actors`), which both use it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,7 @@ import logging
 import math
 import os
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from .ray import Ray
+from typing import Any, ClassVar, NamedTuple
 
 log = logging.getLogger("acclimate")
 
@@ -36,39 +36,61 @@ def imported(local: bool = False) -> Any:
     return ray
 
 
+class Reservation(NamedTuple):
+    """What every actor reserves of the cluster."""
+
+    cpus: float
+    gpus: float
+
+    def fit(self, resources: dict[str, float]) -> int:
+        """How many actors fit into so many resources."""
+        by_cpu = int(resources.get("CPU", 0) / self.cpus + ROUNDING)
+        return min(by_cpu, int(resources.get("GPU", 0) / self.gpus + ROUNDING)) if self.gpus else by_cpu
+
+    def __str__(self) -> str:
+        return f"cpus={self.cpus:g}, gpus={self.gpus:g}"
+
+
+def described(resources: dict[str, float]) -> str:
+    """The resources of a cluster, for error messages."""
+    return f"CPU={resources.get('CPU', 0):g}, GPU={resources.get('GPU', 0):g}"
+
+
 class Connection:
-    """This process's connection to a cluster. There is one for all engines; the last of them ends what we began."""
+    """This process's connection to a cluster. All engines share it; the last of them ends a connection made here.
+
+    `cores` is how many cores the actors will need where a cluster is started here: for Ray, cores are tokens, and
+    more actors than there are cores must be able to start, if the user asks for them.
+    """
 
     _users: ClassVar[int] = 0
-    """Engines on a connection that was made here."""
+    """How many engines use a connection that was made here."""
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
-    def __init__(self, options: Ray) -> None:
+    def __init__(self, address: str | None = None, cores: float = 0) -> None:
         with self._lock:
-            ray = imported(local=options.address is None)
+            ray = imported(local=address is None)
             if not ray.is_initialized():
                 Connection._users = 0
-                self._begin(ray, options)
+                self._begin(ray, address, cores)
                 self.ours = True
             else:
                 here = ray.get_runtime_context().gcs_address
-                if options.address not in (None, "auto", here) and not str(options.address).startswith("ray://"):
+                if address not in (None, "auto", here) and not str(address).startswith("ray://"):
                     raise ValueError(
-                        f"Ray: address='{options.address}', but this process is connected to {here}; "
+                        f"Ray: address='{address}', but this process is connected to {here}; "
                         "close that connection first (ray.shutdown())"
                     )
                 self.ours = Connection._users > 0
             Connection._users += self.ours
 
-    def _begin(self, ray: Any, options: Ray) -> None:
+    def _begin(self, ray: Any, address: str | None, cores: float) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
-        if options.address is not None:
-            ray.init(address=options.address, **quiet)
+        if address is not None:
+            ray.init(address=address, **quiet)
             return
-        # For Ray, cores are tokens: more actors than there are cores must be able to start, if they were asked for.
-        needed = math.ceil((options.actors or 0) * options.cpus)
-        cores = max(needed, os.cpu_count() or 1) if needed else None
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        needed = max(math.ceil(cores), os.cpu_count() or 1) if cores else None
+        ray.init(address="local", num_cpus=needed, include_dashboard=False, **quiet)
         if not ray.get_runtime_context().gcs_address.startswith("127."):
             log.warning(
                 "Ray was imported before this backend could tell it to listen on this machine alone: "
@@ -76,7 +98,7 @@ class Connection:
             )
 
     def end(self) -> None:
-        """Disconnect, and end the cluster where it was started here, if no other engine is on it."""
+        """Disconnect, and end a cluster that was started here, if no other engine uses it."""
         with self._lock:
             if not self.ours:
                 return
@@ -84,14 +106,3 @@ class Connection:
             Connection._users -= 1
             if Connection._users == 0:
                 imported().shutdown()
-
-
-def room(options: Ray, resources: dict[str, float]) -> int:
-    """How many actors fit."""
-    by_cpu = int(resources.get("CPU", 0) / options.cpus + ROUNDING)
-    return min(by_cpu, int(resources.get("GPU", 0) / options.gpus + ROUNDING)) if options.gpus else by_cpu
-
-
-def offer(resources: dict[str, float]) -> str:
-    """What a cluster has, in words."""
-    return f"CPU={resources.get('CPU', 0):g}, GPU={resources.get('GPU', 0):g}"

@@ -28,14 +28,14 @@ _ALIGN = 64  # bytes: a cache line, and enough for every vector instruction
 _HEAD = struct.Struct(">QQ")
 _MOST_PARTS = 64
 
-Place: TypeAlias = tuple[int, torch.dtype, tuple[int, ...]]
-"""Where a tensor lies in memory (in bytes from its start), and what it is."""
+Location: TypeAlias = tuple[int, torch.dtype, tuple[int, ...]]
+"""Where a tensor lies in memory (in bytes from its start), its type and its shape."""
 Memory: TypeAlias = "mmap.mmap | np.ndarray[Any, Any]"
 """Bytes that tensors may be views of."""
 
 
 class Unsendable(ValueError):
-    """A value that another process could not make sense of: says which object, and what to do."""
+    """A value that another process could not read. The message says which object it is, and what to do."""
 
     def __init__(self, reason: object) -> None:
         super().__init__(
@@ -45,7 +45,10 @@ class Unsendable(ValueError):
 
 
 class Sealed:
-    """A value ready to be sent, any number of times; `open` gives it back, here or in another process."""
+    """A value in the form in which it is sent: a small pickle, and a file of shared memory for its tensors.
+
+    It can be sent any number of times; `open` gives the value back, here or in another process.
+    """
 
     def __init__(self, body: bytes, size: int, file: int | None) -> None:
         self.body, self.size, self.file = body, size, file
@@ -53,7 +56,7 @@ class Sealed:
             weakref.finalize(self, os.close, file)
 
     def open(self, known: Sequence[Tensor] = ()) -> Any:
-        """The value; its tensors lie in the shared file. `known` are the receiver's tensors that `seal` was told of."""
+        """The value; its tensors lie in the shared file. `known` are the tensors that `seal` left out."""
         memory = None if self.file is None else mmap.mmap(self.file, self.size, access=mmap.ACCESS_COPY)
         return unpack(self.body, memory, known)
 
@@ -74,7 +77,7 @@ class Packed(NamedTuple):
 
     body: bytes
     size: int
-    tensors: list[tuple[Tensor, Place]]
+    tensors: list[tuple[Tensor, Location]]
 
     def fill(self, memory: Memory) -> None:
         """Copy the tensors to their places."""
@@ -83,7 +86,7 @@ class Packed(NamedTuple):
 
 
 def pack(value: Any, known: Sequence[Tensor] = ()) -> Packed:
-    """Take a value apart, without the tensors that are `known` to the receiver. What pickle refuses is `Unsendable`."""
+    """Take a value apart, without the tensors that are `known` to the receiver; `Unsendable` where pickle refuses."""
     body = io.BytesIO()
     pickler = _Pickler(body, known)
     try:
@@ -122,16 +125,16 @@ def _view(memory: Memory | None, offset: int, dtype: torch.dtype, shape: tuple[i
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves plain tensors out and says where they will lie."""
+    """Leaves plain tensors out and writes where they will lie."""
 
     def __init__(self, body: io.BytesIO, known: Sequence[Tensor]) -> None:
         super().__init__(body, protocol=pickle.HIGHEST_PROTOCOL)
         self._known = {id(t): i for i, t in enumerate(known)}
-        self.found: dict[int, tuple[Tensor, Place]] = {}
+        self.found: dict[int, tuple[Tensor, Location]] = {}
         self.size = 0
 
     def persistent_id(self, value: Any) -> Any:
-        """What stands for a tensor; None for everything else, which is pickled as usual."""
+        """The entry that stands for a tensor; None for everything else, which is pickled as usual."""
         if type(value) is Tensor and value.layout == torch.strided:
             return self._tensor(value)
         # A worker never imports the script that was started: it would run it once more.
@@ -151,7 +154,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds the tensors where the pickler said."""
+    """Finds the tensors where the pickler wrote that they lie."""
 
     def __init__(self, body: bytes, memory: Memory | None, known: Sequence[Tensor]) -> None:
         super().__init__(io.BytesIO(body))
@@ -174,7 +177,7 @@ class Channel:
         self._end = end
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The number of the open file, which selectors need."""
         return self._end.fileno()
 
     def send(self, *parts: Sealed) -> None:
@@ -207,5 +210,5 @@ class Channel:
         return bytes(out)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._end.close()

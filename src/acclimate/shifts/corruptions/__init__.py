@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from acclimate.core import rng
-from acclimate.shifts.corruptions import blur, digital, jpeg, noise, weather
-from acclimate.shifts.corruptions import frost as _frost
-from acclimate.shifts.corruptions.constants import COMMON, EXTRA, LARGE_SIDE, SUITE_32, SUITE_224, suite
-from acclimate.shifts.corruptions.frost import Textures, frost_textures, synthesise_frost
+from ...core import rng
+from . import blur, digital, jpeg, pixel_noise, weather
+from . import frost as _frost
+from .constants import COMMON, EXTRA, LARGE_SIDE, SUITE_32, SUITE_224, suite
+from .frost import Textures, frost_textures, synthesise_frost
 
 __all__ = [
     "COMMON",
     "CORRUPTIONS",
     "EXTRA",
     "LARGE_SIDE",
+    "RULES",
     "SUITE_32",
     "SUITE_224",
     "Textures",
@@ -35,9 +36,9 @@ __all__ = [
 ]  # fmt: skip
 
 CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
-    "gaussian_noise": noise.gaussian_noise,
-    "shot_noise": noise.shot_noise,
-    "impulse_noise": noise.impulse_noise,
+    "gaussian_noise": pixel_noise.gaussian_noise,
+    "shot_noise": pixel_noise.shot_noise,
+    "impulse_noise": pixel_noise.impulse_noise,
     "defocus_blur": blur.defocus_blur,
     "glass_blur": blur.glass_blur,
     "motion_blur": blur.motion_blur,
@@ -50,12 +51,15 @@ CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
     "elastic_transform": digital.elastic_transform,
     "pixelate": digital.pixelate,
     "jpeg_compression": jpeg.jpeg_compression,
-    "speckle_noise": noise.speckle_noise,
+    "speckle_noise": pixel_noise.speckle_noise,
     "gaussian_blur": blur.gaussian_blur,
     "spatter": weather.spatter,
     "saturate": digital.saturate,
 }
 """Kind to function `(x, keys, constants of one severity) -> bytes`; `corrupt` looks the constants up and checks."""
+
+RULES = {1: CORRUPTIONS}
+"""The versions of these functions that a stream's field `rule` may name. A version that runs used never changes."""
 
 _MIN_SIDE, _MAX_SIDE = 16, 224
 _SEVERITIES = range(1, 6)
@@ -73,6 +77,11 @@ def _check_severity(severity: int) -> None:
         raise ValueError(f"severity: {severity!r} is not allowed; give a whole number from 1 to 5")
 
 
+def _check_rule(rule: int) -> None:
+    if rule not in RULES:
+        raise ValueError(f"rule: {rule!r} is not allowed; give one of {', '.join(map(str, RULES))}")
+
+
 def _check_batch(x: Tensor, keys: Tensor) -> None:
     if x.dtype != torch.uint8:
         raise TypeError(f"x: images must be uint8 in 0..255, got {x.dtype}")
@@ -86,24 +95,28 @@ def _check_batch(x: Tensor, keys: Tensor) -> None:
         raise ValueError(f"keys: are on {keys.device} but the images are on {x.device}")
 
 
-def corrupt(x: Tensor, kind: str, severity: int | Tensor, keys: Tensor, *, frost: Textures | None = None) -> Tensor:
+def corrupt(
+    x: Tensor, kind: str, severity: int | Tensor, keys: Tensor, *, frost: Textures | None = None, rule: int = 1
+) -> Tensor:
     """Corrupts uint8 images [B,C,S,S] (C = 1 or 3, side 16 to 224), image `b` with the draws of `keys[b]`.
 
     `severity` is 1 to 5, or an integer tensor [B] of them. Images below 64 px use CIFAR-10-C's constants, larger ones
     ImageNet-C's. `frost` are textures for the kind "frost" (see `frost_textures`); synthesised ones if none are given.
-    The same key gives the same underlying noise at every severity.
+    `rule` is the version of the corruptions. The same key gives the same underlying noise at every severity.
     """
     _check_kind(kind)
+    _check_rule(rule)
     _check_batch(x, keys)
     if isinstance(severity, Tensor):
-        return corrupt_each(x, torch.zeros_like(keys), severity, keys, names=(kind,), frost=frost)
+        return corrupt_each(x, torch.zeros_like(keys), severity, keys, names=(kind,), frost=frost, rule=rule)
     _check_severity(severity)
     constants = suite(x.shape[3])[kind][severity - 1]
     extra = {"textures": frost} if kind == "frost" else {}
     own = rng.fold(keys, kind)  # so that two kinds with one key do not share their noise
     # Images are independent, so a large batch may be done in parts: that bounds the memory of the wide intermediates.
     part = max(1, (1 << (20 if x.device.type == "cpu" else 26)) // (x.shape[1] * x.shape[2] * x.shape[3]))
-    parts = [CORRUPTIONS[kind](x[i : i + part], own[i : i + part], constants, **extra) for i in range(0, len(x), part)]
+    function = RULES[rule][kind]
+    parts = [function(x[i : i + part], own[i : i + part], constants, **extra) for i in range(0, len(x), part)]
     return torch.cat(parts) if parts else x.clone()
 
 
@@ -115,6 +128,7 @@ def corrupt_each(
     *,
     names: Sequence[str] = COMMON,
     frost: Textures | None = None,
+    rule: int = 1,
 ) -> Tensor:
     """Corrupts image `b` with `names[kinds[b]]` at `severities` (one for all, or [B]); `kinds` is int64 [B].
 
@@ -130,5 +144,5 @@ def corrupt_each(
         if not 0 <= kind < len(names):
             raise ValueError(f"kinds: {kind} is not allowed; give 0 to {len(names) - 1}, an index into the names")
         rows = ((kinds.to(keys) == kind) & (levels == severity)).nonzero()[:, 0]
-        out[rows] = corrupt(x[rows], names[kind], severity, keys[rows], frost=frost)
+        out[rows] = corrupt(x[rows], names[kind], severity, keys[rows], frost=frost, rule=rule)
     return out

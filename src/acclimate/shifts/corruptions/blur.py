@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.core import rng
-from acclimate.shifts.corruptions import linear
-from acclimate.shifts.corruptions.linear import line_blur, stencil, to_bytes, uniform
+from ...core import rng
+from . import linear
+from .linear import line_blur, stencil, to_bytes, uniform
 
 
 def gaussian_blur(x: Tensor, keys: Tensor, c: float) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acclimate.core import rng
-from acclimate.shifts.corruptions import linear
-from acclimate.shifts.corruptions.constants import LARGE_SIDE
-from acclimate.shifts.corruptions.linear import to_bytes, uniform
+from ...core import rng
+from . import linear
+from .constants import LARGE_SIDE
+from .linear import to_bytes, uniform
 
 
 def brightness(x: Tensor, keys: Tensor, c: float) -> Tensor:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acclimate.core import rng
-from acclimate.shifts.corruptions.constants import LARGE_SIDE
-from acclimate.shifts.corruptions.linear import luma, to_bytes, uniform
+from ...core import rng
+from .constants import LARGE_SIDE
+from .linear import luma, to_bytes, uniform
 
 Textures = Tensor | Sequence[Tensor]
 """Frost pictures: uint8 [T,3,h,w], or a sequence of uint8 [3,h,w] of any sizes."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acclimate.core import rng
+from ...core import rng
 
 _BITS = 18  # 8 bits of pixel, twice 18 of weights and 5 of summands stay below the 53 of float64
 _FIELD_BITS = 12  # resolution of random fields (snow, displacements) before an exact product

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from acclimate.core import rng
-from acclimate.shifts.corruptions import linear
-from acclimate.shifts.corruptions.linear import line_blur, luma, normal, stencil, to_bytes, uniform
+from ...core import rng
+from . import linear
+from .linear import line_blur, luma, normal, stencil, to_bytes, uniform
 
 _BOX = np.full((3, 3), 1 / 9)
 _EMBOSS = np.array([[-2.0, -1, 0], [-1, 1, 1], [0, 1, 2]])

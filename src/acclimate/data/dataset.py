@@ -1,0 +1,158 @@
+"""The base record of data sets: read examples, deal them to clients, split each client's share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..core import Augment, check, rng
+from ..ops.augment import rotate
+from .partition import Dirichlet, Partition
+from .world import Examples, World
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set and how it becomes a federation. A new one only defines `load`."""
+
+    partition: Partition = Dirichlet(alpha=0.1)
+    clients: int = 10
+    """How many clients train."""
+    split: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    """Each client's share of training, validation and test examples."""
+    seed: int | None = None
+    """The seed that draws partition and splits; None takes the experiment's seed."""
+    new_clients: int = 0
+    """How many further clients join after training, without labels."""
+    new_partition: Partition | None = None
+    """How newcomers' examples are dealt, for another alpha; None deals them as the others' are."""
+    held_out: tuple[str, ...] = ()
+    """Domains that no client trains on: for leave-one-domain-out."""
+    fraction: float = 1.0
+    """How much of the data is used: for quick looks."""
+    angles: tuple[float, ...] = ()
+    """Each training client's images are rotated by one of these, in degrees: concept shift between clients."""
+    new_angles: tuple[float, ...] = ()
+    """Each newcomer's images are rotated by one of these, in degrees."""
+    augment: Augment | None = None
+    """How training images are changed at random; None leaves them as they are."""
+    mean: tuple[float, ...] = ()
+    """Per-channel mean of pixels in 0..1 that the task subtracts, if any. It is a constant, never measured on tests."""
+    std: tuple[float, ...] = ()
+    """Per-channel deviation that the task divides by, if any."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check.whole(self, "clients", 1)
+        check.whole(self, "new_clients", 0)
+        if self.seed is not None:
+            check.whole(self, "seed", 0)
+        check.all_finite(self, "angles", "new_angles", "mean", "std")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"{name}: fraction={self.fraction} must be above 0 and at most 1")
+        three = len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0
+        if not three or not abs(sum(self.split) - 1) <= 1e-6:  # which NaN is not, nor is it above
+            raise ValueError(f"{name}: split={self.split} must be three shares (train, val, test) that add up to 1")
+        if len(self.mean) != len(self.std) or any(s <= 0 for s in self.std):
+            raise ValueError(
+                f"{name}: mean={self.mean} and std={self.std} need one entry per channel each, std above 0"
+            )
+
+    def load(self) -> Examples:
+        """Read or make the examples."""
+        raise TypeError(f"{type(self).__name__} must define load()")
+
+    def official_test(self) -> Tensor | None:
+        """True for the rows of `load()` that belong to an official test set, where there is one."""
+        return None
+
+    def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and std for inputs of so many channels."""
+        return _per_channel(self, "mean", channels), _per_channel(self, "std", channels)
+
+    def world(self, seed: int = 0) -> World:
+        """Deal and split: fixed by the seed, on any machine."""
+        seed = seed if self.seed is None else self.seed
+        examples, key = self.load(), rng.key(seed)
+        pool, held = self._rows(examples, key)
+        shares, new = self._deal(examples, pool, key)
+        splits = [_cut(rows, self.split, rng.fold(key, "split", c)) for c, rows in enumerate(shares)]
+        train, val, test = zip(*splits, strict=True)
+        examples = _turned(examples, shares, self.angles, rng.fold(key, "angle"))
+        examples = _turned(examples, new, self.new_angles, rng.fold(key, "new angle"))
+        mean, std = self.constants(examples.channels)
+        name = type(self).__name__
+        return World(examples, train, val, test, new, held, mean, std, name=name, seed=seed)
+
+    def _rows(self, examples: Examples, key: rng.Key) -> tuple[Tensor, Tensor]:
+        """The rows to deal out, and those of held-out domains."""
+        for d in self.held_out:
+            if d not in examples.domains:
+                have = ", ".join(examples.domains)
+                raise ValueError(f"{type(self).__name__}: held_out={self.held_out!r} has {d!r}; its domains are {have}")
+        out = torch.tensor([d in self.held_out for d in examples.domains])[examples.domain]
+        if bool(out.all()):
+            raise ValueError(f"{type(self).__name__}: held_out={self.held_out!r} leaves no domain to train on")
+        keep = rng.uniform(rng.fold(key, "fraction"), len(out)) < self.fraction
+        return (keep & ~out).nonzero().flatten(), (keep & out).nonzero().flatten()
+
+    def _deal(self, examples: Examples, pool: Tensor, key: rng.Key) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Rows per training client and per newcomer."""
+        deal = rng.fold(key, "partition")
+        if self.new_partition is None or not self.new_clients:
+            shares = self.partition.split(examples.pool(pool), self.clients + self.new_clients, deal)
+            order = torch.arange(len(shares))
+            if self.new_clients:  # who joins late is drawn, so that no domain or class is late as a whole
+                order = rng.permutation(rng.fold(key, "newcomers"), len(shares))
+            chosen = [pool[shares[c]] for c in order.tolist()]
+            return tuple(chosen[: self.clients]), tuple(chosen[self.clients :])
+        late = self._late(pool, key)
+        old, new = pool[~late], pool[late]
+        shares = self.partition.split(examples.pool(old), self.clients, deal)
+        joins = self.new_partition.split(examples.pool(new), self.new_clients, rng.fold(key, "new partition"))
+        return tuple(old[s] for s in shares), tuple(new[s] for s in joins)
+
+    def _late(self, pool: Tensor, key: rng.Key) -> Tensor:
+        """Which examples newcomers get: the official test set where there is one, else a random share."""
+        official = self.official_test()
+        if official is not None and 0 < int(official[pool].sum()) < len(pool):
+            return official[pool]
+        share = self.new_clients / (self.clients + self.new_clients)
+        return rng.uniform(rng.fold(key, "late"), len(pool)) < share
+
+
+def _per_channel(record: Dataset, field: str, channels: int) -> tuple[float, ...]:
+    """Constants of another number of channels: grey ones repeated, colour ones weighed as grey images weigh colours."""
+    values: tuple[float, ...] = getattr(record, field)
+    if len(values) in (0, channels):
+        return values
+    if len(values) == 1:
+        return values * channels
+    if len(values) == 3 and channels == 1:
+        return (round(sum(v * w for v, w in zip(values, _LUMA, strict=True)), 4),)
+    allowed = "1 entry" if channels == 1 else f"1 or {channels} entries"
+    raise ValueError(
+        f"{type(record).__name__}: {field}={values} must have {allowed}: its inputs have {channels} "
+        f"channel{'' if channels == 1 else 's'}"
+    )
+
+
+def _cut(rows: Tensor, shares: tuple[float, float, float], key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
+    rows = rows[rng.permutation(key, len(rows))]
+    train = round(len(rows) * shares[0])
+    val = round(len(rows) * (shares[0] + shares[1]))
+    return rows[:train], rows[train:val], rows[val:]
+
+
+def _turned(examples: Examples, shares: tuple[Tensor, ...], angles: tuple[float, ...], key: rng.Key) -> Examples:
+    """Every client's images rotated by its own angle."""
+    if not angles or not shares:
+        return examples
+    x = examples.x.clone()
+    for rows, pick in zip(shares, rng.randint(key, 0, len(angles), len(shares)).tolist(), strict=True):
+        x[rows] = rotate(x[rows], angles[pick])
+    return replace(examples, x=x)

@@ -1,0 +1,100 @@
+"""Partitions along what a data set knows of its examples: superclasses, domains, people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core import check, rng
+from .dealing import RULES, deal, enough, shuffled
+from .partition import Partition
+from .world import Pool
+
+
+@dataclass(frozen=True)
+class BySuperclass(Partition):
+    """Every superclass is dealt evenly to its own clients (FedTTA's CIFAR-100: 20 superclasses x 5 clients)."""
+
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        enough(examples, clients)
+        if examples.superclass is None:
+            raise ValueError("BySuperclass: this data set has no superclasses; CIFAR100 has")
+        groups = max(examples.superclass) + 1
+        if clients % groups:
+            raise ValueError(f"BySuperclass: clients={clients} must be a multiple of the {groups} superclasses")
+        of = torch.tensor(examples.superclass)[examples.y]
+        out: list[Tensor] = []
+        for g in range(groups):
+            out += deal(shuffled(of == g, rng.fold(key, "superclass", g)), clients // groups)
+        return tuple(out)
+
+
+@dataclass(frozen=True)
+class ByDomain(Partition):
+    """One client per domain, or several that share its examples (the total stays the same).
+
+    With `alpha`, each client also draws a class mix from Dirichlet(alpha) and keeps the share `keep` of its examples in
+    that mix: FedPCL's feature-and-label shift. Without, clients differ in their domain alone: its feature shift.
+    """
+
+    alpha: float | None = None
+    keep: float = 0.5
+    """The share of a client's examples that is kept where a class mix is drawn."""
+    rule: Literal[1] = field(default=1, kw_only=True)
+    """Version of the dealing rule; a run names the one it was dealt with."""
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None:
+            check.positive(self, "alpha")
+        check.within(self, "keep", 0.01, 1.0)
+        check.choices(self)
+
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        enough(examples, clients)
+        present = examples.domain.unique().tolist()
+        if clients % len(present):
+            names = ", ".join(examples.domains[d] for d in present)
+            raise ValueError(f"ByDomain: clients={clients} must be a multiple of the {len(present)} domains ({names})")
+        out: list[Tensor] = []
+        for d in present:  # client c holds domain c mod the number of domains
+            rows = shuffled(examples.domain == d, rng.fold(key, "domain", d))
+            out += deal(rows, clients // len(present))
+        per = clients // len(present)
+        ordered = [out[d * per + i] for i in range(per) for d in range(len(present))]
+        return tuple(self._skew(r, examples, rng.fold(key, "skew", c)) for c, r in enumerate(ordered))
+
+    def _skew(self, rows: Tensor, examples: Pool, key: rng.Key) -> Tensor:
+        if self.alpha is None:
+            return rows
+        classes = len(examples.classes)
+        pools = [rows[examples.y[rows] == c] for c in range(classes)]
+        mix = rng.dirichlet(key, self.alpha, 1, classes)[0]
+        quota, left = max(int(len(rows) * self.keep), 1), torch.tensor([len(p) for p in pools])
+        counts = RULES[self.rule].apportion(mix, quota, left)
+        return torch.cat([p[:n] for p, n in zip(pools, counts.tolist(), strict=True)])
+
+
+@dataclass(frozen=True)
+class NaturalUsers(Partition):
+    """A client is a person or device of the data set (FEMNIST's writers): `clients` of them, drawn at random."""
+
+    floor: int = 20
+    """Users with fewer examples are left out."""
+
+    def __post_init__(self) -> None:
+        check.whole(self, "floor", 1)
+
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        if examples.users is None:
+            raise ValueError("NaturalUsers: this data set does not say who made an example; FEMNIST does")
+        counts = torch.bincount(examples.users)
+        able = (counts >= self.floor).nonzero().flatten()
+        if clients > len(able):
+            raise ValueError(
+                f"NaturalUsers: clients={clients} must be at most {len(able)}: users with {self.floor} or more examples"
+            )
+        chosen = able[rng.permutation(key, len(able))[:clients]].tolist()
+        return tuple((examples.users == u).nonzero().flatten() for u in chosen)

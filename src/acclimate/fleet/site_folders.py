@@ -1,0 +1,185 @@
+"""`acclimate fleet init`: the folders that a server and its sites need, and a page that says what to do with them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..experiment.settings import expand
+from ..store import RunError, write
+from ..version import __version__
+from . import keys
+from .app_folder import FLOWER, program, write_app, write_superexec
+from .local_processes import check_port
+
+HOWTO = """\
+# Running this fleet
+
+{count} sites train `{settings}` together. The server is `{host}`, port {port}. Data and private states stay at the
+sites. Everything below was written by `acclimate fleet init`; acclimate {version}, Flower {flower}.
+
+## What is here
+
+| folder | for whom | holds |
+|---|---|---|
+| `app/` | the server | the Flower app: two small files and pyproject.toml, where the experiment is set |
+| `server/` | the server | its certificate and key, the public keys of all sites, `start.sh`, `register.sh` |
+| `sites/NAME/` | that site alone | the authority's certificate, the site's own key, `start.sh`, `bin/` |
+| `authority/` | nobody | `ca.key` signs new certificates: keep it offline |
+
+Move `sites/NAME/` to its site over a channel that you trust, then delete it here. No two sites share a key.
+
+## Once, on every machine
+
+Make a wheel of your copy of acclimate (`pip wheel --no-deps .` in its folder), carry it to every machine, and there:
+
+```bash
+python -m venv venv && . venv/bin/activate && pip install './acclimate-{version}-py3-none-any.whl[flower]'
+```
+
+Every machine needs the same version of acclimate. Only the server's port {port} must be reachable from the sites; sites
+open no port to the outside. Flower's control interface is on the same port: let a firewall admit the sites' addresses
+and the operator's, and nobody else (see "What a stranger can do" in acclimate's fleet page).
+
+## Data at a site
+
+`start.sh DATA STATE` names two folders: `DATA` is the root in which the experiment's data set lies (for
+`data=arrays data.file=site.npz`, the file `DATA/site.npz`; see "Your own data" in the guides), `STATE` is where the
+node keeps private states and its live model. Give both to the user that runs the node, and to nobody else. All sites
+need the same shape of examples and the same class names; the server refuses the run where they differ, and says where.
+To rehearse several sites on one machine, give each a port of its own: `start.sh DATA STATE 9095`.
+
+## Start
+
+1. Server: `server/start.sh`. It stays in the foreground; put it under a service manager.
+2. Server, once, while it runs: `server/register.sh`. It tells the server the public keys of the sites.
+3. Every site: `start.sh DATA STATE`, under a service manager that starts it again when it ends.
+4. Server: `server/train.sh RUN_FOLDER`. Progress is in RUN_FOLDER/progress.jsonl, results are where `acclimate run`
+   leaves them. It fails where the run does. Started again with the same folder it resumes.
+5. Server: `server/train.sh RUN_FOLDER deploy`. Every site then has its live model in STATE/deployed.
+
+## Stop
+
+Sites first, then the server: SIGTERM (Ctrl-C). A run goes on without a site that stops, as long as the share of clients
+that `backend.quorum` says is there; the site rejoins by starting again. To stop a run after its round, with a
+checkpoint: `touch RUN_FOLDER/stop`.
+
+## Upgrade
+
+Stop the run, the sites and the server; install the new version everywhere; start again. Server and sites need the same
+version: where a site has another one, it is not used, and the server's log, the site's log and results.json name both
+versions. A run folder and the sites' states outlive upgrades as long as their schema does; acclimate says so where it
+does not.
+
+## Keys
+
+The certificates are valid for {years} years. To remove a site: `flwr supernode unregister ID fleet` on the server. To
+add one or to replace keys: `acclimate fleet init` into a new folder, and hand out all of it again.
+"""
+
+SERVER = """\
+#!/bin/sh
+# The SuperLink: TLS, and only nodes with a registered key.
+here=$(cd "$(dirname "$0")" && pwd)
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
+exec flower-superlink --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/link.crt" --ssl-keyfile "$here/link.key" \\
+  --enable-supernode-auth --disable-runtime-dependency-installation --host 0.0.0.0 --port {port} \\
+  --database "$here/link.db"
+"""
+
+REGISTER = """\
+#!/bin/sh
+# Tell the running SuperLink the public keys of the sites.
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
+mkdir -p "$FLWR_HOME"
+cat > "$FLWR_HOME/config.toml" <<END
+[superlink]
+default = "fleet"
+
+[superlink.fleet]
+address = "{host}:{port}"
+root-certificates = "$here/ca.crt"
+END
+for key in "$here"/nodes/*.pub; do
+  flwr supernode register "$key" fleet --name "$(basename "$key" .pub)"
+done
+"""
+
+TRAIN = """\
+#!/bin/sh
+# train.sh RUN_FOLDER [train|deploy]
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "${{1:?give the run folder}}"
+folder=$(cd "$1" && pwd)
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
+rm -f "$folder/progress.jsonl"
+flwr run "$here/../app" fleet --stream --run-config "run-folder=\\"$folder\\" task=\\"${{2:-train}}\\"" || true
+# flwr is content when it has started a run; how that ended, the run itself says
+last=$(tail -n 1 "$folder/progress.jsonl" 2>/dev/null) || true
+case "$last" in *'"event": "finished"'*) ;; *) echo "not finished: ${{last:-it never started}}" >&2; exit 1 ;; esac
+"""
+
+NODE = """\
+#!/bin/sh
+# start.sh DATA STATE [PORT]: this site's node. DATA is the root of its data, STATE the folder for what never leaves it.
+# PORT is for the node's own processes: nodes of one machine need one each.
+here=$(cd "$(dirname "$0")" && pwd)
+data=$(cd "${{1:?give the data folder}}" && pwd) || exit 2
+mkdir -p "${{2:?give the state folder}}" && state=$(cd "$2" && pwd) || exit 2
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$state/flower" PATH="$here/bin:$PATH"
+exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.crt" \\
+  --auth-supernode-private-key "$here/{name}.key" \\
+  --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/node.crt" --ssl-keyfile "$here/node.key" \\
+  --port "${{3:-9094}}" --node-config "node={number} nodes={count} site=\\"$state\\" data=\\"$data\\""
+"""
+
+
+def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000) -> None:
+    """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites."""
+    check_request(folder, host, sites, port)
+    settings = shlex.join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
+    expand([s for s in shlex.split(settings) if s != "backend=flower"])
+    authority = keys.make_ca(folder / "authority", f"acclimate fleet at {host}")
+    server = folder / "server"
+    keys.make_certificate(server, "link", authority, list(dict.fromkeys([host, *keys.LOCAL])))
+    write(server / "ca.crt", authority.public.read_bytes())
+    for number, name in enumerate(sites):
+        own = folder / "sites" / name
+        node = keys.make_node_key(own, name)
+        keys.make_certificate(own, "node", authority)
+        write(own / "ca.crt", authority.public.read_bytes())
+        write(server / "nodes" / node.public.name, node.public.read_bytes())
+        write_superexec(own / "bin")
+        program(own / "start.sh", NODE.format(host=host, port=port, name=name, number=number, count=len(sites)))
+    program(server / "start.sh", SERVER.format(port=port))
+    program(server / "register.sh", REGISTER.format(host=host, port=port))
+    program(server / "train.sh", TRAIN.format())
+    write_app(folder / "app", settings=settings, data="sites")
+    text = HOWTO.format(
+        count=len(sites),
+        settings=settings,
+        host=host,
+        port=port,
+        version=__version__,
+        flower=FLOWER,
+        years=keys.YEARS_CERTIFICATE,
+    )
+    write(folder / "HOWTO.md", text)
+
+
+def check_request(folder: Path, host: str, sites: Sequence[str], port: int) -> None:
+    """Refuse what cannot become a fleet."""
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty; choose a new folder")
+    if not host or any(c.isspace() or c in "\"'`$\\/" for c in host):
+        raise ValueError(f"host='{host}' must be a host name or an address")
+    check_port(port)
+    if not sites or len(set(sites)) < len(sites):
+        raise ValueError(f"sites={list(sites)} must be at least one name, and all different")
+    for name in sites:
+        if not name.replace("-", "").isalnum() or not name.isascii():
+            raise ValueError(f"site='{name}' must be letters, digits and hyphens")

@@ -1,0 +1,47 @@
+"""Several architectures in one federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from torch import nn
+
+from ..core import Model, check, rng
+from .cnn import CNN
+
+SMALL, MEDIUM, BIG = (CNN(widths=widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))
+"""The three networks of HeteroFedTTA's Table 3."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Every client has one of these models. For methods that share no weights, such as HeteroFedTTA.
+
+    The defaults are the paper's small, medium and big network. A model that is named twice is given twice as often.
+    """
+
+    models: tuple[Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module], ...] = (SMALL, MEDIUM, BIG)
+    """Model records, modules, or functions, as an experiment's `model`."""
+    assign: Literal["random", "turns"] = "random"
+    """Which model client c gets: one drawn by the seed, or in turns the model c modulo their number."""
+
+    def __post_init__(self) -> None:
+        check.choices(self)
+        if not self.models or any(isinstance(m, Mixed) for m in self.models):
+            raise ValueError(f"Mixed: models={self.models!r} must name at least one model, and no other Mixed")
+
+    def deal(self, clients: int, key: rng.Key) -> list[int]:
+        """The number of every client's model. More clients change nothing for the first ones."""
+        if self.assign == "turns":
+            return [c % len(self.models) for c in range(clients)]
+        drawn: list[int] = rng.randint(key, 0, len(self.models), clients).tolist()
+        return drawn
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> NoReturn:
+        """There is no one network to build: says what a mixed federation needs."""
+        raise ValueError(
+            f"Mixed: {len(self.models)} architectures have no weights in common; "
+            "use a method that shares none (heterofedtta, fedmd), or one of the models"
+        )

@@ -1,0 +1,134 @@
+"""What version 0.1.0.dev0 left on disk is read, gone on with, and gives the same answers.
+
+tests/fixtures/before_the_move was written by it: run folders, an index, a joined newcomer, a recipe's results, and the
+hashes of every catalogue entry. Files named records by their modules then (`methods.fedavg:FedAvg`).
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import acclimate as ac
+from acclimate import store
+from acclimate.experiment import catalogue, decode, encode, names
+from acclimate.experiment.encoding import renamed
+from acclimate.running.run import stored_table
+
+OLD = Path(__file__).parent / "fixtures" / "before_the_move"
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A copy, since going on with a run writes into its folder."""
+    return Path(shutil.copytree(OLD, tmp_path / "old"))
+
+
+def close(a, b, within=2e-3):
+    """Rows of two tables with the same names, and numbers as near as two processors compute them."""
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert {k: v for k, v in x.items() if isinstance(v, str)} == {k: v for k, v in y.items() if isinstance(v, str)}
+        assert x["accuracy"] == pytest.approx(y["accuracy"], abs=0.05)
+        assert x["loss"] == pytest.approx(y["loss"], rel=within, abs=within)
+
+
+def test_a_finished_run_loads_and_tests_to_the_same_table(old):
+    fit = ac.load(old / "run")
+    kept = stored_table(store.RunFolder(old / "run"))
+    assert fit.state.round == 3 and type(fit.experiment.method) is ac.methods.SCAFFOLD
+    assert [r["round"] for r in fit.history] == [1, 2, 3]
+    close(ac.evaluate(fit).rows, kept.rows)
+    assert ac.resume(old / "run").rows == kept.rows  # a finished run is only read
+    ac.report(old / "run", out=old / "report.html")
+
+
+def test_a_stopped_run_goes_on_to_the_result_of_one_that_was_not(old):
+    before = store.RunFolder(old / "stopped").experiment()
+    ac.resume(old / "stopped")
+    gone_on, whole = ac.load(old / "stopped"), ac.train(before)
+    assert gone_on.state.round == whole.state.round == 3
+    for a, b in zip(ac.tree.leaves(gone_on.state.server), ac.tree.leaves(whole.state.server), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert json.loads((old / "stopped" / "config.json").read_text())["experiment"]["type"] == "config:Experiment"
+
+
+def test_a_checkpoint_goes_on_with_another_backend_but_not_with_another_method(tmp_path):
+    e = replace(store.RunFolder(OLD / "stopped").experiment(), rounds=1)
+    folder = ac.train(e).save(tmp_path / "new")
+    elsewhere = ac.load(folder, backend=ac.backends.Serial())
+    assert elsewhere.state.round == 1
+    with pytest.raises(store.RunError, match="trained with another configuration"):
+        ac.load(folder, method=ac.methods.FedProx())
+
+
+def test_an_index_of_runs_is_read(old):
+    table = ac.resume(old / "index")
+    assert sorted({r["seed"] for r in table.rows}) == [0, 1]
+
+
+def test_a_joined_newcomer_answers_as_it_did(old):
+    joined, kept = ac.load_joined(old / "joined"), load_file(old / "joined-answers.safetensors")
+    torch.testing.assert_close(joined.predict(kept["x"]), kept["logits"], rtol=1e-4, atol=1e-4)
+    assert ac.load_joined(joined.save(old / "again")).record == joined.record
+
+
+def entry(kind, name):
+    """The experiment whose hashes the fixture holds for a catalogue entry."""
+    record = next(k for k in catalogue.KINDS if k.name.partition(" ")[0] == kind).entries[name]
+    digits, fedavg = ac.data.Digits, ac.methods.FedAvg
+    fields = {
+        "method": lambda: {"method": record},
+        "personal": lambda: {"personal": record},
+        "model": lambda: {"model": record},
+        "backend": lambda: {"backend": record},
+        "data": lambda: {"data": record},
+        "filter": lambda: {"filters": (record,)},
+        "adapter": lambda: {"adapters": (record,), "analysis": True},
+        "stream": lambda: {"streams": (record,), "analysis": True},
+        "partition": lambda: {"data": digits(partition=record)},
+        "optimizer": lambda: {"method": fedavg(opt=record)},
+        "schedule": lambda: {"method": fedavg(opt=ac.optim.SGD(schedule=record))},
+        "augment": lambda: {"data": digits(augment=record)},
+    }
+    return ac.Experiment(**fields[kind]())
+
+
+@pytest.mark.parametrize("place", json.loads((OLD / "hashes.json").read_text()))
+def test_the_hashes_of_earlier_files_are_still_computed(place):
+    e, known = entry(*place.split("/", 1)), json.loads((OLD / "hashes.json").read_text())[place]
+    assert e.former_hash() == known["training_hash"]
+    assert e.former_hash(exact=True) == known["exact"]
+    assert e.identities() == (e.identity(), known["training_hash"])
+
+
+@pytest.mark.parametrize("place", json.loads((OLD / "hashes.json").read_text()))
+def test_records_have_one_name_in_files_old_and_new(place):
+    e = entry(*place.split("/", 1))
+    former = encode(e, former=True)
+    assert renamed(former) == encode(e)
+    assert decode(former) == decode(encode(e)) == e
+
+
+def test_names_do_not_depend_on_where_a_class_stands():
+    written = json.dumps(encode(ac.Experiment(backend=ac.backends.Processes(), filters=(ac.filters.Median(),))))
+    for name in ("experiment:Experiment", "methods:FedAvg", "backends:Processes", "filters:Median", "core:SGD"):
+        assert f'"{name}"' in written
+    assert names.OLD["backends.processes:Processes"] == "backends:Processes"
+    assert set(names.OLD) == {old for old in names.OLD if decodes(old)}
+
+
+def decodes(old):
+    return names.class_of(old) is not None and names.name_of(names.class_of(old)) == names.OLD[old]
+
+
+def test_a_checkpoint_is_known_wherever_it_runs_and_a_shared_training_is_not():
+    here, there = ac.Experiment(device="cpu"), ac.Experiment(device="cuda", backend=ac.backends.Vmap())
+    assert here.identity() == there.identity()
+    assert here.training_hash() != there.training_hash()
+    assert here.identity() != replace(here, seed=1).identity()
+    assert here.identity() == replace(here, adapters=(ac.adapters.BNStats(),)).identity()
