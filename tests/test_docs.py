@@ -119,6 +119,10 @@ def check_command(words):
             check_acclimate(sub, args)
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+        case ["python", "-m", "acclimate.recipes", *args]:
+            from acclimate.recipes.__main__ import parser
+
+            assert parser().parse_args(args)
         case ["python", script, *_]:
             assert (ROOT / script).is_file(), words
         case ["pip" | "git" | "export" | "source", *_]:
@@ -144,6 +148,13 @@ def check_acclimate(sub, args):
             assert describe.listing(params["kind"])
         case "show":
             assert describe.details(params["name"])
+        case "reproduce" if "rows" in params:
+            from acclimate.recipes import command as reproduce
+
+            rows, columns = (params[key] or [] for key in ("rows", "columns"))
+            assert reproduce.planned(
+                params["name"], params["scale"], "cpu", rows, columns, params["rounds"], params["fraction"]
+            )
         case "tune":
             from acclimate import tuning
             from acclimate.experiment.settings import merged

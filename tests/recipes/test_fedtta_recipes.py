@@ -3,10 +3,10 @@
 import pytest
 
 from acclimate.adapters import Tent
-from acclimate.core import SGD, Mean, Protocol, Shards
+from acclimate.core import SGD, Mean, Protocol, Shards, Work
 from acclimate.methods import FedAvg
-from acclimate.recipes import fedtta
-from acclimate.recipes.once import TentOnce
+from acclimate.models import MLP, Mixed
+from acclimate.recipes import RECIPES, TentOnce, fedtta, fedtta_tables
 from support import SMALL, fitted, shards
 
 
@@ -16,11 +16,31 @@ def test_clients_count_as_one_in_every_row():
         assert set(means) == ({"share"} if row == "AFL" else {None}), row
 
 
-@pytest.mark.parametrize("recipe", fedtta.RECIPES, ids=lambda r: r.name)
+@pytest.mark.parametrize("recipe", fedtta_tables.RECIPES, ids=lambda r: r.name)
 def test_every_training_is_bounded_as_released_and_says_so(recipe):
     works = {cell.training.method.record.work for cell in recipe.cells("paper")}
     assert {work.clip for work in works} == {10.0}
     assert any("clipped at 10" in note for note in recipe.notes)
+
+
+def test_table_4_is_in_the_rows():
+    cifar, mnist = (fedtta.lines(fedtta.rates(name)) for name in ("CIFAR-10", "MNIST"))
+    tta, prox = (cifar[row].method.record for row in ("FedTTA", "FedTTA-Prox"))
+    assert (tta.inner_lr, tta.opt.lr, tta.net_opt.lr, tta.mu) == (0.5, 0.05, 0.005, 0.0)
+    assert (prox.inner_lr, prox.opt.lr, prox.net_opt.lr, prox.mu) == (0.3, 0.1, 0.003, 0.001)
+    gma, afl, scaffold = (cifar[row].method.record for row in ("FedGMA", "AFL", "SCAFFOLD"))
+    assert (gma.server_lr, afl.lambda_lr, scaffold.server_lr) == (1.5, 0.3, 1.5)
+    assert mnist["FedTTA++"].adapter.record.patience == 1
+    assert tta.work == Work(iterations=20, batch=64, clip=10.0)
+
+
+def test_clients_of_several_architectures_have_the_papers_models_or_mnists():
+    cifar, mnist = (RECIPES[name].cells("paper") for name in ("fedtta/figure5", "fedtta/hetero-mnist"))
+    assert {c.training.model for c in cifar} == {Mixed()} and {c.training.rounds for c in cifar} == {1000}
+    assert {c.training.data.share for c in (*cifar, *mnist)} == {0.1}
+    assert {c.training.data.clients for c in (*cifar, *mnist)} == {50}
+    widths = tuple(MLP((h, h)) for h in (100, 200, 400))
+    assert {c.training.model for c in mnist} == {Mixed(widths)} and widths[1] == fedtta.PERCEPTRON
 
 
 def test_tents_one_step_on_the_whole_set_counts_every_sample_once():

@@ -17,10 +17,11 @@ from acclimate.data import ByDomain, Digit5, Digits
 from acclimate.experiment import ConfigError
 from acclimate.models import MLP
 from acclimate.recipes import OMITTED, RECIPES, index, measures, needs, plan, published, recipe, run, runner
+from acclimate.recipes.pages import apart, remarks
 from acclimate.recipes.record import SCALES, Cell, Derived, Recipe, Training, adapter, key, method, trainings
 from acclimate.recipes.show import details
-from acclimate.recipes.table import apart, remarks
 from acclimate.running import run as api
+from acclimate.running import train
 from acclimate.running.watch import Watch
 from acclimate.shifts import Corrupted, Mixture, Natural, Original
 
@@ -35,6 +36,8 @@ ASKED = {
 UNREACHED = {"fedthe/table3": 6, "fedthe/table13": 6, "fedpcl/table2": 2, "fedtta/figure3": 22, "fedtta/figure4": 24}
 """Published numbers of a file that its recipe does not show: a row that is left out, cells that are empty, other
 figures' numbers in the text."""
+OURS = {"fedspl/pacs": 35, "fedpcl/released": 35}
+"""How many published numbers the recipes show that are not tables of a paper themselves."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +50,12 @@ def test_every_table_and_figure_has_a_recipe_or_a_reason():
     asked = {f"{paper}/{word}" for paper, words in ASKED.items() for part in words for word in part}
     assert not asked - set(RECIPES) - set(OMITTED)
     assert not set(RECIPES) & set(OMITTED)
-    without = {"fedicon/table3", *(f"fedthe/figure{i}" for i in (1, 3, 4, 7, 18))}
-    assert asked & set(OMITTED) == without  # drawings, an architecture, and one that is part of another
+    drawn = {"fedicon/table3", *(f"fedthe/figure{i}" for i in (1, 3, 4, 18))}
+    parts = {f"fedthe/figure{i}" for i in (2, 5, 7, 9, 10, 11, 12, 13, 15, 19)} | {"fedpcl/figure6"}
+    assert asked & set(OMITTED) == drawn | parts
+    for name in parts:  # what is part of another names it
+        other = re.search(r"fed\w+/(table|figure)\d+", OMITTED[name])
+        assert other is not None and other[0] in RECIPES
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -56,7 +63,6 @@ def test_a_recipe_knows_its_numbers_its_methods_and_its_measures(name):
     found = RECIPES[name]
     for scale in SCALES:
         cells = found.cells(scale)
-        assert not [c.missing for c in cells if isinstance(c, Cell) and c.missing]
         assert all(measures.known(c.measure) for c in cells if isinstance(c, Cell))
         curves = [c for c in cells if isinstance(c, Cell) and c.measure.partition(":")[0] in measures.CURVES]
         assert all(c.training.every for c in curves)
@@ -66,12 +72,14 @@ def test_a_recipe_knows_its_numbers_its_methods_and_its_measures(name):
             if isinstance(c, Derived):
                 assert set(c.of) <= {column for row, column in places if row == c.row}
     if found.published is None:
-        assert any("number" in note or "figure" in note.lower() for note in found.notes)
+        assert any("number" in note.lower() or "figure" in note.lower() for note in found.notes)
         assert all(c.key is None for c in found.cells("paper"))
     else:
-        reached = [published.find(found.published, c.key) for c in found.cells("paper") if c.key is not None]
+        keyed = [c for c in found.cells("paper") if c.key is not None]
+        reached = sum(published.find(c.table or found.published, c.key) is not None for c in keyed)
         total = len(published.table(found.published)["rows"])
-        assert sum(n is not None for n in reached) == total - UNREACHED.get(name, 0)
+        in_paper = found.place != "not in the paper"
+        assert reached == total - UNREACHED.get(name, 0) if in_paper else reached == OURS[name]
 
 
 def test_published_numbers_are_all_there_and_carry_their_doubts():
@@ -242,7 +250,7 @@ def test_a_stopped_training_goes_on_from_its_checkpoint(tmp_path, monkeypatch, e
     stopped(made, out, at=3)
     watch = Count()
     assert run(plan(made, "smoke"), out, watch=watch)["cells"] == wanted["cells"]
-    assert watch.rounds == 2  # two were checkpointed, the third was not
+    assert watch.rounds == 1  # the round in which it was stopped was saved
 
 
 def test_a_row_that_a_stopped_run_left_is_not_finished_with_another(tmp_path, whole):
@@ -291,7 +299,7 @@ def test_a_run_that_dies_between_any_two_writes_ends_as_if_it_had_not(tmp_path, 
 
 def test_a_recipe_without_looks_takes_none_from_one_with_them(tmp_path, whole):
     stopped(pair(), tmp_path, at=2)
-    stopped(pair(every=None), tmp_path, at=2)  # its checkpoint is ahead of the curves
+    stopped(pair(every=None), tmp_path, at=1)  # its checkpoint is ahead of the curves
     assert run(plan(pair(), "smoke"), tmp_path)["cells"] == whole[0]
     run(plan(pair(every=None, more={"another": "t3a"}), "smoke"), tmp_path)  # tests the same two again
     watch = Count()
@@ -315,11 +323,11 @@ def test_a_table_of_several_runs_names_all_their_devices_and_commits(tmp_path, m
 
 
 def test_the_seconds_of_a_round_are_their_median(tmp_path, monkeypatch):
-    ticks = (n**2 for n in itertools.count())  # rounds of 3 and 7 seconds
-    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    ticks = (n**2 for n in itertools.count())  # rounds of 1 and 5 seconds
+    monkeypatch.setattr(train, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     run(plan(tiny(("fedavg",)), "smoke"), tmp_path)
     (record,) = (tmp_path / "trainings").glob("*.json")
-    assert json.loads(record.read_text())["seconds"] == 5
+    assert json.loads(record.read_text())["seconds"] == 3
 
 
 def test_the_median_of_an_even_count_lies_between_the_middle_two():
@@ -359,11 +367,11 @@ def test_unknown_names_say_what_is_allowed():
     }
 
 
-def test_a_method_that_is_not_there_is_named_and_the_rest_runs(tmp_path):
-    todo = plan(tiny(("fedavg", "fedfuture")), "smoke")
-    (reason,) = todo.left_out
-    assert reason.startswith("no method 'fedfuture'; ")
-    assert {c["row"] for c in run(todo, tmp_path)["cells"]} == {"fedavg"}
+def test_a_method_that_is_not_there_is_named_when_a_recipe_is_defined():
+    with pytest.raises(ConfigError, match="no method 'fedporx'; did you mean 'fedprox'"):
+        method("fedporx")
+    with pytest.raises(TypeError, match="muu"):
+        method("fedprox", muu=1)
 
 
 # --- data -----------------------------------------------------------------------------------------------------------

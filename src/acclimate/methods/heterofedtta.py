@@ -11,8 +11,8 @@ unlabelled set: those of their base model and those of the model that their net 
 
 `lam=0` distils end to end; the base logits then weigh nothing and are not sent. `inner_lr=0` has no adaptation net at
 all: with `lam=0` that is plain FedMD, which with Tent is the paper's heterogeneous TENT. The paper leaves open how long
-to digest (here one epoch) and in what batches (100, as released); more such places are named in `methods.public`.
-Gradients of each net are clipped at 10 as released: without, the paper's rates diverge within a round on MNIST.
+to digest (one epoch) and in what batches (100, as released; `methods.public` names more). Gradients of each net are
+clipped at 10 as released: without, the paper's rates diverge within a round on MNIST.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class HeteroFedTTA(Method):
     """FedTTA for clients of different architectures, who exchange logits on a public set (Ye et al., 2023)."""
 
     several_models: ClassVar[bool] = True
-
     lam: float = 0.8
     """Weight of the base model's own distillation: the paper's lambda."""
     inner_lr: float = 0.5

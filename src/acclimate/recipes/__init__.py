@@ -1,23 +1,27 @@
 """Recipes: every table and figure with numbers of the five papers, as experiments beside the published numbers.
 
-`acclimate reproduce list` shows them. A module per paper says what stands behind every cell; `record` has the types,
-`published` the papers' numbers. `planning` finds what can run (`needs`: what data is missing), `runner` trains,
-`testing` tests, `results` sets ours beside the published numbers; `table` and `index` show them.
+`acclimate reproduce list`, or `python -m acclimate.recipes list` where the command line's packages are not installed,
+shows them. Modules named after a paper say what stands behind every cell. `record` has the types, `published` the
+papers' numbers. `planning` finds what can run (`needs`: what data is missing), `runner` trains, `probes` tests,
+`results` sets ours beside the published numbers; `pages` and `index` show them, and `command` is what both command
+lines share.
 """
 
 from __future__ import annotations
 
 from ..experiment import ConfigError, catalogue
-from . import fedicon, fedpcl, fedspl, fedthe, fedtta
+from . import fedicon, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_tables
+from .adapters import FixedHeads, TentOnce
+from .federations import Few
 from .index import index
 from .planning import Plan, plan
 from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
 from .runner import run
 
-PAPERS = (fedthe, fedtta, fedicon, fedspl, fedpcl)
+PAPERS = (fedthe, fedtta_tables, fedicon, fedspl, fedspl_pacs, fedpcl_tables)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 """Every recipe by name."""
-OMITTED: dict[str, str] = {name: why for paper in PAPERS for name, why in paper.OMITTED.items()}
+OMITTED: dict[str, str] = {name: why for paper in PAPERS for name, why in getattr(paper, "OMITTED", {}).items()}
 """Tables and figures without a recipe, and why."""
 
 
@@ -37,11 +41,14 @@ __all__ = [
     "RECIPES",
     "Cell",
     "Derived",
+    "Few",
+    "FixedHeads",
     "Line",
     "Named",
     "Plan",
     "Recipe",
     "Scale",
+    "TentOnce",
     "Training",
     "index",
     "plan",

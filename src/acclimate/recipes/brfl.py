@@ -1,7 +1,4 @@
-"""What FedTHE's tables are made of: the methods that BRFL compares, its federations, and its five test streams.
-
-`TRAININGS` and `LINES` are also what benchmarks/fedthe_cifar10.py runs.
-"""
+"""What FedTHE's tables are made of: the methods that BRFL compares, its federations, and its five test streams."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from ..data import CIFAR10, CIFAR10_1, Dataset, Digits, Dirichlet
 from ..models import CCT, CNN, ResNet20
 from ..ops.augment import FlipCrop
 from ..shifts import Corrupted, Mixture, Natural, Original, OutOfClient, Shift
-from .few import Few
+from .federations import Few
 from .record import SMOKE_ROUNDS, Cell, Derived, Line, Named, Scale, Training, adapter, key, method, personal
 
 RATE = SGD(lr=0.01, weight_decay=5e-4)
@@ -68,7 +65,6 @@ def lines(
         "fedrod": Line(trained["fedrod"]),
         "knn-per": Line(fedavg, adapter("knn"), personal("memory")),
         "ttt": Line(trained["fedttt"], adapter("ttt")),
-        "ttt-episodic": Line(trained["fedttt"], adapter("ttt", online=False, chunk=CHUNK)),
         "memo-p": Line(fedavg, memo, tune),
         "t3a": Line(fedavg, adapter("t3a"), tune),
         "tsa": Line(fedthe, adapter("tsa")),
@@ -105,20 +101,6 @@ def architecture(name: str) -> tuple[Model, dict[str, Line]]:
     return model, lines(methods(rate), rate, the)
 
 
-TABLE1: tuple[str, ...] = (
-    "local",
-    "fedavg",
-    "gma",
-    "memo-g",
-    "fedavg+ft",
-    "fedavg+lp",
-    "fedavg+lp-ft",
-    "apfl",
-    "fedrep",
-    "ditto",
-)
-TABLE1 += ("fedrod", "knn-per", "ttt", "ttt-episodic", "memo-p", "t3a", "tsa", "fedthe", "fedthe+")
-"""The rows that the benchmark runs for Table 1; some of them are not in the paper."""
 ABLATIONS = {1: "memo-p", 3: "tsa-2-heads", 15: "fedavg-balanced+ft", 16: "fedavg-balanced+balanced-ft", 4: "2-heads"}
 ABLATIONS |= {5: "2-heads-balanced", 6: "fa", 7: "em", 8: "fa+em", 9: "fedthe", 10: "fedthe-batch-wise"}
 ABLATIONS |= {11: "fedthe-no-history", 12: "fedthe-unbalanced", 13: "fedthe+", 14: "fedthe+-unbalanced"}
@@ -140,13 +122,14 @@ PRINTED = {
     "FedTHE+": "fedthe+",
 }
 """The rows of the paper's tables, as it prints them."""
+BESIDE = {"Local training": "local", "TSA on FedTHE's two heads": "tsa"}
+"""Rows that the paper's Table 1 does not have."""
 STRONG = ("FedAvg + FT", "FedRoD", "FedRep", "MEMO (P)", "T3A", "FedTHE", "FedTHE+")
-NO_NUMBERS = "The figure prints no numbers."
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a half of a table has in common: the federation, the model, and for how long it is trained."""
+class LabelSkew:
+    """What a half of a table has in common: a federation with label skew, its model, and for how long it is trained."""
 
     alpha: float = 0.1
     clients: int = 20
@@ -187,7 +170,7 @@ def streams(scale: Scale, severity: int = 5) -> dict[str, Shift]:
 
 def cells(
     scale: Scale,
-    setting: Setting,
+    setting: LabelSkew,
     rows: Mapping[str, Line],
     prefix: str = "",
     only: tuple[str, ...] = (),
@@ -205,7 +188,7 @@ def cells(
 
 def printed(*names: str, rows: Mapping[str, Line] = LINES) -> dict[str, Line]:
     """These rows of the paper's tables; all where none is named."""
-    return {n: rows[PRINTED[n]] for n in names or PRINTED}
+    return {n: rows[(PRINTED | BESIDE)[n]] for n in names or PRINTED}
 
 
 def where_of(alpha: float) -> str:

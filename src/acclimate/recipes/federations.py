@@ -1,14 +1,18 @@
-"""Federations over domains, at paper and at smoke scale: a client per domain, or all but one and that one held out."""
+"""Federations over domains, at paper and at smoke scale: a client per domain, or all but one and that one held out.
+
+Smoke scale has the embedded digits, in styles that stand for domains; `Few` of them stand for a naturally shifted set.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core import Model
-from ..data import PACS, ByDomain, Dataset, Digit5, Digits, DomainNet, OfficeCaltech10, OfficeHome, Partition
+from ..core import Model, check
+from ..data import PACS, ByDomain, Dataset, Digit5, Digits, DomainNet, Examples, OfficeCaltech10, OfficeHome, Partition
 from ..data.domain_folders import Domains
+from ..experiment.names import allow
 from ..models import CNN, ResNet
 from .record import Scale
 
@@ -98,3 +102,22 @@ OFFICEHOME = Kit(
 def small_cnn(norm: Any = "none") -> Model:
     """The CNN of smoke scale."""
     return CNN((4, 8), 16, 3, norm=norm)
+
+
+@dataclass(frozen=True)
+class Few(Dataset):
+    """Every `step`-th example of the embedded digits, in one style."""
+
+    style: str = "sketch"
+    step: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.at_least(self, "step", 1)
+
+    def load(self) -> Examples:
+        found = Digits(domains=(self.style,)).load()
+        return replace(found, x=found.x[:: self.step], y=found.y[:: self.step], domain=found.domain[:: self.step])
+
+
+allow(Few)

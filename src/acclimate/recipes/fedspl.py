@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ..core import SGD, Work
 from ..ops.augment import Views
 from ..shifts import UnseenDomain
 from .federations import DIGIT5, OFFICEHOME, PACS4, RESNET18, RESNET50, RESNET_NOTE, Kit, small_cnn
-from .record import SMOKE_ROUNDS, Cell, Derived, Line, Named, Recipe, Scale, Training, adapter, key, method, personal
+from .record import SMOKE_ROUNDS, Cell, Derived, Line, Recipe, Scale, Training, adapter, key, method, personal
 
 RATE, WORK, ROUNDS = SGD(lr=0.2), Work(epochs=1, batch=128), 200
 BATCH = 128
@@ -82,15 +82,9 @@ STAGES = ("layer1", "layer2")
 """Where the released code exchanges values: after a ResNet's first two stages."""
 
 
-def timed(trained: Named, rounds: int) -> Named:
-    """A method with the settings that depend on how long training is."""
-    settings = {"fedatp": {"pretrain": rounds * 4 // 5}, "ga": {"rounds": rounds}}
-    return trained.but(**settings.get(trained.name, {}))
-
-
 def _training(scale: Scale, line: Line, kit: Kit, held: str) -> Training:
     data, rounds = kit.federation(scale, held), ROUNDS if scale == "paper" else SMOKE_ROUNDS
-    named = timed(line.method, rounds)
+    named = line.method.lasting(rounds)
     if scale == "smoke":
         return Training(named, data, small_cnn("batch"), rounds)
     placed = named.but(after=STAGES) if named.name == "fedspl" else named
@@ -104,13 +98,19 @@ def _unmirrored(line: Line, scale: Scale, kit: Kit) -> Line:
     return replace(line, adapter=line.adapter.but(augment=Views(flip=False)))
 
 
-def cells(scale: Scale, kit: Kit, rows: Mapping[str, Line], prefix: str = "", **fields: object) -> Cells:
+Train = Callable[[Scale, Line, Kit, str], Training]
+"""The training of a row, at a scale, without one of the domains."""
+
+
+def cells(
+    scale: Scale, kit: Kit, rows: Mapping[str, Line], prefix: str = "", train: Train = _training, **fields: object
+) -> Cells:
     """Every row on every domain that is left out, and the mean over them."""
     for row, line in rows.items():
         small, left_out = _unmirrored(line.at(scale), scale, kit), kit.left_out(scale)
         columns = [prefix + d for d in left_out]
         for domain, column in zip(left_out, columns, strict=True):
-            place, trained = key(method=row, domain=domain, **fields), _training(scale, small, kit, domain)
+            place, trained = key(method=row, domain=domain, **fields), train(scale, small, kit, domain)
             stream = UnseenDomain(batch=BATCH)
             yield Cell(row, column, trained, small.personal, small.adapter, stream, key=place)
         yield Derived(row, f"{prefix}Avg", tuple(columns), key=key(method=row, domain="Avg", **fields))

@@ -17,12 +17,13 @@ from ..shifts import Interleaved, Mixture, Natural, Original, Shift
 from . import fedthe_figures
 from .brfl import (
     ABLATIONS,
+    BESIDE,
     LINES,
     MOMENTUM,
     PRINTED,
     STRONG,
     Cells,
-    Setting,
+    LabelSkew,
     architecture,
     cells,
     lines,
@@ -31,15 +32,15 @@ from .brfl import (
     streams,
     where_of,
 )
-from .few import Few
+from .federations import Few
 from .record import Cell, Derived, Named, Recipe, Scale, Training, key
 
 
 def table1(scale: Scale) -> Cells:
-    """14 methods at two levels of label skew."""
+    """14 methods at two levels of label skew, and two more."""
     for alpha in (0.1, 1.0):
         where = where_of(alpha)
-        yield from cells(scale, Setting(alpha), printed(), f"{where} ", partition=where)
+        yield from cells(scale, LabelSkew(alpha), printed(*PRINTED, *BESIDE), f"{where} ", partition=where)
 
 
 IMAGENETS = {"ImageNet-A": "a", "ImageNet-V2": "v2", "ImageNet-R": "r"}
@@ -71,7 +72,7 @@ def _imagenet_world(trained: Named, alpha: float, scale: Scale) -> tuple[Trainin
         training = Training(trained, data, ResNet20(width=4.0), 300)
         shifted = {n: Natural(source=ImageNetVariant(variant=v, shared=True)) for n, v in IMAGENETS.items()}  # type: ignore[arg-type]
     else:
-        training = Setting(alpha, model=ResNet20()).training(trained, scale)
+        training = LabelSkew(alpha, model=ResNet20()).training(trained, scale)
         styles = dict(zip(IMAGENETS, ("sketch", "textured", "faded"), strict=True))
         shifted = {n: Natural(source=Few(style=style)) for n, style in styles.items()}
     own: dict[tuple[str, str | None], Shift] = {("original", "ImageNet"): Original()}
@@ -85,7 +86,7 @@ def _ablation(*left_out: int) -> Callable[[Scale], Cells]:
             if number in left_out:
                 continue
             row, line, where = f"{number}: {name}", LINES[name].at(scale), where_of(0.1)
-            trained, tests = Setting().training(line.method, scale), streams(scale)
+            trained, tests = LabelSkew().training(line.method, scale), streams(scale)
             for column, stream in tests.items():
                 place = key(design_choice=number, partition=where, stream=column)
                 yield Cell(row, column, trained, line.personal, line.adapter, stream, key=place)
@@ -98,15 +99,18 @@ def _ablation(*left_out: int) -> Callable[[Scale], Cells]:
 def table4(scale: Scale) -> Cells:
     """13 methods under weak label skew."""
     rows = {n: line for n, line in printed().items() if n != "kNN-Per"}
-    yield from cells(scale, Setting(10.0), rows, partition=where_of(10.0))
+    yield from cells(scale, LabelSkew(10.0), rows, partition=where_of(10.0))
 
 
 def table6(scale: Scale) -> Cells:
-    """Seven methods with two other architectures."""
+    """Seven methods with two other architectures, and their means, which Figure 5 shows."""
     for name in ("ResNet20-GN", "CCT4"):
         model, rows = architecture(name)
-        setting, where = Setting(1.0, model=model), where_of(1.0)
-        yield from cells(scale, setting, printed(*STRONG, rows=rows), f"{name} ", model=name, partition=where)
+        setting, where = LabelSkew(1.0, model=model), where_of(1.0)
+        own = list(cells(scale, setting, printed(*STRONG, rows=rows), f"{name} ", model=name, partition=where))
+        yield from own
+        for row in STRONG:
+            yield Derived(row, f"{name} mean", tuple(c.column for c in own if c.row == row))
 
 
 def table7(scale: Scale) -> Cells:
@@ -115,7 +119,7 @@ def table7(scale: Scale) -> Cells:
         model, rows = architecture(name)
         for row, line in printed(*STRONG, rows=rows).items():
             small, where = line.at(scale), where_of(alpha)
-            trained = Setting(alpha, model=model).training(small.method, scale)
+            trained = LabelSkew(alpha, model=model).training(small.method, scale)
             place = key(method=row, model=name, partition=where, stream="corrupted+out-of-client")
             yield Cell(row, f"{name} {where}", trained, small.personal, small.adapter, Interleaved(), key=place)
 
@@ -125,7 +129,7 @@ def table8(scale: Scale) -> Cells:
     for row, line in printed("MEMO (P)", "FedTHE").items():
         small = line.at(scale)
         for alpha in (0.1, 1.0):
-            trained, where = Setting(alpha).training(small.method, scale), where_of(alpha)
+            trained, where = LabelSkew(alpha).training(small.method, scale), where_of(alpha)
             for severity in (1, 2, 3, 4, 5):
                 for name in ("corrupted", "mixture"):
                     place = key(method=row, partition=where, stream=name, severity=severity)
@@ -144,14 +148,14 @@ def table9(scale: Scale) -> Cells:
         }
         for alpha in (1.0, 0.1):
             fields: dict[str, Any] = {"personalization_epochs": epochs, "partition": where_of(alpha)}
-            yield from cells(scale, Setting(alpha), rows, f"{where_of(alpha)} {epochs} epochs ", **fields)
+            yield from cells(scale, LabelSkew(alpha), rows, f"{where_of(alpha)} {epochs} epochs ", **fields)
 
 
 def table10(scale: Scale) -> Cells:
     """Smaller test sets; what is cut off goes to validation, so that training stays the same."""
     for share in (1.0, 0.75, 0.5):
         for alpha in (1.0, 0.1):
-            setting = Setting(alpha, split=(0.6, 0.4 - 0.2 * share, 0.2 * share))
+            setting = LabelSkew(alpha, split=(0.6, 0.4 - 0.2 * share, 0.2 * share))
             fields: dict[str, Any] = {"test_size_fraction": share, "partition": where_of(alpha)}
             yield from cells(scale, setting, printed("FedTHE"), f"{where_of(alpha)} size {share:g} ", **fields)
 
@@ -160,7 +164,7 @@ def table11(scale: Scale) -> Cells:
     """Smaller training sets."""
     for share in (1.0, 0.75, 0.5):
         for alpha in (1.0, 0.1):
-            setting = Setting(alpha, split=(0.6 * share, 0.8 - 0.6 * share, 0.2))
+            setting = LabelSkew(alpha, split=(0.6 * share, 0.8 - 0.6 * share, 0.2))
             fields: dict[str, Any] = {"train_size_fraction": share, "partition": where_of(alpha)}
             rows, prefix = printed("MEMO (P)", "FedTHE"), f"{where_of(alpha)} size {share:g} "
             yield from cells(scale, setting, rows, prefix, **fields)
@@ -169,13 +173,13 @@ def table11(scale: Scale) -> Cells:
 def table12(scale: Scale) -> Cells:
     """100 clients."""
     rows = printed("FedAvg + FT", "FedRoD", "MEMO (P)", "FedTHE", "FedTHE+")
-    yield from cells(scale, Setting(clients=100), rows, partition=where_of(0.1))
+    yield from cells(scale, LabelSkew(clients=100), rows, partition=where_of(0.1))
 
 
 def _sampled(share: float) -> Callable[[Scale], Cells]:
     rows = printed("FedAvg + FT", "FedRoD", "kNN-Per", "MEMO (P)", "FedTHE", "FedTHE+")
     fields: dict[str, Any] = {"sampling_ratio": share, "partition": where_of(0.1)}
-    return lambda scale: cells(scale, Setting(participation=share), rows, **fields)
+    return lambda scale: cells(scale, LabelSkew(participation=share), rows, **fields)
 
 
 NATURAL_LEFT = "The natural stream needs CIFAR-10.1; without it the mixture is of the other three."
@@ -186,7 +190,7 @@ RECIPES = (
         "14 methods on five streams, CIFAR-10, Dir(0.1) and Dir(1.0)",
         table1,
         "fedthe/table1",
-        (NATURAL_LEFT,),
+        (NATURAL_LEFT, "Local training and TSA are not in the paper's table."),
     ),
     Recipe("fedthe/table2", "ImageNet-32 and its natural shifts, Dir(1.0)", _imagenet(1.0), "fedthe/table2", pace=60.0),
     Recipe("fedthe/table3", "Step by step from two heads to FedTHE+", _ablation(15, 16), "fedthe/table3", (LP_FT,)),

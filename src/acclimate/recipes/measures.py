@@ -4,7 +4,7 @@
 |---|---|
 | `accuracy` | mean over clients at the last round |
 | `validation`, `best` | validation data, and the stream, at the round of best adapted validation (looks needed) |
-| `round:R` | the stream after round R, or the last look before it (looks needed) |
+| `round:R`, `validation:R` | the stream, and validation data, after round R or the last look before it (looks needed) |
 | `domain:NAME` | mean over the clients that hold this domain |
 | `worst10`, `worst20`, `worst40`, `best10`, `std` | over clients, as in `eval.fairness` |
 | `trace:NAME` | mean over samples of what the adapter told |
@@ -27,7 +27,7 @@ from ..experiment.catalogue import nearest
 
 COSTS = ("sent", "trained", "fixed", "seconds")
 FAIRNESS = ("worst10", "worst20", "worst40", "best10", "std")
-WITH_NAME = ("round", "domain", "trace", "similarity")
+WITH_NAME = ("round", "validation", "domain", "trace", "similarity")
 """Measures that are followed by a colon and a name, or a round."""
 CURVES = ("validation", "best", "round")
 """Measures that need looks during training."""
@@ -40,13 +40,13 @@ def known(measure: str) -> bool:
     word, colon, rest = measure.partition(":")
     if not colon:
         return word in ALONE
-    return rest.isdecimal() if word == "round" else word in WITH_NAME and bool(rest)
+    return rest.isdecimal() if word in ("round", "validation") else word in WITH_NAME and bool(rest)
 
 
 def require(measure: str) -> None:
     """An error that names all measures where there is no such one."""
     if not known(measure):
-        named = ("round:R", "domain:NAME", "trace:NAME", "similarity:DOMAIN")
+        named = ("round:R", "validation:R", "domain:NAME", "trace:NAME", "similarity:DOMAIN")
         raise ConfigError(f"no measure '{measure}'; {nearest(measure, [*ALONE, *named])}")
 
 
@@ -88,8 +88,8 @@ def _value(measure: str, record: Mapping[str, Any], test: Mapping[str, Any], oth
 
 def _curve(word: str, name: str, curve: Sequence[Sequence[float]]) -> float:
     """Points are `[round, validation, accuracy]`; of equal rounds the first counts as best."""
-    if word == "round":
-        return [point[2] for point in curve if point[0] <= int(name)][-1]
+    if name:
+        return [point[2 if word == "round" else 1] for point in curve if point[0] <= int(name)][-1]
     best = max(curve, key=lambda point: point[1])
     return best[1] if word == "validation" else best[2]
 

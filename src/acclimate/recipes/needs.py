@@ -16,6 +16,7 @@ from typing import Any
 from ..data import Dataset, FileDataset
 from ..data.domain_folders import Domains
 from ..models.frozen import Frozen
+from ..models.pretrained import Pretrained
 from ..shifts import Mixture, Shift
 from .record import Cell, Derived, records
 
@@ -33,7 +34,7 @@ def missing(value: Any) -> tuple[str, ...]:
     for record in records(value):
         if isinstance(record, FileDataset) and (phrase := _lacking(record, record.folder())):
             out.append(phrase)
-        if isinstance(record, Frozen):
+        if isinstance(record, Frozen | Pretrained):
             out += _packages(record)
     return tuple(dict.fromkeys(out))
 
@@ -66,6 +67,8 @@ def wanted(cells: Iterable[Cell | Derived]) -> dict[str, bool]:
 
 def fitted(cell: Cell) -> tuple[Cell | None, tuple[str, ...]]:
     """The cell with what is there, or None; and what is missing."""
+    if lacks := missing(cell.training.model):
+        return None, lacks
     data, lacks = _without(cell.training.data)
     if data is None:
         return None, lacks
@@ -93,10 +96,10 @@ def _without(data: Dataset) -> tuple[Dataset | None, tuple[str, ...]]:
     less = replace(inner, domains=there)
     trains = len(inner.domains) - len(data.held_out)
     clients = data.clients // trains * (len(there) - len(data.held_out)) if data.clients % trains == 0 else data.clients
-    told = (f"{type(inner).__name__} lacks {', '.join(gone)}: run with {', '.join(there)}",)
+    reason = (f"{type(inner).__name__} lacks {', '.join(gone)}: run with {', '.join(there)}",)
     if inner is data:
-        return replace(less, clients=clients), told
-    return replace(data, data=less, clients=clients), told  # type: ignore[call-arg]
+        return replace(less, clients=clients), reason
+    return replace(data, data=less, clients=clients), reason  # type: ignore[call-arg]
 
 
 def _stream(stream: Shift) -> tuple[Shift | None, tuple[str, ...]]:
@@ -114,9 +117,10 @@ def _domains(data: Dataset) -> set[str]:
     return {d for r in records(data) if isinstance(r, Dataset) for d in getattr(r, "domains", ())}
 
 
-def _packages(record: Frozen) -> list[str]:
+def _packages(record: Frozen | Pretrained) -> list[str]:
     """Packages of named backbones that are not installed."""
-    named = [b for b in record.backbones if isinstance(b, str)]
+    backbones = record.backbones if isinstance(record, Frozen) else (record.backbone,)
+    named = [b for b in backbones if isinstance(b, str)]
     starts = [start for start in PACKAGES if any(b.startswith(start) for b in named)]
     gone = [PACKAGES[start] for start in starts if find_spec(PACKAGES[start][0]) is None]
     return [f"backbones of {package}: {hint}" for package, hint in gone]

@@ -1,7 +1,7 @@
 """What a recipe is made of: cells of a table, each with its training, how it is tested, and its published number.
 
-A table is data. A paper's module says which records stand behind every row and column; nothing is looked up in the
-catalogue and no file is read until a cell is run, so a recipe whose method is not there yet can still be listed.
+A table is data. A paper's module says which records stand behind every row and column; no file of data is read until a
+cell is run.
 """
 
 from __future__ import annotations
@@ -34,45 +34,28 @@ def key(**fields: Any) -> Key:
 
 @dataclass(frozen=True)
 class Named:
-    """A record of the catalogue by name, with some of its fields changed. It is looked up when `record` is read."""
+    """A method, personaliser or adapter, with the name that tables and smoke scale know it by."""
 
     kind: str
     """`method`, `personal` or `adapter`, as in `acclimate list`."""
     name: str
-    changes: tuple[tuple[str, Any], ...] = ()
-    base: Any = None
-    """The record that is changed, where it is not in the catalogue."""
-
-    @property
-    def record(self) -> Any:
-        """The record itself; an error that names what is allowed where the catalogue has none of this name."""
-        entries = next(k.entries for k in catalogue.KINDS if k.name == self.kind)
-        if self.base is None and self.name not in entries:
-            raise ConfigError(f"no {self.kind} '{self.name}'; {catalogue.nearest(self.name, list(entries))}")
-        try:
-            return replace(self.base or entries[self.name], **dict(self.changes))
-        except (TypeError, ValueError) as e:
-            raise ConfigError(f"{self.kind} '{self.name}': {e}") from e
-
-    @property
-    def missing(self) -> str | None:
-        """Why there is no such record, or None."""
-        try:
-            self.record  # noqa: B018 - looked up for its error
-        except ConfigError as e:
-            return str(e)
-        return None
+    record: Any
 
     def but(self, **changes: Any) -> Named:
-        """With more fields changed."""
-        return replace(self, changes=tuple({**dict(self.changes), **changes}.items()))
+        """With some fields of its record changed."""
+        return replace(self, record=replace(self.record, **changes))
 
     def at(self, scale: Scale) -> Named:
         """At smoke scale the same record with less local work, smaller batches, larger rates and fewer views."""
-        if scale == "paper" or self.missing:
+        if scale == "paper":
             return self
         record = self.record
         return self.but(**{f.name: _smaller(self.kind, f.name, getattr(record, f.name)) for f in fields(record)})
+
+    def lasting(self, rounds: int) -> Named:
+        """With the settings that depend on how long training is."""
+        settings = {"fedatp": {"pretrain": rounds * 4 // 5}, "ga": {"rounds": rounds}}
+        return self.but(**settings[self.name]) if self.name in settings else self
 
 
 def _smaller(kind: str, name: str, value: Any) -> Any:
@@ -87,18 +70,25 @@ def _smaller(kind: str, name: str, value: Any) -> Any:
 
 
 def method(name: str, **changes: Any) -> Named:
-    """A method of the catalogue."""
-    return Named("method", name, tuple(changes.items()))
+    """A method of the catalogue, with some of its fields changed."""
+    return _named("method", name, changes)
 
 
 def personal(name: str, **changes: Any) -> Named:
-    """A personaliser of the catalogue."""
-    return Named("personal", name, tuple(changes.items()))
+    """A personaliser of the catalogue, with some of its fields changed."""
+    return _named("personal", name, changes)
 
 
 def adapter(name: str, **changes: Any) -> Named:
-    """An adapter of the catalogue."""
-    return Named("adapter", name, tuple(changes.items()))
+    """An adapter of the catalogue, with some of its fields changed."""
+    return _named("adapter", name, changes)
+
+
+def _named(kind: str, name: str, changes: dict[str, Any]) -> Named:
+    entries = next(k.entries for k in catalogue.KINDS if k.name == kind)
+    if name not in entries:
+        raise ConfigError(f"no {kind} '{name}'; {catalogue.nearest(name, list(entries))}")
+    return Named(kind, name, entries[name]).but(**changes)
 
 
 AS_IS, NONE = personal("none"), adapter("none")
@@ -169,16 +159,17 @@ class Cell:
     """What is read from the results; see `recipes.measures`."""
     key: Key | None = None
     """Its published number; None: the paper gives none."""
+    table: str | None = None
+    """The file of its published number, where it is not the recipe's."""
     against: Training | None = None
     """A second training that this one is compared with (`similarity:DOMAIN`)."""
+    examples: Literal["test", "validation"] = "test"
+    """Which examples of a client the stream is made of; `validation` is for settings that are chosen."""
+    own: bool = True
+    """Whether it has the rounds and the data of its recipe, and not those that a run asked for instead."""
 
     def __post_init__(self) -> None:
         measures.require(self.measure)  # before hours of training, not after them
-
-    @property
-    def missing(self) -> str | None:
-        """Why it cannot run: a method, personaliser or adapter that the catalogue lacks."""
-        return self.training.method.missing or self.personal.missing or self.adapter.missing
 
 
 @dataclass(frozen=True)
@@ -191,6 +182,10 @@ class Derived:
     """The columns it is made of."""
     how: Literal["mean", "difference"] = "mean"
     key: Key | None = None
+    table: str | None = None
+    """The file of its published number, where it is not the recipe's."""
+    own: bool = True
+    """Whether what it is made of has the rounds and the data of the recipe."""
 
     def value(self, found: Mapping[str, float]) -> float | None:
         """The number, or None where a column it needs is not there."""
@@ -223,10 +218,10 @@ class Recipe:
 
     @property
     def place(self) -> str:
-        """`Table 1`, `Figure 14`."""
+        """`Table 1`, `Figure 14`; `not in the paper` for what only we measure."""
         word = self.name.partition("/")[2]
-        kind = "Table" if word.startswith("table") else "Figure"
-        return f"{kind} {word.removeprefix(kind.lower())}"
+        kind = next((k for k in ("Table", "Figure") if word.startswith(k.lower())), None)
+        return f"{kind} {word.removeprefix(kind.lower())}" if kind else "not in the paper"
 
     def cells(self, scale: Scale) -> list[Cell | Derived]:
         """All cells, in the order of the paper."""
@@ -240,17 +235,40 @@ class Recipe:
         return list(dict.fromkeys(c.row for c in self.cells("smoke")))
 
 
-def chosen(recipe: Recipe, cells: Iterable[Cell | Derived], rows: Iterable[str]) -> list[Cell | Derived]:
-    """The cells of the rows that are asked for; all where none is named. Upper and lower case count as one."""
-    asked = list(rows)
-    if not asked:
-        return list(cells)
+def chosen(
+    recipe: Recipe, cells: Iterable[Cell | Derived], rows: Iterable[str] = (), columns: Iterable[str] = ()
+) -> list[Cell | Derived]:
+    """The cells of the rows and columns that are asked for; all where none is named. Letter case does not count.
+
+    A column is asked for by any words of its name. What is derived comes along with all that it is made of.
+    """
+    every = list(cells)
+    named = [c for c in every if not rows or c.row in _rows(recipe, rows)]
+    if not columns:
+        return named
+    for words in columns:
+        if not any(_says(c.column, words) for c in every):
+            near = catalogue.nearest(words, list(dict.fromkeys(c.column for c in every)))
+            raise ConfigError(f"{recipe.name} has no column '{words}'; {near}")
+    asked = {(c.row, c.column) for c in named if any(_says(c.column, words) for words in columns)}
+    derived = [c for c in named if isinstance(c, Derived)]
+    asked |= {(c.row, column) for c in derived if (c.row, c.column) in asked for column in c.of}
+    asked |= {(c.row, c.column) for c in derived if all((c.row, column) in asked for column in c.of)}
+    return [c for c in named if (c.row, c.column) in asked]
+
+
+def _says(column: str, words: str) -> bool:
+    """Whether a name has these words, as whole ones: `MNIST` is not in `Fashion-MNIST`."""
+    plain = [f" {' '.join(text.lower().replace(',', ' ').split())} " for text in (column, words)]
+    return plain[1] in plain[0]
+
+
+def _rows(recipe: Recipe, asked: Iterable[str]) -> set[str]:
     known = {row.lower(): row for row in recipe.rows}
     for row in asked:
         if row.lower() not in known:
             raise ConfigError(f"{recipe.name} has no row '{row}'; {catalogue.nearest(row, recipe.rows)}")
-    wanted = {known[row.lower()] for row in asked}
-    return [c for c in cells if c.row in wanted]
+    return {known[row.lower()] for row in asked}
 
 
 def trainings(cells: Iterable[Cell | Derived]) -> dict[Training, list[Cell]]:

@@ -1,37 +1,61 @@
-"""The results of a recipe: ours for every seed beside the published numbers, as JSON and as a Markdown table."""
+"""The results of a recipe: ours for every seed beside the published numbers, as JSON and as a Markdown table.
+
+A results file has the schema `acclimate.reproduction/1`. `cells` are the numbers of the table. `records` say what was
+trained for them: seed, rounds, share of the data, hashes, command and environment; settings and tests lie in
+`trainings/HASH.json`. What is not of the recipe's own rounds and data lies in a file of its own, says so in each of its
+cells, and is not compared with the published numbers.
+
+Results that scripts/convert_results.py made from the records of earlier versions have one more key, `converted`: from
+which file and schema, measured with which commits. Their trainings were not kept, so their `records` hold the tests
+(`tests`: by row, with what was measured) and whatever else the old records said (`more`).
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import store
 from . import measures, published
+from .pages import markdown
 from .planning import Plan
-from .record import Cell, Derived, Recipe, Training
-from .table import markdown
-from .testing import finished, test_of
+from .probes import finished, probe_of
+from .record import Cell, Derived, Training
 
 RESULT_SCHEMA = "acclimate.reproduction/1"
 Found = dict[tuple[Training, int], dict[str, Any]]
 """The record of every training and seed."""
+BEHIND: tuple[str, ...] = (
+    "label",
+    "seed",
+    "rounds",
+    "fraction",
+    "training_hash",
+    "data_hashes",
+    "command",
+    "environment",
+)
+BEHIND += ("seconds", "train_seconds", "trained_together")
+"""What a results file says of each training; `trainings/HASH.json` has the rest."""
 
 
 def file_of(plan: Plan, out: Path) -> Path:
-    """Where the results of a recipe at a scale lie."""
-    return out / f"{plan.recipe.name}-{plan.scale}.json"
+    """Where the results of a recipe at a scale lie; apart where rounds or data are not the recipe's own."""
+    rounds = f"-{plan.rounds}-rounds" if plan.rounds is not None else ""
+    part = f"-{plan.fraction:g}-of-data" if plan.fraction is not None else ""
+    return out / f"{plan.recipe.name}-{plan.scale}{rounds}{part}.json"
 
 
-def held(plan: Plan, out: Path) -> tuple[set[str], list[int]]:
-    """The rows and seeds of the results that are there already."""
+def held(plan: Plan, out: Path) -> tuple[set[tuple[str, str]], list[int]]:
+    """The rows with their columns, and the seeds, of the results that are there already."""
     file = file_of(plan, out)
     body = store.read_json(file) if file.exists() else {}
     if body.get("schema") != RESULT_SCHEMA:
         return set(), []
-    return {c["row"] for c in body["cells"]}, list(body["seeds"])
+    return {(c["row"], c["column"]) for c in body["cells"]}, list(body["seeds"])
 
 
 def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float) -> dict[str, Any]:
@@ -42,14 +66,17 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
         "recipe": recipe.name,
         "title": recipe.title,
         "scale": plan.scale,
+        "rounds": plan.rounds,
+        "fraction": plan.fraction,
         "seeds": list(seeds),
         "command": store.command_line(),
-        "environment": _environments([r["environment"] for r in found.values()]),
+        "environment": environments([r["environment"] for r in found.values()]),
         "published": recipe.published,
         "notes": list(recipe.notes),
         "left_out": [{"reason": reason, "cells": cells} for reason, cells in plan.left_out.items()],
         "seconds": round(took, 1),
         "trainings": sorted({r["training_hash"] for r in found.values()}),
+        "records": [{name: r.get(name) for name in BEHIND} for r in found.values()],
         "cells": _cells(plan, seeds, found),
     }
     place = file_of(plan, out)
@@ -58,7 +85,7 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
     return body
 
 
-def _environments(envs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def environments(envs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Where the trainings ran, as one environment; what differs among them is listed with commas."""
     out = {}
     for name in dict.fromkeys(name for env in envs for name in env):
@@ -79,8 +106,7 @@ def _cells(plan: Plan, seeds: Sequence[int], found: Found) -> list[dict[str, Any
                 rows[cell.row][cell.column] = value
                 values[seed] = round(value, 4)
         if values:
-            some = {"seeds": list(values)} if len(values) < len(seeds) else {}
-            out.append({**_beside(plan.recipe, cell, list(values.values())), **some})
+            out.append(beside(plan, cell, values, seeds))
     return out
 
 
@@ -92,27 +118,34 @@ def _ours(cell: Cell | Derived, seed: int, row: dict[str, float], found: Found) 
     other = found.get((cell.against, seed), {}) if cell.against is not None else None
     if not has(record, cell) or (other is not None and not has(other, cell)):
         return None
-    return measures.value(cell.measure, record, record["tests"][test_of(cell).name], other)
+    return measures.value(cell.measure, record, record["tests"][probe_of(cell).name], other)
 
 
 def has(record: dict[str, Any], cell: Cell) -> bool:
     """Whether the record of a training has what a cell reads."""
     whole = not cell.measure.startswith("similarity") or "prototypes" in record
     looks = cell.training.looks if measures.curved(cell.measure) else frozenset()
-    test = record.get("tests", {}).get(test_of(cell).name, {})
+    test = record.get("tests", {}).get(probe_of(cell).name, {})
     return bool(record.get("finished")) and finished(test, looks) and whole
 
 
-def _beside(recipe: Recipe, cell: Cell | Derived, values: list[float]) -> dict[str, Any]:
-    theirs = published.find(recipe.published, cell.key) if recipe.published and cell.key is not None else None
-    mean = statistics.fmean(values)
-    return {
+def beside(plan: Plan, cell: Cell | Derived, values: Mapping[int, float], seeds: Sequence[int]) -> dict[str, Any]:
+    """A cell of the results: ours by seed, and the published number where the paper prints one.
+
+    `rounds` and `fraction` say what is not the recipe's own; then there is no `difference`.
+    """
+    file, mean = cell.table or plan.recipe.published, statistics.fmean(values.values())
+    theirs = published.find(file, cell.key) if file and cell.key is not None else None
+    out = {
         "row": cell.row,
         "column": cell.column,
         "percent": not isinstance(cell, Cell) or measures.in_percent(cell.measure),
-        "ours": values,
+        "ours": list(values.values()),
         "mean": round(mean, 4),
-        "std": round(statistics.stdev(values), 4) if len(values) > 1 else None,
+        "std": round(statistics.stdev(values.values()), 4) if len(values) > 1 else None,
         "published": None if theirs is None else {"mean": theirs.mean, "std": theirs.std, "doubt": theirs.doubt},
-        "difference": None if theirs is None else round(mean - theirs.mean, 4),
+        "difference": None if theirs is None or not cell.own else round(mean - theirs.mean, 4),
     }
+    sizes = {"rounds": plan.rounds, "fraction": plan.fraction} if not cell.own else {}
+    out |= {name: size for name, size in sizes.items() if size is not None}
+    return out | ({"seeds": list(values)} if len(values) < len(seeds) else {})

@@ -2,7 +2,8 @@
 
 Below the output folder, `trainings/HASH.json` is the record of one training and seed with all of its tests, and
 `trainings/HASH.safetensors` its state: what is finished is not run again, also where another recipe wants it, and a
-training that was cut short goes on from its last checkpoint. `PAPER/TABLE-SCALE.json` and `.md` are the results.
+training that was cut short goes on from its last checkpoint. `PAPER/TABLE-SCALE.json` and `.md` are the results. On a
+GPU, seeds of a training, and trainings that differ in how data is dealt or in what is held out, train in one vmap.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .. import store
 from ..core import State
@@ -24,15 +28,41 @@ from ..eval.fairness import parameters_sent, parameters_trained
 from ..experiment import ConfigError, Experiment, encode
 from ..models.frozen import Frozen
 from ..running import run as api
+from ..running.train import Rounds, can_join, open_lanes
 from ..running.watch import Watch
 from .planning import Plan, widened
+from .probes import Probe, Prober, finished, probe_of, seen
 from .record import Cell, Training
 from .results import Found, has, held, write
-from .testing import Server, Test, finished, seen, test_of
 
 TRAINING_SCHEMA = "acclimate.training/1"
 CHECKPOINT = 50
 """Rounds between two checkpoints."""
+Curves = dict[str, list[list[float]]]
+"""By test: `[round, validation accuracy, accuracy]` at every look."""
+
+
+@dataclass
+class _Job:
+    """One seed of a training: what is trained, which tests it needs, and where its record lies."""
+
+    training: Training
+    experiment: Experiment
+    probes: list[Probe]
+    whole: bool
+    """Whether its prototypes are asked for too."""
+    path: Path
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether its record has all that is asked for."""
+        tests = self.record.get("tests", {})
+        return (
+            bool(self.record.get("finished"))
+            and all(finished(tests.get(p.name, {}), self.training.looks) for p in self.probes)
+            and (not self.whole or "prototypes" in self.record)
+        )
 
 
 def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto", watch: Watch | None = None) -> Any:
@@ -41,23 +71,46 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
         raise ConfigError("seeds=() must name at least one")
     watch = watch or Watch()
     began, found = time.perf_counter(), Found()
-    waiting = plan.trainings
-    watch.suite(len(waiting) * len(seeds))
-    for training, cells in waiting.items():
-        for seed, record in zip(seeds, _records(training, cells, seeds, device, out, watch), strict=True):
-            found[training, seed] = record
-            watch.done()
+    jobs = [_job(training, cells, seed, device, out) for training, cells in plan.trainings.items() for seed in seeds]
+    watch.suite(len(jobs))
+    for _ in (job for job in jobs if job.complete):
+        watch.done()
+    for group in _groups([job for job in jobs if not job.complete]):
+        _finish(group, watch)
+    for job in jobs:
+        found[job.training, job.experiment.seed] = job.record
     wide = _with_earlier(plan, out, device, found)
     return write(wide, sorted({seed for _, seed in found}), found, out, time.perf_counter() - began)
 
 
+def _job(training: Training, cells: Sequence[Cell], seed: int, device: str, out: Path) -> _Job:
+    experiment = training.experiment(seed, device)
+    path = _record_of(experiment, out)
+    whole = any(c.measure.startswith("similarity") for c in cells)
+    return _Job(training, experiment, list(dict.fromkeys(probe_of(c) for c in cells)), whole, path, _read(path))
+
+
+def _groups(todo: Sequence[_Job]) -> list[list[_Job]]:
+    """What trains together: on a GPU all that one vmap can take, elsewhere each by itself."""
+    groups: list[list[_Job]] = []
+    for job in todo:
+        for group in groups:
+            other = group[0]
+            if other.training.looks == job.training.looks and can_join([other.experiment, job.experiment]):
+                group.append(job)
+                break
+        else:
+            groups.append([job])
+    return groups
+
+
 def _with_earlier(plan: Plan, out: Path, device: str, found: Found) -> Plan:
-    """The plan with the rows of results that are there already; puts their records of the same settings into `found`.
+    """The plan with the cells of results that are there already; puts their records of the same settings into `found`.
 
     So a run of some rows, or of fewer seeds, adds to the table and takes nothing from it.
     """
-    rows, seeds = held(plan, out)
-    wide = widened(plan, rows)
+    places, seeds = held(plan, out)
+    wide = widened(plan, places)
     for training, cells in wide.trainings.items():
         for seed in (s for s in seeds if (training, s) not in found):
             devices = dict.fromkeys((device, "auto", "cpu", "cuda"))  # the rows may have run elsewhere
@@ -68,26 +121,10 @@ def _with_earlier(plan: Plan, out: Path, device: str, found: Found) -> Plan:
 
 
 def _record_of(experiment: Experiment, out: Path) -> Path:
-    return out / "trainings" / f"{experiment.training_hash()}.json"
-
-
-def _records(
-    training: Training, cells: Sequence[Cell], seeds: Sequence[int], device: str, out: Path, watch: Watch
-) -> list[dict[str, Any]]:
-    """The records of a training for every seed, with all tests that the cells need."""
-    tests = list(dict.fromkeys(test_of(c) for c in cells))
-    whole = any(c.measure.startswith("similarity") for c in cells)
-    experiments = [training.experiment(seed, device) for seed in seeds]
-    paths = [_record_of(e, out) for e in experiments]
-    records = [_read(path) for path in paths]
-    todo = [i for i, record in enumerate(records) if not _complete(record, tests, whole, training)]
-    together = _together([experiments[i] for i in todo], training, [paths[i] for i in todo], watch)
-    for place, i in enumerate(todo):
-        records[i] = _finish(experiments[i], training, tests, whole, paths[i], watch, together.get(place))
-    for i, e in enumerate(experiments):
-        if i not in todo:
-            watch.training(e.label, e.seed, e.rounds, e.rounds)
-    return records
+    """Where the record of a training lies; an earlier version may have written it under another name."""
+    hashes = experiment.training_hash(), experiment.former_hash(exact=True)
+    today, former = (out / "trainings" / f"{name}.json" for name in hashes)
+    return former if former.exists() and not today.exists() else today
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -99,69 +136,156 @@ def _read(path: Path) -> dict[str, Any]:
     return record
 
 
-def _complete(record: dict[str, Any], tests: Iterable[Test], whole: bool, training: Training) -> bool:
-    """Whether a record has all that is asked for."""
-    held = record.get("tests", {})
-    return (
-        bool(record.get("finished"))
-        and all(finished(held.get(t.name, {}), training.looks) for t in tests)
-        and (not whole or "prototypes" in record)
-    )
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _together(experiments: list[Experiment], training: Training, paths: list[Path], watch: Watch) -> dict[int, float]:
-    """On a GPU, train several seeds at once and leave their states as checkpoints; nothing where that is no gain."""
-    fresh = [i for i, path in enumerate(paths) if not path.with_suffix(".safetensors").exists()]
-    if len(fresh) < 2 or training.every is not None or api.device_of(experiments[0].device).type != "cuda":
-        return {}
-    began = time.perf_counter()
-    fits = api.train_together([experiments[i] for i in fresh], watch)
-    seconds = time.perf_counter() - began
-    for i, fit in zip(fresh, fits, strict=True):
-        store.write(paths[i].with_suffix(".safetensors"), _packed(fit.state, fit.experiment, fit.world))
-        fit.engine.close()
-    return dict.fromkeys(fresh, seconds / len(fresh))
+@dataclass
+class _Run:
+    """A job on its way: what computes and serves, and how far it has come."""
+
+    job: _Job
+    world: World
+    worker: Any
+    engine: Any
+    prober: Prober
+    state: State
+    curves: Curves
+    seconds: list[float] = field(default_factory=list)
+    """Of every round, shared out among what trained together."""
+    together: int = 1
+
+    @classmethod
+    def opened(cls, job: _Job) -> _Run:
+        """Ready to train, from its last checkpoint where it has one."""
+        world, worker, engine = api.build(job.experiment)
+        prober = Prober(world, worker, engine, job.probes)
+        state, curves = _restored(job, prober, loop.start(worker, engine, world.clients))
+        return cls(job, world, worker, engine, prober, state, curves)
+
+    def look(self) -> None:
+        """Test the state as it is now, for the learning curves."""
+        for name, point in self.prober.look(self.state).items():
+            self.curves[name].append(point)
+        torch.cuda.empty_cache()  # a look at whole sets takes far more memory than rounds
+
+    def save(self, state: State) -> None:
+        """A checkpoint; curves up to it stand in the record, which is not `finished` yet.
+
+        The record comes first: a curve that is ahead of its state is cut, and one that is behind lacks looks for good.
+        """
+        path = self.job.path
+        if self.curves:
+            curves = {n: {"curve": [p for p in c if p[0] <= state.round]} for n, c in self.curves.items()}
+            body = {"schema": TRAINING_SCHEMA, "finished": False, "tests": {**_read(path).get("tests", {}), **curves}}
+            store.write(path, json.dumps(body) + "\n")
+        packed = store.pack(state, self.job.experiment.identity(), self.world.content)
+        store.write(path.with_suffix(".safetensors"), packed)
 
 
-def _finish(
-    e: Experiment, training: Training, tests: list[Test], whole: bool, path: Path, watch: Watch, given: float | None
-) -> dict[str, Any]:
-    """Train from the last checkpoint, test, and write the record."""
-    world, worker, engine = api.build(e)
-    server = Server(world, worker, engine, tests)
-    state, curves = _restored(e, training, server, path, loop.start(worker, engine, world.clients))
-    schedule = loop.Schedule(e.rounds, world.clients, e.cohort_size, e.rounds)
-    watch.training(e.label, e.seed, state.round, e.rounds)
-    began, seconds = time.perf_counter(), []
-    for state in loop.rounds(worker, engine, schedule, world.shards(world.val), state):
-        seconds.append(time.perf_counter() - began)
-        watch.round(state)
-        if state.round in training.looks:
-            for name, point in server.look(state).items():
-                curves[name].append(point)
-        if state.round % CHECKPOINT == 0 or state.round == e.rounds:
-            _save(path, state, e, world, curves)
-        began = time.perf_counter()
-    watch.testing(e.label, e.seed, len(tests))
-    tested = time.perf_counter()
-    results = server.tested(state, watch)
-    for name, curve in curves.items():
+def _restored(job: _Job, prober: Prober, start: State) -> tuple[State, Curves]:
+    """The last checkpoint and the curves up to it; from the first round where a curve lacks looks up to there.
+
+    So it is where other tests are asked for, where a run without looks went on, and where one that began anew died
+    before its first state was written.
+    """
+    state, training = job.path.with_suffix(".safetensors"), job.training
+    curves: Curves = {p.name: [] for p in prober.probes} if training.every is not None else {}
+    if not state.exists():
+        return start, curves
+    saved = store.unpack(state, start, job.experiment.identities(), prober.world.content)
+    tests, looks = _read(job.path).get("tests", {}), {r for r in training.looks if r <= saved.round}
+    if not all(seen(tests.get(name, {}), looks) for name in curves):
+        return start, curves
+    return saved, {name: [p for p in tests.get(name, {}).get("curve", ()) if p[0] <= saved.round] for name in curves}
+
+
+def _finish(jobs: Sequence[_Job], watch: Watch) -> None:
+    """Train from the last checkpoints, test, and write the records; in halves where memory does not suffice."""
+    runs: list[_Run] = []
+    try:
+        for job in jobs:
+            runs.append(_Run.opened(job))
+        for rounds in sorted({run.state.round for run in runs}):  # lanes of one engine must be equally far
+            _train([run for run in runs if run.state.round == rounds], watch)
+        for run in runs:
+            run.job.record = _tested(run, watch)
+            watch.done()
+        return
+    except torch.OutOfMemoryError:
+        if len(jobs) == 1:
+            raise
+    finally:
+        for run in runs:
+            run.engine.close()
+    runs.clear()
+    torch.cuda.empty_cache()
+    half = len(jobs) // 2
+    _finish(jobs[:half], watch)
+    _finish(jobs[half:], watch)
+
+
+def _train(runs: Sequence[_Run], watch: Watch) -> None:
+    """Train to the last round, with looks and checkpoints."""
+    e = runs[0].job.experiment
+    label = e.label if len(runs) == 1 else f"{e.label}, {len(runs)} together"
+
+    def save(states: list[State]) -> None:
+        for run, state in zip(runs, states, strict=True):
+            run.save(state)
+
+    watch.training(label, e.seed, runs[0].state.round, e.rounds)
+    rounds = Rounds(e.rounds, CHECKPOINT, watch, save)
+    rounds.run(_looked_at(runs), [run.state for run in runs])
+    for run in runs:
+        run.seconds, run.together = [s / len(runs) for s in rounds.seconds], len(runs)
+
+
+def _looked_at(runs: Sequence[_Run]) -> Iterator[list[State]]:
+    """Every run's state after each round, looked at where its training says so."""
+    for states in _rounds(runs):
+        for run, state in zip(runs, states, strict=True):
+            run.state = state
+            if state.round in run.job.training.looks:
+                run.look()
+        yield states
+
+
+def _rounds(runs: Sequence[_Run]) -> Iterator[list[State]]:
+    """Every run's state after each round; several train as lanes of one engine, and each run's own engine serves."""
+    first, e = runs[0], runs[0].job.experiment
+    if first.state.round == e.rounds:
+        return
+    schedule = loop.Schedule(e.rounds, first.world.clients, e.cohort_size, e.rounds)
+    parts = [(run.world, run.worker, run.engine) for run in runs]
+    engine = first.engine if len(runs) == 1 else open_lanes([run.job.experiment for run in runs], parts)
+    workers, vals = [run.worker for run in runs], [run.world.shards(run.world.val) for run in runs]
+    yield from loop.rounds_together(workers, engine, schedule, vals, [run.state for run in runs])
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def _tested(run: _Run, watch: Watch) -> dict[str, Any]:
+    """Test, and write the record."""
+    job, e, began = run.job, run.job.experiment, time.perf_counter()
+    watch.testing(e.label, e.seed, len(job.probes))
+    results = run.prober.tested(run.state, watch)
+    for name, curve in run.curves.items():
         results[name]["curve"] = curve
-    old = _read(path)
+    old = _read(job.path)
     record = {
-        **_about(e, world, state, worker.task, seconds or [0.0]),
-        "train_seconds": round(sum(seconds) or given or old.get("train_seconds", 0.0), 2),
-        "test_seconds": round(time.perf_counter() - tested, 2),
+        **_about(e, run.world, run.state, run.worker.task),
+        "seconds": round(statistics.median(run.seconds), 4) if run.seconds else old.get("seconds", 0.0),
+        "train_seconds": round(sum(run.seconds), 2) if run.seconds else old.get("train_seconds", 0.0),
+        "trained_together": run.together if run.seconds else old.get("trained_together", 1),
+        "test_seconds": round(time.perf_counter() - began, 2),
         "finished": True,
         "tests": _merged(old.get("tests", {}), results),
     }
-    if not seconds:  # trained before, or with other seeds: its times are known from then
-        record["seconds"] = old.get("seconds") or (given or 0.0) / e.rounds
-    if whole:
-        mine = state.mine.saved()
+    if job.whole:
+        mine = run.state.mine.saved()
         record["prototypes"] = {"sets": mine["prototypes"].tolist(), "counts": mine["counts"].tolist()}
-    engine.close()
-    store.write(path, json.dumps(record, indent=1) + "\n")
+    store.write(job.path, json.dumps(record, indent=1) + "\n")
     return record
 
 
@@ -171,42 +295,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return kept | {name: kept.get(name, {}) | test for name, test in new.items()}
 
 
-Curves = dict[str, list[list[float]]]
-
-
-def _restored(e: Experiment, training: Training, server: Server, path: Path, start: State) -> tuple[State, Curves]:
-    """The last checkpoint and the curves up to it; from the first round where a curve lacks looks up to there.
-
-    So it is where other tests are asked for, where a run without looks went on, and where one that began anew died
-    before its first state was written.
-    """
-    state = path.with_suffix(".safetensors")
-    curves: Curves = {t.name: [] for t in server.tests} if training.every is not None else {}
-    if not state.exists():
-        return start, curves
-    saved = store.unpack(state, start, e.identities(), server.world.content)
-    held, looks = _read(path).get("tests", {}), {r for r in training.looks if r <= saved.round}
-    if not all(seen(held.get(name, {}), looks) for name in curves):
-        return start, curves
-    return saved, {name: [p for p in held.get(name, {}).get("curve", ()) if p[0] <= saved.round] for name in curves}
-
-
-def _packed(state: State, e: Experiment, world: World) -> bytes:
-    return store.pack(state, e.identity(), world.content)
-
-
-def _save(path: Path, state: State, e: Experiment, world: World, curves: Curves) -> None:
-    """A checkpoint; curves so far stand in the record, which is not `finished` yet.
-
-    The record comes first: a curve that is ahead of its state is cut, and one that is behind lacks looks for good.
-    """
-    if curves:
-        tests = {**_read(path).get("tests", {}), **{name: {"curve": curve} for name, curve in curves.items()}}
-        store.write(path, json.dumps({"schema": TRAINING_SCHEMA, "finished": False, "tests": tests}) + "\n")
-    store.write(path.with_suffix(".safetensors"), _packed(state, e, world))
-
-
-def _about(e: Experiment, world: World, state: State, task: Any, seconds: list[float]) -> dict[str, Any]:
+def _about(e: Experiment, world: World, state: State, task: Any) -> dict[str, Any]:
     """What was trained, on what, where, and what it costs a client."""
     card, encoder = world.card(), e.data.encoder if isinstance(e.data, Features) else None
     hashes = {"examples": card["hash"]} | {k: v["hash"] for k, v in card["splits"].items()}
@@ -216,6 +305,7 @@ def _about(e: Experiment, world: World, state: State, task: Any, seconds: list[f
         "label": e.label,
         "seed": e.seed,
         "rounds": e.rounds,
+        "fraction": e.data.fraction,
         "training_hash": e.training_hash(),
         "experiment": encode(e),
         "data_hashes": hashes,
@@ -225,7 +315,6 @@ def _about(e: Experiment, world: World, state: State, task: Any, seconds: list[f
         "sent": parameters_sent(state.cost["message"]),
         "trained": parameters_trained(task),
         "fixed": encoder.fixed_parameters() if isinstance(encoder, Frozen) else 0,
-        "seconds": round(statistics.median(seconds), 4),
     }
 
 

@@ -1,14 +1,42 @@
-"""A recipe in words: what it is made of, what it needs, and what the paper prints."""
+"""Recipes in words: a list of all, and of one what it is made of, what it needs, and what the paper prints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..experiment import labels
 from . import needs, published
+from .pages import number
 from .planning import plan
 from .record import Cell, Derived, Recipe, trainings
-from .table import number
+
+
+def listing(recipes: Iterable[Recipe], omitted: Mapping[str, str]) -> str:
+    """A line for every recipe: trainings, time, how many numbers the paper prints, and data, at paper scale."""
+    rows: list[tuple[str, ...]] = [("name", "trainings", "time", "printed", "data", "what")]
+    rows += [_about(r) for r in recipes]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+    left = "; ".join(f"{name} ({why})" for name, why in omitted.items())
+    return "\n".join([*lines, "", LEGEND, f"Without a recipe: {left}."])
+
+
+LEGEND = (
+    "trainings, time: at paper scale, roughly, for one seed on a large GPU; --scale smoke takes minutes on two cores "
+    "and needs no data.\nprinted: how many of its numbers the paper prints. data: what paper scale needs; ! is not "
+    "there (ACCLIMATE_DATA names the folder; see `acclimate data list`)."
+)
+
+
+def _about(recipe: Recipe) -> tuple[str, ...]:
+    cells = recipe.cells("paper")
+    trained = trainings(cells)
+    data = [word if there else f"{word}!" for word, there in needs.wanted(cells).items()]
+    files = [(c.table or recipe.published, c.key) for c in cells]
+    printed = sum(bool(file and key is not None and published.find(file, key)) for file, key in files)
+    seconds = sum(t.rounds for t in trained) * recipe.pace
+    time = f"~{seconds / 3600:.0f} h" if seconds >= 5400 else f"~{max(seconds / 60, 1):.0f} min"
+    return recipe.name, str(len(trained)), time, str(printed or "-"), ", ".join(data), recipe.title
 
 
 def details(recipe: Recipe) -> str:
@@ -50,9 +78,7 @@ def _place(recipe: Recipe) -> str:
 
 
 def _behind(cell: Cell) -> str:
-    """What is trained, personalised and adapted, or what is missing for it."""
-    if cell.missing:
-        return cell.missing
+    """What is trained, personalised and adapted."""
     parts = (cell.training.method, cell.personal, cell.adapter)
     return " + ".join(labels.label(p.record) for i, p in enumerate(parts) if i == 0 or p.name != "none")
 
@@ -60,13 +86,13 @@ def _behind(cell: Cell) -> str:
 def _printed(recipe: Recipe, cells: Iterable[Cell | Derived]) -> list[str]:
     if recipe.published is None:
         return ["  published  none"]
-    found = [(c, published.find(recipe.published, c.key)) for c in cells if c.key is not None]
+    found = [(c, published.find(c.table or recipe.published, c.key)) for c in cells if c.key is not None]
     lines, doubts = ["  published"], 0
     for row in dict.fromkeys(c.row for c, n in found if n is not None):
         numbers = [(c.column, n) for c, n in found if n is not None and c.row == row]
         doubts += sum(bool(n.doubt) for _, n in numbers)
-        told = ", ".join(
+        numbered = ", ".join(
             f"{column} {number(n.mean, abs(n.mean) <= 100)}{'?' if n.doubt else ''}" for column, n in numbers
         )
-        lines.append(f"    {row}: {told}")
+        lines.append(f"    {row}: {numbered}")
     return [*lines, f"    ({doubts} doubtful, marked ?)"] if doubts else lines

@@ -64,16 +64,21 @@ def train_lanes(
     watch: Watch,
 ) -> list[Fit]:
     """Train what `build` made of experiments from their first round to their last, in lanes of one engine."""
-    e = experiments[0]
-    backend = e.backend if isinstance(e.backend, Vmap) else Vmap()
-    lanes = [Lane(worker, world.shards(world.train)) for world, worker, _ in parts]
-    engine = backend.open_lanes(lanes, device_of(e.device))
-    states = loop.start_together([lane.worker for lane in lanes], engine, lanes[0].train.clients)
+    engine = open_lanes(experiments, parts)
+    states = loop.start_together([worker for _, worker, _ in parts], engine, parts[0][0].clients)
     fits = [
         Fit(e, *part, state, lane=(engine, i))
         for i, (e, part, state) in enumerate(zip(experiments, parts, states, strict=True))
     ]
     return _train(fits, engine, folders, watch)
+
+
+def open_lanes(experiments: Sequence[Experiment], parts: Sequence[tuple[World, Worker, Engine]]) -> Engine:
+    """One engine for the clients of all these experiments, each of which is a lane of it."""
+    e = experiments[0]
+    backend = e.backend if isinstance(e.backend, Vmap) else Vmap()
+    lanes = [Lane(worker, world.shards(world.train)) for world, worker, _ in parts]
+    return backend.open_lanes(lanes, device_of(e.device))
 
 
 def train_from(

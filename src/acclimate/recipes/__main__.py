@@ -1,0 +1,86 @@
+"""`python -m acclimate.recipes`: what `acclimate reproduce` does, with torch, numpy and safetensors alone.
+
+It is for machines with a GPU that have none of the command line's packages. Smoke scale needs scikit-learn's file of
+digits, none of its code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .. import recipes, store
+from ..experiment import ConfigError
+from . import command
+from .pages import plain
+from .show import details
+
+
+def parser() -> argparse.ArgumentParser:
+    """The words and options of the command."""
+    top = argparse.ArgumentParser(prog="python -m acclimate.recipes", description="The papers' tables and figures.")
+    verbs = top.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("list", help="list all recipes")
+    verb.add_argument("paper", nargs="?", help="only this paper, such as fedthe")
+    verb = verbs.add_parser("show", help="show a recipe: rows, columns, data, notes and published numbers")
+    verb.add_argument("name")
+    verb = verbs.add_parser("index", help="make an index page of results")
+    verb.add_argument("results", type=Path)
+    verb.add_argument("-o", "--out", type=Path, help="write to this file instead of printing")
+    verb = verbs.add_parser("run", help="run a recipe, or go on with it")
+    verb.add_argument("name")
+    verb.add_argument("--scale", default="smoke", help="smoke or paper")
+    verb.add_argument("--rows", action="append", default=[], help="only these rows (repeat it, or separate them by ;)")
+    verb.add_argument("--columns", action="append", default=[], help="only columns with these words in their names")
+    verb.add_argument("--seeds", default="1", help="how many, from 0; or which, such as 0,2")
+    verb.add_argument("--rounds", type=int, help="train for so many rounds instead")
+    verb.add_argument("--fraction", type=float, help="use this share of the recipe's data")
+    verb.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    verb.add_argument("-o", "--out", type=Path, default=command.OUT, help="folder; what it holds is not run again")
+    verb.add_argument("-q", "--quiet", action="store_true", help="no lines about progress")
+    return top
+
+
+def run(args: argparse.Namespace) -> str:
+    """Run a recipe; its table as text."""
+    seeds = command.seeds_of(args.seeds)
+    plan = command.planned(args.name, args.scale, args.device, args.rows, args.columns, args.rounds, args.fraction)
+    for line in command.lacking(plan):
+        print(line, flush=True)
+    command.require_some(plan)
+    watch = None if args.quiet else command.Log(lambda line: print(line, file=sys.stderr, flush=True))
+    result = recipes.run(plan, args.out, seeds, args.device, watch)
+    return f"{plain(result)}\n{command.written(plan, args.out)}"
+
+
+def answer(args: argparse.Namespace) -> str:
+    """What a command prints in the end."""
+    if args.verb == "list":
+        return command.listed(args.paper)
+    if args.verb == "show":
+        return details(recipes.recipe(args.name))
+    if args.verb == "run":
+        return run(args)
+    page = recipes.index(args.results)
+    if args.out is None:
+        return page.rstrip("\n")
+    store.write(args.out, page)
+    return f"wrote {args.out}"
+
+
+def main() -> None:
+    """The command; errors of the user's are one line."""
+    args = parser().parse_args()
+    sys.argv[:1] = ["python", "-m", "acclimate.recipes"]  # what results say they were made by
+    try:
+        print(answer(args))
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on: what is finished lies in {args.out}", file=sys.stderr)
+        raise SystemExit(130) from None
+    except (ConfigError, ValueError, store.RunError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What `acclimate reproduce` and `python -m acclimate.recipes` share: what they list, what they run, what they say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import recipes, store
+from ..core import State
+from ..running.run import device_of
+from ..running.watch import Watch
+from .planning import Plan
+from .record import Cell
+from .results import file_of
+from .show import listing
+
+OUT = Path("reproduced")
+"""Where results go unless a command says otherwise."""
+
+
+def listed(paper: str | None) -> str:
+    """All recipes, or those of a paper, and what has none."""
+    papers = list(dict.fromkeys(r.paper for r in recipes.RECIPES.values()))
+    if paper is not None and paper not in papers:
+        raise ValueError(f"no paper '{paper}'; allowed: {', '.join(papers)}")
+    wanted = [r for r in recipes.RECIPES.values() if paper in (None, r.paper)]
+    omitted = {name: why for name, why in recipes.OMITTED.items() if paper in (None, name.partition("/")[0])}
+    return listing(wanted, omitted)
+
+
+def seeds_of(text: str) -> list[int]:
+    """`3` is three seeds from 0 on; `1,2` are these two, and `3,` is the one."""
+    try:
+        found = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        found = []
+    if not found or min(found) < 0:
+        raise ValueError(f"--seeds {text} must be a number of seeds, or seeds with commas such as 0,2")
+    if "," in text:
+        return found
+    if found[0] < 1:
+        raise ValueError(f"--seeds {text} must be at least 1")
+    return list(range(found[0]))
+
+
+def asked_for(words: Sequence[str]) -> list[str]:
+    """The names of an option that may be repeated, or separate its names by semicolons."""
+    return [part.strip() for word in words for part in word.split(";") if part.strip()]
+
+
+def planned(
+    name: str,
+    scale: str,
+    device: str,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    rounds: int | None = None,
+    fraction: float | None = None,
+) -> Plan:
+    """What a command asks for; errors come before any file is read."""
+    device_of(device)
+    found = recipes.recipe(name)
+    return recipes.plan(found, scale, asked_for(rows), asked_for(columns), rounds, fraction)  # type: ignore[arg-type]
+
+
+def lacking(plan: Plan) -> list[str]:
+    """What cannot run and what runs nevertheless, a line each."""
+    cells = [c for c in plan.cells if isinstance(c, Cell)]
+    lines = [f"missing: {why} ({len(gone)} cells, such as {gone[0]})" for why, gone in plan.left_out.items()]
+    if plan.left_out and cells:
+        lines.append(f"running without: {len(cells)} cells, {len(plan.trainings)} trainings")
+    return lines
+
+
+def require_some(plan: Plan) -> None:
+    """Refuse a plan of which nothing can run."""
+    if not any(isinstance(c, Cell) for c in plan.cells):
+        raise store.RunError(
+            f"{plan.recipe.name}: nothing can run at {plan.scale} scale; see `acclimate data list` for what is there, "
+            "or use --scale smoke"
+        )
+
+
+def written(plan: Plan, out: Path) -> str:
+    """Where the results lie."""
+    return f"results: {file_of(plan, out)} and .md"
+
+
+class Log(Watch):
+    """A line every tenth of a training, for logs."""
+
+    def __init__(self, say: Callable[[str], Any]) -> None:
+        self.say = say
+
+    def training(self, label: str, seed: int, done: int, rounds: int) -> None:
+        self.step, self.began = max(rounds // 10, 1), time.perf_counter()
+        self.say(f"{label} (seed {seed}): {rounds - done} of {rounds} rounds to train")
+
+    def round(self, state: State) -> None:
+        if state.round % self.step == 0:
+            self.say(f"  round {state.round}: {time.perf_counter() - self.began:.1f} s")
