@@ -263,7 +263,7 @@ def with_rates(record: Record, ceilings: Record) -> Record:
 
 
 def train(
-    round: Round, context: Context, schedule: fit.Schedule, evaluate: Callable[[tree.Tree], float], warm: int = 2
+    round: Round, context: Context, schedule: fit.RoundPlan, evaluate: Callable[[tree.Tree], float], warm: int = 2
 ) -> Record:
     """Many rounds with evaluation in between, as a run does them: seconds in all, and per round.
 

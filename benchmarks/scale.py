@@ -69,7 +69,7 @@ class Federation:
         task = Task(MODELS[options.model], SHAPE, CLASSES, (0.5,), (0.5,))
         method = FedAvg(opt=SGD(lr=0.05), work=Work(epochs=1, batch=10), private=("head",))
         self.clients, self.device, self.round = clients, torch.device(options.device), 0
-        self.worker, self.schedule = Worker(task, method), fit.Schedule(1, clients, COHORT)
+        self.worker, self.schedule = Worker(task, method), fit.RoundPlan(1, clients, COHORT)
         data, began = examples(folder, clients, way, options.scattered), time.perf_counter()
         self.engine = WAYS[way].open(self.worker, data, self.device)
         self.server = fit.start(self.worker, self.engine, clients).server

@@ -79,7 +79,7 @@ def of_methods(given: argparse.Namespace) -> Iterator[tuple[str, str]]:
             worker = Worker(task, small(catalogue.METHODS[name]))
             engine = BACKENDS[backend].open(worker, train, device)
             state = fit.start(worker, engine, train.clients)
-            for state in fit.rounds(worker, engine, fit.Schedule(2, train.clients, 4), val, state):
+            for state in fit.rounds(worker, engine, fit.RoundPlan(2, train.clients, 4), val, state):
                 pass
             mine = state.mine if isinstance(state.mine, dict) else state.mine.take(torch.arange(train.clients))
             yield f"train/{backend}/{name}", digest({"server": state.server, "mine": mine})

@@ -82,7 +82,7 @@ def fitted(
     data = shards() if data is None else data
     engine = BACKENDS[backend].open(worker, data, torch.device("cpu"))
     state = fit.start(worker, engine, data.clients)
-    schedule = fit.Schedule(rounds, data.clients, min(cohort, data.clients))
+    schedule = fit.RoundPlan(rounds, data.clients, min(cohort, data.clients))
     for state in fit.rounds(worker, engine, schedule, shards((5, 9, 6, 0, 8, 7), seed=1), state):
         pass
     return worker, engine, state

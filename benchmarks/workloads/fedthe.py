@@ -83,7 +83,7 @@ def _validated(round: Round, context: Context, rounds: int, examples: int) -> Re
     clients = round.data.clients
     x, y = images(clients * examples, (3, 32, 32), 10, seed=1)
     val = Shards.of(x, y, list(torch.arange(len(y)).view(clients, examples))).to(context.device)
-    schedule = fit.Schedule(rounds + 1, clients, clients)
+    schedule = fit.RoundPlan(rounds + 1, clients, clients)
     with closing(Auto().open(round.worker, round.data, context.device)) as engine:
         marks = [time.perf_counter()]
         for _ in fit.rounds(round.worker, engine, schedule, val, fit.start(round.worker, engine, clients)):

@@ -38,7 +38,7 @@ def flute(context: Context, ceilings: Record) -> Record:
     data = dealt(held, SHAPE, CLASSES).to(context.device)
     task = task_of(size["model"], SHAPE, CLASSES)
     whole = Round.of(task, FedAvg(opt=SGD(lr=0.1), work=Work(epochs=1, batch=20)), data)
-    schedule = fit.Schedule(context.rounds or size["rounds"], size["writers"], size["cohort"], eval_every=50)
+    schedule = fit.RoundPlan(context.rounds or size["rounds"], size["writers"], size["cohort"], eval_every=50)
     one = Round(whole.worker, data, fit.sample(whole.worker, schedule, 0))
     record = with_rates(measure(one, context, size["cohort"]), ceilings)
     test = images(size["test"], SHAPE, CLASSES, seed=1)

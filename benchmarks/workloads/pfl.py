@@ -64,7 +64,7 @@ def cifar10(context: Context, ceilings: Record) -> Record:
     data = Shards.of(x, y, users).to(context.device)
     task = task_of(size["model"])
     method = FedAvg(opt=SGD(lr=0.1), work=Work(epochs=1, batch=10))
-    schedule = fit.Schedule(context.rounds or size["rounds"], size["users"], size["cohort"], eval_every=10)
+    schedule = fit.RoundPlan(context.rounds or size["rounds"], size["users"], size["cohort"], eval_every=10)
     whole = Round.of(task, method, data)
     one = Round(whole.worker, data, fit.sample(whole.worker, schedule, 0))
     record = with_rates(measure(one, context, size["looped"]), ceilings)

@@ -52,7 +52,7 @@ def together(rounds: Sequence[Round], context: Context) -> Callable[[], list[tre
         replace(s, server=r.cast(s.server), mine=Stacked(r.cast(s.mine)))
         for r, s in zip(rounds, fit.start_together(workers, engine, clients), strict=True)
     ]
-    schedule = fit.Schedule(2, clients, clients, eval_every=2)  # the first of two rounds is not evaluated
+    schedule = fit.RoundPlan(2, clients, clients, eval_every=2)  # the first of two rounds is not evaluated
 
     def once() -> list[tree.Tree]:
         after = next(fit.rounds_together(workers, engine, schedule, data, states))

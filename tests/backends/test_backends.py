@@ -82,7 +82,7 @@ def test_chunks_do_not_change_the_result(chunk):
     for backend in (Vmap(chunk=chunk), Vmap(chunk=chunk, waste=0.9), Serial()):
         engine = backend.open(worker, shards(), torch.device("cpu"))
         state = fit.start(worker, engine, 6)
-        for state in fit.rounds(worker, engine, fit.Schedule(2, 6, 5), shards((4,) * 6, 1), state):
+        for state in fit.rounds(worker, engine, fit.RoundPlan(2, 6, 5), shards((4,) * 6, 1), state):
             pass
         states.append(state)
     for other in states[1:]:
@@ -106,7 +106,7 @@ def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, filte
     worker = Worker(task(), Poison(work=SMALL, private=("head",)), filters)
     engine = BACKENDS[name].open(worker, shards(), torch.device("cpu"))
     state = fit.start(worker, engine, 6)
-    loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6), shards((4,) * 6, 1), state)
+    loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6), shards((4,) * 6, 1), state)
     state = next(loop)
     with pytest.raises(NonFinite, match=r"round 1: client\(s\) 3 produced values that are not finite") as error:
         next(loop)
@@ -173,7 +173,7 @@ def test_auto_follows_its_rule():
 
 
 def test_cohorts_are_keyed_distinct_and_cover_everyone_in_time():
-    worker, schedule = Worker(task(), FedAvg()), fit.Schedule(50, 10, 3)
+    worker, schedule = Worker(task(), FedAvg()), fit.RoundPlan(50, 10, 3)
     cohorts = [fit.sample(worker, schedule, r).tolist() for r in range(50)]
     assert all(len(set(c)) == 3 for c in cohorts)
     assert {i for c in cohorts for i in c} == set(range(10))
@@ -192,7 +192,7 @@ def test_cohorts_are_keyed_distinct_and_cover_everyone_in_time():
 )
 def test_bad_schedules_are_named(fields, says):
     with pytest.raises(ValueError, match=says):
-        fit.Schedule(*fields)
+        fit.RoundPlan(*fields)
 
 
 def test_selection_keeps_the_first_best_round_and_its_states():
@@ -208,7 +208,7 @@ def test_selection_keeps_the_first_best_round_and_its_states():
 
 def test_clients_outside_the_cohort_keep_their_state():
     worker, engine, state = fitted(small(SCAFFOLD()), rounds=1, cohort=2)
-    cohort = fit.sample(worker, fit.Schedule(1, 6, 2), 0).tolist()
+    cohort = fit.sample(worker, fit.RoundPlan(1, 6, 2), 0).tolist()
     for c in range(6):
         moved = float(tree.norm(tree.take(state.mine["control"], c))) > 0
         assert moved == (c in cohort)

@@ -41,7 +41,9 @@ def train(method, backend, device, model="cnn-batch", cohort=4, rounds=3):
     worker = Worker(task(model), method)
     engine = backend.open(worker, shards(), torch.device(device))
     state = fit.start(worker, engine, 6)
-    for state in fit.rounds(worker, engine, fit.Schedule(rounds, 6, cohort), shards((5, 9, 6, 0, 8, 7), seed=1), state):
+    for state in fit.rounds(
+        worker, engine, fit.RoundPlan(rounds, 6, cohort), shards((5, 9, 6, 0, 8, 7), seed=1), state
+    ):
         pass
     return worker, engine, state
 
@@ -159,12 +161,12 @@ def test_seeds_trained_together_are_those_trained_alone(method):
     lanes = [Lane(Worker(task(), method, seed=s), shards(seed=s)) for s in (0, 3)]
     workers, engine = [lane.worker for lane in lanes], Vmap().open_lanes(lanes, CUDA)
     states = fit.start_together(workers, engine, 6)
-    for states in fit.rounds_together(workers, engine, fit.Schedule(2, 6, 4), [val, val], states):
+    for states in fit.rounds_together(workers, engine, fit.RoundPlan(2, 6, 4), [val, val], states):
         pass
     for lane, state in zip(lanes, states, strict=True):
         engine = Vmap().open(lane.worker, lane.train, CUDA)
         alone = fit.start(lane.worker, engine, 6)
-        for alone in fit.rounds(lane.worker, engine, fit.Schedule(2, 6, 4), val, alone):
+        for alone in fit.rounds(lane.worker, engine, fit.RoundPlan(2, 6, 4), val, alone):
             pass
         assert gap(state.server, alone.server) < 1e-5 and gap(state.mine, alone.mine) < 1e-5
 

@@ -21,7 +21,7 @@ from acclimate.running.watch import Watch
 from support import SMALL, equal, fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
-SCHEDULE = fit.Schedule(2, 6, 4)
+SCHEDULE = fit.RoundPlan(2, 6, 4)
 VAL = (5, 9, 6, 0, 8, 7)
 
 

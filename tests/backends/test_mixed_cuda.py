@@ -27,7 +27,7 @@ def trained(backend, device, rounds=3):
     workers = [Worker(task, METHOD.for_model(i)) for i, task in enumerate(tasks)]
     engine = MixedEngine(workers, lambda n: [c % 3 for c in range(n)], shards(), torch.device(device), backend)
     state, seen = fit.start(engine.worker, engine, 6), []
-    for state in fit.rounds(engine.worker, engine, fit.Schedule(rounds, 6, 4), shards((5, 9, 6, 0, 8, 7), 1), state):
+    for state in fit.rounds(engine.worker, engine, fit.RoundPlan(rounds, 6, 4), shards((5, 9, 6, 0, 8, 7), 1), state):
         models = engine.join(state.server, 4)
         seen.append([engine.serve(models, TEST, a, Protocol(batch=4))["loss"] for a in (NoAdapt(), Adapt())])
     return engine, state, {str(i): torch.stack(s) for i, s in enumerate(seen)}

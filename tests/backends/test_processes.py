@@ -175,7 +175,7 @@ class Poison(FedAvg):
 def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, two):
     worker = Worker(task(), Poison(work=SMALL, private=("head",)))
     engine = BACKENDS[name].open(worker, shards(), CPU)
-    loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6), shards((4,) * 6, 1), fit.start(worker, engine, 6))
+    loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6), shards((4,) * 6, 1), fit.start(worker, engine, 6))
     state = next(loop)
     with pytest.raises(NonFinite, match=r"round 1: client\(s\) 1, 3 produced") as error:
         next(loop)

@@ -119,7 +119,7 @@ def below(pid: int) -> list[int]:
 
 def trained(worker, engine, rounds=3):
     """The state after some rounds of all six clients."""
-    schedule = fit.Schedule(rounds, 6, 6, eval_every=rounds)
+    schedule = fit.RoundPlan(rounds, 6, 6, eval_every=rounds)
     *_, last = fit.rounds(worker, engine, schedule, shards((4,) * 6, 1), fit.start(worker, engine, 6))
     return last
 
@@ -210,7 +210,7 @@ def test_actors_that_die_between_rounds_are_replaced(engines):
 @pytest.mark.slow
 def test_clients_that_kill_every_actor_are_named_and_change_nothing(engines):
     worker, engine = engines(Ray(actors=2, retries=1), Trouble(work=SMALL, private=("head",), kind="kill"))
-    loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6, 3), shards((4,) * 6, 1), fit.start(worker, engine, 6))
+    loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6, 3), shards((4,) * 6, 1), fit.start(worker, engine, 6))
     state = next(loop)
     with pytest.raises(ActorsDied, match=r"2 Ray actors died, each while it had client\(s\) 3; the last"):
         next(loop)
@@ -225,7 +225,7 @@ def test_clients_that_kill_every_actor_are_named_and_change_nothing(engines):
 )
 def test_what_a_client_raises_is_raised_and_changes_nothing(kind, error, says, engines):
     worker, engine = engines(TWO["ray"], Trouble(work=SMALL, private=("head",), kind=kind))
-    loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6, 3), shards((4,) * 6, 1), fit.start(worker, engine, 6))
+    loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6, 3), shards((4,) * 6, 1), fit.start(worker, engine, 6))
     state, pids = next(loop), engine.pids
     with pytest.raises(error, match=says) as raised:
         next(loop)

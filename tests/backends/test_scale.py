@@ -36,7 +36,7 @@ EVERYONE = torch.arange(6)
 
 def trained(method, backend, rounds=3, cohort=4, ahead=False, model="cnn-batch"):
     """The engine and the state after some rounds; `ahead` tells the engine every next cohort."""
-    worker, schedule = Worker(task(model), method), fit.Schedule(rounds, 6, cohort)
+    worker, schedule = Worker(task(model), method), fit.RoundPlan(rounds, 6, cohort)
     engine = backend.open(worker, shards(), CPU)
     state = fit.start(worker, engine, 6)
     loop = fit.rounds(worker, engine, schedule, shards(VAL, 1), state)
@@ -237,7 +237,7 @@ class Poison(FedAvg):
 def test_a_round_that_fails_changes_nothing_and_older_states_stay():
     worker = Worker(task("mlp-dropout"), Poison(work=SMALL, private=("head",)))
     engine = FAR.open(worker, shards(), CPU)
-    loop = fit.rounds(worker, engine, fit.Schedule(3, 6, 6), shards(VAL, 1), fit.start(worker, engine, 6))
+    loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6), shards(VAL, 1), fit.start(worker, engine, 6))
     state = next(loop)
     before = state.mine.take(EVERYONE)
     with pytest.raises(NonFinite, match=r"client\(s\) 3 "):
@@ -251,7 +251,7 @@ def test_states_of_earlier_rounds_keep_their_rows():
     engine = FAR.open(worker, shards(), CPU)
     kept = [fit.start(worker, engine, 6)]
     seen = [kept[0].mine.take(EVERYONE)]
-    for state in fit.rounds(worker, engine, fit.Schedule(4, 6, 4), shards(VAL, 1), kept[0]):
+    for state in fit.rounds(worker, engine, fit.RoundPlan(4, 6, 4), shards(VAL, 1), kept[0]):
         kept.append(state)
         seen.append(state.mine.take(EVERYONE))
     assert all(equal(state.mine.take(EVERYONE), rows) for state, rows in zip(kept, seen, strict=True))

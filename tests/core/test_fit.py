@@ -18,7 +18,7 @@ WORKER = Worker(task(), FedAvg(), seed=3)
 
 @pytest.mark.parametrize("clients", [20, 21, 320, 5000], ids=lambda n: f"20-of-{n}")
 def test_a_cohort_has_distinct_clients_in_ascending_order(clients):
-    schedule = fit.Schedule(10, clients, 20)
+    schedule = fit.RoundPlan(10, clients, 20)
     drawn = [fit.sample(WORKER, schedule, r) for r in range(10)]
     for cohort in drawn:
         assert len(cohort) == 20 and bool((cohort.diff() > 0).all()) and cohort[0] >= 0 and cohort[-1] < clients
@@ -30,7 +30,7 @@ def test_a_cohort_has_distinct_clients_in_ascending_order(clients):
 
 @pytest.mark.parametrize("clients", [30, 400])
 def test_every_client_is_as_likely_as_the_others(clients):
-    rounds, schedule = 2000, fit.Schedule(1, clients, 20)
+    rounds, schedule = 2000, fit.RoundPlan(1, clients, 20)
     seen = torch.cat([fit.sample(WORKER, schedule, r) for r in range(rounds)]).bincount(minlength=clients)
     expected = rounds * 20 / clients
     spread = (expected * (1 - 20 / clients)) ** 0.5
@@ -38,7 +38,7 @@ def test_every_client_is_as_likely_as_the_others(clients):
 
 
 def test_the_last_round_is_looked_at_whatever_the_distance_between_looks():
-    schedule = fit.Schedule(3, 2, 2, 2)
+    schedule = fit.RoundPlan(3, 2, 2, 2)
     assert [r + 1 for r in range(3) if schedule.evaluates(r)] == [2, 3]
 
 

@@ -24,7 +24,7 @@ SPARSE = 16
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RoundPlan:
     """How many rounds, who takes part, and when to look at the validation data."""
 
     rounds: int
@@ -89,7 +89,7 @@ def start_together(workers: Sequence[Worker], engine: Engine, clients: int) -> l
     return states
 
 
-def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
+def sample(worker: Worker, schedule: RoundPlan, round: int) -> Tensor:
     """The clients of a round: distinct, keyed by seed and round, ascending."""
     clients, cohort, key = schedule.clients, schedule.cohort, worker.key("cohort", round)
     if cohort == clients:
@@ -101,13 +101,13 @@ def sample(worker: Worker, schedule: Schedule, round: int) -> Tensor:
     return rng.bits(key, clients).topk(cohort, largest=False).indices.sort().values
 
 
-def rounds(worker: Worker, engine: Engine, schedule: Schedule, val: Shards, state: State) -> Iterator[State]:
+def rounds(worker: Worker, engine: Engine, schedule: RoundPlan, val: Shards, state: State) -> Iterator[State]:
     """Train from `state` to the last round, yielding the state after each round."""
     return (after for (after,) in rounds_together([worker], engine, schedule, [val], [state]))
 
 
 def rounds_together(
-    workers: Sequence[Worker], engine: Engine, schedule: Schedule, vals: Sequence[Shards], states: list[State]
+    workers: Sequence[Worker], engine: Engine, schedule: RoundPlan, vals: Sequence[Shards], states: list[State]
 ) -> Iterator[list[State]]:
     """Train one or more lanes, all after the same round, to the last, yielding the state of each after each round."""
     lanes, val = engine.lanes, engine.gather(vals)

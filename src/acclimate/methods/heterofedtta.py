@@ -2,9 +2,8 @@
 
 Clients have models and adaptation nets of their own architecture and send no weights. They exchange logits on a public
 unlabelled set: those of their base model and those of the model that their net adapts to the set. A round:
-
-- digest: both nets are distilled from the ensemble's logits, KL(adapted, F_per) + lam KL(base, F_base), the adapted
-  model being one inner step away on the same batch (Eq. 14). Nothing is known in the first round, so it has no digest.
+- digest (from the second round on): both nets are distilled from the ensemble's logits, KL(adapted, F_per) + lam
+  KL(base, F_base), the adapted model being one inner step away on the same batch (Eq. 14).
 - revisit: FedTTA's meta-training on the client's own labels (`methods.fedtta` with mu = 0, and what differs there).
 - communicate: the two logits; the server takes their means, every client counting as one.
 - A newcomer starts from a fresh model of any architecture, digests for `join_epochs`, and adapts (`adapters.fedtta`).

@@ -255,7 +255,7 @@ def _rounds(runs: Sequence[_Run]) -> Iterator[list[State]]:
     first, e = runs[0], runs[0].job.experiment
     if first.state.round == e.rounds:
         return
-    schedule = loop.Schedule(e.rounds, first.world.clients, e.cohort_size, e.rounds)
+    schedule = loop.RoundPlan(e.rounds, first.world.clients, e.cohort_size, e.rounds)
     parts = [(run.world, run.worker, run.engine) for run in runs]
     engine = first.engine if len(runs) == 1 else open_lanes([run.job.experiment for run in runs], parts)
     workers, vals = [run.worker for run in runs], [run.world.shards(run.world.val) for run in runs]

@@ -107,7 +107,7 @@ def _train(
     Folders get checkpoints, and one more where Ctrl-C ends it, as `Interrupted`.
     """
     e, states = fits[0].experiment, [f.state for f in fits]
-    schedule = loop.Schedule(e.rounds, fits[0].world.clients, e.cohort_size, e.eval_every)
+    schedule = loop.RoundPlan(e.rounds, fits[0].world.clients, e.cohort_size, e.eval_every)
     label = e.label if len(fits) == 1 else f"{e.label}, {len(fits)} seeds"
     watch.training(label, e.seed, states[0].round, e.rounds)
     kept = [folder for folder in folders if folder is not None]
@@ -162,7 +162,7 @@ class Rounds:
 
 
 def _rounds(
-    fits: Sequence[Fit], engine: Engine, schedule: loop.Schedule, states: list[State], look: Look | None
+    fits: Sequence[Fit], engine: Engine, schedule: loop.RoundPlan, states: list[State], look: Look | None
 ) -> Iterator[list[State]]:
     """The round loop. What `look` sees goes into the history, so that it is checkpointed and resumed with the rest."""
     workers, vals = [f.worker for f in fits], [f.world.shards(f.world.val) for f in fits]
