@@ -12,12 +12,13 @@ from acclimate.adapters.memo import MEMO
 from acclimate.adapters.tsa import TSA
 from acclimate.adapters.ttt import TTT
 from acclimate.core import SGD, Protocol, Task, Work, rng, tree
-from acclimate.methods import FedAvg, fedttt
+from acclimate.methods import FedAvg
 from acclimate.methods.fedttt import FedTTT
 from acclimate.ops import augmix as am
 from acclimate.ops import unlabelled
 from acclimate.ops.augment import FlipCrop, turned
 from acclimate.ops.augmix import augmix
+from acclimate.ops.params import joined
 from acclimate.ops.unlabelled import map_samples, marginal_entropy
 from acclimate.personal import FineTune, NoPersonal
 from acclimate.personal.memory import Memory
@@ -387,21 +388,24 @@ def test_fedttt_turns_the_augmented_image_so_that_flips_do_not_spoil_labels():
     t = Task(MODELS["mlp-dropout"], (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3, augment=FlipCrop(pad=0))
     seen, forward = [], t.normalise
     t.normalise = lambda x: seen.append(x) or forward(x)
-    x, _ = images(8)
-    fedttt._rotation_loss(t, t.init(KEY), rotation_head(t), x, KEY)
+    x, y = images(8)
+    FedTTT().loss(t, joined(t.init(KEY), {"rotation": rotation_head(t)}), {"x": x, "y": y}, KEY)
     flipped = t.augment.views(x, rng.fold(KEY, "augment"))
-    assert torch.equal(seen[0], turned(flipped, rng.randint(rng.fold(KEY, "turn"), 0, 4, 8)))
-    assert len(seen) == 1
+    upright, rotated = seen
+    assert torch.equal(upright, flipped)
+    assert torch.equal(rotated, turned(flipped, rng.randint(rng.fold(KEY, "turn"), 0, 4, 8)))
 
 
 def test_fedttt_turned_pass_is_in_train_mode_but_for_dropout():
     t = task("cnn-batch")
-    vars, x = t.init(KEY), images(8)[0]
+    vars, (x, y) = t.init(KEY), images(8)
     quarters = rng.randint(rng.fold(KEY, "turn"), 0, 4, 8)
     z = t.apply(vars, turned(x, quarters), "train").features
     head = rotation_head(t)
     want = F.cross_entropy(z @ head["weight"].T + head["bias"], quarters)
-    torch.testing.assert_close(fedttt._rotation_loss(t, vars, head, x, KEY), want)
+    batch = {"x": x, "y": y}
+    both, _ = FedTTT().loss(t, joined(vars, {"rotation": head}), batch, KEY)
+    torch.testing.assert_close(both - t.loss(vars, batch, KEY)[0], want)
 
 
 def test_fedttt_settles_on_a_personal_model_by_one_more_joint_phase():

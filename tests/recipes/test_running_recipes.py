@@ -127,7 +127,7 @@ def test_results_of_an_earlier_version_are_listed():
 @pytest.fixture
 def joined(monkeypatch):
     """Lets a CPU train in lanes as a GPU does; the sizes of what trained together."""
-    sizes, real = [], runner.lanes_of
+    sizes, real = [], runner.open_lanes
 
     def alike(experiments):
         methods = {e.method for e in experiments}
@@ -138,7 +138,7 @@ def joined(monkeypatch):
         return real(experiments, parts)
 
     monkeypatch.setattr(runner, "can_join", alike)
-    monkeypatch.setattr(runner, "lanes_of", lanes)
+    monkeypatch.setattr(runner, "open_lanes", lanes)
     return sizes
 
 
@@ -173,18 +173,22 @@ def test_what_was_stopped_together_goes_on_with_those_that_are_as_far(tmp_path, 
 
 
 def test_too_little_memory_for_all_is_enough_for_halves(tmp_path, monkeypatch, joined):
-    lanes = runner.lanes_of
+    lanes = runner.open_lanes
 
     def small(experiments, parts):
         if len(experiments) > 2:
             raise torch.OutOfMemoryError("too many")
         return lanes(experiments, parts)
 
-    monkeypatch.setattr(runner, "lanes_of", small)
+    monkeypatch.setattr(runner, "open_lanes", small)
     found = run(plan(curves(), "smoke"), tmp_path, (0, 1))
     assert joined == [2, 2] and len(found["cells"]) == 2 * 5
-    monkeypatch.setattr(runner, "lanes_of", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
-    monkeypatch.setattr(runner.loop, "rounds", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("none")))
+
+    def none(*given):
+        raise torch.OutOfMemoryError("none")
+
+    monkeypatch.setattr(runner, "open_lanes", none)
+    monkeypatch.setattr(runner.loop, "rounds_together", none)
     with pytest.raises(torch.OutOfMemoryError):
         run(plan(curves(name="fedprox"), "smoke"), tmp_path, (0,))
 
