@@ -134,3 +134,12 @@ def test_each_way_is_told_in_ten_lines(title):
 def test_the_glossary_has_one_meaning_for_each_word():
     words = re.findall(r"^\| \*?\*?([\w -]+?)\*?\*? \|", section("## Glossary"), re.M)[1:]
     assert len(words) >= 25 and len(words) == len({w.lower() for w in words})
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_source_files_that_docs_name_exist(page):
+    named = re.findall(r"`((?:\w+/)+\w+\.py)[`:]", page.read_text())
+    assert [n for n in named if not any((base / n).exists() for base in (SRC, ROOT))] == []
