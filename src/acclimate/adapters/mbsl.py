@@ -67,7 +67,7 @@ class MBSL(Adapter):
         check.positive(self, "temperature")
         check.choices(self)
         if not set(self.losses) <= {"strong", "weak", "contrast"}:
-            raise ValueError(f"MBSL: losses={self.losses!r} must be among strong, weak and contrast")
+            raise check.FieldError(f"MBSL: losses={self.losses!r} must be among strong, weak and contrast", "losses")
 
     @property
     def equations(self) -> Equations:

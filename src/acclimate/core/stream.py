@@ -43,8 +43,10 @@ class Protocol:
         if self.reset == "shift" and self.segment is None:
             raise ValueError("Protocol: reset='shift' needs a stream of segments, and this one has none")
         if self.reset == "shift" and self.segment is not None and self.segment % self.batch:
-            raise ValueError(
-                f"Protocol: reset='shift' needs segment={self.segment} to be a multiple of batch={self.batch}"
+            raise check.FieldError(
+                f"Protocol: reset='shift' needs segment={self.segment} to be a multiple of batch={self.batch}",
+                "segment",
+                "batch",
             )
 
 

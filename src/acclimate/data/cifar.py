@@ -216,7 +216,9 @@ class CIFAR10C(FileDataset):
                 allowed = ", ".join((*CORRUPTIONS, *EXTRA_CORRUPTIONS))
                 raise ValueError(f"CIFAR10C: corruptions has {c!r}; allowed are {allowed}")
         if not self.corruptions or len(set(self.corruptions)) != len(self.corruptions):
-            raise ValueError(f"CIFAR10C: corruptions={self.corruptions!r} must name at least one, each once")
+            raise check.FieldError(
+                f"CIFAR10C: corruptions={self.corruptions!r} must name at least one, each once", "corruptions"
+            )
 
     def expected(self) -> dict[str, Any]:
         count = 10000 * len(self.corruptions)

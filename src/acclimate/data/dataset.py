@@ -53,13 +53,17 @@ class Dataset:
             check.whole(self, "seed", 0)
         check.all_finite(self, "angles", "new_angles", "mean", "std")
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"{name}: fraction={self.fraction} must be above 0 and at most 1")
+            raise check.FieldError(f"{name}: fraction={self.fraction} must be above 0 and at most 1", "fraction")
         three = len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0
         if not three or not abs(sum(self.split) - 1) <= 1e-6:  # which NaN is not, nor is it above
-            raise ValueError(f"{name}: split={self.split} must be three shares (train, val, test) that add up to 1")
+            raise check.FieldError(
+                f"{name}: split={self.split} must be three shares (train, val, test) that add up to 1", "split"
+            )
         if len(self.mean) != len(self.std) or any(s <= 0 for s in self.std):
-            raise ValueError(
-                f"{name}: mean={self.mean} and std={self.std} need one entry per channel each, std above 0"
+            raise check.FieldError(
+                f"{name}: mean={self.mean} and std={self.std} need one entry per channel each, std above 0",
+                "mean",
+                "std",
             )
 
     def load(self) -> Examples:

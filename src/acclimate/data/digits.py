@@ -32,9 +32,13 @@ class Digits(Dataset):
         allowed = (*drawing.STYLES, "font")
         for d in self.domains:
             if d not in allowed:
-                raise ValueError(f"Digits: domains={self.domains!r} has {d!r}; allowed are {', '.join(allowed)}")
+                raise check.FieldError(
+                    f"Digits: domains={self.domains!r} has {d!r}; allowed are {', '.join(allowed)}", "domains"
+                )
         if not self.domains or len(set(self.domains)) != len(self.domains):
-            raise ValueError(f"Digits: domains={self.domains!r} must name at least one domain, each once")
+            raise check.FieldError(
+                f"Digits: domains={self.domains!r} must name at least one domain, each once", "domains"
+            )
         check.whole(self, "side", 16, 64)
 
     def load(self) -> Examples:

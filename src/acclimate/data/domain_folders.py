@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..core import check
 from . import formats, images
 from .fileset import FileDataset, Sources, listed, text_lines
 
@@ -31,10 +32,13 @@ class Domains(FileDataset):
         name = type(self).__name__
         for d in self.domains:
             if d not in self.every:
-                raise ValueError(f"{name}: domains={self.domains!r} has {d!r}; allowed are {', '.join(self.every)}")
+                raise check.FieldError(
+                    f"{name}: domains={self.domains!r} has {d!r}; allowed are {', '.join(self.every)}", "domains"
+                )
         if not self.domains or len(set(self.domains)) != len(self.domains):
-            raise ValueError(
-                f"{name}: domains={self.domains!r} must name at least one of {', '.join(self.every)}, each once"
+            raise check.FieldError(
+                f"{name}: domains={self.domains!r} must name at least one of {', '.join(self.every)}, each once",
+                "domains",
             )
 
     def expected(self) -> dict[str, Any]:

@@ -65,7 +65,9 @@ class Experiment:
             check.at_least(self, name, 1)
         check.at_least(self, "seed", 0)
         if not 0 < self.participation <= 1:
-            raise ValueError(f"Experiment: participation={self.participation!r} must be above 0 and at most 1")
+            raise check.FieldError(
+                f"Experiment: participation={self.participation!r} must be above 0 and at most 1", "participation"
+            )
         if self.cohort is not None and not 1 <= self.cohort <= self.data.clients:
             raise check.FieldError(
                 f"Experiment: cohort={self.cohort} must be between 1 and the number of clients, {self.data.clients}",

@@ -57,7 +57,7 @@ class _Gaussian(Filter):
         check.positive(self, "clip")
         check.positive(self, "noise")
         if not 0 < self.delta < 1:
-            raise ValueError(f"{type(self).__name__}: delta={self.delta!r} must be above 0 and below 1")
+            raise check.FieldError(f"{type(self).__name__}: delta={self.delta!r} must be above 0 and below 1", "delta")
         check.choices(self)
 
     def refusal(self, rules: Rules) -> str | None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import Tree, rng
+from ..core import Tree, check, rng
 from .codec import Codec
 
 
@@ -28,7 +28,7 @@ class TopK(Codec):
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ValueError(f"TopK: share={self.share!r} must be above 0 and at most 1")
+            raise check.FieldError(f"TopK: share={self.share!r} must be above 0 and at most 1", "share")
 
     def encode(self, x: Tensor, key: rng.Key) -> Tree | Tensor:
         count = math.ceil(self.share * x.numel() - 1e-9)

@@ -21,7 +21,9 @@ class TrimmedMean(Robust):
     def __post_init__(self) -> None:
         if not 0 <= self.share < 0.5:
             check.within(self, "share", 0.0, 0.5)
-            raise ValueError(f"TrimmedMean: share={self.share!r} must be below 0.5: something must be left")
+            raise check.FieldError(
+                f"TrimmedMean: share={self.share!r} must be below 0.5: something must be left", "share"
+            )
 
     def reduce(self, groups: Tree, there: dict[str, Tensor]) -> Tree:
         return {g: tree.map(lambda x, t=there[g]: trimmed_mean(x, t, self.share), part) for g, part in groups.items()}

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Rules, Sum, Task, Tree, Work, difference, rng, tree
+from ..core import SGD, Mean, Method, Rules, Sum, Task, Tree, Work, check, difference, rng, tree
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class FedNova(Method):
 
     def __post_init__(self) -> None:
         if not isinstance(self.opt, SGD):
-            raise ValueError(f"FedNova: opt={self.opt} must be SGD: the normaliser is the sum of its steps' weights")
+            raise check.FieldError(
+                f"FedNova: opt={self.opt} must be SGD: the normaliser is the sum of its steps' weights", "opt"
+            )
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         delta = difference(task.loss, down["vars"], data, self.opt, self.work, key)

@@ -54,7 +54,7 @@ class FedTTA(Weighted):
         check.at_least(self, "mu", 0.0)
         check.choices(self)
         if any(width < 1 for width in self.hidden):
-            raise ValueError(f"FedTTA: hidden={self.hidden!r} must be widths of at least 1")
+            raise check.FieldError(f"FedTTA: hidden={self.hidden!r} must be widths of at least 1", "hidden")
 
     @property
     def uplink(self) -> Rules:

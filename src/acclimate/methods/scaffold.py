@@ -30,9 +30,10 @@ class SCAFFOLD(Method):
     def __post_init__(self) -> None:
         check.positive(self, "server_lr")
         if not isinstance(self.opt, SGD) or self.opt.momentum or self.opt.weight_decay:
-            raise ValueError(
+            raise check.FieldError(
                 f"SCAFFOLD: opt={self.opt} must be plain SGD (momentum=0, weight_decay=0): option II of Algorithm 1 "
-                "recovers the mean gradient from the distance walked"
+                "recovers the mean gradient from the distance walked",
+                "opt",
             )
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:

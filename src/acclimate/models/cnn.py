@@ -33,7 +33,9 @@ class CNN:
         check.at_least(self, "groups", 1)
         check.within(self, "dropout", 0.0, 0.999)
         if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"CNN: widths={self.widths!r} must name at least one layer of at least one channel")
+            raise check.FieldError(
+                f"CNN: widths={self.widths!r} must name at least one layer of at least one channel", "widths"
+            )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for images [channels, height, width]."""

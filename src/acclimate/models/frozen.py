@@ -96,7 +96,9 @@ class Frozen:
             if getattr(self, name) is not None:
                 check.at_least(self, name, 1)
         if len(self.mean) != len(self.std):
-            raise ValueError(f"Frozen: mean={self.mean} and std={self.std} need one entry per channel each")
+            raise check.FieldError(
+                f"Frozen: mean={self.mean} and std={self.std} need one entry per channel each", "mean", "std"
+            )
 
     def for_inputs(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Frozen:
         """The same for inputs that are normalised so, unless it says otherwise."""

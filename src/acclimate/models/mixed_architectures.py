@@ -31,7 +31,9 @@ class Mixed:
     def __post_init__(self) -> None:
         check.choices(self)
         if not self.models or any(architectures(m) is not None for m in self.models):
-            raise ValueError(f"Mixed: models={self.models!r} must name at least one model, and no other Mixed")
+            raise check.FieldError(
+                f"Mixed: models={self.models!r} must name at least one model, and no other Mixed", "models"
+            )
 
     @classmethod
     def of(cls, model: Any) -> Mixed:

@@ -25,7 +25,9 @@ class MLP:
         check.at_least(self, "groups", 1)
         check.within(self, "dropout", 0.0, 0.999)
         if not self.hidden or min(self.hidden) < 1:
-            raise ValueError(f"MLP: hidden={self.hidden!r} must name at least one layer of at least one unit")
+            raise check.FieldError(
+                f"MLP: hidden={self.hidden!r} must name at least one layer of at least one unit", "hidden"
+            )
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A fresh network for inputs of this shape."""

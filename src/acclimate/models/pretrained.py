@@ -39,7 +39,9 @@ class Pretrained:
             check.at_least(self, "size", 1)
         check.within(self, "momentum", 0.0, 1.0)
         if len(self.mean) != len(self.std):
-            raise ValueError(f"Pretrained: mean={self.mean} and std={self.std} need one entry per channel each")
+            raise check.FieldError(
+                f"Pretrained: mean={self.mean} and std={self.std} need one entry per channel each", "mean", "std"
+            )
 
     def for_inputs(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Pretrained:
         """The same for inputs that are normalised so, unless it says otherwise."""

@@ -38,8 +38,9 @@ class Corrupted(Corrupting):
         check.whole(self, "severity", 1, 5)
         unknown = [k for k in self.kinds if k not in CORRUPTIONS]
         if unknown or not self.kinds:
-            raise ValueError(
-                f"{type(self).__name__}: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}"
+            raise check.FieldError(
+                f"{type(self).__name__}: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}",
+                "kinds",
             )
 
     def rows(self, world: Federation, key: rng.Key) -> list[Tensor]:

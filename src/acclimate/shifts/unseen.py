@@ -65,7 +65,7 @@ class NewClients(Shift):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.share <= 1:
-            raise ValueError(f"NewClients: share={self.share} must be above 0 and at most 1")
+            raise check.FieldError(f"NewClients: share={self.share} must be above 0 and at most 1", "share")
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         if not world.new:
@@ -84,7 +84,7 @@ class Reduced(Shift):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.share <= 1:
-            raise ValueError(f"Reduced: share={self.share} must be above 0 and at most 1")
+            raise check.FieldError(f"Reduced: share={self.share} must be above 0 and at most 1", "share")
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         rows = [r[: max(round(len(r) * self.share), min(len(r), 1))] for r in ordered(world, key)]
