@@ -6,8 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
-from acclimate.cli.progress import display, duration
+from acclimate.cli.progress import display
 from acclimate.core import State
+from acclimate.running.progress import duration
 from acclimate.running.watch import Watch
 
 

@@ -129,6 +129,6 @@ def summary(joined: Joined, x: np.ndarray) -> list[str]:
     if "chosen_step" in r:
         first, last = r["learned_loss"][0], r["learned_loss"][r["chosen_step"]]
         lines.append(f"step {r['chosen_step']} of {r['steps_taken']} taken, learned loss {first:.4f} to {last:.4f}")
-    told = Counter(joined.predict(x).argmax(-1).tolist())
-    lines.append("predicted: " + ", ".join(f"{n} x {joined.classes[c]}" for c, n in told.most_common(8)))
+    answers = Counter(joined.predict(x).argmax(-1).tolist())
+    lines.append("predicted: " + ", ".join(f"{n} x {joined.classes[c]}" for c, n in answers.most_common(8)))
     return lines

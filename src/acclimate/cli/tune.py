@@ -83,7 +83,7 @@ def _listing(grids: tuple[Grid, ...]) -> str:
 
 def _reporter(console: Console) -> Callable[[Search, int], None]:
     """Prints a line per trial: its score, the best so far, and how long the rest will take."""
-    from .progress import duration
+    from ..running.progress import duration
 
     began, before = time.perf_counter(), -1
 

@@ -56,7 +56,7 @@ class Served(NamedTuple):
     logits: Tensor
     """[size, classes]"""
     trace: Tree
-    """What the adapter's `trace` told, each [size, ...]; empty unless asked for."""
+    """What the adapter's `trace` gave, each [size, ...]; empty unless asked for."""
 
 
 def run(
@@ -85,8 +85,8 @@ def run(
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
         now = rng.advance(rng.fold(key, "samples"), t * batch)
         if trace:
-            logits, new, told = adapter.trace(task, predict, model, state, data["x"][x_rows[t]], now)
-            seen.append(told)
+            logits, new, traced = adapter.trace(task, predict, model, state, data["x"][x_rows[t]], now)
+            seen.append(traced)
         else:
             logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], now)
         if not isinstance(logits, Tensor):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .. import recipes, store
 from ..experiment import ConfigError
+from ..running.progress import Lines
 from . import command
 from .pages import plain
 from .show import details
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> str:
     for line in command.lacking(plan):
         print(line, flush=True)
     command.require_some(plan)
-    watch = None if args.quiet else command.Log(lambda line: print(line, file=sys.stderr, flush=True))
+    watch = None if args.quiet else Lines(sys.stderr)
     result = recipes.run(plan, args.out, seeds, args.device, watch)
     return f"{plain(result)}\n{command.written(plan, args.out)}"
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import recipes, store
-from ..core import State
 from ..running.run import device_of
-from ..running.watch import Watch
 from .planning import Plan
 from .record import Cell
 from .results import file_of
@@ -86,18 +82,3 @@ def require_some(plan: Plan) -> None:
 def written(plan: Plan, out: Path) -> str:
     """Where the results lie."""
     return f"results: {file_of(plan, out)} and .md"
-
-
-class Log(Watch):
-    """A line every tenth of a training, for logs."""
-
-    def __init__(self, say: Callable[[str], Any]) -> None:
-        self.say = say
-
-    def training(self, label: str, seed: int, done: int, rounds: int) -> None:
-        self.step, self.began = max(rounds // 10, 1), time.perf_counter()
-        self.say(f"{label} (seed {seed}): {rounds - done} of {rounds} rounds to train")
-
-    def round(self, state: State) -> None:
-        if state.round % self.step == 0:
-            self.say(f"  round {state.round}: {time.perf_counter() - self.began:.1f} s")

@@ -1,0 +1,82 @@
+"""How far long work is, and plain lines that say so: what every command shows where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import IO
+
+from ..core import State
+from .watch import Watch
+
+
+def duration(seconds: float) -> str:
+    """A time for people: `about 5 min`."""
+    return f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {seconds:.0f} s"
+
+
+class Progress(Watch):
+    """Knows how far the work is: how many runs of the suite are finished, and which step the run at hand is at."""
+
+    def __init__(self) -> None:
+        self.runs, self.finished = 1, 0
+        self.phase, self.before, self.note = "", 0.0, ""
+        self.step, self.steps, self.unit = 0, 1, ""
+
+    @property
+    def share(self) -> float:
+        """The share of all work that is done; the training of a run counts as much as its test."""
+        return (self.finished + self.before + 0.5 * self.step / max(self.steps, 1)) / max(self.runs, 1)
+
+    def show(self, starts: bool = False) -> None:
+        """Draw what is known; `starts` where a run or its test has just begun."""
+
+    def suite(self, runs: int) -> None:
+        self.runs, self.finished = runs, 0
+
+    def training(self, label: str, seed: int, done: int, rounds: int) -> None:
+        self._start(f"train {label} (seed {seed})", 0.0, done, rounds, "rounds")
+
+    def round(self, state: State) -> None:
+        self.step = state.round
+        self.note = f"validation {state.history[-1]['val_accuracy']:.1%}" if state.history else ""
+        self.show()
+
+    def testing(self, label: str, seed: int, steps: int) -> None:
+        self._start(f"test {label} (seed {seed})", 0.5, 0, steps, "tests")
+
+    def tested(self) -> None:
+        self.step += 1
+        self.show()
+
+    def done(self) -> None:
+        self.finished += 1
+        self.phase, self.before, self.step, self.note = "", 0.0, 0, ""
+        self.show()
+
+    def _start(self, phase: str, before: float, step: int, steps: int, unit: str) -> None:
+        self.phase, self.before, self.note = phase, before, ""
+        self.step, self.steps, self.unit = step, steps, unit
+        self.show(starts=True)
+
+
+class Lines(Progress):
+    """A line at the start, and one whenever another tenth of all work is done."""
+
+    def __init__(self, out: IO[str]) -> None:
+        super().__init__()
+        self._out, self._began = out, time.perf_counter()
+        self._first: float | None = None
+        self._tenth = -1
+
+    def show(self, starts: bool = False) -> None:
+        share, passed = self.share, time.perf_counter() - self._began
+        if self._first is None:
+            self._first = share  # what earlier sessions have done took none of this one's time
+        if int(10 * share + 1e-9) <= self._tenth:
+            return
+        self._tenth = int(10 * share + 1e-9)
+        at = f", {self.step} of {self.steps} {self.unit}" if self.phase else f"{self.finished} of {self.runs} done"
+        note = f", {self.note}" if self.note else ""
+        here = share - self._first
+        left = f"; {duration(passed / here * (1 - share))} left" if here > 0 and share < 1 else ""
+        print(f"{100 * share:3.0f} %: {self.phase}{at}{note}{left}", file=self._out, flush=True)
