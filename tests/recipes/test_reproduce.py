@@ -161,7 +161,7 @@ def test_recipes_run_with_torch_numpy_and_safetensors_alone(tmp_path):
     code, text, log = alone(*words)
     assert code == 0, log
     assert re.search(r"FedPCL +\d+\.\d ± \d+\.\d \(45\.2\)\n", text) and "after 2 rounds" in text
-    assert "results: out/fedpcl/table5-smoke-2-rounds.json and .md" in text and "100 %: 2 of 2 done" in log
+    assert "results: out/fedpcl/table5-smoke-2-rounds.json and .md" in text and "100 %: test fedpcl (seed 1)" in log
     body = json.loads((tmp_path / "out" / "fedpcl" / "table5-smoke-2-rounds.json").read_text())
     assert body["command"] == f"python -m acclimate.recipes {shlex.join(words)}"
     assert "fedpcl/table5" in alone("list", "fedpcl")[1] and "FedPCL: fedpcl" in alone("show", "fedpcl/table5")[1]
