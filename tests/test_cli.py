@@ -145,7 +145,7 @@ def test_a_shell_sees_the_sentence_and_the_exit_code(tmp_path):
 
 
 def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_path, here):
-    (tmp_path / "own_table.py").write_text(
+    (tmp_path / "table.py").write_text(
         "from dataclasses import dataclass\nimport torch\nimport acclimate as ac\n"
         "@dataclass(frozen=True)\nclass Table(ac.data.Dataset):\n"
         "    def load(self):\n"
@@ -155,9 +155,9 @@ def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_
         "        return ac.data.Examples.of(x, y, 'abc')\n"
     )
     quick = ["data.clients=3", "model=mlp", "model.hidden=8", "rounds=1", "method=fedavg", "method.work.epochs=1"]
-    done = cli("run", "-q", "-o", "a", "data=own_table:Table", "streams=original", "adapters=none,t3a", *quick, cwd=tmp_path)
+    done = cli("run", "-q", "-o", "a", "data=table:Table", "streams=original", "adapters=none,t3a", *quick, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = here("run", "-q", "-o", "b", "data=own_table:Table", "adapters=none", *quick)
+    done = here("run", "-q", "-o", "b", "data=table:Table", "adapters=none", *quick)
     assert done.returncode == 2
     assert "stream 'corrupted' cannot be made from Table: x: images must be uint8" in done.stderr
     assert not (tmp_path / "b" / "state.safetensors").exists()
