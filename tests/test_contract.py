@@ -1,6 +1,7 @@
 """What every method of the catalogue owes, on every backend: tested once, for all of them."""
 
 import pickle
+import platform
 from functools import cache
 
 import pytest
@@ -14,6 +15,8 @@ from support import BACKENDS, CLASSES, MODELS, QUICK, client_data, equal, fitted
 METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
 MLP = "mlp-dropout"
 """The cheapest model that has batch norm, and draws at random."""
+AGREE = 5e-5 if platform.machine() == "aarch64" else 1e-5
+"""Three rounds amplify the last bits, which are others on every kind of processor: up to 2e-5 on an ARM core."""
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -40,10 +43,9 @@ def trained(name: str, model: str):
 def test_serial_and_vmap_agree_on_uneven_clients(name, model):
     _, _, a = trained(name, model)
     _, _, b = fitted(METHODS[name], "vmap", model)
-    # three rounds amplify the last bits, on every kind of processor others: 2e-5 on an ARM core, 1e-5 on x86
-    assert gap(a.server, b.server) < 5e-5
+    assert gap(a.server, b.server) < AGREE
     size = max([1.0, *(float(x.abs().max()) for x in tree.leaves(a.mine) if x.numel())])
-    assert gap(a.mine, b.mine) < 5e-5 * size  # private running variances can be well above one
+    assert gap(a.mine, b.mine) < AGREE * size  # private running variances can be well above one
     assert a.cost == b.cost
     assert [h["val_accuracy"] for h in a.history] == pytest.approx([h["val_accuracy"] for h in b.history], abs=1e-6)
 
