@@ -17,7 +17,7 @@ FEDMD = HeteroFedTTA(lam=0.0, inner_lr=0.0, opt=SGD(lr=0.1), work=WORK, digest_b
 HETERO = HeteroFedTTA(inner_lr=0.1, opt=SGD(lr=0.1), net_opt=SGD(lr=0.01), work=WORK, digest_batch=64, join_epochs=10)
 SIZES = ac.models.Mixed(tuple(ac.models.MLP(hidden=(h,)) for h in (16, 32, 64)), assign="turns")
 DATA = ac.data.Public(
-    share=0.3, clients=6, new_clients=6, partition=ac.data.Dirichlet(alpha=1.0), split=(0.85, 0.15, 0.0)
+    share=0.3, clients=6, new_clients=6, partition=ac.data.Dirichlet(alpha=0.3), split=(0.85, 0.15, 0.0)
 )
 
 
