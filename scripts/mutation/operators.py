@@ -6,7 +6,7 @@
 | comparison | `<` and `<=`, `>` and `>=`, `==` and `!=`, `is` and `is not`, `in` and `not in` |
 | boolean | `and` and `or` |
 | negate | the condition of `if`, `while`, `a if c else b` or a comprehension is turned round |
-| unary | a `-`, `not` or `~` is left out |
+| unary | a `-`, `not` or `~` is left out, but for the sign of a number |
 | number | k becomes k + 1 |
 | flag | True and False |
 | dim | `dim=0` and `dim=1`; `dim=-1` and others become 0 |
@@ -194,7 +194,7 @@ def _changes(node: ast.AST, parent: ast.AST, field: str, within: bool) -> Iterat
             yield "comparison", node, ast.Compare(node.left, ops, node.comparators)
     elif isinstance(node, ast.BoolOp):
         yield "boolean", node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
-    elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.UAdd):
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
         yield "unary", node, node.operand
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, bool):
