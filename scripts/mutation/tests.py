@@ -45,6 +45,7 @@ TESTS = (
     "tests/test_compose.py",
     "tests/test_contract.py",
     "tests/test_defaults.py",
+    "tests/test_fingerprint.py",
     "tests/test_papers.py",
 )
 QUIET = ("-q", "-p", "no:cacheprovider", "--assert=plain")
