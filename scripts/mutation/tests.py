@@ -30,6 +30,7 @@ LEFT_OUT = ("ops/augmix_kernel.py",)
 """It runs on a GPU alone."""
 TESTS = (
     "tests/adapters",
+    "tests/core/test_clocks_and_keys.py",
     "tests/core/test_fit.py",
     "tests/core/test_optim.py",
     "tests/core/test_stream.py",

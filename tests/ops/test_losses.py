@@ -35,7 +35,8 @@ def test_counts_and_means_leave_padding_out():
     assert losses.class_counts(data, 5).dtype == torch.float32
     rows, real = torch.arange(12.0).reshape(4, 3), torch.tensor([True, False, True, False])
     assert masks.mean_of(rows, real).tolist() == [3.0, 4.0, 5.0]
-    assert masks.mean_of(rows, ~(real | True)).tolist() == [0.0, 0.0, 0.0]
+    assert masks.mean_of(rows, real & False).tolist() == [0.0, 0.0, 0.0]
+    assert masks.mean_of(rows, torch.arange(4) == 3).tolist() == [9.0, 10.0, 11.0]
     assert masks.real_rows(4, torch.tensor(2)).tolist() == [True, True, False, False]
     assert masks.own_share(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor(1)).tolist() == [3.0, 4.0]
 
