@@ -11,7 +11,7 @@ from acclimate.ops import augmix as am
 from acclimate.ops.augment import FlipCrop
 
 KEY = rng.key(11)
-H, W = 30, 60  # so that a translation of strength 7 is 7 down and 14 across
+H, W = 30, 60  # so that a translation of strength 8 is 8 down and 16 across
 
 
 def image(height=H, width=W, seed=0):
@@ -33,9 +33,9 @@ IDENTITY = [[1, 0, 0], [0, 1, 0]]
         ("shear_x", 5.0, 1.0, [[1, 0.15, 0], [0, 1, 0]]),
         ("shear_x", 5.0, -1.0, [[1, -0.15, 0], [0, 1, 0]]),
         ("shear_y", 2.0, -1.0, [[1, 0, 0], [-0.06, 1, 0]]),
-        ("translate_x", 7.3, 1.0, [[1, 0, 14], [0, 1, 0]]),
+        ("translate_x", 8.0, 1.0, [[1, 0, 16], [0, 1, 0]]),
         ("translate_x", 7.3, -1.0, [[1, 0, -14], [0, 1, 0]]),
-        ("translate_y", 7.3, 1.0, [[1, 0, 0], [0, 1, 7]]),
+        ("translate_y", 8.0, 1.0, [[1, 0, 0], [0, 1, 8]]),
         ("equalize", 7.3, 1.0, IDENTITY),
         ("autocontrast", 7.3, 1.0, IDENTITY),
         ("posterize", 7.3, -1.0, IDENTITY),
@@ -106,7 +106,7 @@ def test_places_on_the_border_are_inside_and_those_beyond_are_not():
 def test_levels_are_whole_numbers_of_bytes_and_floats_alike():
     x = image(4, 4)
     assert torch.equal(am.to_levels(x), x.float())
-    assert am.to_levels(torch.tensor([-0.1, 0.0, 0.5019, 0.999, 1.2])).tolist() == [0, 0, 128, 255, 255]
+    assert am.to_levels(torch.tensor([-0.1, 0.0, 0.7, 0.999, 1.2])).tolist() == [0, 0, 178, 255, 255]
 
 
 @pytest.mark.parametrize("name", am.OPS)
@@ -162,6 +162,8 @@ def test_a_view_is_the_mixture_of_its_chains(options):
 
 def test_the_tables_at_their_edges():
     two = torch.tensor([[[[10.0, 11.0]]]])
+    wide = torch.tensor([[[[50.0, 150.0]]]])
+    assert am.autocontrast_table(wide)[0, 0, [0, 50, 51, 100, 150, 255]].tolist() == [0, 0, 2, 127, 255, 255]
     assert am.autocontrast_table(two)[0, 0, [9, 10, 11, 12]].tolist() == [0, 0, 255, 255]
     assert am.posterize_table(torch.tensor([32.0]), two)[0, [31, 32, 63, 64]].tolist() == [0, 32, 32, 64]
     assert am.solarize_table(torch.tensor([100.0]), two)[0, [99, 100, 255]].tolist() == [99, 155, 0]
