@@ -27,6 +27,8 @@ def test_the_learned_loss_is_the_norm_of_the_scores():
     batch = torch.tensor(8.0)
     assert float(learned.learned_loss(NET, LOGITS, real, batch)) == pytest.approx(np.sqrt(two * 8 / 2))
     assert float(learned.learned_loss(NET, LOGITS, batch=batch)) == pytest.approx(np.sqrt((SCORES**2).sum() * 8 / 3))
+    one = learned.learned_loss(NET, LOGITS, torch.arange(3) == 1, batch)
+    assert float(one) == pytest.approx(2.75 * np.sqrt(8))
     nobody = learned.learned_loss(NET, LOGITS, real & False, batch)
     assert float(nobody) == pytest.approx(1e-6)  # the root of TINY, and finite
     zero = tree.scale(NET, 0.0)
@@ -62,6 +64,13 @@ def test_an_inner_step_leads_to_the_adapted_model(order, batch):
     assert gap({"l": out.logits}, {"l": logits}) > 1e-3
 
 
+def test_one_sample_has_an_inner_step_too():
+    t, both, x, key = case("cnn-plain")
+    _, out = learned.adapted(t, both, x[:1], key, 0.3, "second", 24)
+    params, _ = stepped(t, both, x[:1], key, 0.3, 24)
+    assert gap({"l": out.logits}, {"l": t.apply({"params": params, "buffers": {}}, x[:1]).logits}) < 1e-5
+
+
 def test_without_a_net_there_is_no_step():
     t, both, x, key = case()
     bare = {**both, "params": {"base": both["params"]["base"]}}
@@ -75,9 +84,11 @@ def test_what_a_gradient_goes_through_in_first_and_second_order():
 
     def slope(order, counts, which):
         def value(base):
-            logits, out = learned.adapted(
-                t, {**both, "params": {**both["params"], "base": base}}, x, key, 0.3, order, None, counts
+            here, options = (
+                {**both, "params": {**both["params"], "base": base}},
+                {"base_counts": True} if counts else {},
             )
+            logits, out = learned.adapted(t, here, x, key, 0.3, order, **options)
             return (logits if which == "logits" else out.logits).square().sum()
 
         return grad(value)(both["params"]["base"])
