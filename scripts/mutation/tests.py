@@ -169,10 +169,10 @@ def chosen(mutant: Mutant, tests: list[Test], most: int, seconds: float) -> list
         return 2 * bool(named) + (stem in Path(file).stem) + (stem in name.lower())
 
     near = {t["id"]: nearness(t) for t in tests}
-    found = sorted((t for t in tests if _runs(t, mutant, near[t["id"]])), key=lambda t: t["seconds"])
+    found = [t for t in tests if _runs(t, mutant, near[t["id"]])]
     turn: Counter[str] = Counter()
     order = []
-    for test in found:
+    for test in sorted(found, key=lambda t: (-near[t["id"]], t["seconds"])):
         function, cost = test["id"].partition("[")[0], test["seconds"]
         order.append((cost > seconds / 10, turn[function] - near[test["id"]], cost, test["id"]))
         turn[function] += 1
