@@ -179,6 +179,8 @@ PARTITIONS: dict[str, data.Partition] = {
     "natural-users": data.NaturalUsers(),
 }
 
+SPLITS: dict[str, data.Split] = {"per-class": data.PerClass(), "train-test": data.TrainTest()}
+
 STREAMS: dict[str, shifts.Shift] = {
     "original": shifts.Original(),
     "corrupted": shifts.Corrupted(),
@@ -237,6 +239,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("model", "models", Model, MODELS),
     Kind("data set", "datasets", data.Dataset, DATASETS),
     Kind("partition", "partitions", data.Partition, PARTITIONS),
+    Kind("split", "splits", data.Split, SPLITS),
     Kind("augment", "augments", Augment, AUGMENTS),
     Kind("stream", "streams", shifts.Shift, STREAMS),
     Kind("backend", "backends", Backend, BACKENDS),
