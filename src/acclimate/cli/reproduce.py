@@ -13,6 +13,7 @@ class _Group(TyperGroup):
     """`reproduce fedthe/table1` is `reproduce run fedthe/table1`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = [f"--{a}" if a.startswith("weights=") else a for a in args]  # as settings are written elsewhere
         first = next((a for a in args if not a.startswith("-")), None)
         if first is not None and first not in self.commands:
             args = ["run", *args]
@@ -80,6 +81,9 @@ def run(
     seeds: Annotated[str, typer.Option(help="How many seeds, from 0; or which, with commas: 0,2.")] = "1",
     rounds: Annotated[int | None, typer.Option(help="Train for so many rounds instead.")] = None,
     fraction: Annotated[float | None, typer.Option(help="Use this share of the recipe's data.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Start from this ResNet-18 or -50; also written weights=FILE.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder of results; what it holds is not run again.")] = OUT,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
@@ -92,7 +96,7 @@ def run(
     from .threads import use_half_of_the_cores
 
     numbers = command.seeds_of(seeds)
-    plan = command.planned(name, scale, device, rows or (), columns or (), rounds, fraction)
+    plan = command.planned(name, scale, device, rows or (), columns or (), rounds, fraction, weights)
     for line in command.lacking(plan):
         typer.echo(line)
     command.require_some(plan)

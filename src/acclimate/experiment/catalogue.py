@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import Adapter, Augment, Backend, Filter, Method, Model, Personalizer, optim
-from ..ops.augment import FlipCrop
+from ..ops.augment import CropJitter, FlipCrop
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ BACKENDS: dict[str, Backend] = {
     "flower": backends.Flower(),
 }
 
-AUGMENTS: dict[str, Augment] = {"flip-crop": FlipCrop()}
+AUGMENTS: dict[str, Augment] = {"flip-crop": FlipCrop(), "crop-jitter": CropJitter()}
 
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(), "adam": optim.Adam(), "adamw": optim.AdamW()}
 

@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--seeds", default="1", help="how many, from 0; or which, such as 0,2")
     verb.add_argument("--rounds", type=int, help="train for so many rounds instead")
     verb.add_argument("--fraction", type=float, help="use this share of the recipe's data")
+    verb.add_argument("--weights", metavar="FILE", help="start from this ResNet-18 or -50; also written weights=FILE")
     verb.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     verb.add_argument("-o", "--out", type=Path, default=command.OUT, help="folder; what it holds is not run again")
     verb.add_argument("-q", "--quiet", action="store_true", help="no lines about progress")
@@ -46,7 +47,8 @@ def parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> str:
     """Run a recipe; its table as text."""
     seeds = command.seeds_of(args.seeds)
-    plan = command.planned(args.name, args.scale, args.device, args.rows, args.columns, args.rounds, args.fraction)
+    sizes = args.rounds, args.fraction, args.weights
+    plan = command.planned(args.name, args.scale, args.device, args.rows, args.columns, *sizes)
     for line in command.lacking(plan):
         print(line, flush=True)
     command.require_some(plan)
@@ -72,7 +74,7 @@ def answer(args: argparse.Namespace) -> str:
 
 def main() -> None:
     """The command; errors of the user's are one line."""
-    args = parser().parse_args()
+    args = parser().parse_args(command.as_options(sys.argv[1:]))
     sys.argv[:1] = ["python", "-m", "acclimate.recipes"]  # what results say they were made by
     try:
         print(answer(args))

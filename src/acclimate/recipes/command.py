@@ -54,11 +54,18 @@ def planned(
     columns: Sequence[str] = (),
     rounds: int | None = None,
     fraction: float | None = None,
+    weights: str | None = None,
 ) -> Plan:
     """What a command asks for; errors come before any file is read."""
     device_of(device)
     found = recipes.recipe(name)
-    return recipes.plan(found, scale, asked_for(rows), asked_for(columns), rounds, fraction)  # type: ignore[arg-type]
+    chosen = asked_for(rows), asked_for(columns)
+    return recipes.plan(found, scale, *chosen, rounds, fraction, weights)  # type: ignore[arg-type]
+
+
+def as_options(words: Sequence[str]) -> list[str]:
+    """`weights=FILE` as settings are written elsewhere is `--weights=FILE`."""
+    return [f"--{word}" if word.startswith("weights=") else word for word in words]
 
 
 def lacking(plan: Plan) -> list[str]:

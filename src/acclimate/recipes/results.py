@@ -39,14 +39,16 @@ BEHIND: tuple[str, ...] = (
     "environment",
 )
 BEHIND += ("seconds", "train_seconds", "trained_together")
-"""What a results file says of each training; `trainings/HASH.json` has the rest."""
+"""What a results file says of each training; `trainings/HASH.json` has the rest. Where models start from a file of
+weights, `weights` has the digest of its content besides."""
 
 
 def file_of(plan: Plan, out: Path) -> Path:
-    """Where the results of a recipe at a scale lie; apart where rounds or data are not the recipe's own."""
+    """Where the results of a recipe at a scale lie; apart where weights, rounds or data are not the recipe's own."""
+    start = f"-{plan.weights.network}" if plan.weights is not None else ""
     rounds = f"-{plan.rounds}-rounds" if plan.rounds is not None else ""
     part = f"-{plan.fraction:g}-of-data" if plan.fraction is not None else ""
-    return out / f"{plan.recipe.name}-{plan.scale}{rounds}{part}.json"
+    return out / f"{plan.recipe.name}-{plan.scale}{start}{rounds}{part}.json"
 
 
 def held(plan: Plan, out: Path) -> tuple[set[tuple[str, str]], list[int]]:
@@ -76,13 +78,18 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
         "left_out": [{"reason": reason, "cells": cells} for reason, cells in plan.left_out.items()],
         "seconds": round(took, 1),
         "trainings": sorted({r["training_hash"] for r in found.values()}),
-        "records": [{name: r.get(name) for name in BEHIND} for r in found.values()],
+        "records": [_behind(r) for r in found.values()],
         "cells": _cells(plan, seeds, found),
     }
     place = file_of(plan, out)
     store.write(place, json.dumps(body, indent=1) + "\n")
     store.write(place.with_suffix(".md"), markdown(body))
     return body
+
+
+def _behind(record: Mapping[str, Any]) -> dict[str, Any]:
+    start = {"weights": record["weights"]} if record.get("weights") else {}
+    return {name: record.get(name) for name in BEHIND} | start
 
 
 def environments(envs: Sequence[dict[str, Any]]) -> dict[str, Any]:

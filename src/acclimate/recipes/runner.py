@@ -34,6 +34,7 @@ from .planning import Plan, widened
 from .probes import Probe, Prober, finished, probe_of, seen
 from .record import Cell, Training
 from .results import Found, has, held, write
+from .weights import digests
 
 TRAINING_SCHEMA = "acclimate.training/1"
 CHECKPOINT = 50
@@ -309,6 +310,7 @@ def _about(e: Experiment, world: World, state: State, task: Any) -> dict[str, An
         "training_hash": e.training_hash(),
         "experiment": encode(e),
         "data_hashes": hashes,
+        "weights": digests(e),
         "client_domains": [domains[int(of[rows[0]])] for rows in world.train],
         "command": store.command_line(),
         "environment": _environment(e.device),
