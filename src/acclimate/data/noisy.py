@@ -19,9 +19,10 @@ class Noisy(Wrapper):
     tested on images as they are.
 
     An image has the same noise in every round and every run, while FedPCL's published code draws it anew in every
-    round. Images in bytes stay in bytes: what leaves their range is cut off. Of `data` the images are taken, and its mean and std where this record has none. Everything else (partition,
-    clients, splits, seed, fraction, angles and so on) is set on this record, and refused on `data`. Brightness is
-    counted from 0 to 1, so s = 0.2 is a fifth of the range.
+    round. Images in bytes stay in bytes: what leaves their range is cut off. Of `data` the images are taken, and its
+    mean and std where this record has none. Everything else (partition, clients, splits, seed, fraction, angles and so
+    on) is set on this record, and refused on `data`. Brightness is counted from 0 to 1, so s = 0.2 is a fifth of the
+    range.
     """
 
     kind: Kind = "laplace"

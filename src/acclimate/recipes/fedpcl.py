@@ -2,10 +2,10 @@
 
 Tan et al., NeurIPS 2022. The tables are in fedpcl_tables.py.
 
-Federations have the sizes of the paper's Tables 8 to 10, as far as the files allow. Under feature shift clients train on
-ten images per class; else on a hundred each (the paper has 58 to 152 of these sets, about a hundred on average), or on
-three quarters of what they have. Digit-5 is read from its test files, which the published code does as well; MNIST-M,
-of which up to eighty clients hold a part, from all.
+Federations have the sizes of the paper's Tables 8 to 10, as far as the files allow. Under feature shift, clients train
+on ten images per class; else on a hundred each (the paper's have 58 to 152, about a hundred on average), or on three
+quarters of what they have. Digit-5 is read from its test files, which hold enough for that; MNIST-M, of which up to
+eighty clients hold a part, from all.
 """
 
 from __future__ import annotations
