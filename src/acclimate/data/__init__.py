@@ -15,7 +15,7 @@ from .noisy import Noisy
 from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
 from .public_set import Public, PublicWorld
-from .splits import PerClass, Split, TrainTest
+from .splits import Counted, PerClass, Split, TrainTest
 from .tinyimagenet import TinyImageNet
 from .vision import STL10, SVHN, USPS
 from .world import Examples, Pool, World
@@ -36,6 +36,7 @@ __all__ = [
     "Arrays",
     "ByDomain",
     "BySuperclass",
+    "Counted",
     "Dataset",
     "Digit5",
     "Digits",

@@ -74,6 +74,10 @@ class Dataset:
         """True for the rows of `load()` that belong to an official test set, where there is one."""
         return None
 
+    def for_training(self, examples: Examples, rows: Tensor) -> Examples:
+        """The examples of `load()` as clients train on those in `rows`; all others stay as they are."""
+        return examples
+
     def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and std for inputs of so many channels."""
         return _per_channel(self, "mean", channels), _per_channel(self, "std", channels)
@@ -87,6 +91,7 @@ class Dataset:
         splits = [self._cut(examples, rows, rng.fold(key, "split", c)) for c, rows in enumerate(shares)]
         held = self._unseen(examples, held, rng.fold(key, "unseen"))
         train, val, test = zip(*splits, strict=True)
+        examples = self.for_training(examples, torch.cat(train))
         examples = _turned(examples, shares, self.angles, rng.fold(key, "angle"))
         examples = _turned(examples, new, self.new_angles, rng.fold(key, "new angle"))
         mean, std = self.constants(examples.channels)

@@ -80,3 +80,27 @@ class TrainTest(Split):
         test = math.ceil(len(y) * self.test - 1e-9)  # 0.2 * 295 is 59.00000000000001 to a computer
         val = min(math.floor(len(y) * self.val + 1e-9), len(y) - test)
         return order[test + val :], order[test : test + val], order[:test]
+
+
+@dataclass(frozen=True)
+class Counted(Split):
+    """So many examples for training, whatever a client has; then so many for validation; the rest is for testing.
+
+    FedPCL's clients train on about a hundred examples each under label shift, be they five or eighty.
+    """
+
+    train: int = 100
+    val: int = 0
+    most: float = 0.9
+    """The largest share of a client's examples that is for training, where it has few."""
+
+    def __post_init__(self) -> None:
+        check.whole(self, "train", 1)
+        check.whole(self, "val", 0)
+        check.within(self, "most", 0.0, 1.0)
+
+    def cut(self, y: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
+        order = rng.permutation(key, len(y))
+        train = min(self.train, math.floor(len(y) * self.most + 1e-9))
+        val = min(self.val, len(y) - train)
+        return order[:train], order[train : train + val], order[train + val :]

@@ -179,7 +179,11 @@ PARTITIONS: dict[str, data.Partition] = {
     "natural-users": data.NaturalUsers(),
 }
 
-SPLITS: dict[str, data.Split] = {"per-class": data.PerClass(), "train-test": data.TrainTest()}
+SPLITS: dict[str, data.Split] = {
+    "per-class": data.PerClass(),
+    "train-test": data.TrainTest(),
+    "counted": data.Counted(),
+}
 
 STREAMS: dict[str, shifts.Shift] = {
     "original": shifts.Original(),
