@@ -1,7 +1,7 @@
 """Partitions by domain, superclass and person, and Dirichlet with natural sizes."""
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -110,17 +110,18 @@ def test_natural_users_are_clients():
 @pytest.mark.parametrize("partition", [Dirichlet, ByDomain])
 def test_a_partition_names_the_version_of_its_dealing_rule(partition):
     (revision,) = (f for f in fields(partition) if f.name == "revision")
-    assert revision.kw_only and revision.default == 1 and partition(revision=1) == partition()
+    assert revision.kw_only and revision.default == max(REVISIONS) and partition(revision=2) == partition()
     assert get_args(get_type_hints(partition)["revision"]) == tuple(REVISIONS)
-    with pytest.raises(ValueError, match=rf"^{partition.__name__}: revision=7 must be one of 1$"):
+    with pytest.raises(ValueError, match=rf"^{partition.__name__}: revision=7 must be one of 1, 2$"):
         partition(revision=7)
 
 
+@pytest.mark.parametrize("revision", REVISIONS)
 @pytest.mark.parametrize("partition", [Dirichlet(0.3), ByDomain(alpha=0.3)])
-def test_rows_are_dealt_by_the_rule_that_the_partition_names(partition, monkeypatch):
+def test_rows_are_dealt_by_the_rule_that_the_partition_names(partition, revision, monkeypatch):
     def nothing(*_):
         raise LookupError("another revision")
 
-    monkeypatch.setitem(REVISIONS, 1, REVISIONS[1]._replace(equal=nothing, apportion=nothing))
+    monkeypatch.setitem(REVISIONS, revision, REVISIONS[revision]._replace(equal=nothing, apportion=nothing))
     with pytest.raises(LookupError, match="another revision"):
-        partition.split(pool(), 6, rng.key(0))
+        replace(partition, revision=revision).split(pool(), 6, rng.key(0))
