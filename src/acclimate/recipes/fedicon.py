@@ -224,8 +224,8 @@ WITHOUT_LABELS: dict[str, dict[str, Any]] = {
     "views of a fifth": {"views": Views(flip=False, zoom=0.2)},
     "weak views": {"views": Views(flip=False, zoom=0.8, jitter=0.2, grey=0.0)},
 }
-"""What may be between our FedICON-us and the paper's, one at a time: 1e-6 leaves the encoder as it was drawn, and 0.64 is
-the rate that the sum over the 64 anchors of a batch, as Eq. 2 is printed, would make of 0.01."""
+"""What may be between our FedICON-us and the paper's, one at a time: 1e-6 leaves the encoder as it was drawn, and 0.64
+is the rate that the sum over the 64 anchors of a batch, as Eq. 2 is printed, would make of 0.01."""
 
 
 def without_labels(scale: Scale) -> Cells:
