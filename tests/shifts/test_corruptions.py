@@ -262,6 +262,8 @@ def test_motion_blur_truncates_to_whole_grey_levels_where_its_first_revision_rou
 def test_a_revision_differs_in_motion_blurs_alone_and_keeps_every_flat_image() -> None:
     assert list(REVISIONS) == [1, 2] and corruptions.LATEST == 2
     assert {k for k in CORRUPTIONS if REVISIONS[1][k] is not REVISIONS[2][k]} == {"motion_blur", "snow"}
+    snowed = [corrupt(pictures(8, 3, 32) // 4, "snow", 3, keys_for(8), revision=r).int() for r in (1, 2)]
+    assert set((snowed[0] - snowed[1]).flatten().tolist()) == {0, 1, 2}  # two layers of flakes
     levels = torch.arange(256.0).view(256, 1, 1, 1).expand(256, 1, 32, 32)
     for constants in (SUITE_32, SUITE_224):
         for severity in range(5):

@@ -44,7 +44,7 @@ class EATA(Adapter):
     keep: float = 0.9
     """Weight of the past in the moving average of predictions."""
     alpha: float = 2000.0 / 64
-    """Weight of the Fisher regulariser; 0: none. The published 2,000 is for squared means of 64 (`Fisher(batch=64)`)."""
+    """Weight of the Fisher regulariser; 0: none. The published 2,000 squares means of 64 (`Fisher(batch=64)`)."""
     steps: int = 1
 
     def __post_init__(self) -> None:

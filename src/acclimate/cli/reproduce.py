@@ -66,6 +66,22 @@ def index_(
         typer.echo(f"wrote {out}")
 
 
+@reproduce_app.command()
+def coverage(
+    results: Annotated[Path, typer.Argument(help="A folder of results.")] = Path("results"),
+    data: Annotated[
+        str | None, typer.Option(help="The data that counts as being here: 'CIFAR10; Digit5 (mnist, usps)'.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write a picture (SVG) to this file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Put it into this page, between its marks.")] = None,
+) -> None:
+    """Say how many of the papers' accuracies results have, how near they are, and which of the papers' orders hold."""
+    from ..recipes import command
+
+    typer.echo(command.coverage(results, data, as_json, out, page))
+
+
 Names = Annotated[list[str] | None, typer.Option(help="Only these rows (repeat it, or separate them by ;).")]
 Words = Annotated[list[str] | None, typer.Option(help="Only columns with these words in their names, such as Photo.")]
 

@@ -29,6 +29,12 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("index", help="make an index page of results")
     verb.add_argument("results", type=Path)
     verb.add_argument("-o", "--out", type=Path, help="write to this file instead of printing")
+    verb = verbs.add_parser("coverage", help="say how many of the published accuracies results have, and how near")
+    verb.add_argument("results", type=Path, nargs="?", default=command.RESULTS)
+    verb.add_argument("--data", help="the data that counts as being here, such as 'CIFAR10; Digit5 (mnist, usps)'")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+    verb.add_argument("-o", "--out", type=Path, help="write a picture (SVG) to this file")
+    verb.add_argument("--page", type=Path, help="put it into this page, between its marks")
     verb = verbs.add_parser("run", help="run a recipe, or go on with it")
     verb.add_argument("name")
     verb.add_argument("--scale", default="smoke", help="smoke or paper")
@@ -65,6 +71,8 @@ def answer(args: argparse.Namespace) -> str:
         return details(recipes.recipe(args.name))
     if args.verb == "run":
         return run(args)
+    if args.verb == "coverage":
+        return command.coverage(args.results, args.data, args.json, args.out, args.page)
     page = recipes.index(args.results)
     if args.out is None:
         return page.rstrip("\n")

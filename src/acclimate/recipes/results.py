@@ -2,8 +2,9 @@
 
 A results file has the schema `acclimate.reproduction/1`. `cells` are the numbers of the table. `records` say what was
 trained for them: seed, rounds, share of the data, hashes, command and environment; settings and tests lie in
-`trainings/HASH.json`. What is not of the recipe's own rounds and data lies in a file of its own, says so in each of its
-cells, and is not compared with the published numbers.
+`trainings/HASH.json`. `written` is the time (UTC), so that the latest of several files is known. What is not of the
+recipe's own rounds and data lies in a file of its own, says so in each of its cells, and is not compared with the
+published numbers.
 
 Results that scripts/convert_results.py made from the records of earlier versions have one more key, `converted`: from
 which file and schema, measured with which commits. Their trainings were not kept, so their `records` hold the tests
@@ -12,6 +13,7 @@ which file and schema, measured with which commits. Their trainings were not kep
 
 from __future__ import annotations
 
+import datetime
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -77,6 +79,7 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
         "notes": list(recipe.notes),
         "left_out": [{"reason": reason, "cells": cells} for reason, cells in plan.left_out.items()],
         "seconds": round(took, 1),
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "trainings": sorted({r["training_hash"] for r in found.values()}),
         "records": [_behind(r) for r in found.values()],
         "cells": _cells(plan, seeds, found),
