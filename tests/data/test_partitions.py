@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core import rng
-from acclimate.data import ByDomain, BySuperclass, Dirichlet, NaturalUsers, Pool
+from acclimate.data import ByDomain, BySuperclass, Digits, Dirichlet, NaturalUsers, Pool
 from acclimate.data.dealing import REVISIONS
 
 
@@ -114,6 +114,13 @@ def test_a_partition_names_the_version_of_its_dealing_rule(partition):
     assert get_args(get_type_hints(partition)["revision"]) == tuple(REVISIONS)
     with pytest.raises(ValueError, match=rf"^{partition.__name__}: revision=7 must be one of 1, 2$"):
         partition(revision=7)
+
+
+def test_the_first_revision_deals_the_rows_that_it_always_dealt():
+    parts = Dirichlet(0.1, revision=1).split(Digits().load(), 10, rng.key(0))
+    marks = [int((p * torch.arange(1, len(p) + 1)).sum()) for p in parts]
+    assert marks[:5] == [13300980, 14872077, 14341519, 14840980, 14408081]
+    assert marks[5:] == [14787527, 13688538, 14068701, 15590497, 15743345]
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
