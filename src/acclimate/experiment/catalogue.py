@@ -172,6 +172,7 @@ PARTITIONS: dict[str, data.Partition] = {
     "iid": data.IID(),
     "dirichlet": data.Dirichlet(),
     "dirichlet-natural": data.Dirichlet(sizes="natural"),
+    "dirichlet-brfl": data.Dirichlet(sizes="brfl"),
     "pathological": data.Pathological(),
     "by-superclass": data.BySuperclass(),
     "by-domain": data.ByDomain(),
