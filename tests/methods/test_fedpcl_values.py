@@ -69,6 +69,8 @@ def test_the_paper_pools_by_class_counts_and_the_published_code_counts_owners():
         assert down["known"].tolist() == known and down["seen"].tolist() == [1, 1, 0]
         close(down["sets"][0], [first[0], second[1], first[2]])  # the missing class is the common one (Eq. 7)
         close(down["sets"][1], [second[0], second[1], first[2]])
+    single = PAPER.download(TASK, {"sets": SETS[:2], "counts": torch.tensor([[1.0, 0.0, 1.0], [9.0, 3.0, 0.0]])})
+    close(single["sets"][0], [first[0], second[1], first[2]])  # one example is enough for a prototype of one's own
 
 
 def test_the_server_files_what_arrives_under_its_sender():
