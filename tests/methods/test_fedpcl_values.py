@@ -69,6 +69,8 @@ def test_the_paper_pools_by_class_counts_and_the_published_code_counts_owners():
         assert down["known"].tolist() == known and down["seen"].tolist() == [1, 1, 0]
         close(down["sets"][0], [first[0], second[1], first[2]])  # the missing class is the common one (Eq. 7)
         close(down["sets"][1], [second[0], second[1], first[2]])
+    single = PAPER.download(TASK, {"sets": SETS[:2], "counts": torch.tensor([[1.0, 0.0, 1.0], [9.0, 3.0, 0.0]])})
+    close(single["sets"][0], [first[0], second[1], first[2]])  # one example is enough for a prototype of one's own
 
 
 def test_the_server_files_what_arrives_under_its_sender():
@@ -98,7 +100,8 @@ def test_what_is_sent_are_the_prototypes_of_the_trained_model():
     assert gap(after["vars"], VARS) > 1e-3
     again = PAPER.finish_personal(TASK, {}, after, data(), KEY)
     assert equal(up["prototypes"], again["prototypes"]) and equal(after["prototypes"], again["prototypes"])
-    assert up["counts"].tolist() == [2, 1, 3] and up["counts"].dtype == torch.int64 and int(up["id"]) == 1
+    assert up["counts"].tolist() == after["counts"].tolist() == [2, 1, 3]
+    assert up["counts"].dtype == torch.int64 and int(up["id"]) == 1
 
 
 def test_in_the_first_round_weight_decay_acts_in_the_published_code_alone():
@@ -113,7 +116,7 @@ def test_in_the_first_round_weight_decay_acts_in_the_published_code_alone():
 def test_a_deployed_client_knows_what_it_or_anybody_has_seen_and_the_published_one_its_own_alone():
     mine = PAPER.init_mine(TASK, KEY) | {"vars": VARS, "counts": torch.tensor([3.0, 0.0, 0.0])}
     mine |= {"prototypes": drawn(3, 3, seed=11)}
-    down = {"global": drawn(3, 3, seed=12), "known": torch.tensor([2.0, 5.0, 0.0])}
+    down = {"global": drawn(3, 3, seed=12), "known": torch.tensor([0.0, 5.0, 0.0])}
     head = torch.stack([mine["prototypes"][0], down["global"][1], down["global"][2]])
     for method, known in ((PAPER, [1, 1, 0]), (RELEASED, [1, 0, 0])):
         live = method.deploy(TASK, down, mine)
