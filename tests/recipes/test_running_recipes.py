@@ -237,7 +237,8 @@ def test_fedspl_on_pacs_has_five_trainings_of_the_papers_rows():
     assert set(trained) <= set(trainings(RECIPES["fedspl/table1"].cells("paper"))) | {
         t for t in trained if getattr(t.method.record, "variant", "") == "released"
     }
-    assert {t.training.method.record.opt.lr for t in RECIPES["fedspl/rates"].cells("paper")} == {0.2, 0.001}
+    tried = {(c.training.method.record.opt.lr, c.training.model.size) for c in RECIPES["fedspl/rates"].cells("paper")}
+    assert tried == {(0.02, None), (0.05, None), (0.2, None), (0.2, 128), (0.001, None), (0.001, 128)}
 
 
 def test_fedspl_trains_as_its_code_does():
