@@ -1,13 +1,18 @@
 """FedTTA's recipes: what the paper states holds for every row."""
 
 import pytest
+import torch
 
 from acclimate.adapters import Tent
-from acclimate.core import SGD, Mean, Protocol, Shards, Work
+from acclimate.core import SGD, Mean, Protocol, Shards, StepDecay, Work, rng
+from acclimate.data import Digits, Dirichlet, Pathological
 from acclimate.methods import FedAvg
-from acclimate.models import MLP, Mixed
-from acclimate.recipes import RECIPES, TentOnce, fedtta, fedtta_tables
+from acclimate.models import CNN, MLP, Mixed
+from acclimate.recipes import RECIPES, Redealt, TentOnce, fedtta, fedtta_tables
+from acclimate.shifts import NewClients
 from support import SMALL, fitted, shards
+
+KEY = rng.key(7)
 
 
 def test_clients_count_as_one_in_every_row():
@@ -56,3 +61,37 @@ def test_tents_one_step_on_the_whole_set_counts_every_sample_once():
         alone = losses(Shards.of(data.x, data.y, [data.own(c)] * 3), Tent("all", opt, steps=2))[0]
         assert ours[c] == pytest.approx(alone, abs=1e-6)
         assert (abs(wrapped[c] - alone) > 1e-5) == (n < max(sizes))
+
+
+def test_networks_rates_and_bounds_are_as_released():
+    """LeNet pads; inner, outer and adaptation rate fall by 1% every ten rounds, in clients of several models too."""
+    for name in ("CIFAR-10", "FEMNIST", "CIFAR-100", "Fashion-MNIST"):
+        assert fedtta.COLUMNS[name].model == CNN(hidden=512, padding=2)
+    decay = StepDecay(every=10, gamma=0.99)
+    several = fedtta.Several().lines()["lambda 0.8"].method.record
+    for record in (fedtta.lines(fedtta.rates("MNIST"))["FedTTA"].method.record, several):
+        assert {record.opt.schedule, record.net_opt.schedule, record.inner_schedule} == {decay}
+    assert fedtta.lines(fedtta.rates("MNIST"))["FedTTA++"].adapter.record.clip == 10.0
+    assert {column.data.partition for n, column in fedtta.COLUMNS.items() if n not in ("FEMNIST", "CIFAR-100")} == {
+        Pathological(shards="random")
+    }
+
+
+def test_table_2_trains_once_per_row_and_deals_newcomers_anew():
+    cells = RECIPES["fedtta/table2"].cells("paper")
+    by_row = {row: {c.training for c in cells if c.row == row} for row in {c.row for c in cells}}
+    assert {row: len(trained) for row, trained in by_row.items()} == dict.fromkeys(by_row, 1)
+    assert {c.stream.partition.alpha for c in cells if c.row == "FedTTA"} == set(fedtta_tables.ALPHAS)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+def test_newcomers_dealt_anew_hold_what_they_would_in_a_world_of_that_alpha(alpha):
+    def world(a):
+        return Digits(Dirichlet(0.1), 4, new_clients=4, new_partition=Dirichlet(a), fraction=0.3).world(2)
+
+    other = world(alpha)
+    anew = Redealt(partition=Dirichlet(alpha)).build(world(0.1), KEY).shards
+    asked = NewClients().build(other, KEY).shards
+    for c in range(4):
+        assert torch.equal(anew.own(c), asked.own(c))
+    assert all(torch.equal(a, b) for a, b in zip(world(0.1).train, other.train, strict=True))

@@ -17,6 +17,7 @@ from .index import index
 from .planning import Plan, plan
 from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
 from .runner import run
+from .streams import Redealt
 
 PAPERS = (fedthe, fedtta_tables, fedicon, fedspl, fedspl_pacs, fedpcl_tables)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
@@ -47,6 +48,7 @@ __all__ = [
     "Named",
     "Plan",
     "Recipe",
+    "Redealt",
     "Scale",
     "TentOnce",
     "Training",
