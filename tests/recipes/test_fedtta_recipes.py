@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from acclimate.adapters import Tent
-from acclimate.core import SGD, Mean, Protocol, Shards, StepDecay, Work, rng
+import acclimate as ac
+from acclimate.adapters import NoAdapt, Tent
+from acclimate.core import SGD, Constant, Mean, Protocol, Shards, StepDecay, Work, rng
 from acclimate.data import Digits, Dirichlet, Pathological
 from acclimate.methods import FedAvg
 from acclimate.models import CNN, MLP, Mixed
-from acclimate.recipes import RECIPES, Redealt, TentOnce, fedtta, fedtta_tables
+from acclimate.recipes import RECIPES, Redealt, TentOnce, fedtta, fedtta_fashion, fedtta_tables, measures, plan, run
 from acclimate.shifts import NewClients
 from support import SMALL, fitted, shards
 
@@ -95,3 +96,60 @@ def test_newcomers_dealt_anew_hold_what_they_would_in_a_world_of_that_alpha(alph
     for c in range(4):
         assert torch.equal(anew.own(c), asked.own(c))
     assert all(torch.equal(a, b) for a, b in zip(world(0.1).train, other.train, strict=True))
+
+
+def test_newcomers_before_adapting_and_both_ensembles_are_reported():
+    cells = RECIPES["fedtta/hetero-mnist"].cells("paper")
+    rows = {row: {c.column: c for c in cells if c.row == row} for row in {c.row for c in cells}}
+    assert set(rows) == {"FedMD", "TENT", *(f"lambda {x:g}" for x in (0, 0.2, 0.4, 0.6, 0.8, 1))}
+    for row, columns in rows.items():
+        before = [c for name, c in columns.items() if "not adapted" in name]
+        assert len(before) == (4 if row.startswith("lambda") else 0)
+        assert all(
+            isinstance(c.adapter.record, NoAdapt) and c.training == columns["round 100 test"].training for c in before
+        )
+        assert ("ensemble, base" in columns) == (row.startswith("lambda") and row != "lambda 0")
+    assert {c.training.data.partition for c in cells} == {Pathological(shards="random")}
+
+
+def test_an_ensemble_is_right_where_its_mean_logits_are(tmp_path):
+    """Read from the server's last state by hand: the labels of the public set are nobody's but the score's."""
+    todo = plan(RECIPES["fedtta/hetero-mnist"], "smoke", ["lambda 0.8"], ["ensemble"], rounds=1)
+    cells = {c["column"]: c["ours"] for c in run(todo, tmp_path)["cells"]}
+    e = next(iter(todo.trainings)).experiment()
+    fit = ac.train(e)
+    y = fit.world.examples.y[fit.world.public]
+    for name in ("base", "personalised"):
+        hits = (fit.state.server["logits"][name].argmax(-1) == y).double().mean()
+        assert cells[f"ensemble, {name}"] == [pytest.approx(100 * float(hits), abs=1e-3)]
+
+
+def test_the_highest_look_is_chosen_by_the_stream_and_the_best_one_by_validation():
+    test = {"curve": [[10, 0.5, 0.9], [20, 0.7, 0.6], [30, 0.6, 0.8]]}
+    assert [measures.value(m, {}, test, None) for m in ("highest", "best", "validation")] == [90.0, 60.0, 70.0]
+
+
+def test_a_hypothesis_changes_one_thing_of_table_1():
+    cells = RECIPES["fedtta/fashion"].cells("paper")
+    by_row = {row: {c.column: c for c in cells if c.row == row} for row in fedtta_fashion.HYPOTHESES}
+    table = {c.row: c for c in RECIPES["fedtta/table1"].cells("paper") if c.column == "Fashion-MNIST test"}
+    for name in fedtta_fashion.ROWS:
+        ours = by_row["as in Table 1"][f"{name} test"]
+        assert (ours.training, ours.adapter, ours.key) == (table[name].training, table[name].adapter, table[name].key)
+
+    def record(row, name="FedTTA"):
+        return by_row[row][f"{name} test"].training.method.record
+
+    base, same = record("as in Table 1"), record("norm over the set")
+    assert same == base and by_row["norm over the set"]["FedTTA test"].adapter.record.norm == "set"
+    both = record("weight decay and momentum")
+    assert (both.opt.weight_decay, both.net_opt.weight_decay, both.opt.momentum, both.net_opt.momentum) == (
+        1e-4,
+        1e-4,
+        0.0,
+        0.9,
+    )
+    assert record("constant rates").inner_schedule == record("constant rates", "FedAvg").opt.schedule == Constant()
+    assert record("10 iterations of batch 25").work == Work(iterations=10, batch=25, clip=10.0)
+    assert by_row["no padding"]["TENT test"].training.model == CNN(hidden=512)
+    assert by_row["twice the rounds"]["TENT test"].training.rounds == 600

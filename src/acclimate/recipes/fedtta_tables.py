@@ -154,7 +154,7 @@ def hetero_mnist(scale: Scale) -> Cells:
     """Figure 5 on MNIST, with fully connected networks, by round."""
     paper = scale == "paper"
     several, world = Several(WIDTHS) if paper else SMOKE_SEVERAL, COLUMNS["MNIST"].at(scale)
-    last, count = (100, 4) if paper else (world.rounds, 2)
+    last, count = (100, 4) if paper else (world.rounds, 1)
     yield from _several(several, world, last, count, {" validation": "validation", " test": "round"}, scale)
 
 
