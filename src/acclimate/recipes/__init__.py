@@ -10,15 +10,16 @@ judges what the papers claim first; `command` is what both command lines share.
 from __future__ import annotations
 
 from ..experiment import ConfigError, catalogue
-from . import fedicon, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_tables
+from . import fedicon, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_fashion, fedtta_tables
 from .adapters import FixedHeads, TentOnce
 from .federations import Few
 from .index import index
 from .planning import Plan, plan
 from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
 from .runner import run
+from .streams import Redealt
 
-PAPERS = (fedthe, fedtta_tables, fedicon, fedspl, fedspl_pacs, fedpcl_tables)
+PAPERS = (fedthe, fedtta_tables, fedtta_fashion, fedicon, fedspl, fedspl_pacs, fedpcl_tables)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 """Every recipe by name."""
 OMITTED: dict[str, str] = {name: why for paper in PAPERS for name, why in getattr(paper, "OMITTED", {}).items()}
@@ -47,6 +48,7 @@ __all__ = [
     "Named",
     "Plan",
     "Recipe",
+    "Redealt",
     "Scale",
     "TentOnce",
     "Training",

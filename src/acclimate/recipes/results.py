@@ -133,7 +133,7 @@ def _ours(cell: Cell | Derived, seed: int, row: dict[str, float], found: Found) 
 
 def has(record: dict[str, Any], cell: Cell) -> bool:
     """Whether the record of a training has what a cell reads."""
-    whole = not cell.measure.startswith("similarity") or "prototypes" in record
+    whole = measures.entry(cell.measure) <= record.keys()
     looks = cell.training.looks if measures.curved(cell.measure) else frozenset()
     test = record.get("tests", {}).get(probe_of(cell).name, {})
     return bool(record.get("finished")) and finished(test, looks) and whole

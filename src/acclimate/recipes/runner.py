@@ -30,6 +30,7 @@ from ..models.frozen import Frozen
 from ..running import run as api
 from ..running.train import Rounds, can_join, open_lanes
 from ..running.watch import Watch
+from . import measures
 from .planning import Plan, widened
 from .probes import Probe, Prober, finished, probe_of, seen
 from .record import Cell, Training
@@ -50,8 +51,8 @@ class _Job:
     training: Training
     experiment: Experiment
     probes: list[Probe]
-    whole: bool
-    """Whether its prototypes are asked for too."""
+    entries: frozenset[str]
+    """What is asked for besides tests: the names of `ENTRIES`."""
     path: Path
     record: dict[str, Any] = field(default_factory=dict)
 
@@ -62,7 +63,7 @@ class _Job:
         return (
             bool(self.record.get("finished"))
             and all(finished(tests.get(p.name, {}), self.training.looks) for p in self.probes)
-            and (not self.whole or "prototypes" in self.record)
+            and self.entries <= self.record.keys()
         )
 
 
@@ -87,8 +88,8 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
 def _job(training: Training, cells: Sequence[Cell], seed: int, device: str, out: Path) -> _Job:
     experiment = training.experiment(seed, device)
     path = _record_of(experiment, out)
-    whole = any(c.measure.startswith("similarity") for c in cells)
-    return _Job(training, experiment, list(dict.fromkeys(probe_of(c) for c in cells)), whole, path, _read(path))
+    entries = frozenset[str]().union(*(measures.entry(c.measure) for c in cells))
+    return _Job(training, experiment, list(dict.fromkeys(probe_of(c) for c in cells)), entries, path, _read(path))
 
 
 def _groups(todo: Sequence[_Job]) -> list[list[_Job]]:
@@ -283,11 +284,26 @@ def _tested(run: _Run, watch: Watch) -> dict[str, Any]:
         "finished": True,
         "tests": _merged(old.get("tests", {}), results),
     }
-    if job.whole:
-        mine = run.state.mine.saved()
-        record["prototypes"] = {"sets": mine["prototypes"].tolist(), "counts": mine["counts"].tolist()}
+    record |= {name: ENTRIES[name](run) for name in job.entries}
     store.write(job.path, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _prototypes(run: _Run) -> dict[str, Any]:
+    """Every client's prototypes and how many examples they are of."""
+    mine = run.state.mine.saved()
+    return {"sets": mine["prototypes"].tolist(), "counts": mine["counts"].tolist()}
+
+
+def _ensemble(run: _Run) -> dict[str, float]:
+    """How often the mean of the clients' logits is right on the public set, whose labels nobody trains with."""
+    world: Any = run.world
+    y, means = world.examples.y[world.public], run.state.server["logits"]
+    return {name: round(float((z.argmax(-1).cpu() == y).double().mean()), 6) for name, z in means.items()}
+
+
+ENTRIES = {"prototypes": _prototypes, "ensemble": _ensemble}
+"""What a record has besides tests, where a measure asks for it (`measures.ENTRIES`)."""
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
