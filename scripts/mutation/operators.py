@@ -6,7 +6,7 @@
 | comparison | `<` and `<=`, `>` and `>=`, `==` and `!=`, `is` and `is not`, `in` and `not in` |
 | boolean | `and` and `or` |
 | negate | the condition of `if`, `while`, `a if c else b` or a comprehension is turned round |
-| unary | a `-`, `not` or `~` is left out |
+| unary | a `-`, `not` or `~` is left out, but for the sign of a number |
 | number | k becomes k + 1 |
 | flag | True and False |
 | dim | `dim=0` and `dim=1`; `dim=-1` and others become 0 |
@@ -127,14 +127,14 @@ def mutated(source: str, mutant: Mutant) -> ast.Module:
 def _sites(tree: ast.Module, source: str, file: str) -> list[Site]:
     seen: Counter[str] = Counter()
     out = []
-    for site in list(_walk(tree, source, Mutant(file, "", "", "", 0, "", 0, 0, 0, False))):
+    for site in list(_walk(tree, source.encode().split(b"\n"), Mutant(file, "", "", "", 0, "", 0, 0, 0, False))):
         number = seen[site.mutant.identity]
         seen[site.mutant.identity] += 1
         out.append(Site(replace(site.mutant, occurrence=number), site.apply))
     return out
 
 
-def _walk(node: ast.AST, source: str, at: Mutant) -> Iterator[Site]:
+def _walk(node: ast.AST, lines: list[bytes], at: Mutant) -> Iterator[Site]:
     for field, value in ast.iter_fields(node):
         if field in SKIPPED_FIELDS or (field == "keywords" and isinstance(node, ast.ClassDef)):
             continue
@@ -148,11 +148,11 @@ def _walk(node: ast.AST, source: str, at: Mutant) -> Iterator[Site]:
                 here = replace(at, first=child.lineno, last=_last(child))
             put = _putter(node, field, index if isinstance(value, list) else None)
             for operator, text, new in _changes(child, node, field, at.within):
-                words, line = _text(source, text), getattr(text, "lineno", 0)
+                words, line = _text(lines, text), getattr(text, "lineno", 0)
                 found = replace(here, operator=operator, text=words, new=ast.unparse(new), line=line)
                 yield Site(found, partial(put, new))
             if not _closed(child, node):
-                yield from _walk(child, source, _inside(child, here))
+                yield from _walk(child, lines, _inside(child, here))
 
 
 def _inside(node: ast.AST, at: Mutant) -> Mutant:
@@ -194,7 +194,7 @@ def _changes(node: ast.AST, parent: ast.AST, field: str, within: bool) -> Iterat
             yield "comparison", node, ast.Compare(node.left, ops, node.comparators)
     elif isinstance(node, ast.BoolOp):
         yield "boolean", node, ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
-    elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.UAdd):
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
         yield "unary", node, node.operand
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, bool):
@@ -277,8 +277,13 @@ def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _text(source: str, node: ast.AST) -> str:
-    return " ".join((ast.get_source_segment(source, node) or "").split())
+def _text(lines: list[bytes], node: ast.AST) -> str:
+    """The node as it is written, on one line. (`ast.get_source_segment` splits the whole source at every call.)"""
+    first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", 1)
+    part = lines[first - 1 : last]
+    part[-1] = part[-1][: getattr(node, "end_col_offset", None)]
+    part[0] = part[0][getattr(node, "col_offset", 0) :]
+    return " ".join(b" ".join(part).decode().split())
 
 
 def _putter(node: ast.AST, field: str, index: int | None) -> Callable[[ast.AST], None]:

@@ -44,6 +44,7 @@ TESTS = (
     "tests/test_augment.py",
     "tests/test_compose.py",
     "tests/test_contract.py",
+    "tests/test_defaults.py",
     "tests/test_papers.py",
 )
 QUIET = ("-q", "-p", "no:cacheprovider", "--assert=plain")
@@ -139,8 +140,8 @@ class Tracer:
             self.bad.add(report.nodeid)
 
     def noted(self) -> list[Test]:
-        """The tests that passed and run anything that is changed."""
-        good = {k: v for k, v in self.tests.items() if k not in self.bad and v["lines"]}
+        """The tests that passed."""
+        good = {k: v for k, v in self.tests.items() if k not in self.bad}
         return [{"id": k, "seconds": round(self.seconds[k], 3), **v} for k, v in good.items()]
 
 
@@ -159,7 +160,8 @@ def chosen(mutant: Mutant, tests: list[Test], most: int, seconds: float) -> list
 
     def nearness(test: Test) -> int:
         file, _, name = test["id"].partition("::")
-        return 2 * bool(names & set(test["words"])) + (stem in Path(file).stem) + (stem in name.lower())
+        named = names & {*test["words"], *re.findall(r"\w+", name)}
+        return 2 * bool(named) + (stem in Path(file).stem) + (stem in name.lower())
 
     near = {t["id"]: nearness(t) for t in tests}
     found = sorted((t for t in tests if _runs(t, mutant, near[t["id"]])), key=lambda t: t["seconds"])

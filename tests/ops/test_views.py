@@ -1,0 +1,136 @@
+"""Random views and turns of images, pixel by pixel against plain numpy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from acclimate.core import rng
+from acclimate.ops.augment import FlipCrop, Views, coloured, flip, rotate, shift_crop, turned, zoomed
+
+KEY = rng.key(4)
+
+
+def pictures(count=5, height=6, width=9, seed=0):
+    return torch.rand(count, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def bilinear(image, row, column, outside):
+    """The value of an image [H, W] at a place in pixels: `outside` is "border", or the value that lies there."""
+    height, width = image.shape
+    if outside == "border":
+        row, column = min(max(row, 0.0), height - 1.0), min(max(column, 0.0), width - 1.0)
+    top, left = math.floor(row), math.floor(column)
+    value = 0.0
+    for r in (top, top + 1):
+        for c in (left, left + 1):
+            weight = (1 - abs(row - r)) * (1 - abs(column - c))
+            inside = 0 <= r < height and 0 <= c < width
+            value += weight * (image[r, c] if inside else 0.0)
+    return value
+
+
+def test_a_zoomed_view_is_a_window_of_the_image():
+    x, least = pictures(), 0.3
+    got = zoomed(x, KEY, least)
+    size, across, down = rng.uniform(KEY, 3, 5).double().numpy()
+    for i in range(5):
+        side = math.sqrt(least + (1 - least) * size[i])
+        left, top = 9 * (1 - side) * across[i], 6 * (1 - side) * down[i]  # the window's corner, in pixels
+        for c in range(3):
+            want = [
+                [
+                    bilinear(x[i, c].numpy(), top + side * (r + 0.5) - 0.5, left + side * (k + 0.5) - 0.5, "border")
+                    for k in range(9)
+                ]
+                for r in range(6)
+            ]
+            np.testing.assert_allclose(got[i, c], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("grey", [0.0, 1.0, 0.5])
+def test_light_contrast_and_saturation_by_hand(grey):
+    x, jitter = pictures(), 0.9
+    got = coloured(x, KEY, jitter, grey)
+    draws = rng.uniform(rng.fold(KEY, "factors"), 3, 5, 1, 1, 1).double().numpy()
+    lost = rng.bernoulli(rng.fold(KEY, "grey"), grey, 5, 1, 1, 1).numpy()
+    light, contrast, saturation = (1 - jitter + 2 * jitter * d for d in draws)
+    y = np.clip(x.double().numpy() * light, 0, 1)
+    mean = y.reshape(5, -1).mean(1).reshape(5, 1, 1, 1)
+    y = np.clip(mean + contrast * (y - mean), 0, 1)
+    tone = y.mean(axis=1, keepdims=True)
+    want = np.clip(tone + np.where(lost, 0, saturation) * (y - tone), 0, 1)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert (got == 0).any() and (got == 1).any()  # the bounds are met
+
+
+def test_views_do_each_step_with_a_key_of_its_own():
+    bytes_ = (255 * pictures()).to(torch.uint8)
+    x = bytes_ / 255.0
+    record = Views(zoom=0.4, jitter=0.3, grey=0.5)
+    want = coloured(
+        flip(zoomed(x, rng.fold(KEY, "zoom"), 0.4), rng.fold(KEY, "flip")), rng.fold(KEY, "colour"), 0.3, 0.5
+    )
+    assert torch.equal(record.views(x, KEY), want) and torch.equal(record.views(bytes_, KEY), want)
+    plain = Views(zoom=1.0, flip=False, jitter=0.3, grey=0.5).views(x, KEY)
+    assert torch.equal(plain, coloured(x, rng.fold(KEY, "colour"), 0.3, 0.5))
+    torch.testing.assert_close(Views(zoom=1.0, flip=False, jitter=0.0, grey=0.0).views(x, KEY), x)
+    several = record.several(x, KEY)
+    assert torch.equal(several, torch.cat([record.views(x, rng.fold(KEY, "view", i)) for i in range(2)]))
+    assert len(record.several(x, KEY, 3)) == 15
+
+
+def test_a_crop_comes_from_where_its_key_says():
+    x = pictures(12)
+    down, right = (rng.randint(rng.fold(KEY, i), 0, 5, 12).tolist() for i in range(2))
+    padded = np.pad(x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
+    want = [padded[i, :, down[i] : down[i] + 6, right[i] : right[i] + 9] for i in range(12)]
+    np.testing.assert_array_equal(shift_crop(x, KEY, 2), np.stack(want))
+    assert {*rng.randint(rng.fold(KEY, 0), 0, 5, 400).tolist()} == {0, 1, 2, 3, 4}
+    drawn = rng.bernoulli(rng.fold(KEY, "flip"), 0.5, 12).tolist()
+    flipped = flip(x, rng.fold(KEY, "flip"))
+    assert set(drawn) == {True, False}
+    for i, mirrored in enumerate(drawn):
+        assert torch.equal(flipped[i], torch.from_numpy(x[i].numpy()[:, :, ::-1].copy()) if mirrored else x[i])
+    assert torch.equal(FlipCrop(pad=2).views(x, KEY), shift_crop(flipped, rng.fold(KEY, "crop"), 2))
+    assert torch.equal(FlipCrop(pad=0).views(x, KEY), flipped)
+
+
+def test_quarter_turns_are_counter_clockwise():
+    x = torch.arange(4.0).reshape(1, 1, 2, 2).expand(5, 1, 2, 2)  # 0 1 over 2 3
+    got = turned(x, torch.tensor([0, 1, 2, 3, 1])).flatten(1).tolist()
+    assert got == [[0, 1, 2, 3], [1, 3, 0, 2], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]]
+
+
+@pytest.mark.parametrize("degrees", [30.0, -75.0, 450.0])
+def test_a_rotation_by_hand(degrees):
+    """An output place is looked up where it comes from: turned clockwise about the centre, rows growing downwards."""
+    x = pictures(2)
+    got = rotate(x, degrees)
+    turn = math.radians(degrees)
+    for i, c in ((0, 0), (1, 2)):
+        want = np.zeros((6, 9))
+        for r in range(6):
+            for k in range(9):
+                across, up = k - 4.0, 2.5 - r
+                from_x = math.cos(turn) * across + math.sin(turn) * up
+                from_y = -math.sin(turn) * across + math.cos(turn) * up
+                want[r, k] = bilinear(x[i, c].numpy(), 2.5 - from_y, 4.0 + from_x, 0.0)
+        np.testing.assert_allclose(got[i, c], want, atol=1e-5)
+    levels = (255 * x).round().to(torch.uint8)
+    as_bytes = rotate(levels, degrees)
+    assert as_bytes.dtype == torch.uint8
+    assert torch.equal(as_bytes, rotate(levels.float(), degrees).round().to(torch.uint8))
+
+
+def test_no_turn_and_no_images_change_nothing():
+    x = pictures(2)
+    for degrees in (0.0, 360.0, -720.0):
+        assert rotate(x, degrees) is x
+    assert rotate(x[:0], 30.0).shape == (0, 3, 6, 9)
+    square = pictures(2, 7, 7)
+    torch.testing.assert_close(rotate(square, 90.0), torch.rot90(square, 1, (-2, -1)), atol=1e-5, rtol=0)
+    assert rotate(x.double(), 30.0).dtype == torch.float64
+    with pytest.raises(ValueError, match=r"got shape \(3, 6, 9\)"):
+        rotate(x[0], 30.0)
