@@ -338,5 +338,5 @@ def _about(e: Experiment, world: World, state: State, task: Any) -> dict[str, An
 
 def _environment(device: str) -> dict[str, Any]:
     env = store.environment(api.device_of(device))
-    env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
+    env["commit"] = os.environ.get("ACCLIMATE_COMMIT") or env["commit"]
     return env
