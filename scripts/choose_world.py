@@ -46,7 +46,9 @@ def main() -> None:
         found = [tuple(accuracies(data, seed)) for seed in range(args.seeds)]
         home, abroad = (fmean(column) for column in zip(*found, strict=True))
         lower = " ".join(f"{h - a:.1f}" for h, a in found)
-        print(f"{alpha:5g} {clients:7d} {sizes:8s} {home:7.1f} {abroad:7.1f} {home - abroad:9.1f}   {lower}", flush=True)
+        print(
+            f"{alpha:5g} {clients:7d} {sizes:8s} {home:7.1f} {abroad:7.1f} {home - abroad:9.1f}   {lower}", flush=True
+        )
 
 
 if __name__ == "__main__":
