@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from acclimate import store
 from acclimate.core import Task, rng
 from acclimate.data import Digits, Dirichlet
 from acclimate.experiment import ConfigError
 from acclimate.models import MLP
 from acclimate.ops.augment import CropJitter
-from acclimate.recipes import RECIPES, fedspl, fedspl_pacs, index, measures, plan, run, runner
+from acclimate.recipes import RECIPES, fedspl, fedspl_pacs, index, measures, plan, run, runner, table
 from acclimate.recipes.pages import markdown, remarks, shown
 from acclimate.recipes.record import Cell, Derived, Recipe, Training, adapter, key, method, trainings
 from acclimate.running.train import can_join
@@ -114,6 +115,29 @@ def test_what_an_earlier_version_trained_is_not_trained_again(tmp_path):
     again = run(plan(made, "smoke"), tmp_path)
     assert again["cells"] == first["cells"]
     assert sorted(p.name for p in (tmp_path / "trainings").iterdir()) == kept
+
+
+def test_a_table_is_made_of_what_is_finished_wherever_it_was_trained(tmp_path):
+    made = curves()
+    with pytest.raises(store.RunError, match=f"^{tmp_path}: no training of fedthe/table97 is finished there"):
+        table(plan(made, "smoke"), tmp_path, [0])
+    half = run(plan(made, "smoke", columns=["at 0.1"]), tmp_path)["cells"]
+    (record,) = (tmp_path / "trainings").glob("*.json")
+    (training,) = (t for t in trainings(made.cells("smoke")) if t.data.partition.alpha == 0.1)
+    record.rename(record.with_stem(training.experiment(0, "cuda").training_hash()))
+    (tmp_path / "fedthe" / "table97-smoke.json").unlink()
+    body = table(plan(made, "smoke"), tmp_path, [0, 1])
+    assert body["cells"][:1] == half[:1] and body["seeds"] == [0]
+    assert {c["column"] for c in body["cells"]} == {"best at 0.1", "0.1, round 2"}  # a mean needs all its parts
+    assert json.loads((tmp_path / "fedthe" / "table97-smoke.json").read_text()) == body
+
+
+def test_the_commit_that_a_variable_names_counts_before_that_of_git(monkeypatch):
+    monkeypatch.setattr(store, "environment", lambda device: {"commit": "old-dirty"})
+    monkeypatch.setenv("ACCLIMATE_COMMIT", "abc1234")
+    assert runner._environment("cpu")["commit"] == "abc1234"
+    monkeypatch.delenv("ACCLIMATE_COMMIT")
+    assert runner._environment("cpu")["commit"] == "old-dirty"
 
 
 def test_results_of_an_earlier_version_are_listed():

@@ -82,6 +82,14 @@ def coverage(
     typer.echo(command.coverage(results, data, as_json, out, page))
 
 
+Scale = Annotated[str, typer.Option(help="smoke: embedded digits, minutes; paper: its data, model and rounds.")]
+Seeds = Annotated[str, typer.Option(help="How many seeds, from 0; or which, with commas: 0,2.")]
+Rounds = Annotated[int | None, typer.Option(help="Train for so many rounds instead.")]
+Fraction = Annotated[float | None, typer.Option(help="Use this share of the recipe's data.")]
+Weights = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Start from this ResNet-18 or -50; also written weights=FILE.")
+]
+Out = Annotated[Path, typer.Option("-o", "--out", help="Folder of results; what it holds is not run again.")]
 Names = Annotated[list[str] | None, typer.Option(help="Only these rows (repeat it, or separate them by ;).")]
 Words = Annotated[list[str] | None, typer.Option(help="Only columns with these words in their names, such as Photo.")]
 
@@ -89,19 +97,15 @@ Words = Annotated[list[str] | None, typer.Option(help="Only columns with these w
 @reproduce_app.command()
 def run(
     name: Name,
-    scale: Annotated[str, typer.Option(help="smoke: embedded digits, minutes; paper: its data, model and rounds.")] = (
-        "smoke"
-    ),
+    scale: Scale = "smoke",
     rows: Names = None,
     columns: Words = None,
-    seeds: Annotated[str, typer.Option(help="How many seeds, from 0; or which, with commas: 0,2.")] = "1",
-    rounds: Annotated[int | None, typer.Option(help="Train for so many rounds instead.")] = None,
-    fraction: Annotated[float | None, typer.Option(help="Use this share of the recipe's data.")] = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Start from this ResNet-18 or -50; also written weights=FILE.")
-    ] = None,
+    seeds: Seeds = "1",
+    rounds: Rounds = None,
+    fraction: Fraction = None,
+    weights: Weights = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of results; what it holds is not run again.")] = OUT,
+    out: Out = OUT,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Run a recipe and print ours beside the published numbers. Run it again to go on where it was stopped."""
@@ -124,4 +128,27 @@ def run(
         typer.echo(f"stopped; the same command goes on: what is finished lies in {out}", err=True)
         raise typer.Exit(130) from None
     typer.echo(plain(result))
+    typer.echo(command.written(plan, out))
+
+
+@reproduce_app.command()
+def table(
+    name: Name,
+    scale: Scale = "smoke",
+    rows: Names = None,
+    columns: Words = None,
+    seeds: Seeds = "1",
+    rounds: Rounds = None,
+    fraction: Fraction = None,
+    weights: Weights = None,
+    out: Out = OUT,
+) -> None:
+    """Write the table of what is finished in a folder, wherever it was trained; nothing is trained."""
+    from .. import recipes
+    from ..recipes import command
+    from ..recipes.pages import plain
+
+    numbers = command.seeds_of(seeds)
+    plan = command.planned(name, scale, "auto", rows or (), columns or (), rounds, fraction, weights)
+    typer.echo(plain(recipes.table(plan, out, numbers)))
     typer.echo(command.written(plan, out))

@@ -3,8 +3,8 @@
 `acclimate reproduce list`, or `python -m acclimate.recipes list` where the command line's packages are not installed,
 shows them. Modules named after a paper say what stands behind every cell. `record` has the types, `published` the
 papers' numbers. `planning` finds what can run (`needs`: what data is missing), `runner` trains, `probes` tests,
-`results` sets ours beside the published numbers; `pages` and `index` show them, `coverage` counts them and `orders`
-judges what the papers claim first; `command` is what both command lines share.
+`records` finds what is finished, `results` sets ours beside the published numbers; `pages` and `index` show them,
+`coverage` counts them and `orders` judges what the papers claim first; `command` is what both command lines share.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .federations import Few
 from .index import index
 from .planning import Plan, plan
 from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
+from .records import table
 from .runner import run
 from .streams import Redealt
 
@@ -56,4 +57,5 @@ __all__ = [
     "plan",
     "recipe",
     "run",
+    "table",
 ]

@@ -35,7 +35,15 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.add_argument("-o", "--out", type=Path, help="write a picture (SVG) to this file")
     verb.add_argument("--page", type=Path, help="put it into this page, between its marks")
-    verb = verbs.add_parser("run", help="run a recipe, or go on with it")
+    _asked_for(verbs.add_parser("table", help="write the table of what is finished, and train nothing"))
+    verb = _asked_for(verbs.add_parser("run", help="run a recipe, or go on with it"))
+    verb.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    verb.add_argument("-q", "--quiet", action="store_true", help="no lines about progress")
+    return top
+
+
+def _asked_for(verb: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The options that say what is asked for of a recipe."""
     verb.add_argument("name")
     verb.add_argument("--scale", default="smoke", help="smoke or paper")
     verb.add_argument("--rows", action="append", default=[], help="only these rows (repeat it, or separate them by ;)")
@@ -44,10 +52,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--rounds", type=int, help="train for so many rounds instead")
     verb.add_argument("--fraction", type=float, help="use this share of the recipe's data")
     verb.add_argument("--weights", metavar="FILE", help="start from this ResNet-18 or -50; also written weights=FILE")
-    verb.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     verb.add_argument("-o", "--out", type=Path, default=command.OUT, help="folder; what it holds is not run again")
-    verb.add_argument("-q", "--quiet", action="store_true", help="no lines about progress")
-    return top
+    return verb
 
 
 def run(args: argparse.Namespace) -> str:
@@ -63,6 +69,14 @@ def run(args: argparse.Namespace) -> str:
     return f"{plain(result)}\n{command.written(plan, args.out)}"
 
 
+def table(args: argparse.Namespace) -> str:
+    """The table of what is finished, as text."""
+    sizes = args.rounds, args.fraction, args.weights
+    plan = command.planned(args.name, args.scale, "auto", args.rows, args.columns, *sizes)
+    result = recipes.table(plan, args.out, command.seeds_of(args.seeds))
+    return f"{plain(result)}\n{command.written(plan, args.out)}"
+
+
 def answer(args: argparse.Namespace) -> str:
     """What a command prints in the end."""
     if args.verb == "list":
@@ -71,6 +85,8 @@ def answer(args: argparse.Namespace) -> str:
         return details(recipes.recipe(args.name))
     if args.verb == "run":
         return run(args)
+    if args.verb == "table":
+        return table(args)
     if args.verb == "coverage":
         return command.coverage(args.results, args.data, args.json, args.out, args.page)
     page = recipes.index(args.results)

@@ -31,13 +31,13 @@ from ..running import run as api
 from ..running.train import Rounds, can_join, open_lanes
 from ..running.watch import Watch
 from . import measures
-from .planning import Plan, widened
+from .planning import Plan
 from .probes import Probe, Prober, finished, probe_of, seen
 from .record import Cell, Training
-from .results import Found, has, held, write
+from .records import TRAINING_SCHEMA, read, record_of, with_earlier
+from .results import Found, write
 from .weights import digests
 
-TRAINING_SCHEMA = "acclimate.training/1"
 CHECKPOINT = 50
 """Rounds between two checkpoints."""
 Curves = dict[str, list[list[float]]]
@@ -81,15 +81,15 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
         _finish(group, watch)
     for job in jobs:
         found[job.training, job.experiment.seed] = job.record
-    wide = _with_earlier(plan, out, device, found)
+    wide = with_earlier(plan, out, device, found)
     return write(wide, sorted({seed for _, seed in found}), found, out, time.perf_counter() - began)
 
 
 def _job(training: Training, cells: Sequence[Cell], seed: int, device: str, out: Path) -> _Job:
     experiment = training.experiment(seed, device)
-    path = _record_of(experiment, out)
+    path = record_of(experiment, out)
     entries = frozenset[str]().union(*(measures.entry(c.measure) for c in cells))
-    return _Job(training, experiment, list(dict.fromkeys(probe_of(c) for c in cells)), entries, path, _read(path))
+    return _Job(training, experiment, list(dict.fromkeys(probe_of(c) for c in cells)), entries, path, read(path))
 
 
 def _groups(todo: Sequence[_Job]) -> list[list[_Job]]:
@@ -104,38 +104,6 @@ def _groups(todo: Sequence[_Job]) -> list[list[_Job]]:
         else:
             groups.append([job])
     return groups
-
-
-def _with_earlier(plan: Plan, out: Path, device: str, found: Found) -> Plan:
-    """The plan with the cells of results that are there already; puts their records of the same settings into `found`.
-
-    So a run of some rows, or of fewer seeds, adds to the table and takes nothing from it.
-    """
-    places, seeds = held(plan, out)
-    wide = widened(plan, places)
-    for training, cells in wide.trainings.items():
-        for seed in (s for s in seeds if (training, s) not in found):
-            devices = dict.fromkeys((device, "auto", "cpu", "cuda"))  # the rows may have run elsewhere
-            records = (_read(_record_of(training.experiment(seed, name), out)) for name in devices)
-            if record := next((r for r in records if any(has(r, c) for c in cells)), None):
-                found[training, seed] = record
-    return wide
-
-
-def _record_of(experiment: Experiment, out: Path) -> Path:
-    """Where the record of a training lies; an earlier version may have written it under another name."""
-    hashes = experiment.training_hash(), experiment.former_hash(exact=True)
-    today, former = (out / "trainings" / f"{name}.json" for name in hashes)
-    return former if former.exists() and not today.exists() else today
-
-
-def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = store.read_json(path) if path.exists() else {}
-    if record and record.get("schema") != TRAINING_SCHEMA:
-        raise store.RunError(
-            f"{path}: schema={record.get('schema')!r} must be '{TRAINING_SCHEMA}'; choose another --out"
-        )
-    return record
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -178,7 +146,7 @@ class _Run:
         path = self.job.path
         if self.curves:
             curves = {n: {"curve": [p for p in c if p[0] <= state.round]} for n, c in self.curves.items()}
-            body = {"schema": TRAINING_SCHEMA, "finished": False, "tests": {**_read(path).get("tests", {}), **curves}}
+            body = {"schema": TRAINING_SCHEMA, "finished": False, "tests": {**read(path).get("tests", {}), **curves}}
             store.write(path, json.dumps(body) + "\n")
         packed = store.pack(state, self.job.experiment.identity(), self.world.content)
         store.write(path.with_suffix(".safetensors"), packed)
@@ -195,7 +163,7 @@ def _restored(job: _Job, prober: Prober, start: State) -> tuple[State, Curves]:
     if not state.exists():
         return start, curves
     saved = store.unpack(state, start, job.experiment.identities(), prober.world.content)
-    tests, looks = _read(job.path).get("tests", {}), {r for r in training.looks if r <= saved.round}
+    tests, looks = read(job.path).get("tests", {}), {r for r in training.looks if r <= saved.round}
     if not all(seen(tests.get(name, {}), looks) for name in curves):
         return start, curves
     return saved, {name: [p for p in tests.get(name, {}).get("curve", ()) if p[0] <= saved.round] for name in curves}
@@ -274,7 +242,7 @@ def _tested(run: _Run, watch: Watch) -> dict[str, Any]:
     results = run.prober.tested(run.state, watch)
     for name, curve in run.curves.items():
         results[name]["curve"] = curve
-    old = _read(job.path)
+    old = read(job.path)
     record = {
         **_about(e, run.world, run.state, run.worker.task),
         "seconds": round(statistics.median(run.seconds), 4) if run.seconds else old.get("seconds", 0.0),
