@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 
 class _Group(TyperGroup):
     """`reproduce fedthe/table1` is `reproduce run fedthe/table1`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = [f"--{a}" if a.startswith("weights=") else a for a in args]  # as settings are written elsewhere
         first = next((a for a in args if not a.startswith("-")), None)
         if first is not None and first not in self.commands:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+
+class _Run(TyperCommand):
+    """`weights=FILE`, as settings are written elsewhere, is `--weights=FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f"--{a}" if a.startswith("weights=") else a for a in args])
 
 
 reproduce_app = typer.Typer(
@@ -94,7 +100,7 @@ Names = Annotated[list[str] | None, typer.Option(help="Only these rows (repeat i
 Words = Annotated[list[str] | None, typer.Option(help="Only columns with these words in their names, such as Photo.")]
 
 
-@reproduce_app.command()
+@reproduce_app.command(cls=_Run)
 def run(
     name: Name,
     scale: Scale = "smoke",

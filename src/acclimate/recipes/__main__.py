@@ -98,7 +98,8 @@ def answer(args: argparse.Namespace) -> str:
 
 def main() -> None:
     """The command; errors of the user's are one line."""
-    args = parser().parse_args(command.as_options(sys.argv[1:]))
+    # `weights=FILE` is how `acclimate` writes settings
+    args = parser().parse_args([f"--{word}" if word.startswith("weights=") else word for word in sys.argv[1:]])
     sys.argv[:1] = ["python", "-m", "acclimate.recipes"]  # what results say they were made by
     try:
         print(answer(args))

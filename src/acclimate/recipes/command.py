@@ -77,11 +77,6 @@ def planned(
     return recipes.plan(found, scale, *chosen, rounds, fraction, weights)  # type: ignore[arg-type]
 
 
-def as_options(words: Sequence[str]) -> list[str]:
-    """`weights=FILE` as settings are written elsewhere is `--weights=FILE`."""
-    return [f"--{word}" if word.startswith("weights=") else word for word in words]
-
-
 def lacking(plan: Plan) -> list[str]:
     """What cannot run and what runs nevertheless, a line each."""
     cells = [c for c in plan.cells if isinstance(c, Cell)]
