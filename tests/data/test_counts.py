@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from acclimate.core import rng
 from acclimate.data import Dirichlet, Pool
 from acclimate.data.counts import balanced, class_wise, largest_remainders, rounded
-from acclimate.data.dealing import apportion
+from acclimate.data.dealing import apportion, in_balance
 
 
 def effective(counts):
@@ -142,7 +142,11 @@ def test_brfl_that_cannot_be_says_so():
 
 def test_a_class_without_examples_is_no_obstacle():
     examples = pool()
-    few = examples._replace(y=examples.y.clamp_max(6))
+    few = examples._replace(y=examples.y.clamp_min(6))
     parts = Dirichlet(0.1).split(few, 20, rng.key(0))
     assert [len(p) for p in parts] == [300] * 20
     assert len(torch.cat(parts).unique()) == 6000
+    pools = [torch.zeros(0, dtype=torch.int64), torch.arange(10), torch.arange(10, 20)]
+    mixes = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5]], dtype=torch.float64)
+    first, second = in_balance(pools, mixes, [10, 10], rng.key(0))
+    assert (first.tolist(), second.tolist()) == (list(range(10)), list(range(10, 20)))
