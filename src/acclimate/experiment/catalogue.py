@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import types
+import typing
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,6 +263,16 @@ def kind_of(base: type) -> Kind | None:
         if base is kind.base or (records and issubclass(base, kind.base)):
             return kind
     return None
+
+
+def option_of(hint: Any, value: Any) -> Any:
+    """Of a field that holds a tuple or a record, the type that a value is of: a record's where it is a name of one."""
+    options = typing.get_args(hint)
+    tuples = [o for o in options if typing.get_origin(o) is tuple]
+    if not tuples or typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    named = [o for o in options if (kind := kind_of(o)) and isinstance(value, str) and value in kind.entries]
+    return (named or tuples)[0]
 
 
 def nearest(word: str, allowed: list[str]) -> str:

@@ -256,7 +256,7 @@ def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, key: str
 
 def _parse(value: Any, hint: Any, key: str) -> list[Any]:
     """All values that a setting names for a field of this type: several make a sweep."""
-    hint = _option_of(hint, value)
+    hint = catalogue.option_of(hint, value)
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]
@@ -265,15 +265,6 @@ def _parse(value: Any, hint: Any, key: str) -> list[Any]:
     if not items:
         raise ConfigError(f"{key}: [] must have at least one value")
     return [_one(v, hint, key) for v in items]
-
-
-def _option_of(hint: Any, value: Any) -> Any:
-    """Of a field that holds a tuple or a record: the tuple, unless the value is one of the record's catalogue names."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
-    for pair in options if any(typing.get_origin(o) is tuple for o in options) else ():
-        if (kind := catalogue.kind_of(pair)) and isinstance(value, str) and value in kind.entries:
-            return pair
-    return next((o for o in options if typing.get_origin(o) is tuple), hint)
 
 
 def _one(value: Any, hint: Any, key: str) -> Any:
