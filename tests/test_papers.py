@@ -246,7 +246,7 @@ def test_tent_lowers_entropy_on_a_repeated_batch_and_tunes_all_parameters_when_t
 @pytest.mark.parametrize("keep", [2, 5, -1])
 @pytest.mark.parametrize(("per", "batch"), [("batch", 1), ("sample", 1), ("sample", 7), ("sample", 3), ("batch", 3)])
 def test_t3a_by_hand(keep, per, batch):
-    """K=5 keeps the five least uncertain supports per class, -1 all; a sample or its batch joins, then is answered."""
+    """K keeps so many least uncertain supports per class, -1 all; a sample, or its batch, joins before the answer."""
     t, predict, model = deployed("cnn-plain")
     x, _ = images(7)
     adapter = T3A(keep=keep, per=per)
