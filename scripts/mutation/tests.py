@@ -30,6 +30,7 @@ LEFT_OUT = ("ops/augmix_kernel.py",)
 """It runs on a GPU alone."""
 TESTS = (
     "tests/adapters",
+    "tests/core/test_clocks_and_keys.py",
     "tests/core/test_fit.py",
     "tests/core/test_optim.py",
     "tests/core/test_stream.py",
@@ -45,6 +46,7 @@ TESTS = (
     "tests/test_compose.py",
     "tests/test_contract.py",
     "tests/test_defaults.py",
+    "tests/test_fingerprint.py",
     "tests/test_papers.py",
 )
 QUIET = ("-q", "-p", "no:cacheprovider", "--assert=plain")

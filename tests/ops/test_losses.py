@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from acclimate.core import SGD, Out, Work, rng, tree
+from acclimate.core.optim import StepDecay
 from acclimate.ops import losses, masks, nets, params, unlabelled
 from support import client_data, gap, shards, task
 
@@ -35,7 +36,8 @@ def test_counts_and_means_leave_padding_out():
     assert losses.class_counts(data, 5).dtype == torch.float32
     rows, real = torch.arange(12.0).reshape(4, 3), torch.tensor([True, False, True, False])
     assert masks.mean_of(rows, real).tolist() == [3.0, 4.0, 5.0]
-    assert masks.mean_of(rows, ~(real | True)).tolist() == [0.0, 0.0, 0.0]
+    assert masks.mean_of(rows, real & False).tolist() == [0.0, 0.0, 0.0]
+    assert masks.mean_of(rows, torch.arange(4) == 3).tolist() == [9.0, 10.0, 11.0]
     assert masks.real_rows(4, torch.tensor(2)).tolist() == [True, True, False, False]
     assert masks.own_share(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor(1)).tolist() == [3.0, 4.0]
 
@@ -176,7 +178,10 @@ def test_each_group_has_its_own_rate_schedule_and_bound():
     assert set(state) == {"a", "b"}
     free = params.PerGroup(groups=opt.groups)
     assert free.update(grads, free.init(start), start)[0]["a"]["w"].tolist() == pytest.approx([0.7, 1.6])
-    assert opt.scale(torch.tensor(0), torch.arange(4)).shape == (2, 4)
+    decay = SGD(schedule=StepDecay(per="step", every=1, gamma=0.5))
+    scale = params.PerGroup(groups=(("a", SGD()), ("b", decay))).scale(torch.tensor(9), torch.arange(3))
+    assert scale.tolist() == [[1.0, 1.0, 1.0], [1.0, 0.5, 0.25]]
+    assert opt.scale(torch.tensor(0), torch.arange(4)).dtype == torch.float32
 
 
 def test_nets_beside_a_model_are_trained_with_it_and_bounded_each_for_itself():
@@ -241,9 +246,16 @@ def test_entropy_descent_by_hand_answers_before_the_last_step():
     assert set(modes) == {"adapt"}
 
 
+def test_what_is_tuned_is_the_norm_layers_or_all():
+    t = task("cnn-batch")
+    model = {"vars": t.init(rng.key(0))}
+    assert set(unlabelled.tuned_of(t, model, "norm")) == t.norm & set(t.params) != set()
+    assert set(unlabelled.tuned_of(t, model, "all")) == set(t.params)
+
+
 def test_marginal_entropy_is_that_of_the_mean_prediction():
-    p = softmax(LOGITS).mean(0)
-    assert float(unlabelled.marginal_entropy(LOGITS)) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
+    p = softmax(LOGITS[:2]).mean(0)
+    assert float(unlabelled.marginal_entropy(LOGITS[:2])) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-5)
 
 
 def test_a_whole_stream_is_answered_in_chunks():

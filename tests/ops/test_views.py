@@ -34,6 +34,7 @@ def bilinear(image, row, column, outside):
 def test_a_zoomed_view_is_a_window_of_the_image():
     x, least = pictures(), 0.3
     got = zoomed(x, KEY, least)
+    torch.testing.assert_close(zoomed(x.double(), KEY, least), got.double(), atol=1e-5, rtol=0)
     size, across, down = rng.uniform(KEY, 3, 5).double().numpy()
     for i in range(5):
         side = math.sqrt(least + (1 - least) * size[i])
