@@ -35,7 +35,8 @@ def vector(*values):
 
 
 def close(a, b):
-    torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b, dtype=torch.float32), rtol=1e-5, atol=1e-6)
+    found, wanted = torch.as_tensor(a), torch.as_tensor(b, dtype=torch.float32)
+    assert found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-5, atol=1e-6), (found, wanted)
 
 
 # Weights of clients
