@@ -37,7 +37,7 @@ def warm_up() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that forks are ended too
     os.chdir(ROOT)
     sys.path.insert(0, str(PACKAGE.parent))
-    for name in ("torch", "torch.func", "numpy", "safetensors.torch", "hypothesis.strategies"):
+    for name in ("torch", "torch.func", "torch._dynamo", "numpy", "safetensors.torch", "hypothesis.strategies"):
         importlib.import_module(name)
     for name in WARM:
         with contextlib.suppress(ImportError):  # of a package that only some tests need
