@@ -44,7 +44,8 @@ def _cell(row: str, column: str, trained: Training, place: Any, measure: str = "
 def table1(scale: Scale) -> Cells:
     """FedAvg from scratch, and on one or three frozen backbones."""
     paper = scale == "paper"
-    images = DIGIT5.federation(scale, **{"part": "test", "split": TEN} if paper else {})
+    own: dict[str, Any] = {"part": "test", "split": TEN} if paper else {}
+    images = DIGIT5.federation(scale, **own)
     model, rounds = (RESNET18, ROUNDS) if paper else (small_cnn("batch"), SMOKE_ROUNDS)
     scratch = Training(ROWS["FedAvg"].at(scale), images, model, rounds)
     modes = {"Training from scratch": scratch}
