@@ -91,6 +91,7 @@ class Counted(Split):
 
     train: int = 100
     val: int = 0
+    """Validation examples; where few are left, at most half of them."""
     most: float = 0.9
     """The largest share of a client's examples that is for training, where it has few."""
 
@@ -102,5 +103,5 @@ class Counted(Split):
     def cut(self, y: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
         order = rng.permutation(key, len(y))
         train = min(self.train, math.floor(len(y) * self.most + 1e-9))
-        val = min(self.val, len(y) - train)
+        val = min(self.val, (len(y) - train) // 2)  # so that something is left to test on
         return order[:train], order[train : train + val], order[train + val :]
