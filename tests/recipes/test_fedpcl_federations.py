@@ -46,7 +46,7 @@ def test_both_shifts_have_about_a_hundred_or_what_there_is():
 
 def test_a_split_by_count_leaves_what_is_not_for_training_to_the_others():
     assert sizes(Counted(train=7, val=2), range(20)) == [7, 2, 11]
-    assert sizes(Counted(train=7, val=9, most=0.5), range(10)) == [5, 5, 0]
+    assert sizes(Counted(train=7, val=9, most=0.5), range(10)) == [5, 2, 3]
     for bad in ({"train": 0}, {"val": -1}, {"most": 1.5}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Counted(**bad)
