@@ -10,7 +10,7 @@
 
 `order="first"` takes the inner gradient as if it did not depend on psi; the adaptation net still learns through it,
 because that is the only way it acts. `work.clip` bounds the outer gradient of each net on its own, by 10 as released:
-the paper has no bound, and without one its rates are not finite after a round. Differs from the released code: clients
+the paper has none, and on CIFAR-10 its rates are then not finite after a round. Differs from the released code: clients
 count as one (there by examples: `weights="samples"`); no momentum for the adaptation net and no weight decay, which are
 settings of `opt` and `net_opt` (there 0.9 and 1e-4, also in the inner step); constant rates (there all three fall by 1%
 every ten rounds: `schedule` of `opt` and `net_opt`, and `inner_schedule`, whose last rate newcomers take too).
