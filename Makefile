@@ -18,7 +18,7 @@ test: $(VENV)/.dev lint types  ## lint, types and the fast tests
 test-all: $(VENV)/.dev lint types  ## every test, the slow ones too
 	$(BIN)/python -m pytest $(DEVFLAGS) -m "slow or not slow"
 
-mutants: $(VENV)/.dev  ## change the source in 1,000 places and see which changes no test notices; hours on two cores
+mutants: $(VENV)/.dev  ## change the source in 1,000 places and see which ones no test notices (two cores: an hour or two, by estimate)
 	$(BIN)/python scripts/mutate.py --jobs 2 --out runs/mutants.jsonl --map runs/mutants-map.json
 
 lint: $(VENV)/.dev

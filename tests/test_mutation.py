@@ -125,7 +125,7 @@ def test_a_changed_module_is_imported_and_no_file_is():
     assert loader.get_code("") != compile(source, loader.path, "exec")
 
 
-def test_near_tests_are_asked_first_then_different_and_fast_ones():
+def test_quick_tests_are_asked_first_and_of_these_the_near_ones():
     source = "def f(x):\n    return x + 1\n"
     mutant = mutants(source, "ops/toy.py")[0]
 
@@ -141,12 +141,13 @@ def test_near_tests_are_asked_first_then_different_and_fast_ones():
         test("test_b[1]", 0.1),
         test("test_b[2]", 0.2),
         test("test_c", 0.5),
-        test("test_near", 2.0, ["f"]),
+        test("test_near", 0.7, ["f"]),
+        test("test_near_but_long", 4.0, ["f"]),
         test("test_other", 0.1, lines=[7]),
-        test("test_long", 9.0),
+        test("test_too_long", 9.0),
     ]
-    ids = [i.partition("::")[2] for i in tests.chosen(mutant, some, 4, 8.0)]
-    assert ids == ["test_near", "test_b[1]", "test_c", "test_b[2]"]
+    ids = [i.partition("::")[2] for i in tests.chosen(mutant, some, 9, 8.0)]
+    assert ids == ["test_near", "test_b[1]", "test_c", "test_b[2]", "test_near_but_long"]
     assert len(tests.chosen(mutant, some, 2, 8.0)) == 2
 
 

@@ -37,6 +37,7 @@ def warm_up() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that forks are ended too
     os.chdir(ROOT)
     sys.path.insert(0, str(PACKAGE.parent))
+    # torch.func loads torch._dynamo at its first call, which takes longer than most tests
     for name in ("torch", "torch.func", "torch._dynamo", "numpy", "safetensors.torch", "hypothesis.strategies"):
         importlib.import_module(name)
     for name in WARM:

@@ -93,7 +93,7 @@ class Tracer:
         items[:] = items[self.part :: self.parts]
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        return self._line if frame.f_code.co_filename in self.files else None
+        return self._line(frame, event, _) if frame.f_code.co_filename in self.files else None
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
         self.lines.add((frame.f_code.co_filename, frame.f_lineno))
@@ -156,7 +156,10 @@ def trace(file: str, part: int, parts: int, note: Path) -> int:
 
 
 def chosen(mutant: Mutant, tests: list[Test], most: int, seconds: float) -> list[str]:
-    """Tests that run the changed statement, those that name it first, then different ones, then fast ones."""
+    """Tests that run the changed statement: quick ones first, of these the nearest, and of a test's cases a few.
+
+    A test is near that names the file, the class or the function, in its own name or in its source.
+    """
     names = set(mutant.function.split(".")) | {Path(mutant.file).stem}
     stem = Path(mutant.file).stem.lower()
 
@@ -170,8 +173,8 @@ def chosen(mutant: Mutant, tests: list[Test], most: int, seconds: float) -> list
     turn: Counter[str] = Counter()
     order = []
     for test in found:
-        function = test["id"].partition("[")[0]
-        order.append((-near[test["id"]], turn[function], test["seconds"], test["id"]))
+        function, cost = test["id"].partition("[")[0], test["seconds"]
+        order.append((cost > seconds / 10, turn[function] - near[test["id"]], cost, test["id"]))
         turn[function] += 1
     out: list[str] = []
     for _, _, cost, name in sorted(order):

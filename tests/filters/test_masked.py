@@ -85,7 +85,7 @@ def test_a_cohort_of_one_has_nobody_to_mask_with():
         sent(Masked(), one, cohort=COHORT[:1])
 
 
-@pytest.mark.parametrize("value", [1e9, -1e9, torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("value", [1e9, -1e9, 1e30, -1e30, torch.nan, torch.inf, -torch.inf])
 def test_what_would_overflow_is_refused_and_counted(value):
     up = ups()
     up["plain"][1, :2] = value

@@ -60,6 +60,26 @@ def test_a_folder_that_cannot_be_written_only_costs_time(root):
     assert disk_cache.remembered("kind", "key", lambda: torch.ones(3), least=1).sum() == 3
 
 
+def test_what_is_half_made_lies_beside_the_entry_and_is_taken_away(root, monkeypatch):
+    seen = []
+
+    def full(path, array, **options):
+        seen.append(path.parent)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(disk_cache.np, "save", full)
+    assert disk_cache.remembered("kind", "key", lambda: torch.ones(3), least=1).sum() == 3
+    assert [p.parent for p in seen] == [root / "kind"]  # a rename is atomic only within one file system
+    assert list((root / "kind").iterdir()) == []
+
+    def gone(path, array, **options):
+        path.parent.rmdir()
+        raise OSError("the folder was taken away")
+
+    monkeypatch.setattr(disk_cache.np, "save", gone)
+    assert disk_cache.remembered("kind", "key", lambda: torch.ones(3), least=1).sum() == 3
+
+
 def test_folders_as_the_environment_names_them(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("ACCLIMATE_CACHE", raising=False)

@@ -27,6 +27,8 @@ def test_the_learned_loss_is_the_norm_of_the_scores():
     batch = torch.tensor(8.0)
     assert float(learned.learned_loss(NET, LOGITS, real, batch)) == pytest.approx(np.sqrt(two * 8 / 2))
     assert float(learned.learned_loss(NET, LOGITS, batch=batch)) == pytest.approx(np.sqrt((SCORES**2).sum() * 8 / 3))
+    one = learned.learned_loss(NET, LOGITS, torch.arange(3) == 1, batch)
+    assert float(one) == pytest.approx(2.75 * np.sqrt(8))
     nobody = learned.learned_loss(NET, LOGITS, real & False, batch)
     assert float(nobody) == pytest.approx(1e-6)  # the root of TINY, and finite
     zero = tree.scale(NET, 0.0)
@@ -62,6 +64,13 @@ def test_an_inner_step_leads_to_the_adapted_model(order, batch):
     assert gap({"l": out.logits}, {"l": logits}) > 1e-3
 
 
+def test_one_sample_has_an_inner_step_too():
+    t, both, x, key = case("cnn-plain")
+    _, out = learned.adapted(t, both, x[:1], key, 0.3, "second", 24)
+    params, _ = stepped(t, both, x[:1], key, 0.3, 24)
+    assert gap({"l": out.logits}, {"l": t.apply({"params": params, "buffers": {}}, x[:1]).logits}) < 1e-5
+
+
 def test_without_a_net_there_is_no_step():
     t, both, x, key = case()
     bare = {**both, "params": {"base": both["params"]["base"]}}
@@ -75,9 +84,11 @@ def test_what_a_gradient_goes_through_in_first_and_second_order():
 
     def slope(order, counts, which):
         def value(base):
-            logits, out = learned.adapted(
-                t, {**both, "params": {**both["params"], "base": base}}, x, key, 0.3, order, None, counts
+            here, options = (
+                {**both, "params": {**both["params"], "base": base}},
+                {"base_counts": True} if counts else {},
             )
+            logits, out = learned.adapted(t, here, x, key, 0.3, order, **options)
             return (logits if which == "logits" else out.logits).square().sum()
 
         return grad(value)(both["params"]["base"])
@@ -158,7 +169,7 @@ def test_parameters_of_a_description_and_the_pull_on_the_hypernetwork():
 
 def test_directions_are_the_entropys_gradient_and_the_way_to_the_batch():
     w, old = torch.tensor([[1.0, 0.0], [0.5, -1.0]]), {"a.running_mean": torch.tensor([3.0]), "b": torch.tensor([5.0])}
-    met, modes = {"a.running_mean": torch.tensor([2.0]), "b": torch.tensor([1.0])}, []
+    met, modes = {"a.running_mean": torch.tensor([2.0]), "b": torch.tensor([1.0], requires_grad=True)}, []
 
     def predict(model, x, mode="eval", key=None):
         modes.append(mode)
@@ -167,7 +178,7 @@ def test_directions_are_the_entropys_gradient_and_the_way_to_the_batch():
     model, x = {"vars": {"params": {"w": w}, "buffers": old}}, torch.tensor([[1.0, 2.0], [0.0, -1.0]])
     way = atp.directions(predict, model, x, {"a": 0.1})
     assert way["buffers"]["a.running_mean"].tolist() == pytest.approx([10.0])
-    assert way["buffers"]["b"].tolist() == [4.0]
+    assert way["buffers"]["b"].tolist() == [4.0] and not way["buffers"]["b"].requires_grad
     z = x.double().numpy() @ w.double().numpy()
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
     h = -(p * np.log(p)).sum(-1, keepdims=True)
@@ -179,26 +190,25 @@ def test_directions_are_the_entropys_gradient_and_the_way_to_the_batch():
 
 def test_slopes_by_statistics_are_those_of_finite_differences():
     t = task("cnn-batch")
-    vars, (x, y) = t.init(rng.key(0)), images(6)
-    spread = {
-        k: b + torch.rand(b.shape, generator=torch.Generator().manual_seed(1)) for k, b in vars["buffers"].items()
-    }
-    vars = tree.map(torch.Tensor.double, {**vars, "buffers": spread})
+    vars, (x, y), g = t.init(rng.key(0)), images(6), torch.Generator().manual_seed(1)
+    vars = tree.map(lambda p: p.double() + torch.rand(p.shape, generator=g), vars)  # nothing is zero or one by chance
+    x = x.double() / 255
 
     def loss(vars):
-        vars = tree.map(lambda p: p.float(), vars)
         return torch.nn.functional.cross_entropy(t.apply(vars, x).logits, y)
 
-    by = atp.slopes(loss, tree.map(lambda p: p.float(), vars), t.norm_eps)["buffers"]
-    assert len(by) == 4
-    for name, slope in by.items():
+    by = atp.slopes(loss, vars, t.norm_eps)
+    assert gap(by["params"], grad(lambda p: loss({**vars, "params": p}))(vars["params"])) == 0
+    assert len(by["buffers"]) == 4
+    for name, slope in by["buffers"].items():
         for i in range(2):
             ends = []
             for sign in (1, -1):
                 moved = {**vars["buffers"], name: vars["buffers"][name].clone()}
-                moved[name][i] += sign * 2e-2
+                moved[name][i] += sign * 1e-5
                 ends.append(float(loss({**vars, "buffers": moved})))
-            assert float(slope[i]) == pytest.approx((ends[0] - ends[1]) / 4e-2, rel=0.05, abs=3e-4)
+            assert float(slope[i]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
+            assert abs(float(slope[i])) > 1e-4
 
 
 def test_layers_without_weights_keep_a_slope_of_zero_and_variances_stay_above_it():

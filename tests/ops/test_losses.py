@@ -277,5 +277,10 @@ def test_a_stream_is_tuned_on_over_its_real_rows():
         met.append(sorted(batch["y"].tolist()))
         return (batch["x"][:, 0] * vars["params"]["w"]).mean(), {}
 
-    got = unlabelled.tune(loss, vars, x, real, marks, SGD(lr=1.0), Work(iterations=1, batch=2), rng.key(0))
+    once = marks, SGD(lr=1.0), Work(iterations=1, batch=2), rng.key(0)
+    got = unlabelled.tune(loss, vars, x, real, *once)
     assert got["params"]["w"].tolist() == [-2.0] and met == [[10, 20]]
+    one = unlabelled.tune(loss, vars, x, real & (marks < 15), *once)
+    assert one["params"]["w"].tolist() == [-1.0]
+    later = SGD(lr=1.0, schedule=StepDecay(every=1, gamma=0.5))  # a stream is served in the first round, so to speak
+    assert unlabelled.tune(loss, vars, x, real, marks, later, *once[2:])["params"]["w"].tolist() == [-2.0]

@@ -99,9 +99,9 @@ def test_a_crop_comes_from_where_its_key_says():
 
 
 def test_quarter_turns_are_counter_clockwise():
-    x = torch.arange(4.0).reshape(1, 1, 2, 2).expand(5, 1, 2, 2)  # 0 1 over 2 3
+    x = torch.arange(4.0).reshape(1, 1, 2, 2) + 10 * torch.arange(5.0).reshape(5, 1, 1, 1)  # 0 1 over 2 3, and so on
     got = turned(x, torch.tensor([0, 1, 2, 3, 1])).flatten(1).tolist()
-    assert got == [[0, 1, 2, 3], [1, 3, 0, 2], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]]
+    assert got == [[0, 1, 2, 3], [11, 13, 10, 12], [23, 22, 21, 20], [32, 30, 33, 31], [41, 43, 40, 42]]
 
 
 @pytest.mark.parametrize("degrees", [30.0, -75.0, 450.0])
