@@ -13,6 +13,7 @@ from torch.func import grad
 
 from acclimate.core import SGD, Task, Work, rng
 from acclimate.methods.ditto import Ditto
+from acclimate.methods.elcfs import moved
 from acclimate.methods.fedatp import FedATP
 from acclimate.methods.fedproto import FedProto
 from acclimate.methods.fedrod import FedRoD
@@ -246,7 +247,21 @@ def test_gas_client_sends_its_gap_and_keeps_its_loss():
     assert float(first["gap"]) == 0.0 and float(mine["seen"]) == 1.0
 
 
-# FedSPL's exchange
+# Exchanges of amplitudes and of values
+
+
+def test_elcfs_moves_low_frequencies_part_of_the_way_to_another_clients():
+    """Client 0 has one other to draw from. Amplitudes of 3 x 3 low frequencies change, and no phases."""
+    x, others = (np.random.default_rng(s).uniform(0.4, 0.6, (3, 2, 5, 5)).astype(np.float32) for s in (1, 2))
+    spectra = np.fft.fftshift(np.abs(np.fft.fft2(0.8 * others, norm="ortho")), (-2, -1))
+    bank = spectra[:, None, :, 1:4, 1:4]
+    down = {"bank": tensor(bank), "filled": tensor([1.0, 0.0, 1.0])}
+    out = np.fft.fft2(moved(tensor(x), down, torch.tensor(0), KEY).numpy(), norm="ortho")
+    was, weight = np.fft.fft2(x, norm="ortho"), rng.uniform(rng.fold(KEY, "weight"), 3).numpy()
+    wanted = np.fft.fftshift(np.abs(was), (-2, -1))
+    wanted[..., 1:4, 1:4] += weight[:, None, None, None] * (bank[2, 0] - wanted[..., 1:4, 1:4])
+    assert np.abs(np.abs(out) - np.fft.ifftshift(wanted, (-2, -1))).max() < 5e-3  # faint ones are not painted in full
+    assert np.abs(np.abs(out) - np.abs(was)).max() > 0.1 and np.abs(np.angle(out / was)).max() < 1e-2
 
 
 def test_equal_contents_keep_the_order_of_their_places():
@@ -288,8 +303,8 @@ def test_fedatps_rates_rise_where_entropy_and_loss_fall_together():
     by_logits = -p * (np.log(p) + entropy) / 4
     way = {"project.weight": (by_logits @ HEAD).T @ X, "head.weight": by_logits.T @ F}
     rates = {"params": {"project.weight": tensor(0.3), "head.weight": tensor(-0.5)}, "buffers": {}}
-    moved = BODY - 0.3 * way["project.weight"], HEAD + 0.5 * way["head.weight"]
-    slopes = dict(zip(way, both_layers(*moved), strict=True))
+    there = BODY - 0.3 * way["project.weight"], HEAD + 0.5 * way["head.weight"]
+    slopes = dict(zip(way, both_layers(*there), strict=True))
     padded = {**DATA, "rows": torch.arange(4).repeat(2)}  # room for a second batch, which is undone
     new = method.learned(TASK, VARS, rates, padded, KEY)["params"]
     for name, old in (("project.weight", 0.3), ("head.weight", -0.5)):
