@@ -169,7 +169,8 @@ def chosen(mutant: Mutant, tests: list[Test], most: int, seconds: float) -> list
         return 2 * bool(named) + (stem in Path(file).stem) + (stem in name.lower())
 
     near = {t["id"]: nearness(t) for t in tests}
-    found = sorted((t for t in tests if _runs(t, mutant, near[t["id"]])), key=lambda t: t["seconds"])
+    found = [t for t in tests if _runs(t, mutant, near[t["id"]])]
+    found.sort(key=lambda t: (-near[t["id"]], t["seconds"]))
     turn: Counter[str] = Counter()
     order = []
     for test in found:

@@ -1,8 +1,4 @@
-"""What clients compute, on a linear model of three inputs: every loss and step written out in numpy.
-
-The first layer and the inputs are positive, so that its ReLU does nothing; gradients of the head are then those of a
-softmax regression on known features.
-"""
+"""What clients compute, on the linear model of linear.py: every loss and step written out in numpy."""
 
 from dataclasses import replace
 
@@ -13,6 +9,7 @@ from torch.func import grad
 
 from acclimate.core import SGD, Task, Work, rng
 from acclimate.methods.ditto import Ditto
+from acclimate.methods.elcfs import moved
 from acclimate.methods.fedatp import FedATP
 from acclimate.methods.fedproto import FedProto
 from acclimate.methods.fedrod import FedRoD
@@ -26,56 +23,27 @@ from acclimate.methods.pfedme import PFedMe
 from acclimate.methods.rsc import RSC
 from acclimate.methods.scaffold import SCAFFOLD
 from acclimate.models.frozen import Projection
-
-KEY = rng.key(5)
-TASK = Task(Projection(width=2), (3,), 3)
-BODY = np.array([[0.5, 0.2, 0.1], [0.1, 0.4, 0.3]])
-HEAD = np.array([[0.3, -0.2], [0.1, 0.5], [-0.4, 0.2]])
-X = np.array([[1.0, 0.5, 0.2], [0.3, 0.9, 0.6], [0.7, 0.1, 0.8], [0.2, 0.4, 1.0]])
-Y = np.array([0, 2, 0, 1])
-F = X @ BODY.T
-"""The features that enter the head."""
-ONCE = Work(iterations=1, batch=4)
-"""One step on all four examples, in any order."""
-
-
-def tensor(a):
-    return torch.tensor(a, dtype=torch.float32)
-
-
-def variables(head=HEAD):
-    return {"params": {"project.weight": tensor(BODY), "head.weight": tensor(head)}, "buffers": {}}
-
-
-VARS, DOWN = variables(), {"vars": variables()}
-BATCH = {"x": tensor(X), "y": torch.tensor(Y)}
-DATA = {**BATCH, "rows": torch.arange(4), "n": torch.tensor(4), "id": torch.tensor(1), "round": torch.tensor(0)}
-
-
-def close(a, b):
-    found, wanted = torch.as_tensor(a).detach().numpy(), np.asarray(b)
-    assert found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-4, atol=1e-5), (found, wanted)
-
-
-def softmax(z):
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def ce(z, y=Y):
-    return -np.log(softmax(z)[np.arange(len(y)), y]).mean()
-
-
-def regression(z, y=Y, f=F):
-    """The gradient of softmax regression by the head, at these logits."""
-    return (softmax(z) - np.eye(z.shape[-1])[y]).T @ f / len(y)
-
-
-def both_layers(body, head, x=X, y=Y):
-    """The gradient of cross-entropy by both layers."""
-    f = x @ body.T
-    error = (softmax(f @ head.T) - np.eye(len(head))[y]) / len(y)
-    return (error @ head).T @ x, error.T @ f
+from linear import (
+    BATCH,
+    BODY,
+    DATA,
+    DOWN,
+    HEAD,
+    KEY,
+    ONCE,
+    TASK,
+    VARS,
+    F,
+    X,
+    Y,
+    both_layers,
+    ce,
+    close,
+    regression,
+    softmax,
+    tensor,
+    variables,
+)
 
 
 def test_the_numbers_here_are_those_of_the_model():
@@ -246,7 +214,21 @@ def test_gas_client_sends_its_gap_and_keeps_its_loss():
     assert float(first["gap"]) == 0.0 and float(mine["seen"]) == 1.0
 
 
-# FedSPL's exchange
+# Exchanges of amplitudes and of values
+
+
+def test_elcfs_moves_low_frequencies_part_of_the_way_to_another_clients():
+    """Client 0 has one other to draw from. Amplitudes of 3 x 3 low frequencies change, and no phases."""
+    x, others = (np.random.default_rng(s).uniform(0.4, 0.6, (3, 2, 5, 5)).astype(np.float32) for s in (1, 2))
+    spectra = np.fft.fftshift(np.abs(np.fft.fft2(0.8 * others, norm="ortho")), (-2, -1))
+    bank = spectra[:, None, :, 1:4, 1:4]
+    down = {"bank": tensor(bank), "filled": tensor([1.0, 0.0, 1.0])}
+    out = np.fft.fft2(moved(tensor(x), down, torch.tensor(0), KEY).numpy(), norm="ortho")
+    was, weight = np.fft.fft2(x, norm="ortho"), rng.uniform(rng.fold(KEY, "weight"), 3).numpy()
+    wanted = np.fft.fftshift(np.abs(was), (-2, -1))
+    wanted[..., 1:4, 1:4] += weight[:, None, None, None] * (bank[2, 0] - wanted[..., 1:4, 1:4])
+    assert np.abs(np.abs(out) - np.fft.ifftshift(wanted, (-2, -1))).max() < 5e-3  # faint ones are not painted in full
+    assert np.abs(np.abs(out) - np.abs(was)).max() > 0.1 and np.abs(np.angle(out / was)).max() < 1e-2
 
 
 def test_equal_contents_keep_the_order_of_their_places():
@@ -288,8 +270,8 @@ def test_fedatps_rates_rise_where_entropy_and_loss_fall_together():
     by_logits = -p * (np.log(p) + entropy) / 4
     way = {"project.weight": (by_logits @ HEAD).T @ X, "head.weight": by_logits.T @ F}
     rates = {"params": {"project.weight": tensor(0.3), "head.weight": tensor(-0.5)}, "buffers": {}}
-    moved = BODY - 0.3 * way["project.weight"], HEAD + 0.5 * way["head.weight"]
-    slopes = dict(zip(way, both_layers(*moved), strict=True))
+    there = BODY - 0.3 * way["project.weight"], HEAD + 0.5 * way["head.weight"]
+    slopes = dict(zip(way, both_layers(*there), strict=True))
     padded = {**DATA, "rows": torch.arange(4).repeat(2)}  # room for a second batch, which is undone
     new = method.learned(TASK, VARS, rates, padded, KEY)["params"]
     for name, old in (("project.weight", 0.3), ("head.weight", -0.5)):
