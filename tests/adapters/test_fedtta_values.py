@@ -103,6 +103,7 @@ def test_steps_go_down_the_learned_loss(norm, clip, lr):
     assert record["entropy"].tolist() == pytest.approx(entropies, rel=1e-6)
     assert (float(record["chosen_step"]), float(record["steps_taken"])) == (3, 3)
     assert {k: v.shape for k, v in start["record"].items()} == {k: v.shape for k, v in record.items()}
+    assert not any(v.any() for v in start["record"].values())
     logits, _, told = adapter.trace(None, predict, MODEL, state, X, rng.key(1))
     torch.testing.assert_close(logits, X @ w, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(told["learned_loss"], (X @ w @ NET.T + BIAS)[:, 0].abs(), rtol=1e-6, atol=1e-8)

@@ -55,6 +55,11 @@ def test_answers_that_do_not_depend_on_batches():
     assert TTT(online=False).batch_free and not TTT(online=True).batch_free
 
 
+def test_adapters_that_see_the_whole_stream_before_the_first_answer():
+    seeing = {type(a).__name__ for a in (*FREE, *BOUND) if a.transductive}
+    assert seeing == {"BBSE", "EM", "FedTTA", "ICON", "MBSL", "ODPFL", "SHOT"}
+
+
 @pytest.mark.parametrize("online", [False, True])
 def test_atp_answers_with_the_adapted_model_or_the_mean_of_all_so_far(online):
     rates = {"params": {"body.w": torch.tensor(0.5).double(), "head.w": torch.tensor(-0.2).double()}, "buffers": {}}
