@@ -163,6 +163,7 @@ def test_a_step_of_the_student_goes_down_the_loss(variant):
     assert by_hand(new["student"]["w"]) < by_hand(start["w"])
     moved = 0.9 * start["w"] + 0.1 * new["student"]["w"] if variant == "paper" else start["w"]
     torch.testing.assert_close(new["teacher"]["w"], moved)
+    assert float(new["j"]) == 1.0
 
 
 def test_the_students_contrast_is_between_two_views():
