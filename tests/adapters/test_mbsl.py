@@ -163,3 +163,20 @@ def test_a_step_of_the_student_goes_down_the_loss(variant):
     assert by_hand(new["student"]["w"]) < by_hand(start["w"])
     moved = 0.9 * start["w"] + 0.1 * new["student"]["w"] if variant == "paper" else start["w"]
     torch.testing.assert_close(new["teacher"]["w"], moved)
+    assert float(new["j"]) == 1.0
+
+
+def test_the_students_contrast_is_between_two_views():
+    """Views that are the images themselves: the loss of the contrast alone is that of a pair of equal features."""
+    adapter = MBSL(losses=("contrast",), augment=Same())
+    x = torch.from_numpy(np.random.default_rng(4).normal(size=(4, 1, 1, 5))).float()
+
+    def predict(model, x, mode="eval", key=None):
+        return Out(x[:, 0, 0, :3], x[:, 0, 0], {})
+
+    batch = {"x": x, "taught": torch.from_numpy(TAUGHT), "margin": torch.from_numpy(MARGIN)}
+    batch |= {"delta": torch.tensor(DELTA), "who": torch.arange(4)}
+    model = {"vars": {"params": {}, "buffers": {}}}
+    ours = adapter._loss({}, predict, model, batch, {"contrast": torch.tensor(0.3)}, rng.key(0))
+    pair = adapter.equations.contrastive(x[:, 0, 0].expand(2, 4, 5), torch.arange(4), torch.zeros(4))
+    assert float(ours) == pytest.approx(0.3 * float(pair), rel=1e-5) and float(pair) > 0

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from acclimate.adapters.mbsl_contrast import contrastive, principal, repeated
+from acclimate.adapters.mbsl_equations import Equations
 from acclimate.adapters.mbsl_released import ReleasedEquations
 
 
@@ -70,3 +71,32 @@ def test_the_released_contrast_leaves_out_strong_and_repeated_samples():
         scores = z @ z[i] / 0.5
         terms.append(np.log(np.exp(np.delete(scores, i)).sum()) - scores[(i + 2) % 4])
     assert ours == pytest.approx(np.mean(terms), rel=1e-9)
+
+
+def test_the_papers_contrast_is_the_mean_over_rows_in_the_directions_of_both_views():
+    """All of three directions, so that components are a turn of the centred features: cosines of their own centring."""
+    features = drawn(4, 2, 5, 3)
+    equations = Equations(0.001, 0.4, 1e-3, 0.3, 8)
+    both = features.reshape(10, 3)
+    basis = principal(both, 3)
+    p, q = ((view - both.mean(0)) @ basis for view in features)
+    p, q = (v - v.mean(-1, keepdim=True) for v in (p, q))
+    p, q = (v / v.norm(dim=-1, keepdim=True) for v in (p, q))
+    terms = []
+    for m in range(5):
+        total = sum(torch.exp(p[n] @ q[n] / 0.3) for n in range(5))
+        total += sum(torch.exp(p[m] @ p[n] / 0.3) for n in range(5) if n != m)
+        terms.append(float(torch.log(total) - p[m] @ q[m] / 0.3))
+    ours = float(equations.contrastive(features, torch.arange(5), torch.zeros(5)))
+    assert ours == pytest.approx(np.mean(terms), rel=1e-6)
+
+
+@pytest.mark.parametrize("form", [Equations, ReleasedEquations])
+def test_labels_are_means_over_views(form):
+    logits = drawn(5, 4, 3, 5)
+    said, margin = form(0.001, 0.4, 1e-3, 0.5, 8).labels(logits)
+    p = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(-1, keepdims=True)
+    top = np.sort(p.mean(0) if form is Equations else p, -1)
+    far = top[..., -1] - top[..., -2]
+    assert said.numpy() == pytest.approx(p.mean(0) if form is Equations else logits.numpy().mean(0), rel=1e-9)
+    assert margin.numpy() == pytest.approx(far if form is Equations else far.mean(0), rel=1e-9)

@@ -80,9 +80,10 @@ def test_before_the_first_sample_the_state_is_zero_for_features_of_any_width():
 
 
 @pytest.mark.parametrize("form", [paper, released])
-def test_histories_equal_their_recurrences(form):
-    f, alpha, state = drawn(8, 7, 2), 0.3, None
-    for part in (f[:4], f[4:]):
+@pytest.mark.parametrize("width", [1, 2])
+def test_histories_equal_their_recurrences(form, width):
+    f, alpha, state = drawn(8, 8, width), 0.3, None
+    for part in (f[:4], f[4:7], f[7:]):
         expected = []
         for i, z in enumerate(part):
             before = expected[-1] if expected else None if state is None else state["history"]
@@ -93,7 +94,7 @@ def test_histories_equal_their_recurrences(form):
                 expected.append(alpha * last + (1 - alpha) * before)
             else:
                 expected.append(alpha * z + (1 - alpha) * before if i else before)
-        zero = torch.zeros(2, dtype=torch.float64)
+        zero = torch.zeros(width, dtype=torch.float64)
         given = {"history": zero, "last": zero, "started": zero[0]} if state is None else state
         got = form(part, given, alpha)
         torch.testing.assert_close(got, torch.stack(expected), rtol=1e-9, atol=1e-12)
