@@ -1,7 +1,7 @@
 """Mutation testing: change the source in one place, and see whether a test notices.
 
     python scripts/mutate.py --jobs 2 --out mutants.jsonl              # 1,000 mutants, drawn with seed 0
-    python scripts/mutate.py --jobs 2 --out mutants.jsonl --only 'personal/*' --sample 50
+    python scripts/mutate.py --jobs 2 --out mutants.jsonl --only 'personal/*'     # those of them in one folder
     python scripts/mutate.py --out mutants.jsonl --list                # those that no test noticed
 
 Mutants (scripts/mutation/operators.py) are of src/acclimate/{methods,adapters,ops,personal,filters}. The sample is the
@@ -127,7 +127,7 @@ def arguments() -> argparse.Namespace:
     add("--out", type=Path, required=True, help="results, one JSON line for each mutant; what is there is kept")
     add("--sample", type=int, default=1000, help="how many mutants are drawn (1000)")
     add("--seed", type=int, default=0, help="seed of the draw (0)")
-    add("--only", default="*", help="files below src/acclimate, such as 'filters/*'")
+    add("--only", default="*", help="run the drawn mutants of these files alone, such as 'filters/*'")
     add("--using", default="*", help="test files that are asked, such as 'tests/filters/*'; else all of the list")
     add("--jobs", type=int, default=1, help="forks at a time (1)")
     add("--tests", type=int, default=30, help="the most tests that are asked about one mutant (30)")
@@ -144,8 +144,8 @@ def main() -> None:
     from mutation import tests
 
     args = arguments()
-    everything = [m for file, text in tests.sources().items() if fnmatch(file, args.only) for m in mutants(text, file)]
-    sample = drawn(everything, args.sample, args.seed)
+    everything = [m for file, text in tests.sources().items() for m in mutants(text, file)]
+    sample = [m for m in drawn(everything, args.sample, args.seed) if fnmatch(m.file, args.only)]
     equivalent = json.loads(EQUIVALENT.read_text())
     results = read(args.out)
     if args.list:

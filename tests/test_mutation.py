@@ -149,6 +149,15 @@ def test_quick_tests_are_asked_first_and_of_these_the_near_ones():
     ids = [i.partition("::")[2] for i in tests.chosen(mutant, some, 9, 8.0)]
     assert ids == ["test_near", "test_b[1]", "test_c", "test_b[2]", "test_near_but_long"]
     assert len(tests.chosen(mutant, some, 2, 8.0)) == 2
+    # the one of a function's cases that names the file is its first, however slow
+    cases = [
+        test("test_b[1]", 0.1),
+        test("test_b[toy]", 0.3),
+        test("test_toy[1]", 0.1, ["f"]),
+        test("test_toy[2]", 0.2, ["f"]),
+    ]
+    ids = [i.partition("::")[2] for i in tests.chosen(mutant, cases, 4, 8.0)]
+    assert ids == ["test_toy[1]", "test_b[toy]", "test_toy[2]", "test_b[1]"]
 
 
 def test_the_score_leaves_equivalent_mutants_out_and_counts_timeouts_as_killed():

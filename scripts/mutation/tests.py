@@ -170,9 +170,10 @@ def chosen(mutant: Mutant, tests: list[Test], most: int, seconds: float) -> list
 
     near = {t["id"]: nearness(t) for t in tests}
     found = [t for t in tests if _runs(t, mutant, near[t["id"]])]
+    found.sort(key=lambda t: (-near[t["id"]], t["seconds"]))
     turn: Counter[str] = Counter()
     order = []
-    for test in sorted(found, key=lambda t: (-near[t["id"]], t["seconds"])):
+    for test in found:
         function, cost = test["id"].partition("[")[0], test["seconds"]
         order.append((cost > seconds / 10, turn[function] - near[test["id"]], cost, test["id"]))
         turn[function] += 1

@@ -1,7 +1,7 @@
 """Partitions by domain, superclass and person, and Dirichlet with natural sizes."""
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acclimate.core import rng
-from acclimate.data import ByDomain, BySuperclass, Dirichlet, NaturalUsers, Pool
+from acclimate.data import ByDomain, BySuperclass, Digits, Dirichlet, NaturalUsers, Pool
 from acclimate.data.dealing import REVISIONS
 
 
@@ -110,17 +110,25 @@ def test_natural_users_are_clients():
 @pytest.mark.parametrize("partition", [Dirichlet, ByDomain])
 def test_a_partition_names_the_version_of_its_dealing_rule(partition):
     (revision,) = (f for f in fields(partition) if f.name == "revision")
-    assert revision.kw_only and revision.default == 1 and partition(revision=1) == partition()
+    assert revision.kw_only and revision.default == max(REVISIONS) and partition(revision=2) == partition()
     assert get_args(get_type_hints(partition)["revision"]) == tuple(REVISIONS)
-    with pytest.raises(ValueError, match=rf"^{partition.__name__}: revision=7 must be one of 1$"):
+    with pytest.raises(ValueError, match=rf"^{partition.__name__}: revision=7 must be one of 1, 2$"):
         partition(revision=7)
 
 
+def test_the_first_revision_deals_the_rows_that_it_always_dealt():
+    parts = Dirichlet(0.1, revision=1).split(Digits().load(), 10, rng.key(0))
+    marks = [int((p * torch.arange(1, len(p) + 1)).sum()) for p in parts]
+    assert marks[:5] == [13300980, 14872077, 14341519, 14840980, 14408081]
+    assert marks[5:] == [14787527, 13688538, 14068701, 15590497, 15743345]
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
 @pytest.mark.parametrize("partition", [Dirichlet(0.3), ByDomain(alpha=0.3)])
-def test_rows_are_dealt_by_the_rule_that_the_partition_names(partition, monkeypatch):
+def test_rows_are_dealt_by_the_rule_that_the_partition_names(partition, revision, monkeypatch):
     def nothing(*_):
         raise LookupError("another revision")
 
-    monkeypatch.setitem(REVISIONS, 1, REVISIONS[1]._replace(equal=nothing, apportion=nothing))
+    monkeypatch.setitem(REVISIONS, revision, REVISIONS[revision]._replace(equal=nothing, apportion=nothing))
     with pytest.raises(LookupError, match="another revision"):
-        partition.split(pool(), 6, rng.key(0))
+        replace(partition, revision=revision).split(pool(), 6, rng.key(0))

@@ -261,7 +261,7 @@ def test_preview_says_what_the_data_is_and_shows_the_streams_that_a_run_builds()
     assert "3 clients, 10 classes, images of 3 x 16 x 16, seed 0." in text
     counts = [f"{sum(map(len, r)):,} {name}" for name, r in (("training", w.train), ("validation", w.val))]
     assert f"Examples: {', '.join(counts)}, " in text
-    assert "Data: partition=dirichlet, clients=3, fraction=0.2." in text
+    assert "Data: partition=dirichlet(alpha=0.05), clients=3, fraction=0.2, dealt by revision 2." in text
     assert "Served in batches of 32." in parts["Stream corrupted"]
     for c, (_, count, images, _) in enumerate(rows(parts["Stream corrupted"])):
         assert count == len(shards.own(c))

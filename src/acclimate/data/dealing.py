@@ -1,4 +1,4 @@
-"""Dealing rows out: Dirichlet draws, whole numbers in given proportions, taking turns.
+"""Dealing rows out in class mixes: by counts that are fixed first (counts.py), or by taking turns.
 
 How class mixes become rows has revisions. A partition names the one that it was dealt with, so that an old run still
 means the same rows when there is a newer one.
@@ -13,12 +13,26 @@ import torch
 from torch import Tensor
 
 from ..core import rng
+from .counts import balanced, largest_remainders
 from .world import Pool
 
 
 def deal(order: Tensor, parts: int) -> tuple[Tensor, ...]:
     """Rows in as many parts, whose sizes differ by one at most."""
     return tuple(order.tensor_split(parts))
+
+
+def hand_out(pools: list[Tensor], counts: Tensor) -> tuple[Tensor, ...]:
+    """Rows of class pools, as many per client as `counts` (clients, classes) says, which uses them up."""
+    parts = [pool.split(own) for pool, own in zip(pools, counts.T.tolist(), strict=True)]
+    return tuple(torch.cat(own) for own in zip(*parts, strict=True))
+
+
+def in_balance(pools: list[Tensor], mixes: Tensor, sizes: list[int], key: rng.Key) -> tuple[Tensor, ...]:
+    """Clients of given sizes use up class pools in mixes near their own."""
+    present = [k for k, pool in enumerate(pools) if len(pool)]
+    pools = [pools[k] for k in present]
+    return hand_out(pools, balanced(mixes[:, present], torch.tensor(sizes), torch.tensor([len(p) for p in pools])))
 
 
 def take_turns(pools: list[Tensor], mixes: Tensor, sizes: list[int], key: rng.Key) -> tuple[Tensor, ...]:
@@ -38,7 +52,8 @@ def take_turns(pools: list[Tensor], mixes: Tensor, sizes: list[int], key: rng.Ke
 
 
 def apportion(mix: Tensor, quota: int, left: Tensor) -> Tensor:
-    """`quota` whole examples in the proportions of `mix`, never more of a class than is left (largest remainders)."""
+    """`quota` whole examples in about the proportions of `mix`, never more of a class than is left: large classes get
+    the leftovers."""
     got = torch.zeros_like(left)
     for _ in range(len(mix) + 1):
         missing = quota - int(got.sum())
@@ -80,5 +95,8 @@ class Dealing(NamedTuple):
     """Examples per class, for one client of a given mix and size, from what is left of each class."""
 
 
-REVISIONS = {1: Dealing(equal=take_turns, apportion=apportion)}
+REVISIONS = {
+    1: Dealing(equal=take_turns, apportion=apportion),
+    2: Dealing(equal=in_balance, apportion=largest_remainders),
+}
 """The ways of dealing that a partition's field `revision` may name. One that runs were dealt with never changes."""

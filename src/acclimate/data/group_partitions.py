@@ -37,13 +37,14 @@ class ByDomain(Partition):
     """One client per domain, or several that share its examples (the total stays the same).
 
     With `alpha`, each client also draws a class mix from Dirichlet(alpha) and keeps the share `keep` of its examples in
-    that mix: FedPCL's feature-and-label shift. Without, clients differ in their domain alone: its feature shift.
+    that mix: FedPCL's feature-and-label shift. Without, clients differ in their domain alone: its feature shift. Whole
+    numbers of examples are found by largest remainders; in revision 1, large classes got what was left over.
     """
 
     alpha: float | None = None
     keep: float = 0.5
     """The share of a client's examples that is kept where a class mix is drawn."""
-    revision: Literal[1] = field(default=1, kw_only=True)
+    revision: Literal[1, 2] = field(default=2, kw_only=True)
     """The revision of the way of dealing; a run names the one it was dealt with."""
 
     def __post_init__(self) -> None:

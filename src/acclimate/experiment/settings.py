@@ -256,6 +256,7 @@ def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, key: str
 
 def _parse(value: Any, hint: Any, key: str) -> list[Any]:
     """All values that a setting names for a field of this type: several make a sweep."""
+    hint = catalogue.option_of(hint, value)
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]
@@ -274,10 +275,10 @@ def _one(value: Any, hint: Any, key: str) -> Any:
             return None
         return _one(value, next(o for o in options if o is not type(None)), key)
     if origin is Literal:
-        allowed = typing.get_args(hint)
-        if value not in allowed:
-            raise ConfigError(f"{key}: {value!r} is not possible; {nearest(str(value), [str(a) for a in allowed])}")
-        return value
+        allowed = {str(a): a for a in typing.get_args(hint)}  # a whole number is text on the command line
+        if str(value) not in allowed:
+            raise ConfigError(f"{key}: {value!r} is not possible; {nearest(str(value), list(allowed))}")
+        return allowed[str(value)]
     if kind := catalogue.kind_of(hint):
         return _lookup(value, kind, key)
     if hint in (bool, int, float, str):

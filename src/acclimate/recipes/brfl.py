@@ -66,7 +66,7 @@ def lines(
         "knn-per": Line(fedavg, adapter("knn"), personal("memory")),
         "ttt": Line(trained["fedttt"], adapter("ttt")),
         "memo-p": Line(fedavg, memo, tune),
-        "t3a": Line(fedavg, adapter("t3a"), tune),
+        "t3a": Line(fedavg, adapter("t3a", per="sample"), tune),
         "tsa": Line(fedthe, adapter("tsa")),
         "tsa-2-heads": Line(unbalanced, adapter("tsa")),
         "fedavg-balanced+ft": Line(trained["fedavg-balanced"], personal=tune),
@@ -142,13 +142,13 @@ class LabelSkew:
     def training(self, trained: Named, scale: Scale) -> Training:
         """One training of this setting. Pixels have CIFAR-10's mean and deviation taken out, as in the released code;
         Appendix C.1 has 0.5 for both."""
+        partition = Dirichlet(self.alpha, "brfl")
         if scale == "paper":
-            partition = Dirichlet(self.alpha)
             data: Dataset = CIFAR10(partition, self.clients, self.split, augment=FlipCrop())
             return Training(trained, data, self.model, self.rounds, self.participation, self.every)
         clients = 6 if self.clients > 20 else 4
         share = SMOKE_SHARE if isinstance(self.model, CNN) else SMOKE_SHARE / 2
-        data = Digits(Dirichlet(self.alpha), clients, self.split, fraction=share)
+        data = Digits(partition, clients, self.split, fraction=share)
         every = None if self.every is None else SMOKE_ROUNDS // 2
         return Training(trained, data, _small(self.model), SMOKE_ROUNDS, self.participation, every)
 

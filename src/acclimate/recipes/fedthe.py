@@ -68,7 +68,7 @@ def _imagenet(alpha: float) -> Callable[[Scale], Cells]:
 
 def _imagenet_world(trained: Named, alpha: float, scale: Scale) -> tuple[Training, dict[tuple[str, str | None], Shift]]:
     if scale == "paper":
-        data: Dataset = ImageNet32(Dirichlet(alpha), 20, augment=FlipCrop(), shared=True)
+        data: Dataset = ImageNet32(Dirichlet(alpha, "brfl"), 20, augment=FlipCrop(), shared=True)
         training = Training(trained, data, ResNet20(width=4.0), 300)
         shifted = {n: Natural(source=ImageNetVariant(variant=v, shared=True)) for n, v in IMAGENETS.items()}  # type: ignore[arg-type]
     else:

@@ -172,6 +172,8 @@ def _facts(experiment: Experiment, world: World) -> str:
     settings = [s for s in settings if not s.startswith("root=")]  # previews are shared, folders are not
     if not any(s.startswith("partition") for s in settings):
         settings = [f"partition={labels.label(experiment.data.partition)}", *settings]
+    if revision := getattr(experiment.data.partition, "revision", None):
+        settings = [*(s for s in settings if s != f"partition.revision={revision}"), f"dealt by revision {revision}"]
     lede = f"{clients}, {world.num_classes} classes, images of {shape}, seed {world.seed}."
     return (
         f'<p class="lede">{esc(lede)}</p><p class="muted">Examples: {esc(", ".join(counts))}.<br>'

@@ -17,7 +17,7 @@ from ..core import Engine, Worker
 from ..core import fit as loop
 from ..data import World
 from ..eval import Table, Traces, summary
-from ..experiment import Experiment
+from ..experiment import Experiment, encode
 from ..reporting.report import render
 from ..reporting.strips import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
@@ -137,7 +137,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "refused": list(table.refused),
         "cost": cost_card(fit),
         "faults": [*fit.state.faults, *(f._asdict() for f in engine.missed())],
-        "data": {**world.card(), "streams": cards},
+        "data": {**world.card(), **_dealing(experiment, world), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
@@ -145,6 +145,13 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
     store.write(folder.results, store.json_text(results, indent=1) + "\n")
     store.write(folder.report, render([folder.load()]))
     return table
+
+
+def _dealing(experiment: Experiment, world: World) -> dict[str, Any]:
+    """Which partition dealt the examples, with its revision, where they were dealt here."""
+    partition = experiment.data.partition
+    revision = {"revision": partition.revision} if hasattr(partition, "revision") else {}
+    return {"partition": {**encode(partition), **revision}} if world.content else {}
 
 
 def _hand_over(folder: store.RunFolder, conductor: str, watch: Watch) -> Table:
