@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from acclimate.core import SGD, Task, Work, rng
+from acclimate.core import SGD, StepDecay, Task, Work, rng
 from acclimate.methods.ditto import Ditto
 from acclimate.methods.elcfs import moved
 from acclimate.methods.fedatp import FedATP
@@ -20,7 +20,7 @@ from acclimate.methods.fedttt import FedTTT
 from acclimate.methods.ga import GA
 from acclimate.methods.perfedavg import PerFedAvg
 from acclimate.methods.pfedme import PFedMe
-from acclimate.methods.rsc import RSC
+from acclimate.methods.rsc import RSC, _sure
 from acclimate.methods.scaffold import SCAFFOLD
 from acclimate.models.frozen import Projection
 from linear import (
@@ -107,8 +107,10 @@ def test_pfedmes_models_by_hand():
     up, mine = method.client(TASK, DOWN, {}, DATA, KEY)
     close(mine["vars"]["params"]["head.weight"], theta[1])
     close(up["delta"]["params"]["project.weight"], w[0] - BODY)
-    late = method.finish_personal(TASK, DOWN, {}, DATA, KEY)
-    close(late["vars"]["params"]["project.weight"], theta[0])
+    by_steps = replace(method, opt=SGD(lr=0.1, schedule=StepDecay("step", 1, 0.5)))  # a batch's steps have one rate
+    for end in (method, by_steps):
+        late = end.finish_personal(TASK, DOWN, {}, {**DATA, "round": torch.tensor(3)}, KEY)
+        close(late["vars"]["params"]["project.weight"], theta[0])
 
 
 def test_dittos_own_model_is_tied_to_the_received_one():
@@ -156,6 +158,16 @@ def test_fedsrs_divergence_is_the_closed_form():
     close(divergence(*map(tensor, (mean, sigma, other, spread))), wanted)
 
 
+def test_fedsrs_spreads_stay_above_zero_where_a_softplus_vanishes():
+    close(divergence(*map(tensor, ([[0.0]], [[1e-6]], [[0.0]], [[-200.0]]))), [0.0])
+    nowhere = {"weight": torch.zeros(2, 2), "bias": torch.full((2,), -200.0)}
+    extra = {"sigma": nowhere, "classes": {"mean": torch.zeros(3, 2), "spread": torch.zeros(3, 2)}}
+    both = {"params": {"model": VARS["params"], "extra": extra}, "buffers": {}}
+    value, _ = FedSR(l2=0.0, cmi=1.0).objective(TASK)(both, BATCH, KEY)
+    apart = (np.log(np.log(2) / 1e-6) + F**2 / (2 * np.log(2) ** 2) - 0.5).sum(-1)
+    close(value, ce(F @ HEAD.T) + apart.mean())
+
+
 def test_fedsrs_loss_has_means_over_the_batch():
     method, sigma = (
         FedSR(l2=0.2, cmi=0.3),
@@ -201,6 +213,7 @@ def test_rsc_mutes_shares_of_features_and_of_samples():
     wanted[lost] = muted[lost]
     keep = RSC(features=0.5, samples=0.5).challenge({"weight": tensor(head)}, tensor(features), torch.tensor(y))
     close(keep, wanted)
+    close(_sure(tensor(F @ HEAD.T), torch.tensor(Y)), softmax(F @ HEAD.T)[np.arange(4), Y])
 
 
 def test_gas_client_sends_its_gap_and_keeps_its_loss():
@@ -244,10 +257,10 @@ def test_equal_contents_keep_the_order_of_their_places():
 
 def test_a_mixed_map_is_so_much_its_own():
     x = torch.arange(12.0).view(2, 1, 2, 3) ** 2
-    own = rng.dirichlet(rng.fold(KEY, "weight"), 0.1, 2, 2)[:, 0].view(2, 1, 1, 1)
-    order = rng.permutation(rng.fold(KEY, "shuffle"), 2)
-    close(mixed(x, KEY, chance=1.0, beta=0.1), own * x.double() + (1 - own) * x[order].double())  # all maps ascend
-    close(mixed(x, KEY, chance=0.0, beta=0.1), x)
+    key = next(k for k in map(rng.key, range(20)) if rng.permutation(rng.fold(k, "shuffle"), 2).tolist() == [1, 0])
+    own = rng.dirichlet(rng.fold(key, "weight"), 2.0, 2, 2)[:, 0].view(2, 1, 1, 1)
+    close(mixed(x, key, chance=1.0, beta=2.0), own * x.double() + (1 - own) * x.flip(0).double())  # all maps ascend
+    close(mixed(x, key, chance=0.0, beta=2.0), x)
 
 
 # FedATP

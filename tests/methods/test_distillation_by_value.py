@@ -136,11 +136,21 @@ def test_the_message_has_the_adapted_models_logits_and_the_base_ones_where_asked
 
 @pytest.mark.parametrize("base", [True, False])
 def test_without_a_public_set_the_message_is_empty(base):
-    task = Task(Projection(width=2), (3,), 3)
-    up = public_logits(task, {"vars": {"params": BASE, "buffers": {}}, "net": NET}, 4, base, 0.3, HETERO.work)
+    task, mine = Task(Projection(width=2), (3,), 3), {"vars": {"params": BASE, "buffers": {}}, "net": NET}
+    up = public_logits(task, mine, 4, base, 0.3, HETERO.work)
+    nothing = {"logits": dict.fromkeys(HETERO.uplink, torch.zeros(0, 3)), "known": torch.tensor(1.0)}
+    assert HETERO.welcome(task, nothing, mine, KEY) is mine
     assert {n: tuple(v.shape) for n, v in up.items()} == dict.fromkeys(
         ("personalised", "base") if base else ("personalised",), (0, 3)
     )
+
+
+def test_a_batch_larger_than_the_set_counts_no_sample_twice_in_batch_statistics():
+    task = Task(Projection(width=2, norm="batch"), (3,), 3, public=X)
+    mine = {"vars": task.init(KEY), "net": NET}
+    whole, larger = (public_logits(task, mine, batch, True, 0.3, HETERO.work) for batch in (5, 8))
+    for name, logits in whole.items():
+        close(larger[name], logits)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
