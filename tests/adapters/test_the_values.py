@@ -6,7 +6,7 @@ import torch
 
 from acclimate.adapters.the import THE
 from acclimate.adapters.the_history import paper, released
-from acclimate.core import Adam, Out, rng
+from acclimate.core import SGD, Adam, Out, rng
 
 
 def drawn(seed, *shape):
@@ -103,11 +103,11 @@ def test_histories_equal_their_recurrences(form, width):
 
 def test_one_weight_for_a_batch_minimises_the_mean():
     model, x = deployed(), drawn(9, 3, 4)
-    adapter = THE(per="batch", loss="fa", history=False, steps=5)
+    adapter = THE(per="batch", loss="fa", history=False, steps=5, opt=SGD(lr=0.3))
     logits, state, told = adapter.trace(None, predict, model, adapter.init(None, model), x, rng.key(0))
     apart = [(x - model["descriptors"][w]).norm(dim=-1).mean() for w in ("global", "local")]
     free = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    opt = torch.optim.Adam([free], lr=0.1)
+    opt = torch.optim.SGD([free], lr=0.3)
     for _ in range(5):
         e = free.softmax(0)
         opt.zero_grad()
