@@ -50,15 +50,12 @@ def deployed(inputs, **more):
     return {"vars": {"params": params, "buffers": {}}, **more}
 
 
-def test_answers_that_do_not_depend_on_batches():
+def test_answers_that_do_not_depend_on_batches_and_adapters_that_see_the_whole_stream_first():
+    seeing = {type(a).__name__ for a in (*FREE, *BOUND) if a.transductive}
+    assert seeing == {"BBSE", "EM", "FedTTA", "ICON", "MBSL", "ODPFL", "SHOT"}
     assert [type(a).__name__ for a in FREE if not a.batch_free] == []
     assert [type(a).__name__ for a in BOUND if a.batch_free] == []
     assert TTT(online=False).batch_free and not TTT(online=True).batch_free
-
-
-def test_adapters_that_see_the_whole_stream_before_the_first_answer():
-    seeing = {type(a).__name__ for a in (*FREE, *BOUND) if a.transductive}
-    assert seeing == {"BBSE", "EM", "FedTTA", "ICON", "MBSL", "ODPFL", "SHOT"}
 
 
 @pytest.mark.parametrize("online", [False, True])
