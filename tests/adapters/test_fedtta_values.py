@@ -107,6 +107,8 @@ def test_steps_go_down_the_learned_loss(norm, clip, lr):
     logits, _, told = adapter.trace(None, predict, MODEL, state, X, rng.key(1))
     torch.testing.assert_close(logits, X @ w, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(told["learned_loss"], (X @ w @ NET.T + BIAS)[:, 0].abs(), rtol=1e-6, atol=1e-8)
+    turned = adapter.trace(None, predict, MODEL, state, -9 * X, rng.key(1))[2]["learned_loss"]  # of either sign
+    torch.testing.assert_close(turned, (-9 * X @ w @ NET.T + BIAS)[:, 0].abs(), rtol=1e-6, atol=1e-8)
     assert told["chosen_step"].tolist() == [3.0] * 6
 
 

@@ -1,5 +1,6 @@
 """ATP, ICON, Surgical and TTT by value on linear models, and which adapters' answers do not depend on batches."""
 
+from fnmatch import fnmatch
 from types import SimpleNamespace
 
 import pytest
@@ -49,15 +50,12 @@ def deployed(inputs, **more):
     return {"vars": {"params": params, "buffers": {}}, **more}
 
 
-def test_answers_that_do_not_depend_on_batches():
+def test_answers_that_do_not_depend_on_batches_and_adapters_that_see_the_whole_stream_first():
+    seeing = {type(a).__name__ for a in (*FREE, *BOUND) if a.transductive}
+    assert seeing == {"BBSE", "EM", "FedTTA", "ICON", "MBSL", "ODPFL", "SHOT"}
     assert [type(a).__name__ for a in FREE if not a.batch_free] == []
     assert [type(a).__name__ for a in BOUND if a.batch_free] == []
     assert TTT(online=False).batch_free and not TTT(online=True).batch_free
-
-
-def test_adapters_that_see_the_whole_stream_before_the_first_answer():
-    seeing = {type(a).__name__ for a in (*FREE, *BOUND) if a.transductive}
-    assert seeing == {"BBSE", "EM", "FedTTA", "ICON", "MBSL", "ODPFL", "SHOT"}
 
 
 @pytest.mark.parametrize("online", [False, True])
@@ -90,7 +88,7 @@ def test_icon_tunes_the_encoder_on_the_contrast_of_two_views():
     """Two epochs in batches of the whole set of five images: two steps of plain SGD (Eq. 5, as a loop over anchors)."""
     model, x = deployed(4), drawn(5, 5, 1, 2, 2)
     task = SimpleNamespace(body=frozenset({"body.w"}))
-    adapter = ICON(opt=SGD(lr=0.2), work=Work(epochs=2, batch=5), temperature=0.5, views=Doubled())
+    adapter = ICON(opt=SGD(lr=0.2, weight_decay=0.1), work=Work(epochs=2, batch=5), temperature=0.5, views=Doubled())
     state = adapter.init(task, model)
     tuned = adapter.prepare(task, predict, model, state, x, torch.ones(5, dtype=torch.bool), rng.key(0))
     w = model["vars"]["params"]["body.w"]
@@ -101,7 +99,7 @@ def test_icon_tunes_the_encoder_on_the_contrast_of_two_views():
         alike = (z @ z.T / 0.5).exp()
         terms = [-torch.log(alike[i, (i + 5) % 10] / (alike[i].sum() - alike[i, i])) for i in range(10)]
         torch.stack(terms).mean().backward()
-        w = w - 0.2 * own.grad
+        w = w - 0.2 * (own.grad + 0.1 * w)
     torch.testing.assert_close(tuned["vars"]["params"]["body.w"], w, rtol=1e-9, atol=1e-12)
     assert torch.equal(tuned["vars"]["params"]["head.w"], model["vars"]["params"]["head.w"])
     got, _ = adapter.step(task, predict, model, tuned, x, rng.key(1))
@@ -109,9 +107,12 @@ def test_icon_tunes_the_encoder_on_the_contrast_of_two_views():
 
 
 def test_surgical_tunes_the_chosen_layers_alone():
-    task = SimpleNamespace(params=("body.w", "head.w"), select=lambda roles: frozenset({"body.w"}))
+    names = ("body.w", "head.w")
+    task = SimpleNamespace(params=names, select=lambda roles: {n for n in names for r in roles if fnmatch(n, r)})
     model, x, adapter = deployed(5), drawn(6, 4, 5), Surgical(layers=("first",), opt=SGD(lr=0.3), steps=2)
-    assert adapter.chosen(task) == {"body.w"}
+    assert adapter.chosen(task) == {"body.w"} and Surgical(layers=("head.*",)).chosen(task) == {"head.w"}
+    bare = SimpleNamespace(params=("scale", "head.w"), select=set)  # a parameter of the model itself
+    assert adapter.chosen(bare) == {"scale"}
     got, state = adapter.step(task, predict, model, adapter.init(task, model), x, rng.key(0))
     w, head = model["vars"]["params"]["body.w"], model["vars"]["params"]["head.w"]
     for _ in range(2):

@@ -43,11 +43,13 @@ class Supports:
 @pytest.mark.parametrize("bias", [True, False])
 def test_two_batches_by_hand(keep, per, bias):
     draw = np.random.default_rng(4)
-    w, b = draw.normal(size=(3, 4)), draw.normal(size=3) if bias else np.zeros(3)
+    w, b = draw.normal(size=(3, 4)), 3 * draw.normal(size=3) if bias else np.zeros(3)
     x = draw.normal(size=(9, 4)) * draw.uniform(0.3, 3, size=(9, 1))
     params = {"w": torch.from_numpy(w)} | ({"b": torch.from_numpy(b)} if bias else {})
     model, adapter, supports = {"vars": {"params": params, "buffers": {}}}, T3A(keep, per), Supports(w, b, keep)
     state = adapter.init(TASK, model)
+    first = w @ w.T + b
+    assert (list(first.argmax(1)) != list(first.argmax(0))) is bias  # the bias is that of the class that is answered
     for part in (x[:5], x[5:]):
         got, state = adapter.step(TASK, predict, model, state, torch.from_numpy(part), rng.key(0))
         expected = []

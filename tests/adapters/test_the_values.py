@@ -6,7 +6,8 @@ import torch
 
 from acclimate.adapters.the import THE
 from acclimate.adapters.the_history import paper, released
-from acclimate.core import Adam, Out, rng
+from acclimate.adapters.theplus import THEPlus
+from acclimate.core import SGD, Adam, Out, rng
 
 
 def drawn(seed, *shape):
@@ -103,11 +104,11 @@ def test_histories_equal_their_recurrences(form, width):
 
 def test_one_weight_for_a_batch_minimises_the_mean():
     model, x = deployed(), drawn(9, 3, 4)
-    adapter = THE(per="batch", loss="fa", history=False, steps=5)
+    adapter = THE(per="batch", loss="fa", history=False, steps=5, opt=SGD(lr=0.3))
     logits, state, told = adapter.trace(None, predict, model, adapter.init(None, model), x, rng.key(0))
     apart = [(x - model["descriptors"][w]).norm(dim=-1).mean() for w in ("global", "local")]
     free = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    opt = torch.optim.Adam([free], lr=0.1)
+    opt = torch.optim.SGD([free], lr=0.3)
     for _ in range(5):
         e = free.softmax(0)
         opt.zero_grad()
@@ -121,3 +122,15 @@ def test_one_weight_for_a_batch_minimises_the_mean():
 def test_answers_are_free_of_batches_in_the_papers_form_per_sample_alone():
     free = {(v, p): THE(variant=v, per=p).batch_free for v in ("paper", "released") for p in ("sample", "batch")}
     assert [key for key, is_free in free.items() if is_free] == [("paper", "sample")]
+
+
+def test_the_with_tuning_of_no_steps_tells_and_answers_the_same():
+    model, x = deployed(), drawn(10, 5, 4)
+    ours, state, told = THEPlus(steps=0).trace(None, predict, model, THEPlus().init(None, model), x, rng.key(0))
+    expected, after, more = THE().trace(None, predict, model, THE().init(None, model), x, rng.key(0))
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(state, after, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(told["personal_weight"], more["personal_weight"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        THEPlus(steps=0).step(None, predict, model, THE().init(None, model), x, rng.key(0))[0], ours
+    )
