@@ -1,11 +1,14 @@
 """Learned losses, hypernetworks and rates per tensor, against plain numpy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch.func import grad
 
-from acclimate.core import Out, rng, tree
+from acclimate.core import Out, Work, rng, tree
+from acclimate.core.optim import StepDecay
 from acclimate.ops import atp, hyper, learned, nets
 from support import gap, images, task
 
@@ -107,9 +110,13 @@ def test_what_a_gradient_goes_through_in_first_and_second_order():
     assert gap(slope("second", False, "out"), first) > 1e-2
 
 
-def test_inner_settings_are_scalars_like_the_model():
-    got = learned.inner_settings(torch.tensor(7.0), 0.05, 20)
-    assert {k: v.item() for k, v in got.items()} == pytest.approx({"lr": 0.05, "batch": 20})
+def test_inner_settings_are_those_of_the_last_round():
+    record = SimpleNamespace(inner_lr=0.4, inner_schedule=StepDecay(every=2, gamma=0.5), work=Work(batch=20))
+    for rounds, rate in ((0, 0.4), (1, 0.4), (2, 0.4), (3, 0.2), (6, 0.1)):  # rounds count from 0, so the third is 2
+        got = learned.inner_settings(record, torch.tensor(float(rounds)))
+        assert {k: v.item() for k, v in got.items()} == pytest.approx({"lr": rate, "batch": 20})
+        assert learned.last_of(torch.tensor(rounds)).item() == max(rounds - 1, 0)
+    assert float(learned.inner_rate(record, torch.tensor(2))) == pytest.approx(0.2)
 
 
 # a hypernetwork
