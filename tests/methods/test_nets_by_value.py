@@ -121,9 +121,11 @@ def test_each_net_of_fedadg_follows_its_own_loss():
 
 
 def test_apfls_weight_and_models_after_one_step():
-    method = APFL(alpha=0.4, opt=SGD(lr=0.5, schedule=StepDecay("step", 1, 0.5)), work=ONCE)
+    """In the third round of a rate of 2 that is halved in every round: 0.5."""
+    method = APFL(alpha=0.4, opt=SGD(lr=2.0, schedule=StepDecay("round", 1, 0.5)), work=ONCE)
+    data = {**DATA, "round": torch.tensor(2)}
     mine = {"vars": variables(OWN), "alpha": tensor(0.4), "seen": tensor(0.0)}
-    up, new = method.client(TASK, DOWN, mine, DATA, KEY)
+    up, new = method.client(TASK, DOWN, mine, data, KEY)
     mixed = 0.4 * OWN + 0.6 * HEAD
     alpha = 0.4 - 0.5 * ((OWN - HEAD) * both_layers(BODY, mixed)[1]).sum()  # both have the same body
     close(new["alpha"], alpha)
@@ -134,7 +136,7 @@ def test_apfls_weight_and_models_after_one_step():
     live = method.deploy(TASK, DOWN, {**mine, "seen": tensor(1.0)})["vars"]["params"]
     close(live["head.weight"], 0.4 * OWN + 0.6 * HEAD)
     close(method.deploy(TASK, DOWN, mine)["vars"]["params"]["head.weight"], HEAD)
-    still = replace(method, adapt_alpha=False).client(TASK, DOWN, mine, DATA, KEY)[1]
+    still = replace(method, adapt_alpha=False).client(TASK, DOWN, mine, data, KEY)[1]
     close(still["alpha"], 0.4)
 
 

@@ -83,6 +83,8 @@ def test_a_lone_gap_is_its_own_mean_and_weights_are_cut_to_one():
 def test_fedcsas_average_class_is_over_the_classes_that_were_shown():
     close(contribution(vector(2.0, 3.0), vector(4.0, 0.0)), 2 / 4 + 3 / 4)
     close(contribution(vector(2.0, 3.0, 1.0), vector(4.0, 0.0, 2.0)), 2 / 4 + 3 / 3 + 1 / 2)
+    close(contribution(vector(1.0, 3.0), vector(1.0, 6.0)), 1 / 1 + 3 / 6)
+    close(contribution(vector(1.0, 3.0), vector(0.0, 0.0)), 4.0)
     new = FedCSA().server(
         TASK, {"vars": VARS, "counts": vector(4.0, 0.0)}, {"delta": DELTA, "counts": vector(1, 2)}, KEY
     )
@@ -140,12 +142,14 @@ def test_pfls_server_notes_whose_heads_it_holds():
     assert set(mean) == {"vars", "mean"}
     close(mean["mean"]["head.weight"], [[10.0, 10.5], [11.0, 11.5]])  # of the clients 0 and 2
     assert PFL(joins="sampled").download(TASK, new) is new
+    alone = PFL().download(TASK, pfl_server())["mean"]["head.weight"]
+    close(alone, [[0.0, 1.0], [2.0, 3.0]])  # of client 0
 
 
 def test_a_newcomer_of_pfl_draws_among_those_who_trained_and_others_keep_their_own():
-    down, method = {**pfl_server(), "seen": vector(1.0, 0.0, 1.0)}, PFL(joins="sampled")
-    for draw, who in ((4, 0), (7, 2)):
-        live = method.deploy(TASK, down, {"head": {}, "draw": torch.tensor(draw)})
+    down, method = pfl_server(), PFL(joins="sampled")
+    for draw, who, seen in ((4, 0, (1.0, 0.0, 1.0)), (7, 2, (1.0, 0.0, 1.0)), (7, 2, (0.0, 0.0, 1.0))):
+        live = method.deploy(TASK, {**down, "seen": vector(*seen)}, {"head": {}, "draw": torch.tensor(draw)})
         close(live["vars"]["params"]["head.weight"], down["heads"]["head.weight"][who])
     mine = {"head": {"head.weight": torch.ones(2, 2)}, "draw": torch.tensor(0)}
     mine = method.finish_personal(TASK, down, mine, {"n": torch.tensor(4)}, KEY)
@@ -182,7 +186,8 @@ def test_steps_of_servers_have_the_rates_of_their_settings():
 
 def test_harmofls_amplitude_is_the_first_rounds_and_then_follows():
     total, method = {"delta": DELTA, "amplitude": vector(4.0, 8.0)}, HarmoFL(momentum=0.25)
-    for old, wanted in ((vector(0.0, 0.0), [4.0, 8.0]), (vector(2.0, 4.0), [2.5, 5.0])):
+    cases = (([0.0, 0.0], [4.0, 8.0]), ([2.0, 4.0], [2.5, 5.0]), ([0.0, 0.4], [1.0, 2.3]))
+    for old, wanted in ((vector(*old), wanted) for old, wanted in cases):
         close(method.server(TASK, {"vars": VARS, "amplitude": old}, total, KEY)["amplitude"], wanted)
 
 
