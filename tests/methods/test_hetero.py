@@ -42,8 +42,9 @@ def teacher(method, count=20):
 
 def experiment(method=HETERO, **changes):
     e = ac.Experiment(DATA, SHAPES, method, adapters=(ac.adapters.NoAdapt(), Adapt()), rounds=2)
+    # Newcomers have 50 examples: a stream serves them as one batch, as a joined client does.
     return replace(
-        e, backend=changes.pop("backend", ac.backends.Serial()), streams=(ac.shifts.NewClients(),), **changes
+        e, backend=changes.pop("backend", ac.backends.Serial()), streams=(ac.shifts.NewClients(batch=50),), **changes
     )
 
 
