@@ -46,5 +46,7 @@ def test_noise_is_added_to_means_by_the_number_who_answered_and_not_to_what_is_w
     noisy = CentralDP(clip=2.0, noise=0.5).server(total, rng.key(0), arrived)
     assert float(noisy["sum"].std()) == pytest.approx(1.0, rel=0.03)
     assert float(noisy["delta"].std()) == pytest.approx(0.25, rel=0.03) and not noisy["n"].any()
+    few = CentralDP(clip=2.0, noise=0.5).server({"sum": torch.ones(3)}, rng.key(0), Arrived({"sum": Sum()}, 4, 5))
+    torch.testing.assert_close(few["sum"], 1 + rng.normal(rng.fold(rng.fold(rng.key(0), "sum"), 0), 3))
     reason = CentralDP().refusal({"each": Gather(), "all": Gather(), "delta": Mean()})
     assert reason.startswith("['all', 'each'] are gathered from each client")
