@@ -122,3 +122,13 @@ def test_surgical_tunes_the_chosen_layers_alone():
         before, w = w, w - 0.3 * own.grad
     torch.testing.assert_close(state["params"], {"body.w": w}, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(got, x @ before @ head, rtol=1e-9, atol=1e-12)
+
+
+def test_without_steps_memo_and_ttt_answer_as_the_model_does():
+    model, x = deployed(12, rotation={"weight": drawn(7, 4, 3)}), drawn(8, 5, 3, 2, 2)
+    task, plain = SimpleNamespace(body=frozenset({"body.w"})), predict(model, x).logits
+    for adapter in (MEMO(steps=0, chunk=2), TTT(steps=0, online=False, chunk=2), TTT(steps=0, online=True)):
+        start = adapter.init(task, model)
+        got, state = adapter.step(task, predict, model, start, x, rng.key(0))
+        torch.testing.assert_close(got, plain, rtol=1e-9, atol=1e-12)
+        assert set(state) == set(start) == ({"params", "opt"} if adapter == TTT(steps=0) else set())
