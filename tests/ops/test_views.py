@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from acclimate.core import rng
-from acclimate.ops.augment import FlipCrop, Views, coloured, flip, rotate, shift_crop, turned, zoomed
+from acclimate.ops import augment
+from acclimate.ops.augment import CropJitter, FlipCrop, Views, coloured, flip, rotate, shift_crop, turned, zoomed
 
 KEY = rng.key(4)
 
@@ -80,6 +81,55 @@ def test_views_do_each_step_with_a_key_of_its_own():
     several = record.several(x, KEY)
     assert torch.equal(several, torch.cat([record.views(x, rng.fold(KEY, "view", i)) for i in range(2)]))
     assert len(record.several(x, KEY, 3)) == 15
+
+
+def test_relit_images_by_hand():
+    x = pictures(4)
+    light, contrast, saturation = (
+        torch.tensor(v).reshape(4, 1, 1, 1) for v in ([3.0, 1, 0.5, 2], [4.0, 1, 3, 1], [5.0, 0, 1, 3])
+    )
+    got = augment.relit(x, light, contrast, saturation, torch.zeros(4, 1, 1))
+    weights = np.array([0.299, 0.587, 0.114]).reshape(1, 3, 1, 1)
+    y = np.clip(x.double().numpy() * light.numpy(), 0, 1)
+    mean = (y * weights).sum(1).reshape(4, -1).mean(1).reshape(4, 1, 1, 1)
+    y = np.clip(mean + contrast.numpy() * (y - mean), 0, 1)
+    tone = (y * weights).sum(1, keepdims=True)
+    y = np.clip(tone + saturation.numpy() * (y - tone), 0, 1)
+    np.testing.assert_allclose(got, y, atol=1e-5)
+    assert (got == 0).any() and (got == 1).any()
+    grey = x[:, :1]
+    only = augment.relit(grey, light, torch.ones_like(light), saturation, torch.full((4, 1, 1), 0.3))
+    torch.testing.assert_close(only, (grey * light).clamp(0, 1))  # no colours to turn
+
+
+def test_a_window_is_the_first_of_ten_draws_that_fits():
+    least, ratio = 0.7, 4.0  # so that many do not fit
+    size, shape = rng.uniform(KEY, 2, 10, 200).double().numpy()
+    area, stretch = least + (1 - least) * size, np.exp(np.log(ratio) * (2 * shape - 1))
+    width, height = np.ones(200), np.ones(200)
+    for i in range(200):
+        for w, h in zip(np.sqrt(area * stretch)[:, i], np.sqrt(area / stretch)[:, i], strict=True):
+            if w <= 1 and h <= 1:
+                width[i], height[i] = w, h
+                break
+    got = augment.crop_sides(KEY, 200, least, ratio)
+    np.testing.assert_allclose(got[0], width, rtol=1e-5)
+    np.testing.assert_allclose(got[1], height, rtol=1e-5)
+    assert 0 < (width == 1).sum() < 100  # some found none
+
+
+def test_the_augmentation_of_feddg_ga_step_by_step():
+    x = pictures(6, 8, 8)
+    record = CropJitter(zoom=0.5, ratio=1.5, jitter=0.3, hue=0.2, grey=0.5)
+    across, down = rng.uniform(rng.fold(KEY, "place"), 2, 6)
+    want = augment.windows(x, *augment.crop_sides(rng.fold(KEY, "window"), 6, 0.5, 1.5), across, down)
+    want = flip(want, rng.fold(KEY, "flip"))
+    factors = 0.7 + 0.6 * rng.uniform(rng.fold(KEY, "factors"), 3, 6, 1, 1, 1)
+    want = augment.relit(want, *factors, -0.2 + 0.4 * rng.uniform(rng.fold(KEY, "hue"), 6, 1, 1))
+    lost = rng.bernoulli(rng.fold(KEY, "grey"), 0.5, 6).tolist()
+    assert set(lost) == {True, False}
+    want = torch.stack([augment.luma(w[None])[0].expand(3, 8, 8) if g else w for w, g in zip(want, lost, strict=True)])
+    torch.testing.assert_close(record.views(x, KEY), want, atol=1e-5, rtol=0)
 
 
 def test_a_crop_comes_from_where_its_key_says():
