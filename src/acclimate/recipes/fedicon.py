@@ -313,14 +313,14 @@ RECIPES = (
         "FedICON's learning rate at test time, with ten training images per class",
         _rate(TEN, RATES[:3]),
         None,
-        ("The paper names no rate and has no such table: whether 1e-4 holds with the data of Table 1.",),
+        ("The paper has no such numbers and names no rate: whether 1e-4 holds with the data of Table 1.",),
     ),
     Recipe(
         "fedicon/without-labels",
         "FedICON-us with other settings, on validation examples of Digit-5",
         without_labels,
         None,
-        ("Not in the paper: why our FedICON-us is further below FedICON than the paper's. Nothing is adapted.",),
+        ("The paper has no such numbers: why our FedICON-us is further below FedICON than its own. Nothing is adapted.",),
     ),
     Recipe("fedicon/figure1b", "One domain against four, on a fifth", figure1b, None, (NO_NUMBERS,)),
     Recipe(
