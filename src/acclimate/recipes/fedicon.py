@@ -320,7 +320,7 @@ RECIPES = (
         "FedICON-us with other settings, on validation examples of Digit-5",
         without_labels,
         None,
-        ("The paper has no such numbers: why our FedICON-us is further below FedICON than its own. Nothing is adapted.",),
+        ("The paper has no such numbers: why our FedICON-us is further below FedICON. Nothing is adapted.",),
     ),
     Recipe("fedicon/figure1b", "One domain against four, on a fifth", figure1b, None, (NO_NUMBERS,)),
     Recipe(
