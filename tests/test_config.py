@@ -13,7 +13,7 @@ from torch import nn
 
 from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
-from acclimate.core import SGD, Adam, Cosine
+from acclimate.core import SGD, Adam, Cosine, StepDecay
 from acclimate.data import IID, ByDomain, Digits, Pathological
 from acclimate.experiment import ConfigError, Experiment, catalogue, labels, names
 from acclimate.experiment import record as config
@@ -415,6 +415,15 @@ def test_a_preset_is_known_by_its_words_and_switches_and_not_by_counting(record,
 def test_every_entry_has_its_own_name():
     for kind in catalogue.KINDS:
         assert [labels.label(e) for e in kind.entries.values()] == list(kind.entries)
+
+
+def test_a_field_that_came_later_is_written_where_it_is_not_what_earlier_files_mean():
+    plain, padded = CNN(), CNN(padding=2)
+    assert "padding" not in config.encode(plain) and config.encode(padded)["padding"] == 2
+    assert [config.decode(config.encode(m)) for m in (plain, padded)] == [plain, padded]
+    tta = FedTTA(inner_schedule=StepDecay())
+    assert config.decode(config.encode(tta)) == tta
+    assert expand(["method=fedtta", "method.inner_schedule=step"])[0].method == tta
 
 
 def test_a_file_without_a_revision_means_the_first_one():

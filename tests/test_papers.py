@@ -243,11 +243,14 @@ def test_tent_lowers_entropy_on_a_repeated_batch_and_tunes_all_parameters_when_t
     assert "this model has none" in (Tent().refusal(t, model) or "")
 
 
-def test_t3a_by_hand_with_a_filter():
-    """Three batches, one sample each; K=2 keeps the two least uncertain supports per class."""
+@pytest.mark.parametrize("keep", [2, 5, -1])
+@pytest.mark.parametrize(("per", "batch"), [("batch", 1), ("sample", 1), ("sample", 7), ("sample", 3), ("batch", 3)])
+def test_t3a_by_hand(keep, per, batch):
+    """K keeps so many least uncertain supports per class, -1 all; a sample, or its batch, joins before the answer."""
     t, predict, model = deployed("cnn-plain")
-    x, _ = images(3)
-    adapter, state = T3A(keep=2), T3A(keep=2).init(t, model)
+    x, _ = images(7)
+    adapter = T3A(keep=keep, per=per)
+    state, answers = adapter.init(t, model), []
     rows, bias = model["vars"]["params"]["head.weight"], model["vars"]["params"]["head.bias"]
 
     def h(z):
@@ -257,16 +260,29 @@ def test_t3a_by_hand_with_a_filter():
     support = {c: [] for c in range(5)}
     for r in rows:
         support[int((r @ rows.T + bias).argmax())].append((h(r), r))
-    for i in range(3):
-        logits, state = adapter.step(t, predict, model, state, x[i : i + 1], rng.key(0))
-        z = t.apply(model["vars"], x[i : i + 1]).features[0]
-        support[int((z @ rows.T + bias).argmax())].append((h(z), z))
-        kept = {c: sorted(s, key=lambda e: e[0])[:2] for c, s in support.items()}
+    for part in x.split(batch):
+        logits, state = adapter.step(t, predict, model, state, part, rng.key(0))
+        answers += list(logits)
+    for part in x.split(1 if per == "sample" else batch):
+        features = t.apply(model["vars"], part).features
+        for z in features:
+            support[int((z @ rows.T + bias).argmax())].append((h(z), z))
+        support = {c: sorted(s, key=lambda e: e[0])[: keep if keep > 0 else None] for c, s in support.items()}
         centre = torch.stack(
-            [F.normalize(sum((F.normalize(v, dim=0) for _, v in kept[c]), torch.zeros(8)), dim=0) for c in range(5)]
+            [F.normalize(sum((F.normalize(v, dim=0) for _, v in support[c]), torch.zeros(8)), dim=0) for c in range(5)]
         )
-        torch.testing.assert_close(logits[0], centre @ z, rtol=1e-4, atol=1e-5)
-        support = kept
+        for z in features:
+            torch.testing.assert_close(answers.pop(0), centre @ z, rtol=1e-4, atol=1e-5)
+
+
+def test_t3a_keeps_all_by_none_as_by_minus_one_and_no_other_negative_number():
+    t, predict, model = deployed("cnn-plain")
+    x, _ = images(9)
+    a, b = (s.step(t, predict, model, s.init(t, model), x, rng.key(0))[0] for s in (T3A(keep=None), T3A(keep=-1)))
+    assert torch.equal(a, b)
+    for keep in (0, -2):
+        with pytest.raises(ValueError, match=f"keep={keep} must be at least 1, or -1"):
+            T3A(keep=keep)
 
 
 def test_t3a_that_keeps_all_equals_a_filter_that_never_bites_once_every_class_owns_its_row():

@@ -96,15 +96,71 @@ def test_fisher_is_the_mean_squared_gradient_of_the_models_own_answers(live):
     assert equal(Fisher().run(worker.task, worker.predict(), model, wrong, rng.key(0))["fisher"], noted)
 
 
+@pytest.mark.parametrize(("mode", "statistics"), [("eval", "running"), ("train", "batch")])
+def test_fisher_of_batches_squares_their_mean_gradient(live, mode, statistics):
+    """A batch counts by its examples; the last one wraps around, and what it repeats does not count."""
+    worker, model = live
+    own, norm = client_data(shards(), 5), tree.pick(model["vars"]["params"], worker.task.norm)
+    noted = Fisher(batch=16, statistics=statistics).run(worker.task, worker.predict(), model, own, rng.key(0))["fisher"]
+    n = int(own["n"])
+    order = rng.order(rng.fold(rng.key(0), "fisher"), len(own["rows"]), own["n"])[:n].tolist()
+    total = dict.fromkeys(noted, 0.0)
+    assert n % 16  # so that there is a last batch that is not full
+    for start in range(0, n, 16):
+        drawn = own["rows"][[order[i % n] for i in range(start, start + 16)]]
+        real = min(16, n - start)
+        leaves = {name: p.clone().requires_grad_() for name, p in norm.items()}
+        vars = {**model["vars"], "params": {**model["vars"]["params"], **leaves}}
+        logits = worker.task.apply(vars, own["x"][drawn], mode).logits[:real]
+        F.cross_entropy(logits, logits.argmax(-1)).backward()
+        total = {name: total[name] + leaves[name].grad ** 2 * real / n for name in noted}
+    assert gap(noted, total) < 1e-6
+
+
+def test_fishers_variants_are_batch_sizes_and_impossible_ones_are_named(live):
+    worker, model = live
+    own = client_data(shards(), 5)
+    for variant, batch in (("paper", 1), ("released", 64)):
+        a, b = (
+            f.run(worker.task, worker.predict(), model, own, rng.key(0))["fisher"]
+            for f in (Fisher(variant=variant), Fisher(batch=batch))
+        )
+        assert equal(a, b)
+    with pytest.raises(ValueError, match="statistics='batch' needs a batch of at least 2"):
+        Fisher(statistics="batch")
+    with pytest.raises(ValueError, match="batch=0"):
+        Fisher(batch=0)
+
+
+def test_the_default_weight_is_the_published_one_for_squares_of_single_gradients(live):
+    """With one example the two Fishers are the same, so the published 2,000 would hold 64 times as hard."""
+    worker, model = live
+    fisher = tree.map(torch.ones_like, tree.pick(model["vars"]["params"], worker.task.norm))
+    start = tree.pick(model["vars"]["params"], worker.task.norm)
+    away = tree.map(lambda p: p + 0.5, start)
+    count = sum(p.numel() for p in start.values())
+    held = EATA()._held({**model, "fisher": fisher}, start, away)
+    assert float(held) == pytest.approx(2000 / 64 * 0.25 * count, rel=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "stays"), [(EATA().alpha, True), (2000.0, False)])
+def test_at_a_rate_of_a_tenth_the_default_weight_stays_and_the_published_one_diverges(live, alpha, stays):
+    worker, model = live
+    noted = Fisher().run(worker.task, worker.predict(), model, client_data(shards(), 5), rng.key(0))
+    moved = replace(ALL, opt=SGD(lr=0.1), alpha=alpha)
+    state, x = moved.init(worker.task, noted), shards(seed=4).x[:8]
+    for t in range(30):
+        _, state = moved.step(worker.task, worker.predict(), noted, state, x, rng.key(t))
+    far = gap(state["params"], tree.pick(model["vars"]["params"], worker.task.norm))
+    assert (far < 1) is stays
+
+
 def test_padding_does_not_count_for_fisher(live):
     worker, model = live
     own = client_data(shards(), 5)
     longer = {**own, "rows": torch.cat((own["rows"], own["rows"][:1].expand(7)))}
-    for variant in ("paper", "released"):
-        a, b = (
-            Fisher(variant=variant).run(worker.task, worker.predict(), model, d, rng.key(0))["fisher"]
-            for d in (own, longer)
-        )
+    for fisher in (Fisher(), Fisher(variant="released"), Fisher(batch=12, statistics="batch")):
+        a, b = (fisher.run(worker.task, worker.predict(), model, d, rng.key(0))["fisher"] for d in (own, longer))
         assert gap(a, b) < 1e-6 and max(float(t.max()) for t in tree.leaves(a)) > 0
 
 

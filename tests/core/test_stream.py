@@ -4,7 +4,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from acclimate.adapters import MEMO, THE, TSA, NoAdapt, Tent, THEPlus
+from acclimate.adapters import MEMO, T3A, THE, TSA, NoAdapt, Tent, THEPlus
 from acclimate.core import rng, stream
 from acclimate.core.adapter import Adapter
 from acclimate.core.optim import SGD
@@ -232,7 +232,7 @@ def test_bad_protocols_are_named():
         Protocol(reset="never")
 
 
-@pytest.mark.parametrize("adapter", [NoAdapt(), THE(), MEMO(views=2, steps=1)])
+@pytest.mark.parametrize("adapter", [NoAdapt(), THE(), MEMO(views=2, steps=1), T3A(2, "sample")])
 def test_a_batch_free_adapter_answers_the_same_in_larger_batches(adapter, monkeypatch):
     assert adapter.batch_free and not THE(per="batch").batch_free and not Tent().batch_free
     _, engine, state = fitted(small(FedTHE()), rounds=1, model="cnn-plain")

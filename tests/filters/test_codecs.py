@@ -11,6 +11,9 @@ from acclimate.methods import FedAvg
 
 SENDER = Sender({"delta": Mean("n"), "n": Sum()}, torch.tensor(0), torch.tensor(0))
 
+LARGE = 1.0020020008087158
+"""LARGE / (LARGE / 127) is above 127 in single precision."""
+
 
 def message(seed=0):
     g = torch.Generator().manual_seed(seed)
@@ -53,6 +56,27 @@ def test_stochastic_rounding_is_right_on_average():
     assert nearest.decode(nearest.encode(x, rng.key(0)))[1] == 0.0
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_entry_never_wraps_to_the_other_sign(sign):
+    """In single precision 127 + 0.9999999 is 128 and x / (|x| / 127) may lie above 127, so codes must be bounded."""
+    x = sign * torch.full((1 << 20,), LARGE)
+    pieces = Int8().encode(x, rng.key(2))
+    assert pieces["int8.codes"].unique().tolist() == [int(127 * sign)]
+    assert float(pieces["int8.scale"]) == pytest.approx(LARGE / 127)
+
+
+def test_small_tensors_are_sent_as_they_are_where_codes_would_not_save_a_byte():
+    for size, smaller in ((1, False), (2, True)):  # 4 bytes against 1 + 4; 8 against 2 + 4
+        x = torch.ones(size)
+        assert (Int8().encode(x, rng.key(0)) is not x) == smaller
+    half, more = (
+        torch.ones(4, dtype=torch.float16),
+        torch.ones(5, dtype=torch.float16),
+    )  # 8 against 4 + 4, 10 against 5 + 4
+    assert Int8().encode(half, rng.key(0)) is half and Int8().encode(more, rng.key(0)) is not more
+    assert FP16().encode(half, rng.key(0)) is half
+
+
 def test_top_k_sends_places_and_values():
     up = message()
     sent, back = there_and_back(TopK(share=0.05), up)
@@ -67,6 +91,22 @@ def test_top_k_sends_tensors_whole_where_that_is_smaller():
     up = message()
     sent, back = there_and_back(TopK(share=0.5), up)
     assert sent["delta"]["w"] is up["delta"]["w"] and back["delta"]["w"] is up["delta"]["w"]
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "dtype", "sent"),
+    [
+        (15, 0.45, torch.float32, 7),  # 7 * 8 bytes against 60
+        (16, 0.5, torch.float32, None),  # 8 * 8 against 64
+        (31, 0.33, torch.float16, None),  # 11 * 6 against 62
+        (31, 0.32, torch.float16, 10),  # 10 * 6 against 62
+        (1000, 0.3, torch.float32, 300),  # 0.3 * 1000 is above 300 in floating point, and no entry more is sent
+    ],
+)
+def test_top_k_sends_places_where_they_and_the_values_are_smaller(size, share, dtype, sent):
+    x = torch.arange(size).to(dtype)
+    got = TopK(share=share).encode(x, rng.key(0))
+    assert got is x if sent is None else got["topk.value"].sort().values.tolist() == list(range(size - sent, size))
 
 
 def test_codecs_stack_and_groups_can_be_chosen():

@@ -6,7 +6,7 @@ from filtered import trained
 from torch.func import vmap
 
 from acclimate.core import Arrived, Gather, Mean, Sender, Sum, message, rng, tree
-from acclimate.filters import Masked, chacha
+from acclimate.filters import Masked, chacha, sums
 from acclimate.filters.masked import CUT, REAL
 from acclimate.methods import SCAFFOLD, FedAvg
 from support import gap
@@ -85,7 +85,7 @@ def test_a_cohort_of_one_has_nobody_to_mask_with():
         sent(Masked(), one, cohort=COHORT[:1])
 
 
-@pytest.mark.parametrize("value", [1e9, torch.nan, torch.inf])
+@pytest.mark.parametrize("value", [1e9, -1e9, 1e30, -1e30, torch.nan, torch.inf, -torch.inf])
 def test_what_would_overflow_is_refused_and_counted(value):
     up = ups()
     up["plain"][1, :2] = value
@@ -105,6 +105,17 @@ def test_a_secret_that_is_not_set_is_named_and_two_secrets_make_two_masks(monkey
     assert (
         "nothing" in Masked().card(RULES, 1, 4, 4)["protects"] and "server" in record.card(RULES, 1, 4, 4)["protects"]
     )
+
+
+def test_a_message_of_one_number_is_a_sum_too():
+    rules = {"d": Sum()}
+    sent = [
+        Masked().client({"d": torch.tensor(0.5 * i)}, rng.key(0), Sender(rules, c, torch.tensor(0), COHORT))
+        for i, c in enumerate(COHORT)
+    ]
+    total = tree.map(lambda *x: sum(t.to(torch.int64) for t in x), *sent)
+    assert Masked().server(total, rng.key(0), Arrived(rules, 4, 4))["d"].item() == 3.0
+    assert sums.from_sums({"d": torch.tensor(6.0)}, Arrived({"d": Mean()}, 4, 4))["d"].item() == 1.5
 
 
 def test_only_sums_can_be_hidden():

@@ -27,15 +27,28 @@ def test_clip_bounds_all_groups_together_or_each_for_itself():
     assert equal(Clip(5.0).client(UP, rng.key(0), SENDER), UP)
 
 
-def test_noise_with_p_zero_is_the_identity_and_grows_with_p():
+def test_noise_is_added_at_its_own_scale_to_what_p_leaves():
+    """FedPCL, below Figure 6: (1 - p) x + e. That e has scale s, and not p s, is what revision 1 had otherwise."""
     up = {"proto": torch.randn(10, 40), "n": torch.tensor(3)}
-    assert equal(Noise(p=0.0).client(up, rng.key(0), SENDER), up)
-    assert equal(trained(SCAFFOLD(), (Noise(p=0.0),)).server, trained(SCAFFOLD(), ()).server)
+    nothing = Noise(s=0.0, p=0.0)
+    assert equal(nothing.client(up, rng.key(0), SENDER), up)
+    assert equal(trained(SCAFFOLD(), (nothing,)).server, trained(SCAFFOLD(), ()).server)
     expected = draw("gaussian", rng.fold(rng.key(0), "proto", 0), up["proto"])
     noisy = Noise("gaussian", s=0.5, p=0.2).client(up, rng.key(0), SENDER)
-    torch.testing.assert_close(noisy["proto"], 0.8 * up["proto"] + 0.1 * expected)
+    torch.testing.assert_close(noisy["proto"], 0.8 * up["proto"] + 0.5 * expected)
+    before = Noise("gaussian", s=0.5, p=0.2, revision=1).client(up, rng.key(0), SENDER)
+    torch.testing.assert_close(before["proto"], 0.8 * up["proto"] + 0.1 * expected)
     other = Noise(groups=("n",)).client(up, rng.key(0), SENDER)
     assert other["proto"] is up["proto"]
+
+
+@pytest.mark.parametrize(("kind", "absolute", "std"), [("gaussian", 0.7979, 1.0), ("laplace", 1.0, 2**0.5)])
+def test_noise_of_a_message_has_the_scale_that_table_15_names(kind, absolute, std):
+    """E|e| is s sqrt(2 / pi) for a Gaussian of deviation s, and s for a Laplace distribution of scale s."""
+    sent = Noise(kind, s=0.05, p=0.1).client({"proto": torch.full((500, 400), 2.0)}, rng.key(1), SENDER)["proto"]
+    off = sent.double() - 0.9 * 2.0
+    assert float(off.abs().mean()) == pytest.approx(0.05 * absolute, rel=0.01)
+    assert float(off.std()) == pytest.approx(0.05 * std, rel=0.01)
 
 
 @pytest.mark.parametrize(("kind", "std", "kurtosis"), [("gaussian", 1.0, 3.0), ("laplace", 2**0.5, 6.0)])

@@ -40,6 +40,9 @@ def test_krum_takes_the_lowest_sum_of_its_nearest_distances():
     # six clients, one liar: the three nearest others count
     by_hand = [1 + 9 + 12.25, 1 + 4 + 6.25, 0.25 + 2.25 + 4, 0.25 + 1 + 6.25, 1 + 2.25 + 12.25]
     assert scores(points, 1)[:5].tolist() == pytest.approx(by_hand)
+    plane = {"d": torch.tensor([[0.0, 1.0], [2.0, 1.0], [2.0, 4.0], [5.0, 0.0], [0.0, 0.0]]), "n": torch.arange(5)}
+    # five clients, one liar: the two nearest others count, and counts do not vote
+    assert scores(plane, 1).tolist() == pytest.approx([4 + 1, 4 + 5, 9 + 13, 10 + 25, 1 + 5])
     rules = {"d": Mean()}
     assert reduced(Krum(), points, rules, 6)["d"].tolist() == [3.0]
     assert reduced(Krum(select=2), points, rules, 6)["d"].tolist() == [3.25]
@@ -64,6 +67,14 @@ def test_rows_that_a_client_has_not_do_not_vote(record):
     assert got["p"].flatten().tolist() == [2.0, 5.0]
     nobody = reduced(record, {"p": prototypes, "k": 0 * counts}, {"p": Mean("k"), "k": Sum()}, 4)
     assert nobody["p"].flatten().tolist() == [0.0, 0.0]
+
+
+def test_krum_averages_over_those_that_have_a_value():
+    points = torch.tensor([[0.0], [1.0], [3.0], [3.5], [4.5], [100.0]])
+    counts = torch.tensor([5, 6, 0, 7, 8, 9])
+    got = reduced(Krum(select=2), {"d": points, "k": counts}, {"d": Mean("k"), "k": Sum()}, 6)
+    assert got["d"].tolist() == [3.5]  # the best one, 3.0, has no value
+    assert got["k"].item() == 21  # (0 + 7) / 2 of each of six
 
 
 def test_gathered_groups_of_the_method_pass_unchanged():

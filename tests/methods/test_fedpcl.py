@@ -247,7 +247,9 @@ def test_prototype_similarity_counts_the_classes_that_a_client_holds():
     assert prototype_similarity([one], [fused], [torch.tensor([3, 0])]) == pytest.approx([1.0])
 
 
-@pytest.mark.parametrize("bad", [{"tau": 0.0}, {"prototypes": "all"}, {"loss": "mse"}, {"variant": "x"}])
+@pytest.mark.parametrize(
+    "bad", [{"tau": 0.0}, {"distance": -1.0}, {"prototypes": "all"}, {"loss": "mse"}, {"variant": "x"}]
+)
 def test_fedpcl_refuses_by_name(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         FedPCL(**bad)

@@ -139,6 +139,24 @@ def test_released_history_takes_the_own_feature_and_drops_the_first_of_later_bat
     torch.testing.assert_close(torch.cat(got), torch.stack(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("variant", "share"), [("paper", 1.0), ("released", 1 / 5)])
+def test_released_objective_is_a_mean_over_the_batch_where_the_papers_is_each_samples_own(variant, share):
+    """One plain step: a sample's two numbers go down its own gradient, or a fifth of it in a batch of five."""
+    worker, model = trained()
+    x, _ = images(5, seed=4)
+    out = worker.predict()(model, x)
+    personal = linear(model["head"], out.features)
+    adapter = THE(variant=variant, loss="em", steps=1, opt=SGD(lr=7.0))
+    e, _ = adapter.weigh(model, adapter.init(worker.task, model), out.features, out.logits, personal)
+    for i in range(5):
+        free = torch.ones(2, requires_grad=True)
+        mix = free.softmax(0)
+        entropy(mix[0] * out.logits[i].detach() + mix[1] * personal[i].detach()).backward()
+        expected = (1 - 7.0 * share * free.grad).softmax(0)[0]
+        torch.testing.assert_close(e[i, 0], expected, rtol=1e-5, atol=1e-6)
+        assert abs(float(e[i, 0]) - 0.5) > 1e-4
+
+
 def test_balanced_training_of_equal_counts_is_plain_training():
     t, data = task("cnn-plain"), shards((30,))
     own = client_data(data, 0)

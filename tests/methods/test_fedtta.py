@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from acclimate.adapters.fedtta import FedTTA as Adapt
-from acclimate.core import SGD, Work, rng, tree
+from acclimate.core import SGD, StepDecay, Work, rng, tree
 from acclimate.methods.fedtta import FedTTA
 from acclimate.ops import nets
 from acclimate.ops.learned import learned_loss, scores
@@ -37,11 +37,11 @@ def both(method, t, seed=0):
 
 def meta_gradient(method, t, start, batch, received=None):
     received = received or {"params": start["params"]["base"], "buffers": start["buffers"]}
-    loss = method.objective(t, received)
+    loss = method.objective(t, received, torch.zeros(()))
     return grad(lambda p: loss({**start, "params": p}, batch, KEY)[0])(start["params"])
 
 
-def by_autograd(t, start, batch, lr, mu=0.0, received=None):
+def by_autograd(t, start, batch, lr, mu=0.0, received=None, released=False):
     """The same with an nn.Sequential, torch.norm and autograd's create_graph."""
     leaves = tree.map(lambda p: p.clone().requires_grad_(), start["params"])
     names, net = list(leaves["base"]), leaves["net"]
@@ -60,6 +60,7 @@ def by_autograd(t, start, batch, lr, mu=0.0, received=None):
     loss = F.cross_entropy(forward(adapted), batch["y"])
     if mu:
         p, q = logits.softmax(-1), t.apply(received, batch["x"], "train").logits.softmax(-1)
+        p, q = (q, p) if released else (p, q)
         loss = loss + mu * (p * (p / q).log()).sum(-1).mean()
     loss.backward()
     return tree.map(lambda p: p.grad, leaves)
@@ -74,6 +75,47 @@ def test_the_meta_gradient_is_that_of_a_double_backward(model, mu):
     theirs = by_autograd(t, start, batch, METHOD.inner_lr, mu, received)
     assert gap(ours, theirs) < 1e-6
     assert gap(theirs["net"], tree.zeros(theirs["net"])) > 1e-4
+
+
+def test_the_released_divergence_is_the_other_way_round():
+    t, batch = task("cnn-plain"), labelled(8)
+    start, received = both(METHOD, t), double(t.init(rng.key(9)))
+    ours = meta_gradient(replace(METHOD, mu=0.7, variant="released"), t, start, batch, received)
+    theirs = by_autograd(t, start, batch, METHOD.inner_lr, 0.7, received, released=True)
+    assert gap(ours, theirs) < 1e-6
+    assert gap(ours["base"], meta_gradient(replace(METHOD, mu=0.7), t, start, batch, received)["base"]) > 1e-4
+
+
+def test_the_inner_rate_falls_by_rounds_and_newcomers_take_the_last_ones():
+    """0.99 every ten rounds: 0.3 * 0.99 ** 2 in round 20 (from 0), and at test time after it."""
+    falling, then = replace(METHOD, inner_schedule=StepDecay(every=10, gamma=0.99)), 0.3 * 0.9801
+    t, data = task("cnn-plain"), client_data(shards(), 0)
+    down = falling.init_server(t, 1, rng.key(0))
+    late = {**data, "round": torch.tensor(20)}
+    constant = replace(METHOD, inner_lr=then)
+    assert (
+        gap(
+            falling.client(t, down, {}, late, KEY)[0],
+            constant.client(t, METHOD.init_server(t, 1, rng.key(0)), {}, data, KEY)[0],
+        )
+        < 1e-6
+    )
+    nothing = {"delta": tree.zeros(down["vars"]), "net": tree.zeros(down["net"])}
+    for done, rate in ((0, 0.3), (10, 0.3), (11, 0.297), (21, then)):
+        state = down
+        for _ in range(done):
+            state = falling.server(t, state, nothing, KEY)
+        model = falling.deploy(t, falling.download(t, state), {})
+        assert float(model["inner"]["lr"]) == pytest.approx(rate, rel=1e-6)
+        assert set(model) == {"vars", "net", "inner"}
+    assert "rounds" not in METHOD.init_server(t, 1, rng.key(0))  # the state of earlier checkpoints
+    with pytest.raises(ValueError, match=r"FedTTA: inner_schedule=StepDecay.* must count rounds, per='round'"):
+        FedTTA(inner_schedule=StepDecay(per="step"))
+
+
+def test_gradients_are_bounded_by_ten_by_default_in_training_and_at_test_time():
+    assert FedTTA().work.clip == Adapt().clip == 10.0
+    assert FedTTA() == FedTTA(work=Work(iterations=20, batch=64, clip=10.0))
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
@@ -135,7 +177,7 @@ def test_both_nets_are_averaged_and_each_has_its_rate():
     drawn = method.work.plan(client_data(data, 0), rng.fold(rng.fold(KEY, 0), "plan"))[0][0]
     rows = client_data(data, 0)["rows"][drawn]
     start = {"params": {"base": down["vars"]["params"], "net": down["net"]}, "buffers": down["vars"]["buffers"]}
-    loss = method.objective(t, down["vars"])
+    loss = method.objective(t, down["vars"], torch.zeros(()))
     g = grad(lambda p: loss({**start, "params": p}, {"x": data.x[rows], "y": data.y[rows]}, KEY)[0])(start["params"])
     assert gap(ups[0]["delta"]["params"], tree.scale(g["base"], -0.1)) < 1e-6
     assert gap(ups[0]["net"], tree.scale(g["net"], -0.02)) < 1e-6
@@ -243,6 +285,14 @@ def test_early_stopping_equals_the_loop_that_stops(live, lr, patience):
     assert (int(state["record"]["chosen_step"]), int(state["record"]["steps_taken"])) == (chosen, taken)
     kept = state["record"]["entropy"][1 : taken + 1]
     assert int(kept.argmin()) + 1 == chosen
+
+
+def test_steps_at_test_time_are_bounded(live):
+    _, predict, model, x = live
+    x = x[: METHOD.work.batch]
+    state = prepared(live, Adapt(clip=1e-3), x)
+    moved = tree.norm(tree.sub(state["params"], model["vars"]["params"]))
+    assert float(moved) == pytest.approx(METHOD.inner_lr * 1e-3, rel=1e-2)
 
 
 def test_clients_that_stop_at_different_steps_run_together(live):

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 import acclimate as ac
 from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.backends.mixed import MixedEngine
-from acclimate.core import SGD, NonFinite, Protocol, Task, rng, tree
+from acclimate.core import SGD, NonFinite, Protocol, StepDecay, Task, rng, tree
 from acclimate.core import fit as loop
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
@@ -86,12 +86,33 @@ def test_the_distillation_gradient_is_that_of_a_double_backward(lam):
     mine = tree.map(lambda v: v.double(), method.init_client(t, 0, KEY))
     start = {"params": {"base": mine["vars"]["params"], "net": mine["net"]}, "buffers": mine["vars"]["buffers"]}
     x, both = t.public.double() / 255.0, [down["logits"][n].double() for n in ("personalised", "base")]
-    loss = partial(method.distillation, t)
+    loss = partial(method.distillation, t, method.inner_lr)
     batch = {"x": x, "y": torch.stack(both, 1)}
     ours = grad(lambda p: loss({**start, "params": p}, batch, KEY)[0])(start["params"])
     theirs = by_autograd(t, start, x, both[1], both[0], lam, method.inner_lr)
     assert gap(ours, theirs) < 1e-8
     assert gap(theirs["net"], tree.zeros(theirs["net"])) > 1e-6
+
+
+def test_all_rates_fall_by_rounds_and_a_newcomer_has_those_of_the_last():
+    """After 21 rounds of 0.99 every ten: the rates of round 20 (from 0) are those of a method with 0.9801 of each."""
+    decay, then = StepDecay(every=10, gamma=0.99), 0.9801
+    opts = {"opt": SGD(lr=0.1, schedule=decay), "net_opt": SGD(lr=0.005, schedule=decay)}
+    falling = replace(HETERO, inner_schedule=decay, **opts)
+    constant = replace(HETERO, inner_lr=0.3 * then, opt=SGD(lr=0.1 * then), net_opt=SGD(lr=0.005 * then))
+    t, data = public_task(), client_data(shards(), 0)
+    mine, down = HETERO.init_client(t, 0, KEY), {**teacher(HETERO), "known": torch.tensor(21.0)}
+    late = {**data, "round": torch.tensor(20)}
+    for ours, theirs in zip(
+        falling.client(t, down, mine, late, KEY), constant.client(t, down, mine, data, KEY), strict=True
+    ):
+        assert gap(ours, theirs) < 1e-5
+    assert gap(falling.welcome(t, down, mine, KEY), constant.welcome(t, down, mine, KEY)) < 1e-5
+    assert float(falling.deploy(t, down, mine)["inner"]["lr"]) == pytest.approx(0.3 * then, rel=1e-6)
+    server = falling.init_server(t, 1, KEY)
+    for _ in range(3):
+        server = falling.server(t, server, server["logits"], KEY)
+    assert float(server["known"]) == 3
 
 
 def test_without_lambda_and_inner_step_it_is_plain_distillation():

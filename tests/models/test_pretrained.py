@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from acclimate.core import Task, rng, tree
-from acclimate.models import Pretrained, encoders, pretrained
+from acclimate.models import MLP, Frozen, Pretrained, encoders, pretrained
 
 
 class Encoder(nn.Module):
@@ -49,6 +49,43 @@ def test_the_encoder_sees_its_own_normalisation_whatever_the_data_set_s(monkeypa
     grey = Task(Pretrained("any"), (1, 8, 8), 5, (0.1,), (2.0,))
     shown = (x[:, :1] - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     assert torch.allclose(grey.apply(grey.init(rng.key(0)), x[:, :1]).features, encoder(shown), atol=1e-5)
+
+
+class Pixels(nn.Module):
+    """What an encoder is shown, times a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.scale * x.flatten(1)
+
+
+def test_images_are_enlarged_before_they_are_encoded(monkeypatch):
+    """Two pixels become four, by hand: the outer ones stay, between them lie a quarter and three quarters."""
+    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+    monkeypatch.setattr(pretrained, "_loaded", lambda name: encoders.Backbone(Pixels(), mean, std))
+    x = torch.tensor([[0.1, 0.2], [0.5, 0.6]]).expand(1, 3, 2, 2)
+    along = torch.tensor([0.0, 0.25, 0.75, 1.0])
+    grown = 0.1 + 0.4 * along[:, None] + 0.1 * along
+    wanted = ((grown - 0.5) / 0.25).expand(3, 4, 4).flatten()
+    torch.testing.assert_close(
+        grown, nn.functional.interpolate(x, (4, 4), mode="bilinear", align_corners=False, antialias=False)[0, 0]
+    )
+    for own in ((), ()), ((0.3, 0.2, 0.1), (2.0, 1.0, 0.5)):
+        t = Task(Pretrained("any", size=4), (3, 2, 2), 5, *own)
+        vars = t.init(rng.key(0))
+        torch.testing.assert_close(t.apply(vars, x).features[0], wanted, rtol=1e-5, atol=1e-5)
+        several = tree.map(lambda v: torch.stack((v, 2 * v)), vars)
+        both = vmap(lambda v, t=t: t.apply(v, x).features[0])(several)
+        torch.testing.assert_close(both, torch.stack((wanted, 2 * wanted)), rtol=1e-5, atol=1e-5)
+    bank = Task(Frozen((Pixels(),), size=4, top=MLP((3,))), (3, 2, 2), 5)
+    frozen = bank.model.build((3, 2, 2), 5).bank(x)[0]
+    torch.testing.assert_close(frozen, grown.expand(3, 4, 4).flatten())
+    for model in Pretrained(Pixels()), Pretrained(Pixels(), size=2):
+        same = Task(model, (3, 2, 2), 5)
+        assert torch.equal(same.apply(same.init(rng.key(0)), x).features[0], x[0].flatten())
 
 
 def test_settings_that_cannot_be_are_refused():

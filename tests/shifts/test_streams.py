@@ -347,15 +347,15 @@ def test_other_clients_examples_are_the_same_size_as_ones_own():
 @pytest.mark.parametrize("shift", [Corrupted, Interleaved, Gradual, Continual, Recurring])
 def test_a_stream_that_corrupts_names_the_version_of_its_corruptions(shift):
     (revision,) = (f for f in fields(shift) if f.name == "revision")
-    assert revision.kw_only and revision.default == 1 and shift(revision=1) == shift()
+    assert revision.kw_only and revision.default == 2 and shift(revision=2) == shift()
     assert get_args(get_type_hints(shift)["revision"]) == tuple(REVISIONS)
-    with pytest.raises(ValueError, match=rf"^{shift.__name__}: revision=7 must be one of 1$"):
+    with pytest.raises(ValueError, match=rf"^{shift.__name__}: revision=7 must be one of 1, 2$"):
         shift(revision=7)
 
 
 @pytest.mark.parametrize("shift", [Corrupted(kinds=("fog",)), Gradual(kind="fog")])
 def test_images_are_corrupted_by_the_version_that_the_stream_names(shift, monkeypatch):
-    monkeypatch.setitem(REVISIONS, 1, {**CORRUPTIONS, "fog": lambda x, keys, constants: torch.zeros_like(x)})
+    monkeypatch.setitem(REVISIONS, 2, {**CORRUPTIONS, "fog": lambda x, keys, constants: torch.zeros_like(x)})
     shards = shift.build(WORLD, KEY).shards
     assert any(not bool(image.any()) for image in shards.x)
     assert all(bool(image.any()) for image in WORLD.examples.x)

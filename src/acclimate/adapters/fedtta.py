@@ -1,7 +1,8 @@
 """FedTTA's test half, and FedTTA++. Ye et al., 'UPFL', 2023, Eq. 10-12, Sec. 3.3.2 and Algorithm 1.
 
 The whole unlabelled set is seen once, before the first answer. The model takes `steps` gradient steps on the loss that
-the adaptation net gives of it, at the rate of training's inner step; then it answers and changes no more.
+the adaptation net gives of it, at the rate that training's inner step had in the last round; then it answers and
+changes no more. Gradients are bounded by 10, as released; the paper has no bound (`clip=None`).
 
 - FedTTA: `steps=1`. Without `patience`, the model after the last step answers.
 - FedTTA++: `steps=50, patience=5`. Of the models after each step, the one whose predictions have the least mean entropy
@@ -43,11 +44,11 @@ class FedTTA(Adapter):
     patience: int | None = None
     """How many steps without a new least mean entropy end adaptation, which keeps the least; None keeps the last."""
     lr: float | None = None
-    """The rate of a step; None takes that of training's inner step."""
+    """The rate of a step; None takes that of training's last inner step."""
     norm: Literal["batch", "set"] = "batch"
     """The norm is taken over as many samples as a training batch has, or over those of the set."""
-    clip: float | None = None
-    """The norm to which gradients are scaled down; None leaves them as they are."""
+    clip: float | None = 10.0
+    """The norm to which gradients are scaled down, as released; None leaves them as they are."""
     variant: Literal["paper", "released"] = "paper"
 
     transductive: ClassVar[bool] = True

@@ -6,8 +6,8 @@ For every test sample the weight e of the global head against the personal one i
 - Eq. 5 weights them with the agreement of the two heads: lambda L_EM + (1-lambda) L_FA, lambda = cos(p^g, p^l).
 - e is the softmax of two free numbers, 20 steps of Adam at 0.1 from e = 1/2.
 
-All samples of a batch are optimised at once; results do not depend on the batch size. `variant="released"` has the
-history of the authors' code, whose defaults also have beta=0.1, and a shared early break that is left out here.
+Samples of a batch are optimised at once; results do not depend on its size. `variant="released"` has the history of
+the authors' code and its mean of the objective over a batch, but not its beta=0.1 or its break of all samples at once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class THE(Adapter):
             certain = entropy(e[:, :1] * generic + e[:, 1:] * personal)
             aligned = e[:, 0] * apart[0] + e[:, 1] * apart[1]
             each = share * certain + (1 - share) * aligned
-            return each.sum() if self.per == "sample" else each.mean()
+            return each.sum() if self.per == "sample" and self.variant == "paper" else each.mean()
 
         rows = features.shape[0] if self.per == "sample" else 1
         free = {"w": torch.ones(rows, 2, dtype=features.dtype, device=features.device)}

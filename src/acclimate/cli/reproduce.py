@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 
 class _Group(TyperGroup):
@@ -17,6 +17,13 @@ class _Group(TyperGroup):
         if first is not None and first not in self.commands:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+
+class _Run(TyperCommand):
+    """`weights=FILE`, as settings are written elsewhere, is `--weights=FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f"--{a}" if a.startswith("weights=") else a for a in args])
 
 
 reproduce_app = typer.Typer(
@@ -65,23 +72,46 @@ def index_(
         typer.echo(f"wrote {out}")
 
 
+@reproduce_app.command()
+def coverage(
+    results: Annotated[Path, typer.Argument(help="A folder of results.")] = Path("results"),
+    data: Annotated[
+        str | None, typer.Option(help="The data that counts as being here: 'CIFAR10; Digit5 (mnist, usps)'.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write a picture (SVG) to this file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Put it into this page, between its marks.")] = None,
+) -> None:
+    """Say how many of the papers' accuracies results have, how near they are, and which of the papers' orders hold."""
+    from ..recipes import command
+
+    typer.echo(command.coverage(results, data, as_json, out, page))
+
+
+Scale = Annotated[str, typer.Option(help="smoke: embedded digits, minutes; paper: its data, model and rounds.")]
+Seeds = Annotated[str, typer.Option(help="How many seeds, from 0; or which, with commas: 0,2.")]
+Rounds = Annotated[int | None, typer.Option(help="Train for so many rounds instead.")]
+Fraction = Annotated[float | None, typer.Option(help="Use this share of the recipe's data.")]
+Weights = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Start from this ResNet-18 or -50; also written weights=FILE.")
+]
+Out = Annotated[Path, typer.Option("-o", "--out", help="Folder of results; what it holds is not run again.")]
 Names = Annotated[list[str] | None, typer.Option(help="Only these rows (repeat it, or separate them by ;).")]
 Words = Annotated[list[str] | None, typer.Option(help="Only columns with these words in their names, such as Photo.")]
 
 
-@reproduce_app.command()
+@reproduce_app.command(cls=_Run)
 def run(
     name: Name,
-    scale: Annotated[str, typer.Option(help="smoke: embedded digits, minutes; paper: its data, model and rounds.")] = (
-        "smoke"
-    ),
+    scale: Scale = "smoke",
     rows: Names = None,
     columns: Words = None,
-    seeds: Annotated[str, typer.Option(help="How many seeds, from 0; or which, with commas: 0,2.")] = "1",
-    rounds: Annotated[int | None, typer.Option(help="Train for so many rounds instead.")] = None,
-    fraction: Annotated[float | None, typer.Option(help="Use this share of the recipe's data.")] = None,
+    seeds: Seeds = "1",
+    rounds: Rounds = None,
+    fraction: Fraction = None,
+    weights: Weights = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of results; what it holds is not run again.")] = OUT,
+    out: Out = OUT,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Run a recipe and print ours beside the published numbers. Run it again to go on where it was stopped."""
@@ -92,7 +122,7 @@ def run(
     from .threads import use_half_of_the_cores
 
     numbers = command.seeds_of(seeds)
-    plan = command.planned(name, scale, device, rows or (), columns or (), rounds, fraction)
+    plan = command.planned(name, scale, device, rows or (), columns or (), rounds, fraction, weights)
     for line in command.lacking(plan):
         typer.echo(line)
     command.require_some(plan)
@@ -104,4 +134,27 @@ def run(
         typer.echo(f"stopped; the same command goes on: what is finished lies in {out}", err=True)
         raise typer.Exit(130) from None
     typer.echo(plain(result))
+    typer.echo(command.written(plan, out))
+
+
+@reproduce_app.command()
+def table(
+    name: Name,
+    scale: Scale = "smoke",
+    rows: Names = None,
+    columns: Words = None,
+    seeds: Seeds = "1",
+    rounds: Rounds = None,
+    fraction: Fraction = None,
+    weights: Weights = None,
+    out: Out = OUT,
+) -> None:
+    """Write the table of what is finished in a folder, wherever it was trained; nothing is trained."""
+    from .. import recipes
+    from ..recipes import command
+    from ..recipes.pages import plain
+
+    numbers = command.seeds_of(seeds)
+    plan = command.planned(name, scale, "auto", rows or (), columns or (), rounds, fraction, weights)
+    typer.echo(plain(recipes.table(plan, out, numbers)))
     typer.echo(command.written(plan, out))

@@ -1,14 +1,22 @@
-"""Range checks for the fields of records: every message names the record, the field, the value and what is allowed."""
+"""Range checks for the fields of records: every message names the record, the field, the value and what is allowed.
+
+Also how a record gets a field that files of earlier versions do not have.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import typing
 from collections.abc import Sequence
 from numbers import Integral
 from types import UnionType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+LATER = "later"
+"""The mark of a field that files of earlier versions do not have."""
 
 
 class FieldError(ValueError):
@@ -17,6 +25,15 @@ class FieldError(ValueError):
     def __init__(self, message: str, *fields: str) -> None:
         super().__init__(message)
         self.fields = fields
+
+
+def later(default: T) -> T:
+    """A field that a record got after files of it had been written: a file without it means `default`, for good.
+
+    It is written where it is another, so that the hashes of earlier files stay as they are.
+    """
+    found: T = dataclasses.field(default=default, kw_only=True, metadata={LATER: True})
+    return found
 
 
 def _fail(record: Any, field: str, allowed: str) -> None:

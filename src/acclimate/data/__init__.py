@@ -15,6 +15,7 @@ from .noisy import Noisy
 from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
 from .public_set import Public, PublicWorld
+from .splits import Counted, PerClass, Split, TrainTest
 from .tinyimagenet import TinyImageNet
 from .vision import STL10, SVHN, USPS
 from .world import Examples, Pool, World
@@ -35,6 +36,7 @@ __all__ = [
     "Arrays",
     "ByDomain",
     "BySuperclass",
+    "Counted",
     "Dataset",
     "Digit5",
     "Digits",
@@ -55,9 +57,12 @@ __all__ = [
     "OfficeHome",
     "Partition",
     "Pathological",
+    "PerClass",
     "Pool",
     "Public",
     "PublicWorld",
+    "Split",
     "TinyImageNet",
+    "TrainTest",
     "World",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core import Augment, check, rng
 from ..ops.augment import rotate
 from .partition import Dirichlet, Partition
+from .splits import Split
 from .world import Examples, World
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -22,8 +23,8 @@ class Dataset:
     partition: Partition = Dirichlet(alpha=0.1)
     clients: int = 10
     """How many clients train."""
-    split: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    """Each client's share of training, validation and test examples."""
+    split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
+    """Each client's share of training, validation and test examples; or a record that cuts them in another way."""
     seed: int | None = None
     """The seed that draws partition and splits; None takes the experiment's seed."""
     new_clients: int = 0
@@ -54,8 +55,7 @@ class Dataset:
         check.all_finite(self, "angles", "new_angles", "mean", "std")
         if not 0 < self.fraction <= 1:
             raise check.FieldError(f"{name}: fraction={self.fraction} must be above 0 and at most 1", "fraction")
-        three = len(self.split) == 3 and min(self.split) >= 0 and self.split[0] > 0
-        if not three or not abs(sum(self.split) - 1) <= 1e-6:  # which NaN is not, nor is it above
+        if not isinstance(self.split, Split) and not _are_shares(self.split):
             raise check.FieldError(
                 f"{name}: split={self.split} must be three shares (train, val, test) that add up to 1", "split"
             )
@@ -74,6 +74,10 @@ class Dataset:
         """True for the rows of `load()` that belong to an official test set, where there is one."""
         return None
 
+    def for_training(self, examples: Examples, rows: Tensor) -> Examples:
+        """The examples of `load()` as clients train on those in `rows`; all others stay as they are."""
+        return examples
+
     def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and std for inputs of so many channels."""
         return _per_channel(self, "mean", channels), _per_channel(self, "std", channels)
@@ -84,8 +88,10 @@ class Dataset:
         examples, key = self.load(), rng.key(seed)
         pool, held = self._rows(examples, key)
         shares, new = self._deal(examples, pool, key)
-        splits = [_cut(rows, self.split, rng.fold(key, "split", c)) for c, rows in enumerate(shares)]
+        splits = [self._cut(examples, rows, rng.fold(key, "split", c)) for c, rows in enumerate(shares)]
+        held = self._unseen(examples, held, rng.fold(key, "unseen"))
         train, val, test = zip(*splits, strict=True)
+        examples = self.for_training(examples, torch.cat(train))
         examples = _turned(examples, shares, self.angles, rng.fold(key, "angle"))
         examples = _turned(examples, new, self.new_angles, rng.fold(key, "new angle"))
         mean, std = self.constants(examples.channels)
@@ -103,6 +109,21 @@ class Dataset:
             raise ValueError(f"{type(self).__name__}: held_out={self.held_out!r} leaves no domain to train on")
         keep = rng.uniform(rng.fold(key, "fraction"), len(out)) < self.fraction
         return (keep & ~out).nonzero().flatten(), (keep & out).nonzero().flatten()
+
+    def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
+        """A client's training, validation and test rows."""
+        if not isinstance(self.split, Split):
+            return _cut(rows, self.split, key)
+        train, val, test = self.split.cut(examples.y[rows], key)
+        return rows[train], rows[val], rows[test]
+
+    def _unseen(self, examples: Examples, held: Tensor, key: rng.Key) -> Tensor:
+        """The rows of held-out domains that clients meet: all, or the test part of every domain."""
+        if not isinstance(self.split, Split) or not len(held):
+            return held
+        of = examples.domain[held]
+        parts = [held[of == d] for d in of.unique().tolist()]
+        return torch.cat([p[self.split.unseen(examples.y[p], rng.fold(key, i))] for i, p in enumerate(parts)])
 
     def _deal(self, examples: Examples, pool: Tensor, key: rng.Key) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Rows per training client and per newcomer."""
@@ -143,6 +164,12 @@ def _per_channel(record: Dataset, field: str, channels: int) -> tuple[float, ...
         f"{type(record).__name__}: {field}={values} must have {allowed}: its inputs have {channels} "
         f"channel{'' if channels == 1 else 's'}"
     )
+
+
+def _are_shares(split: tuple[float, float, float]) -> bool:
+    """Whether these are three shares, some of them for training."""
+    three = len(split) == 3 and min(split) >= 0 and split[0] > 0
+    return three and abs(sum(split) - 1) <= 1e-6  # which NaN is not
 
 
 def _cut(rows: Tensor, shares: tuple[float, float, float], key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:

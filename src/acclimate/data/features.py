@@ -59,8 +59,18 @@ class Features(Dataset):
         if self.encoder is None:
             raise ValueError("Features: encoder=None must be an encoder, such as models.Frozen(backbones=(...))")
         images = self.data.load()
-        parts = [self._encoded(images.x, name, encode) for name, encode in self.encoder.parts()]
-        return replace(images, x=self.encoder.fuse(parts))
+        return replace(images, x=self._features(images.x))
+
+    def for_training(self, examples: Examples, rows: Tensor) -> Examples:
+        if type(self.data).for_training is Dataset.for_training:  # images as they are: spare reading them again
+            return examples
+        x, own = examples.x.clone(), torch.unique(rows)
+        x[own] = self._features(self.data.for_training(self.data.load(), own).x[own])
+        return replace(examples, x=x)
+
+    def _features(self, x: Tensor) -> Tensor:
+        assert self.encoder is not None
+        return self.encoder.fuse([self._encoded(x, name, encode) for name, encode in self.encoder.parts()])
 
     def official_test(self) -> Tensor | None:
         return self.data.official_test()

@@ -28,6 +28,9 @@ class Wrapper(Dataset):
     def official_test(self) -> Tensor | None:
         return self.data.official_test()
 
+    def for_training(self, examples: Examples, rows: Tensor) -> Examples:
+        return self.data.for_training(examples, rows)
+
     def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return super().constants(channels) if self.mean else self.data.constants(channels)
 

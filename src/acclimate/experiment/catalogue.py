@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import types
+import typing
 from dataclasses import dataclass
 from typing import Any
 
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import Adapter, Augment, Backend, Filter, Method, Model, Personalizer, optim
-from ..ops.augment import FlipCrop
+from ..ops.augment import CropJitter, FlipCrop
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ SUMMARIES = {
     "fedicon-us": "FedICON without labels before the classifier (Tan et al., 2023).",
     "fedtta-prox": "FedTTA held near the received model's answers (Ye et al., 2023).",
     "fedmd": "Clients of several architectures learn from the mean of their logits on a public set (Li & Wang, 2019).",
+    "lenet": "FedTTA's network: two padded convolutions and a hidden layer of 512 (as released).",
     "am-shared": "AM with the mean amplitude of all clients (Xu et al., CVPR 2021).",
     "pfl-sampled": "FedPer whose newcomers get one trained client's head (baseline of Ye et al., 2023).",
     "pfl-ensemble": "FedPer whose newcomers get the mean of all trained clients' heads (baseline of Ye et al., 2023).",
@@ -127,6 +130,7 @@ MODELS: dict[str, Model] = {
     "cnn-bn": models.CNN(norm="batch"),
     "cnn-gn": models.CNN(norm="group"),
     "cnn-small": models.CNN(widths=(16, 32), norm="batch"),
+    "lenet": models.CNN(hidden=512, padding=2),
     "mlp": models.MLP(),
     "projection": models.Projection(),
     "cct": models.CCT(),
@@ -180,6 +184,12 @@ PARTITIONS: dict[str, data.Partition] = {
     "natural-users": data.NaturalUsers(),
 }
 
+SPLITS: dict[str, data.Split] = {
+    "per-class": data.PerClass(),
+    "train-test": data.TrainTest(),
+    "counted": data.Counted(),
+}
+
 STREAMS: dict[str, shifts.Shift] = {
     "original": shifts.Original(),
     "corrupted": shifts.Corrupted(),
@@ -206,7 +216,7 @@ BACKENDS: dict[str, Backend] = {
     "flower": backends.Flower(),
 }
 
-AUGMENTS: dict[str, Augment] = {"flip-crop": FlipCrop()}
+AUGMENTS: dict[str, Augment] = {"flip-crop": FlipCrop(), "crop-jitter": CropJitter()}
 
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(), "adam": optim.Adam(), "adamw": optim.AdamW()}
 
@@ -238,6 +248,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("model", "models", Model, MODELS),
     Kind("data set", "datasets", data.Dataset, DATASETS),
     Kind("partition", "partitions", data.Partition, PARTITIONS),
+    Kind("split", "splits", data.Split, SPLITS),
     Kind("augment", "augments", Augment, AUGMENTS),
     Kind("stream", "streams", shifts.Shift, STREAMS),
     Kind("backend", "backends", Backend, BACKENDS),
@@ -254,6 +265,16 @@ def kind_of(base: type) -> Kind | None:
         if base is kind.base or (records and issubclass(base, kind.base)):
             return kind
     return None
+
+
+def option_of(hint: Any, value: Any) -> Any:
+    """Of a field that holds a tuple or a record, the type that a value is of: a record's where it is a name of one."""
+    options = typing.get_args(hint)
+    tuples = [o for o in options if typing.get_origin(o) is tuple]
+    if not tuples or typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    named = [o for o in options if (kind := kind_of(o)) and isinstance(value, str) and value in kind.entries]
+    return (named or tuples)[0]
 
 
 def nearest(word: str, allowed: list[str]) -> str:

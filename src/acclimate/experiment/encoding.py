@@ -9,6 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.check import LATER
 from . import labels, names
 
 
@@ -42,9 +43,14 @@ REVISION = "revision"
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """The fields that are written: all but a first revision, which files of earlier versions do not name."""
-    known = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    return {n: v for n, v in known.items() if n != REVISION or v != 1}
+    """The fields that are written: all but those that files of earlier versions do not name, with what these mean."""
+    known = [(f, getattr(record, f.name)) for f in dataclasses.fields(record)]
+    return {f.name: v for f, v in known if not _implied(f, v)}
+
+
+def _implied(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a file without the field means this value."""
+    return bool(value == 1 if field.name == REVISION else LATER in field.metadata and value == field.default)
 
 
 def _name(cls: type, former: bool) -> str:

@@ -16,14 +16,14 @@ from typing import Any
 
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import SGD, Adam, AdamW, Adapter, Constant, Cosine, Personalizer, Protocol, StepDecay, Work
-from ..ops.augment import FlipCrop, Views
+from ..ops.augment import CropJitter, FlipCrop, Views
 
 ALLOW = "ACCLIMATE_ALLOW"
 """The environment variable that names a user's own classes, `module:Class`, separated by commas."""
 PACKAGES: tuple[types.ModuleType, ...] = (adapters, backends, data, filters, methods, models, personal, shifts)
 """Every record that these export has a public name."""
 CORE = (SGD, Adam, AdamW, Adapter, Constant, Cosine, Personalizer, Protocol, StepDecay, Work)
-OPS = (FlipCrop, Views)
+OPS = (CropJitter, FlipCrop, Views)
 LATER = {"fleet": "acclimate.fleet.remote", "recipes": "acclimate.recipes"}
 """Modules above this one that have records of their own, which they give to `allow` when they are imported."""
 

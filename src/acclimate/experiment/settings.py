@@ -256,6 +256,7 @@ def _assign_inside(items: tuple[Any, ...], path: list[str], value: Any, key: str
 
 def _parse(value: Any, hint: Any, key: str) -> list[Any]:
     """All values that a setting names for a field of this type: several make a sweep."""
+    hint = catalogue.option_of(hint, value)
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]

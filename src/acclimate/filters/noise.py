@@ -1,17 +1,17 @@
 """Random noise on what is sent, as FedPCL's Table 15 has it (Tan et al., NeurIPS 2022, Appendix A.2.4).
 
-A value x is sent as (1 - p) x + p e, with noise e of scale s (`ops.noise` says why); p = 0 is the identity. This is
-perturbation without a promise: nothing bounds what x may be, so no epsilon follows from it. `LocalDP` gives one.
+A value x is sent as (1 - p) x + e, with noise e of scale s (`ops.noise`). This is perturbation without a promise:
+nothing bounds what x may be, so no epsilon follows from it. `LocalDP` gives one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from ..core import Filter, Rules, Sender, Tree, check, rng
-from ..ops.noise import Kind, perturbed
+from ..ops.noise import Kind, Revision, perturbed
 from .message_parts import chosen, map_keyed, unknown
 
 
@@ -23,9 +23,11 @@ class Noise(Filter):
     s: float = 0.05
     """The noise's scale: the standard deviation of a Gaussian, the scale b of a Laplace distribution."""
     p: float = 0.1
-    """The share of noise in what is sent; 0 sends the message as it is."""
+    """The perturbation coefficient: the share of the value that is taken away before the noise is added."""
     groups: tuple[str, ...] = ()
     """The groups that get noise; all, where none is named. Integers (counts) are sent as they are."""
+    revision: Revision = field(default=2, kw_only=True)
+    """The revision of the noise: in 1 it was p e in place of e."""
 
     def __post_init__(self) -> None:
         check.choices(self)
@@ -39,6 +41,6 @@ class Noise(Filter):
         part = chosen(up, self.groups)
 
         def noisy(x: Tensor, key: rng.Key) -> Tensor:
-            return perturbed(x, key, self.kind, self.s, self.p)
+            return perturbed(x, key, self.kind, self.s, self.p, self.revision)
 
         return up | {g: map_keyed(noisy, t, rng.fold(key, g)) for g, t in part.items()}

@@ -2,16 +2,13 @@
 
 Clients have models and adaptation nets of their own architecture and send no weights. They exchange logits on a public
 unlabelled set: those of their base model and those of the model that their net adapts to the set. A round:
-- digest (from the second round on): both nets are distilled from the ensemble's logits, KL(adapted, F_per) + lam
-  KL(base, F_base), the adapted model being one inner step away on the same batch (Eq. 14).
+- digest (but in the first): KL(adapted, F_per) + lam KL(base, F_base), one inner step apart on the same batch (Eq. 14).
 - revisit: FedTTA's meta-training on the client's own labels (`methods.fedtta` with mu = 0, and what differs there).
-- communicate: the two logits; the server takes their means, every client counting as one.
-- A newcomer starts from a fresh model of any architecture, digests for `join_epochs`, and adapts (`adapters.fedtta`).
+- communicate: the two logits; the server takes their means, all clients alike, and counts rounds in `known`.
+- A newcomer digests with a fresh model of any architecture for `join_epochs`, and adapts (`adapters.fedtta`).
 
 `lam=0` distils end to end; the base logits then weigh nothing and are not sent. `inner_lr=0` has no adaptation net at
-all: with `lam=0` that is plain FedMD, which with Tent is the paper's heterogeneous TENT. The paper leaves open how long
-to digest (one epoch) and in what batches (100, as released; `methods.public` names more). Gradients of each net are
-clipped at 10 as released: without, the paper's rates diverge within a round on MNIST.
+all: with `lam=0` that is FedMD, which with Tent is the paper's heterogeneous TENT. Epochs and batches are as released.
 """
 
 from __future__ import annotations
@@ -24,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng
+from ..core import SGD, Constant, Mean, Method, Optimizer, Rules, Scalar, Schedule, Task, Tree, Work, check, rng
 from ..ops import nets
-from ..ops.learned import adapted, inner_settings
+from ..ops.learned import adapted, by_rounds, inner_rate, inner_settings, last_of
 from ..ops.params import train_jointly
 from .public import distilled, divergence, public_logits
 
@@ -58,15 +55,16 @@ class HeteroFedTTA(Method):
     """How many passes over the public set a newcomer makes."""
     kl: Literal["student", "teacher"] = "teacher"
     """Whose probabilities weigh the log-ratio."""
+    inner_schedule: Schedule = check.later(Constant())
+    """How the inner rate changes from round to round; newcomers take every rate of the last round."""
 
     downlink = ("logits", "known")
 
     def __post_init__(self) -> None:
-        for name in ("lam", "inner_lr", "digest_epochs", "join_epochs"):
-            check.at_least(self, name, 0)
-        for name in ("depth", "digest_batch"):
-            check.at_least(self, name, 1)
+        for name in ("lam", "inner_lr", "digest_epochs", "join_epochs", "depth", "digest_batch"):
+            check.at_least(self, name, 1 if name in ("depth", "digest_batch") else 0)
         check.choices(self)
+        by_rounds(self)
         if not self.widths or min(self.widths) < 1:
             raise ValueError(f"HeteroFedTTA: widths={self.widths!r} must name at least one width of at least 1")
 
@@ -88,33 +86,34 @@ class HeteroFedTTA(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         mine = self.digest(task, down, mine, data["round"], self.digest_epochs, rng.fold(key, "digest"))
-        opts = {"base": self.opt, "net": self.net_opt}
-        mine = train_jointly(partial(self.revisit, task), mine, data, opts, self.work, rng.fold(key, "revisit"), "base")
-        return public_logits(task, mine, self.digest_batch, self.lam > 0, self.inner_lr, self.work), mine
+        rate, opts = inner_rate(self, data["round"]), {"base": self.opt, "net": self.net_opt}
+        loss, key = partial(self.revisit, task, rate), rng.fold(key, "revisit")
+        mine = train_jointly(loss, mine, data, opts, self.work, key, "base")
+        return public_logits(task, mine, self.digest_batch, self.lam > 0, rate, self.work), mine
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        return {"logits": dict(total), "known": torch.ones_like(server["known"])}
+        return {"logits": dict(total), "known": server["known"] + 1}
 
     def welcome(self, task: Task, down: Tree, mine: Tree, key: rng.Key) -> Tree:
-        return self.digest(task, down, mine, torch.zeros_like(key), self.join_epochs, rng.fold(key, "digest"))
+        return self.digest(task, down, mine, last_of(down["known"]), self.join_epochs, rng.fold(key, "digest"))
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        inner = inner_settings(down["known"], self.inner_lr, self.work.batch)
-        return {**mine, "inner": inner} if self.inner_lr else mine
+        return {**mine, "inner": inner_settings(self, down["known"])} if self.inner_lr else mine
 
     def digest(self, task: Task, down: Tree, mine: Tree, round: Tensor, epochs: int, key: rng.Key) -> Tree:
         """Both nets, distilled from the ensemble; unchanged where it knows nothing yet."""
         x, opts = task.public_on(round.device), {"base": self.opt, "net": self.net_opt}
         work = Work(epochs=epochs, batch=self.digest_batch, clip=self.work.clip)
-        return distilled(partial(self.distillation, task), mine, x, down, self.uplink, round, opts, work, key)
+        loss = partial(self.distillation, task, inner_rate(self, round))
+        return distilled(loss, mine, x, down, self.uplink, round, opts, work, key)
 
-    def distillation(self, task: Task, both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+    def distillation(self, task: Task, lr: Scalar, both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
         """Eq. 14 on a public batch whose `y` holds the ensemble's logits: personalised, and where they count base."""
-        base, out = adapted(task, both, batch["x"], key, self.inner_lr, self.order, self.work.batch, self.lam > 0)
+        base, out = adapted(task, both, batch["x"], key, lr, self.order, self.work.batch, self.lam > 0)
         own = self.lam * divergence(base, batch["y"][:, 1], self.kl) if self.lam else 0.0
         return divergence(out.logits, batch["y"][:, 0], self.kl) + own, out.buffers
 
-    def revisit(self, task: Task, both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
+    def revisit(self, task: Task, lr: Scalar, both: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
         """FedTTA's outer loss: the adapted model's cross-entropy on a labelled batch."""
-        _, out = adapted(task, both, batch["x"], key, self.inner_lr, self.order, self.work.batch)
+        _, out = adapted(task, both, batch["x"], key, lr, self.order, self.work.batch)
         return F.cross_entropy(out.logits, batch["y"]), out.buffers

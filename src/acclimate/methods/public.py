@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from ..core import Loss, Optimizer, Task, Tree, Work, local, rng, tree
+from ..core import Loss, Optimizer, Scalar, Task, Tree, Work, local, rng, tree
 from ..ops.learned import TINY, scores
 from ..ops.params import train_jointly
 
@@ -58,7 +58,7 @@ def divergence(student: Tensor, teacher: Tensor, weigh: Literal["student", "teac
     return (first.exp() * (first - second)).sum(-1).mean()
 
 
-def public_logits(task: Task, mine: Tree, batch: int, base: bool, lr: float, work: Work) -> Tree:
+def public_logits(task: Task, mine: Tree, batch: int, base: bool, lr: Scalar, work: Work) -> Tree:
     """The message: logits on the public set, of the adapted model and with `base` also of the base model.
 
     The step that adapts the model has the rate `lr`, and the length and the clipping that it has in training (`work`).
@@ -85,7 +85,7 @@ def answers(logits: Logits, params: Tree, x: Tensor, batch: int) -> Tensor:
 
 
 def whole_step(
-    logits: Logits, net: Tree, params: Tree, x: Tensor, batch: int, lr: float, length: int, clip: float | None = None
+    logits: Logits, net: Tree, params: Tree, x: Tensor, batch: int, lr: Scalar, length: int, clip: float | None = None
 ) -> Tree:
     """One step on the learned loss of the whole set, whose norm counts as that of `length` samples.
 

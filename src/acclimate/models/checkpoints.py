@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +19,7 @@ ALLOWED = "a .safetensors file, or a file of torch.save with a state dict, as su
 
 def read(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a checkpoint, without the prefix `module.` that parallel training leaves."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise FileNotFoundError(f"checkpoint '{path}': there is no such file")
+    file = _there(path)
     try:
         content = _content(file)
     except OSError:  # says itself which file, and what is wrong with it
@@ -36,6 +35,18 @@ def read(path: str | Path) -> dict[str, Tensor]:
         kind = type(content).__name__
         raise ValueError(f"checkpoint '{path}': holds a {kind} without named tensors; allowed is {ALLOWED}")
     return tensors
+
+
+def digest(path: str | Path) -> str:
+    """What names the content of a checkpoint: the first 16 hexadecimal digits of the file's SHA-256."""
+    return hashlib.sha256(_there(path).read_bytes()).hexdigest()[:16]
+
+
+def _there(path: str | Path) -> Path:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"checkpoint '{path}': there is no such file")
+    return file
 
 
 def _content(file: Path) -> Any:

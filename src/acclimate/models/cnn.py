@@ -15,7 +15,7 @@ from .norms import NormKind, norm_layer
 class CNN:
     """Convolution - (norm) - ReLU - max-pool, twice, then one hidden layer.
 
-    FedTHE's CNN is the default with `bias=False`; FedTTA's LeNet is `hidden=512`.
+    FedTHE's CNN is the default with `bias=False`; FedTTA's LeNet, as released, is `hidden=512, padding=2`.
     """
 
     widths: tuple[int, ...] = (32, 64)
@@ -25,12 +25,15 @@ class CNN:
     norm: NormKind = "none"
     groups: int = 2
     dropout: float = 0.0
+    padding: int = check.later(0)
+    """How many rows and columns of zeros surround the inputs of every convolution."""
 
     def __post_init__(self) -> None:
         check.choices(self)
         check.at_least(self, "hidden", 1)
         check.at_least(self, "kernel", 1)
         check.at_least(self, "groups", 1)
+        check.whole(self, "padding", 0)
         check.within(self, "dropout", 0.0, 0.999)
         if not self.widths or min(self.widths) < 1:
             raise check.FieldError(
@@ -50,10 +53,10 @@ class _CNN(nn.Module):
         layers: list[nn.Module] = []
         channels, side = shape[0], min(shape[1:])
         for width in spec.widths:
-            layers.append(nn.Conv2d(channels, width, spec.kernel, bias=spec.bias))
+            layers.append(nn.Conv2d(channels, width, spec.kernel, padding=spec.padding, bias=spec.bias))
             # the maximum of what ReLU gives is ReLU of the maximum, at a quarter of the work
             layers += [*norm_layer(spec.norm, width, spec.groups), nn.MaxPool2d(2), nn.ReLU()]
-            channels, side = width, (side - spec.kernel + 1) // 2
+            channels, side = width, (side + 2 * spec.padding - spec.kernel + 1) // 2
             if side < 1:
                 raise ValueError(f"CNN: images of shape {shape} are too small for {spec}; use a smaller kernel")
         layers.append(nn.Flatten())

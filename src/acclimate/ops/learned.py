@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import Out, Task, Tree, rng, tree
+from ..core import Out, Scalar, Task, Tree, check, rng, tree
 from . import nets
 
 TINY = 1e-12
@@ -40,7 +40,7 @@ def adapted(
     both: Tree,
     x: Tensor,
     key: rng.Key,
-    lr: float,
+    lr: Scalar,
     order: Literal["first", "second"],
     batch: int | None = None,
     base_counts: bool = False,
@@ -71,7 +71,25 @@ def adapted(
     return logits, forward(tree.add(base, gradient, -lr))
 
 
-def inner_settings(like: Tensor, lr: float, batch: int) -> Tree:
-    """What a deployed model says of training's inner step: its rate, and the size of its batches."""
-    zero = torch.zeros_like(like)
-    return {"lr": zero + lr, "batch": zero + batch}
+def by_rounds(record: Any) -> None:
+    """Refuse an inner schedule that counts steps: the inner step has no clock but the round's."""
+    if (schedule := record.inner_schedule).per != "round":
+        where = f"{type(record).__name__}: inner_schedule={schedule!r}"
+        raise check.FieldError(f"{where} must count rounds, per='round'", "inner_schedule")
+
+
+def inner_rate(record: Any, round: Tensor) -> Scalar:
+    """The rate of a method's inner step in a round, from 0: its `inner_lr` as its `inner_schedule` has it."""
+    rate: Scalar = record.inner_lr * record.inner_schedule.factor(round)
+    return rate
+
+
+def inner_settings(record: Any, rounds: Tensor) -> Tree:
+    """What a deployed model says of the inner step in the last of so many rounds: its rate, and its batches' size."""
+    zero = torch.zeros_like(rounds)
+    return {"lr": zero + inner_rate(record, last_of(rounds)), "batch": zero + record.work.batch}
+
+
+def last_of(rounds: Tensor) -> Tensor:
+    """The number of the last of so many rounds, from 0."""
+    return (rounds - 1).clamp_min(0)

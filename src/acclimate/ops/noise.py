@@ -1,13 +1,14 @@
-"""Gaussian and Laplace noise, mixed into a value as in FedPCL's Table 15, with prototypes and with images.
+"""Gaussian and Laplace noise on a value, as in FedPCL's Table 15: on prototypes and on images.
 
-The paper names a scale s of the noise and a coefficient p of the perturbation, and prints (1 - p) x + e below its
-Figure 6. Read here: p is the noise's coefficient, as Table 15 calls it, so e is p times noise of scale s, and p = 0
-changes nothing. Were e of scale s itself, noise would be five to ten times as strong there: `s=0.5, p=0.1` has it.
+The paper prints (1 - p) x + e below its Figure 6, with a perturbation coefficient p and, in Table 15, noise e of scale
+s; its published code has the same. So p takes from x alone, and s = 0 together with p = 0 changes nothing.
+
+In revision 1 the noise was p e. It is p times as strong: a tenth or a fifth with the table's settings.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,11 +16,14 @@ from torch import Tensor
 from ..core import rng
 
 Kind = Literal["gaussian", "laplace"]
+Revision: TypeAlias = Literal[1, 2]
+"""The revisions of `perturbed`. A record names the one it was made for, so that old runs keep their meaning."""
 
 
-def perturbed(x: Tensor, key: rng.Key, kind: Kind, s: float, p: float) -> Tensor:
-    """(1 - p) x + p e with noise e of scale s; p = 0 is the identity."""
-    return (1.0 - p) * x + (p * s) * draw(kind, key, x)
+def perturbed(x: Tensor, key: rng.Key, kind: Kind, s: float, p: float, revision: int = 2) -> Tensor:
+    """(1 - p) x + e with noise e of scale s: the deviation of a Gaussian, the b of a Laplace distribution."""
+    scale = p * s if revision == 1 else s
+    return (1.0 - p) * x + scale * draw(kind, key, x)
 
 
 def draw(kind: Kind, key: rng.Key, like: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """How much every parameter matters to the deployed model: what EATA's regulariser weighs (Niu et al., ICML 2022).
 
 The mean over the client's own training examples of the squared gradient of cross-entropy with the model's own answer
-as label; no true label is read. `variant="released"` squares the mean gradient of batches of 64 instead, which is much
-smaller. Batch norm keeps its running statistics (the released code has it use the batch's).
+as label; no true label is read. As printed, every example's gradient is squared (`batch=1`), with the running
+statistics of batch norm. The released code squares the mean gradient of batches of 64 (`batch=64`, which
+`variant="released"` means) that are normalised with their own statistics (`statistics="batch"`). That is about 64
+times smaller, and EATA's published alpha of 2,000 goes with it: see `EATA.alpha`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..core import Personalizer, Predict, Task, Tree, check, rng, tree
-from ..ops.masks import real_rows
 
-_BATCH = 64
+_RELEASED, _CHUNK = 64, 64
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,23 @@ class Fisher(Personalizer):
     params: Literal["norm", "all"] = "norm"
     """The parameters that are weighed, those that EATA tunes; all of a model without normalisation layers."""
     variant: Literal["paper", "released"] = "paper"
+    batch: int | None = None
+    """How many examples share a gradient before it is squared; None is 1 in the paper's variant, 64 in the released."""
+    statistics: Literal["running", "batch"] = "running"
+    """What batch norm normalises with: its running statistics, or those of the batch."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "samples", 1)
         check.choices(self)
+        if self.batch is not None:
+            check.whole(self, "batch", 1)
+        if self.statistics == "batch" and self.together == 1:
+            raise check.FieldError("Fisher: statistics='batch' needs a batch of at least 2", "statistics", "batch")
+
+    @property
+    def together(self) -> int:
+        """How many examples share a gradient."""
+        return self.batch or (_RELEASED if self.variant == "released" else 1)
 
     def run(self, task: Task, predict: Predict, model: Tree, data: Tree, key: rng.Key) -> Tree:
         params = model["vars"]["params"]
@@ -42,20 +56,24 @@ class Fisher(Personalizer):
 
         def loss(tuned: Tree, x: Tensor) -> Tensor:
             vars = {**model["vars"], "params": {**params, **tuned}}
-            logits = predict({**model, "vars": vars}, x).logits
+            logits = predict({**model, "vars": vars}, x, "adapt" if self.statistics == "batch" else "eval").logits
             return F.cross_entropy(logits, logits.detach().argmax(-1), reduction="none")
 
         size = min(data["rows"].shape[-1], self.samples)
         order = rng.order(rng.fold(key, "fisher"), data["rows"].shape[-1], data["n"])[:size]
-        real = real_rows(size, data["n"])
-        total, count = tree.zeros(tuned), real.sum().clamp_min(1)
-        for rows, counts in zip(data["rows"][order].split(_BATCH), real.split(_BATCH), strict=True):
-            total = tree.add(total, self._squares(loss, tuned, data["x"][rows], counts.to(torch.float32)))
-        return {**model, "fisher": tree.map(lambda t: t / count, total)}
+        chunk = self.together if self.together > 1 else min(_CHUNK, size)
+        own = data["n"].clamp_max(size)
+        wrap = own.clamp_min(1)
+        total = tree.zeros(tuned)
+        for at in torch.arange(-(-size // chunk) * chunk, device=order.device).split(chunk):
+            # full batches: the last one wraps around, so that statistics do not depend on padding
+            x, counts = data["x"][data["rows"][order[at % wrap]]], (at < own).to(torch.float32)
+            total = tree.add(total, self._squares(loss, tuned, x, counts))
+        return {**model, "fisher": tree.map(lambda t: t / wrap, total)}
 
     def _squares(self, loss: Callable[[Tree, Tensor], Tensor], tuned: Tree, x: Tensor, counts: Tensor) -> Tree:
         """Squared gradients of a batch, summed over the rows that count: 1 for those, 0 for padding."""
-        if self.variant == "released":
+        if self.together > 1:
             weight = counts / counts.sum().clamp_min(1.0)
             mean = grad(lambda t: (loss(t, x) * weight).sum())(tuned)
             return tree.map(lambda g: g.square() * counts.sum(), mean)

@@ -3,22 +3,24 @@
 `acclimate reproduce list`, or `python -m acclimate.recipes list` where the command line's packages are not installed,
 shows them. Modules named after a paper say what stands behind every cell. `record` has the types, `published` the
 papers' numbers. `planning` finds what can run (`needs`: what data is missing), `runner` trains, `probes` tests,
-`results` sets ours beside the published numbers; `pages` and `index` show them, and `command` is what both command
-lines share.
+`records` finds what is finished, `results` sets ours beside the published numbers; `pages` and `index` show them,
+`coverage` counts them and `orders` judges what the papers claim first; `command` is what both command lines share.
 """
 
 from __future__ import annotations
 
 from ..experiment import ConfigError, catalogue
-from . import fedicon, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_tables
+from . import fedicon, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_fashion, fedtta_tables
 from .adapters import FixedHeads, TentOnce
 from .federations import Few
 from .index import index
 from .planning import Plan, plan
 from .record import Cell, Derived, Line, Named, Recipe, Scale, Training
+from .records import table
 from .runner import run
+from .streams import Redealt
 
-PAPERS = (fedthe, fedtta_tables, fedicon, fedspl, fedspl_pacs, fedpcl_tables)
+PAPERS = (fedthe, fedtta_tables, fedtta_fashion, fedicon, fedspl, fedspl_pacs, fedpcl_tables)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 """Every recipe by name."""
 OMITTED: dict[str, str] = {name: why for paper in PAPERS for name, why in getattr(paper, "OMITTED", {}).items()}
@@ -47,6 +49,7 @@ __all__ = [
     "Named",
     "Plan",
     "Recipe",
+    "Redealt",
     "Scale",
     "TentOnce",
     "Training",
@@ -54,4 +57,5 @@ __all__ = [
     "plan",
     "recipe",
     "run",
+    "table",
 ]

@@ -66,7 +66,7 @@ def lines(
         "knn-per": Line(fedavg, adapter("knn"), personal("memory")),
         "ttt": Line(trained["fedttt"], adapter("ttt")),
         "memo-p": Line(fedavg, memo, tune),
-        "t3a": Line(fedavg, adapter("t3a"), tune),
+        "t3a": Line(fedavg, adapter("t3a", per="sample"), tune),
         "tsa": Line(fedthe, adapter("tsa")),
         "tsa-2-heads": Line(unbalanced, adapter("tsa")),
         "fedavg-balanced+ft": Line(trained["fedavg-balanced"], personal=tune),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .. import recipes, store
 from ..running.run import device_of
+from .coverage_page import covered, write
 from .planning import Plan
 from .record import Cell
 from .results import file_of
@@ -14,6 +15,8 @@ from .show import listing
 
 OUT = Path("reproduced")
 """Where results go unless a command says otherwise."""
+RESULTS = Path("results")
+"""Where the coverage of the papers is read from unless a command says otherwise."""
 
 
 def listed(paper: str | None) -> str:
@@ -24,6 +27,17 @@ def listed(paper: str | None) -> str:
     wanted = [r for r in recipes.RECIPES.values() if paper in (None, r.paper)]
     omitted = {name: why for name, why in recipes.OMITTED.items() if paper in (None, name.partition("/")[0])}
     return listing(wanted, omitted)
+
+
+def coverage(
+    results: Path, data: str | None = None, as_json: bool = False, out: Path | None = None, page: Path | None = None
+) -> str:
+    """How much of the papers a folder of results covers; writes a picture and a part of a page where asked for."""
+    found = covered(recipes.RECIPES, results, data)
+    said = write(found, out, page)
+    if as_json:
+        return found.json()
+    return "\n".join(said) if said else found.plain()
 
 
 def seeds_of(text: str) -> list[int]:
@@ -54,11 +68,13 @@ def planned(
     columns: Sequence[str] = (),
     rounds: int | None = None,
     fraction: float | None = None,
+    weights: str | None = None,
 ) -> Plan:
     """What a command asks for; errors come before any file is read."""
     device_of(device)
     found = recipes.recipe(name)
-    return recipes.plan(found, scale, asked_for(rows), asked_for(columns), rounds, fraction)  # type: ignore[arg-type]
+    chosen = asked_for(rows), asked_for(columns)
+    return recipes.plan(found, scale, *chosen, rounds, fraction, weights)  # type: ignore[arg-type]
 
 
 def lacking(plan: Plan) -> list[str]:

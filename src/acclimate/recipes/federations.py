@@ -10,7 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core import Model, check
-from ..data import PACS, ByDomain, Dataset, Digit5, Digits, DomainNet, Examples, OfficeCaltech10, OfficeHome, Partition
+from ..data import (
+    PACS,
+    ByDomain,
+    Dataset,
+    Digit5,
+    Digits,
+    DomainNet,
+    Examples,
+    OfficeCaltech10,
+    OfficeHome,
+    Partition,
+    Split,
+)
 from ..data.domain_folders import Domains
 from ..experiment.names import allow
 from ..models import CNN, ResNet
@@ -33,6 +45,8 @@ class Kit:
     size: int = 32
     mirrored: bool = True
     """Whether images may be mirrored: a mirrored digit is no digit."""
+    split: Split | None = None
+    """How clients' examples are cut at paper scale; None cuts them 60/20/20."""
 
     def names(self, scale: Scale) -> dict[str, str]:
         """Printed names, and how the domains are called at this scale."""
@@ -57,7 +71,8 @@ class Kit:
         clients = (len(names) - len(out)) * per_domain
         shared: dict[str, Any] = {"domains": tuple(names.values()), "held_out": out, **fields}
         if scale == "paper":
-            return self.record(partition, clients, size=self.size, **shared)
+            own = {"split": self.split} if self.split else {}
+            return self.record(partition, clients, size=self.size, **own | shared)
         return Digits(partition, clients, fraction=SMOKE_SHARE, **shared)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from .. import store
 from .pages import grid, size, summary
+from .records import TRAINING_SCHEMA
 from .results import RESULT_SCHEMA
-from .runner import TRAINING_SCHEMA
 
 
 @dataclass(frozen=True)

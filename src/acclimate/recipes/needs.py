@@ -6,7 +6,7 @@ without it and says so; where the set as a whole is missing, its cells are left 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -28,15 +28,37 @@ PACKAGES = {
 """Backbones by the start of their name: the package they come from, and how to get it."""
 
 
-def missing(value: Any) -> tuple[str, ...]:
+Have = Collection[str] | None
+"""The data that counts as being there: `CIFAR10`, `Digit5 (usps)`. None: what is found, and packages count too."""
+
+
+def missing(value: Any, have: Have = None) -> tuple[str, ...]:
     """What a record cannot do without and is not there: one phrase each."""
     out = []
     for record in records(value):
-        if isinstance(record, FileDataset) and (phrase := _lacking(record, record.folder())):
-            out.append(phrase)
-        if isinstance(record, Frozen | Pretrained):
+        if isinstance(record, FileDataset):
+            phrase = _lacking(record, record.folder()) if have is None else _unnamed(record, have)
+            out += [phrase] if phrase else []
+        if have is None and isinstance(record, Frozen | Pretrained):
             out += _packages(record)
     return tuple(dict.fromkeys(out))
+
+
+def parts(record: FileDataset) -> tuple[str, ...]:
+    """What a data set is made of: its domains, or itself."""
+    return record.domains if isinstance(record, Domains) else (type(record).__name__,)
+
+
+def part(record: FileDataset, name: str) -> FileDataset:
+    """One of the parts of a data set."""
+    return replace(record, domains=(name,)) if isinstance(record, Domains) else record
+
+
+def _unnamed(record: FileDataset, have: Collection[str]) -> str:
+    """What of a set is not named; empty: nothing."""
+    whole = type(record).__name__
+    gone = [p for p in parts(record) if not {whole, f"{whole} ({p})"} & set(have)]
+    return f"{name(record)}: lacks {', '.join(gone)}" if gone else ""
 
 
 @cache
@@ -55,41 +77,41 @@ def name(record: FileDataset) -> str:
     return f"{type(record).__name__} ({', '.join(record.domains)})" if some else type(record).__name__  # type: ignore[attr-defined]
 
 
-def wanted(cells: Iterable[Cell | Derived]) -> dict[str, bool]:
+def wanted(cells: Iterable[Cell | Derived], have: Have = None) -> dict[str, bool]:
     """The data sets that cells need, by name, and whether each is there."""
     out: dict[str, bool] = {}
     own = [c for c in cells if isinstance(c, Cell)]
     trained, shown = dict.fromkeys(c.training.data for c in own), dict.fromkeys(c.stream for c in own)
     for record in (r for value in (*trained, *shown) for r in records(value) if isinstance(r, FileDataset)):
-        out[type(record).__name__] = out.get(type(record).__name__, True) and not missing(record)
+        out[type(record).__name__] = out.get(type(record).__name__, True) and not missing(record, have)
     return out or {"embedded": True}
 
 
-def fitted(cell: Cell) -> tuple[Cell | None, tuple[str, ...]]:
+def fitted(cell: Cell, have: Have = None) -> tuple[Cell | None, tuple[str, ...]]:
     """The cell with what is there, or None; and what is missing."""
-    if lacks := missing(cell.training.model):
+    if lacks := missing(cell.training.model, have):
         return None, lacks
-    data, lacks = _without(cell.training.data)
+    data, lacks = _without(cell.training.data, have)
     if data is None:
         return None, lacks
-    stream, gone = _stream(cell.stream)
+    stream, gone = _stream(cell.stream, have)
     if stream is None:
         return None, gone
     kind, _, domain = cell.measure.partition(":")
     if kind in ("domain", "similarity") and domain not in _domains(data):
         return None, lacks
     trained = replace(cell.training, data=data)
-    against = cell.against and replace(cell.against, data=_without(cell.against.data)[0] or cell.against.data)
+    against = cell.against and replace(cell.against, data=_without(cell.against.data, have)[0] or cell.against.data)
     return replace(cell, training=trained, stream=stream, against=against), (*lacks, *gone)
 
 
-def _without(data: Dataset) -> tuple[Dataset | None, tuple[str, ...]]:
+def _without(data: Dataset, have: Have) -> tuple[Dataset | None, tuple[str, ...]]:
     """A data set without the domains whose files are not there, each of which was one client or was held out."""
-    lacks = missing(data)
+    lacks = missing(data, have)
     inner = getattr(data, "data", data)
     if not lacks or not isinstance(inner, Domains) or len(lacks) > 1:
         return (None if lacks else data), lacks
-    gone = tuple(d for d in inner.domains if missing(replace(inner, domains=(d,))))
+    gone = tuple(d for d in inner.domains if missing(replace(inner, domains=(d,)), have))
     there = tuple(d for d in inner.domains if d not in gone)
     if len(there) < 2 or set(data.held_out) & set(gone):
         return None, lacks
@@ -102,14 +124,14 @@ def _without(data: Dataset) -> tuple[Dataset | None, tuple[str, ...]]:
     return replace(data, data=less, clients=clients), reason  # type: ignore[call-arg]
 
 
-def _stream(stream: Shift) -> tuple[Shift | None, tuple[str, ...]]:
+def _stream(stream: Shift, have: Have) -> tuple[Shift | None, tuple[str, ...]]:
     """A mixture without the parts whose files are not there; None for any other stream that lacks some."""
-    lacks = missing(stream)
+    lacks = missing(stream, have)
     if not lacks:
         return stream, ()
     if not isinstance(stream, Mixture):
         return None, lacks
-    parts = tuple(p for p in stream.parts if not missing(p))
+    parts = tuple(p for p in stream.parts if not missing(p, have))
     return replace(stream, parts=parts), tuple(f"{phrase}: the mixture runs without it" for phrase in lacks)
 
 

@@ -9,6 +9,7 @@ from ..data import Dataset
 from ..experiment import ConfigError
 from . import needs
 from .record import Cell, Derived, Recipe, Scale, Training, chosen, trainings
+from .weights import Weights, weights_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Plan:
     """How long everything is trained, where that is not as the recipe has it."""
     fraction: float | None = None
     """Which share of the recipe's data is used, where it is not all."""
+    weights: Weights | None = None
+    """What its models start from, where that is not as the recipe has it."""
 
     @property
     def trainings(self) -> dict[Training, list[Cell]]:
@@ -39,10 +42,12 @@ def plan(
     columns: Sequence[str] = (),
     rounds: int | None = None,
     fraction: float | None = None,
+    weights: str | None = None,
 ) -> Plan:
     """What can run of a recipe, and what is missing for the rest.
 
-    `rounds` and `fraction` make other trainings of it: how long they last, and on which share of the recipe's data.
+    `rounds` and `fraction` make other trainings of it: how long they last, and on which share of the recipe's data; so
+    does `weights`, a file that its models start from.
     """
     if rounds is not None and rounds < 1:
         raise ConfigError(f"rounds={rounds} must be at least 1")
@@ -50,7 +55,9 @@ def plan(
         raise ConfigError(f"fraction={fraction} must be above 0 and at most 1")
     cells: list[Cell | Derived] = []
     left_out: dict[str, list[str]] = {}
-    for cell in chosen(recipe, sized(recipe.cells(scale), rounds, fraction), rows, columns):
+    given = weights_of(weights, recipe, scale) if weights is not None else None
+    every = recipe.cells(scale, given.backbone if given else None)
+    for cell in chosen(recipe, sized(every, rounds, fraction), rows, columns):
         if isinstance(cell, Derived):
             cells.append(cell)
             continue
@@ -60,7 +67,7 @@ def plan(
         cells += [fitted] if fitted is not None else []
     if all(c.own for c in cells):
         rounds = fraction = None
-    return Plan(recipe, scale, tuple(cells), left_out, rounds, fraction)
+    return Plan(recipe, scale, tuple(cells), left_out, rounds, fraction, given)
 
 
 def widened(narrow: Plan, places: Collection[tuple[str, str]]) -> Plan:
@@ -68,7 +75,8 @@ def widened(narrow: Plan, places: Collection[tuple[str, str]]) -> Plan:
     own = {(c.row, c.column) for c in narrow.cells}
     if not set(places) - own:
         return narrow
-    whole = plan(narrow.recipe, narrow.scale, rounds=narrow.rounds, fraction=narrow.fraction)
+    given = narrow.weights.file if narrow.weights is not None else None
+    whole = plan(narrow.recipe, narrow.scale, rounds=narrow.rounds, fraction=narrow.fraction, weights=given)
     left_out = {reason: list(cells) for reason, cells in narrow.left_out.items()}
     rows = {row for row, _ in places}
     for reason, cells in whole.left_out.items():

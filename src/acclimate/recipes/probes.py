@@ -67,14 +67,13 @@ class Prober:
 
     def look(self, state: State) -> dict[str, list[float]]:
         """By test `[round, validation accuracy, accuracy]`: both adapted, and personalised where the test is."""
-        out, val = {}, self.world.shards(self.world.val)
+        out, val, own = {}, self.world.shards(self.world.val), {}
         for probe, models, newcomers in self._deployed(state):
-            own = summary_of(self._serve(models, val, probe)).rounded().accuracy
-            out[probe.name] = [
-                float(state.round),
-                own,
-                summary_of(self._met(probe, models, newcomers)).rounded().accuracy,
-            ]
+            how = (probe.personal, probe.adapter, probe.stream.protocol)
+            if how not in own:  # tests on other streams validate alike
+                own[how] = summary_of(self._serve(models, val, probe)).rounded().accuracy
+            met = summary_of(self._met(probe, models, newcomers)).rounded().accuracy
+            out[probe.name] = [float(state.round), own[how], met]
         return out
 
     def tested(self, state: State, watch: Watch) -> dict[str, dict[str, Any]]:

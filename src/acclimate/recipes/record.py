@@ -202,14 +202,16 @@ class Recipe:
     name: str
     """`fedthe/table1`."""
     title: str
-    make: Callable[[Scale], Iterable[Cell | Derived]] = field(repr=False)
-    """Its cells at a scale."""
+    make: Callable[..., Iterable[Cell | Derived]] = field(repr=False)
+    """Its cells at a scale; where it `starts` from weights, and a user gives some, with the name of their backbone."""
     published: str | None = None
     """The file of published numbers, `fedthe/table1`; None where the paper prints none."""
     notes: tuple[str, ...] = ()
     """Where it differs from the paper, and why there are no published numbers."""
     pace: float = 0.8
     """Rough seconds of a round at paper scale on a large GPU."""
+    starts: bool = False
+    """Whether its models start from pre-trained weights, so that a user may give others (`weights=FILE`)."""
 
     @property
     def paper(self) -> str:
@@ -223,11 +225,11 @@ class Recipe:
         kind = next((k for k in ("Table", "Figure") if word.startswith(k.lower())), None)
         return f"{kind} {word.removeprefix(kind.lower())}" if kind else "not in the paper"
 
-    def cells(self, scale: Scale) -> list[Cell | Derived]:
-        """All cells, in the order of the paper."""
+    def cells(self, scale: Scale, backbone: str | None = None) -> list[Cell | Derived]:
+        """All cells, in the order of the paper; `backbone` names weights that they start from instead of their own."""
         if scale not in SCALES:
             raise ConfigError(f"scale='{scale}' must be one of {', '.join(SCALES)}")
-        return list(self.make(scale))
+        return list(self.make(scale) if backbone is None else self.make(scale, backbone))
 
     @cached_property
     def rows(self) -> list[str]:

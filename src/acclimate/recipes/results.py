@@ -2,8 +2,9 @@
 
 A results file has the schema `acclimate.reproduction/1`. `cells` are the numbers of the table. `records` say what was
 trained for them: seed, rounds, share of the data, hashes, command and environment; settings and tests lie in
-`trainings/HASH.json`. What is not of the recipe's own rounds and data lies in a file of its own, says so in each of its
-cells, and is not compared with the published numbers.
+`trainings/HASH.json`. `written` is the time (UTC), so that the latest of several files is known. What is not of the
+recipe's own rounds and data lies in a file of its own, says so in each of its cells, and is not compared with the
+published numbers.
 
 Results that scripts/convert_results.py made from the records of earlier versions have one more key, `converted`: from
 which file and schema, measured with which commits. Their trainings were not kept, so their `records` hold the tests
@@ -12,6 +13,7 @@ which file and schema, measured with which commits. Their trainings were not kep
 
 from __future__ import annotations
 
+import datetime
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -39,14 +41,16 @@ BEHIND: tuple[str, ...] = (
     "environment",
 )
 BEHIND += ("seconds", "train_seconds", "trained_together")
-"""What a results file says of each training; `trainings/HASH.json` has the rest."""
+"""What a results file says of each training; `trainings/HASH.json` has the rest. Where models start from a file of
+weights, `weights` has the digest of its content besides."""
 
 
 def file_of(plan: Plan, out: Path) -> Path:
-    """Where the results of a recipe at a scale lie; apart where rounds or data are not the recipe's own."""
+    """Where the results of a recipe at a scale lie; apart where weights, rounds or data are not the recipe's own."""
+    start = f"-{plan.weights.network}" if plan.weights is not None else ""
     rounds = f"-{plan.rounds}-rounds" if plan.rounds is not None else ""
     part = f"-{plan.fraction:g}-of-data" if plan.fraction is not None else ""
-    return out / f"{plan.recipe.name}-{plan.scale}{rounds}{part}.json"
+    return out / f"{plan.recipe.name}-{plan.scale}{start}{rounds}{part}.json"
 
 
 def held(plan: Plan, out: Path) -> tuple[set[tuple[str, str]], list[int]]:
@@ -75,14 +79,20 @@ def write(plan: Plan, seeds: Sequence[int], found: Found, out: Path, took: float
         "notes": list(recipe.notes),
         "left_out": [{"reason": reason, "cells": cells} for reason, cells in plan.left_out.items()],
         "seconds": round(took, 1),
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "trainings": sorted({r["training_hash"] for r in found.values()}),
-        "records": [{name: r.get(name) for name in BEHIND} for r in found.values()],
+        "records": [_behind(r) for r in found.values()],
         "cells": _cells(plan, seeds, found),
     }
     place = file_of(plan, out)
     store.write(place, json.dumps(body, indent=1) + "\n")
     store.write(place.with_suffix(".md"), markdown(body))
     return body
+
+
+def _behind(record: Mapping[str, Any]) -> dict[str, Any]:
+    start = {"weights": record["weights"]} if record.get("weights") else {}
+    return {name: record.get(name) for name in BEHIND} | start
 
 
 def environments(envs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def _ours(cell: Cell | Derived, seed: int, row: dict[str, float], found: Found) 
 
 def has(record: dict[str, Any], cell: Cell) -> bool:
     """Whether the record of a training has what a cell reads."""
-    whole = not cell.measure.startswith("similarity") or "prototypes" in record
+    whole = measures.entry(cell.measure) <= record.keys()
     looks = cell.training.looks if measures.curved(cell.measure) else frozenset()
     test = record.get("tests", {}).get(probe_of(cell).name, {})
     return bool(record.get("finished")) and finished(test, looks) and whole

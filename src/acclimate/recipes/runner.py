@@ -30,12 +30,14 @@ from ..models.frozen import Frozen
 from ..running import run as api
 from ..running.train import Rounds, can_join, open_lanes
 from ..running.watch import Watch
-from .planning import Plan, widened
+from . import measures
+from .planning import Plan
 from .probes import Probe, Prober, finished, probe_of, seen
 from .record import Cell, Training
-from .results import Found, has, held, write
+from .records import TRAINING_SCHEMA, read, record_of, with_earlier
+from .results import Found, write
+from .weights import digests
 
-TRAINING_SCHEMA = "acclimate.training/1"
 CHECKPOINT = 50
 """Rounds between two checkpoints."""
 Curves = dict[str, list[list[float]]]
@@ -49,8 +51,8 @@ class _Job:
     training: Training
     experiment: Experiment
     probes: list[Probe]
-    whole: bool
-    """Whether its prototypes are asked for too."""
+    entries: frozenset[str]
+    """What is asked for besides tests: the names of `ENTRIES`."""
     path: Path
     record: dict[str, Any] = field(default_factory=dict)
 
@@ -61,7 +63,7 @@ class _Job:
         return (
             bool(self.record.get("finished"))
             and all(finished(tests.get(p.name, {}), self.training.looks) for p in self.probes)
-            and (not self.whole or "prototypes" in self.record)
+            and self.entries <= self.record.keys()
         )
 
 
@@ -79,15 +81,15 @@ def run(plan: Plan, out: Path, seeds: Sequence[int] = (0,), device: str = "auto"
         _finish(group, watch)
     for job in jobs:
         found[job.training, job.experiment.seed] = job.record
-    wide = _with_earlier(plan, out, device, found)
+    wide = with_earlier(plan, out, device, found)
     return write(wide, sorted({seed for _, seed in found}), found, out, time.perf_counter() - began)
 
 
 def _job(training: Training, cells: Sequence[Cell], seed: int, device: str, out: Path) -> _Job:
     experiment = training.experiment(seed, device)
-    path = _record_of(experiment, out)
-    whole = any(c.measure.startswith("similarity") for c in cells)
-    return _Job(training, experiment, list(dict.fromkeys(probe_of(c) for c in cells)), whole, path, _read(path))
+    path = record_of(experiment, out)
+    entries = frozenset[str]().union(*(measures.entry(c.measure) for c in cells))
+    return _Job(training, experiment, list(dict.fromkeys(probe_of(c) for c in cells)), entries, path, read(path))
 
 
 def _groups(todo: Sequence[_Job]) -> list[list[_Job]]:
@@ -102,38 +104,6 @@ def _groups(todo: Sequence[_Job]) -> list[list[_Job]]:
         else:
             groups.append([job])
     return groups
-
-
-def _with_earlier(plan: Plan, out: Path, device: str, found: Found) -> Plan:
-    """The plan with the cells of results that are there already; puts their records of the same settings into `found`.
-
-    So a run of some rows, or of fewer seeds, adds to the table and takes nothing from it.
-    """
-    places, seeds = held(plan, out)
-    wide = widened(plan, places)
-    for training, cells in wide.trainings.items():
-        for seed in (s for s in seeds if (training, s) not in found):
-            devices = dict.fromkeys((device, "auto", "cpu", "cuda"))  # the rows may have run elsewhere
-            records = (_read(_record_of(training.experiment(seed, name), out)) for name in devices)
-            if record := next((r for r in records if any(has(r, c) for c in cells)), None):
-                found[training, seed] = record
-    return wide
-
-
-def _record_of(experiment: Experiment, out: Path) -> Path:
-    """Where the record of a training lies; an earlier version may have written it under another name."""
-    hashes = experiment.training_hash(), experiment.former_hash(exact=True)
-    today, former = (out / "trainings" / f"{name}.json" for name in hashes)
-    return former if former.exists() and not today.exists() else today
-
-
-def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = store.read_json(path) if path.exists() else {}
-    if record and record.get("schema") != TRAINING_SCHEMA:
-        raise store.RunError(
-            f"{path}: schema={record.get('schema')!r} must be '{TRAINING_SCHEMA}'; choose another --out"
-        )
-    return record
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -176,7 +146,7 @@ class _Run:
         path = self.job.path
         if self.curves:
             curves = {n: {"curve": [p for p in c if p[0] <= state.round]} for n, c in self.curves.items()}
-            body = {"schema": TRAINING_SCHEMA, "finished": False, "tests": {**_read(path).get("tests", {}), **curves}}
+            body = {"schema": TRAINING_SCHEMA, "finished": False, "tests": {**read(path).get("tests", {}), **curves}}
             store.write(path, json.dumps(body) + "\n")
         packed = store.pack(state, self.job.experiment.identity(), self.world.content)
         store.write(path.with_suffix(".safetensors"), packed)
@@ -193,7 +163,7 @@ def _restored(job: _Job, prober: Prober, start: State) -> tuple[State, Curves]:
     if not state.exists():
         return start, curves
     saved = store.unpack(state, start, job.experiment.identities(), prober.world.content)
-    tests, looks = _read(job.path).get("tests", {}), {r for r in training.looks if r <= saved.round}
+    tests, looks = read(job.path).get("tests", {}), {r for r in training.looks if r <= saved.round}
     if not all(seen(tests.get(name, {}), looks) for name in curves):
         return start, curves
     return saved, {name: [p for p in tests.get(name, {}).get("curve", ()) if p[0] <= saved.round] for name in curves}
@@ -272,7 +242,7 @@ def _tested(run: _Run, watch: Watch) -> dict[str, Any]:
     results = run.prober.tested(run.state, watch)
     for name, curve in run.curves.items():
         results[name]["curve"] = curve
-    old = _read(job.path)
+    old = read(job.path)
     record = {
         **_about(e, run.world, run.state, run.worker.task),
         "seconds": round(statistics.median(run.seconds), 4) if run.seconds else old.get("seconds", 0.0),
@@ -282,11 +252,26 @@ def _tested(run: _Run, watch: Watch) -> dict[str, Any]:
         "finished": True,
         "tests": _merged(old.get("tests", {}), results),
     }
-    if job.whole:
-        mine = run.state.mine.saved()
-        record["prototypes"] = {"sets": mine["prototypes"].tolist(), "counts": mine["counts"].tolist()}
+    record |= {name: ENTRIES[name](run) for name in job.entries}
     store.write(job.path, json.dumps(record, indent=1) + "\n")
     return record
+
+
+def _prototypes(run: _Run) -> dict[str, Any]:
+    """Every client's prototypes and how many examples they are of."""
+    mine = run.state.mine.saved()
+    return {"sets": mine["prototypes"].tolist(), "counts": mine["counts"].tolist()}
+
+
+def _ensemble(run: _Run) -> dict[str, float]:
+    """How often the mean of the clients' logits is right on the public set, whose labels nobody trains with."""
+    world: Any = run.world
+    y, means = world.examples.y[world.public], run.state.server["logits"]
+    return {name: round(float((z.argmax(-1).cpu() == y).double().mean()), 6) for name, z in means.items()}
+
+
+ENTRIES = {"prototypes": _prototypes, "ensemble": _ensemble}
+"""What a record has besides tests, where a measure asks for it (`measures.ENTRIES`)."""
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -309,6 +294,7 @@ def _about(e: Experiment, world: World, state: State, task: Any) -> dict[str, An
         "training_hash": e.training_hash(),
         "experiment": encode(e),
         "data_hashes": hashes,
+        "weights": digests(e),
         "client_domains": [domains[int(of[rows[0]])] for rows in world.train],
         "command": store.command_line(),
         "environment": _environment(e.device),
@@ -320,5 +306,5 @@ def _about(e: Experiment, world: World, state: State, task: Any) -> dict[str, An
 
 def _environment(device: str) -> dict[str, Any]:
     env = store.environment(api.device_of(device))
-    env["commit"] = env["commit"] or os.environ.get("ACCLIMATE_COMMIT")
+    env["commit"] = os.environ.get("ACCLIMATE_COMMIT") or env["commit"]
     return env

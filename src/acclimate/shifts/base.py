@@ -83,8 +83,8 @@ class Shift:
 class Corrupting(Shift):
     """The base of streams that corrupt images."""
 
-    revision: Literal[1] = field(default=1, kw_only=True)
-    """The revision of the corruptions; a run names the one it was corrupted with."""
+    revision: Literal[1, 2] = field(default=2, kw_only=True)
+    """The revision of the corruptions; a run names the one it was corrupted with. Revision 1 rounds motion blur."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,13 @@ class UnseenDomain(Shift):
     """
 
     shared: bool = True
+    first: int | None = None
+    """How many clients meet them, the first ones; None: all. One is enough where all clients have the same model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.first is not None:
+            check.at_least(self, "first", 1)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         if not len(world.held):
@@ -28,6 +35,8 @@ class UnseenDomain(Shift):
         rows = [shuffled(world.held, rng.fold(key, "unseen", c)) for c in range(clients)]
         if not self.shared:
             rows = list(shuffled(world.held, rng.fold(key, "unseen")).tensor_split(clients))
+        if self.first is not None:
+            rows = [r if c < self.first else r[:0] for c, r in enumerate(rows)]
         names = [world.examples.domains[d] for d in world.examples.domain[world.held].unique().tolist()]
         return Stream(Shards.of(world.examples.x, world.examples.y, rows), {"domains": names})
 

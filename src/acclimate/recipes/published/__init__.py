@@ -42,9 +42,35 @@ def tables() -> list[str]:
 
 def find(name: str, key: tuple[tuple[str, Any], ...]) -> Number | None:
     """The number whose fields have these values; None where the paper's copy does not hold it."""
-    rows = [r for r in table(name)["rows"] if all(f in r and r[f] == v for f, v in key)]
+    at = place(name, key)
+    return None if at is None else number(table(name)["rows"][at])
+
+
+def place(name: str, key: tuple[tuple[str, Any], ...]) -> int | None:
+    """Where among the rows of a file that number stands."""
+    rows = [i for i, r in enumerate(table(name)["rows"]) if all(f in r and r[f] == v for f, v in key)]
     if len(rows) > 1:
         raise LookupError(f"{name}: {len(rows)} published numbers for {dict(key)}")
-    if not rows or not isinstance(rows[0].get("mean"), int | float):
-        return None
-    return Number(rows[0]["mean"], rows[0].get("std"), rows[0].get("doubt", ""))
+    return rows[0] if rows and _printed(table(name)["rows"][rows[0]]) else None
+
+
+def number(row: dict[str, Any]) -> Number:
+    """A row of a file as a number."""
+    return Number(row["mean"], row.get("std"), row.get("doubt", ""))
+
+
+def accuracies(name: str) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of a file that are accuracies, with their places: no counts, times, differences or settings."""
+    if "accuracy (%)" not in table(name)["metric"]:
+        return []
+    return [(i, r) for i, r in enumerate(table(name)["rows"]) if _printed(r) and _accuracy(r)]
+
+
+def _printed(row: dict[str, Any]) -> bool:
+    return isinstance(row.get("mean"), int | float)
+
+
+def _accuracy(row: dict[str, Any]) -> bool:
+    quantity = row.get("quantity", "test accuracy")
+    counts = quantity == "test accuracy" or quantity.partition(" ")[0] in ("Average", "Worst", "Best")
+    return counts and row.get("test_set") != "difference"

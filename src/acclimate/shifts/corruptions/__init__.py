@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ __all__ = [
     "CORRUPTIONS",
     "EXTRA",
     "LARGE_SIDE",
+    "LATEST",
     "REVISIONS",
     "SUITE_32",
     "SUITE_224",
@@ -58,8 +60,14 @@ CORRUPTIONS: dict[str, Callable[..., Tensor]] = {
 }
 """Kind to function `(x, keys, constants of one severity) -> bytes`; `corrupt` looks the constants up and checks."""
 
-REVISIONS = {1: CORRUPTIONS}
-"""The sets of functions that a stream's field `revision` may name. One that runs used never changes."""
+_ROUNDED = {"motion_blur": partial(blur.motion_blur, rounded=True), "snow": partial(weather.snow, rounded=True)}
+REVISIONS: dict[int, dict[str, Callable[..., Tensor]]] = {1: {**CORRUPTIONS, **_ROUNDED}, 2: CORRUPTIONS}
+"""The sets of functions that a stream's field `revision` may name. One that runs used never changes.
+
+Revision 1 rounds grey levels after a motion blur (of images, and of snow's flakes). The published suite truncates
+them, as revision 2 does.
+"""
+LATEST = max(REVISIONS)
 
 _MIN_SIDE, _MAX_SIDE = 16, 224
 _SEVERITIES = range(1, 6)
@@ -96,7 +104,7 @@ def _check_batch(x: Tensor, keys: Tensor) -> None:
 
 
 def corrupt(
-    x: Tensor, kind: str, severity: int | Tensor, keys: Tensor, *, frost: Textures | None = None, revision: int = 1
+    x: Tensor, kind: str, severity: int | Tensor, keys: Tensor, *, frost: Textures | None = None, revision: int = LATEST
 ) -> Tensor:
     """Corrupts uint8 images [B,C,S,S] (C = 1 or 3, side 16 to 224), image `b` with the draws of `keys[b]`.
 
@@ -129,7 +137,7 @@ def corrupt_each(
     *,
     names: Sequence[str] = COMMON,
     frost: Textures | None = None,
-    revision: int = 1,
+    revision: int = LATEST,
 ) -> Tensor:
     """Corrupts image `b` with `names[kinds[b]]` at `severities` (one for all, or [B]); `kinds` is int64 [B].
 

@@ -85,9 +85,9 @@ def glass_blur(x: Tensor, keys: Tensor, c: tuple[float, int, int]) -> Tensor:
     return to_bytes(linear.gaussian_blur(flat.reshape(x.shape), sigma))
 
 
-def motion_blur(x: Tensor, keys: Tensor, c: tuple[int, float]) -> Tensor:
+def motion_blur(x: Tensor, keys: Tensor, c: tuple[int, float], rounded: bool = False) -> Tensor:
     """A moving camera: one-sided blur along a line at a random angle in (-45, 45) degrees."""
-    return to_bytes(line_blur(x.to(torch.float32), uniform(keys) * 90 - 45, *c))
+    return to_bytes(line_blur(x.to(torch.float32), uniform(keys) * 90 - 45, *c, rounded=rounded))
 
 
 def zoom_blur(x: Tensor, keys: Tensor, c: tuple[float, float]) -> Tensor:

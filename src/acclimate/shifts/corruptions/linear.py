@@ -17,6 +17,7 @@ from torch import Tensor
 from ...core import rng
 
 _BITS = 18  # 8 bits of pixel, twice 18 of weights and 5 of summands stay below the 53 of float64
+_NUDGE = 2.0**-13  # see to_bytes; for float32
 _FIELD_BITS = 12  # resolution of random fields (snow, displacements) before an exact product
 
 
@@ -36,7 +37,7 @@ def to_bytes(x: Tensor) -> Tensor:
     A little is added first: without it rounding errors would turn the many results that are whole numbers into the
     number below. It is far less than a grey level, since some blurs do change a pixel by a thousandth only.
     """
-    return (x + (2.0**-30 if x.dtype == torch.float64 else 2.0**-13)).clamp(0, 255).to(torch.uint8)
+    return (x + (2.0**-30 if x.dtype == torch.float64 else _NUDGE)).clamp(0, 255).to(torch.uint8)
 
 
 def luma(x: Tensor) -> Tensor:
@@ -122,15 +123,18 @@ def stencil(x: Tensor, kernel: np.ndarray, border: str = "reflect") -> Tensor:
     return out
 
 
-def line_blur(x: Tensor, degrees: Tensor, radius: int, sigma: float) -> Tensor:
-    """One-sided motion blur of [B,C,S,S] along one direction per image, rounded to whole grey levels.
+def line_blur(x: Tensor, degrees: Tensor, radius: int, sigma: float, rounded: bool = False) -> Tensor:
+    """One-sided motion blur of [B,C,S,S] along one direction per image, in whole grey levels.
 
-    The half-Gaussian has 2 * radius + 1 taps, each at the nearest pixel along the line; edge pixels are repeated.
+    The half-Gaussian has 2 * radius + 1 taps, each at the nearest pixel along the line; edge pixels are repeated. Grey
+    levels are truncated, as in the published suite; `rounded` is how revision 1 has them.
     """
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (steps / sigma) ** 2)
     weights /= weights.sum()
-    taps = int((weights > 1e-6).sum())  # the rest cannot change a rounded grey level
+    taps = int((weights > 1e-6).sum())  # the rest hardly changes a grey level
+    if not rounded:
+        weights /= weights[:taps].sum()  # without the rest, truncation would darken flat images
     b, c, side, _ = x.shape
     width = side + 2 * taps
     flat = F.pad(x, (taps, taps, taps, taps), mode="replicate").flatten(2)
@@ -142,4 +146,4 @@ def line_blur(x: Tensor, degrees: Tensor, radius: int, sigma: float) -> Tensor:
         shift = torch.ceil(i * dy - 0.5) * width + torch.ceil(i * dx - 0.5)
         index = base + shift.to(torch.int64)[:, None]
         out.add_(flat.gather(2, index[:, None].expand(b, c, -1)), alpha=float(weights[i]))
-    return torch.floor(out + 0.5).reshape(x.shape)
+    return torch.floor(out + (0.5 if rounded else _NUDGE)).reshape(x.shape)

@@ -17,14 +17,16 @@ _SOBEL_X = np.array([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
 _FAR = 20  # distances from a drop's rim are cut here
 
 
-def snow(x: Tensor, keys: Tensor, c: tuple[float, float, float, float, int, float, float]) -> Tensor:
+def snow(
+    x: Tensor, keys: Tensor, c: tuple[float, float, float, float, int, float, float], rounded: bool = False
+) -> Tensor:
     """Falling flakes: thresholded noise, zoomed and blurred along a steep line, over a whitened image."""
     mean, deviation, zoom, threshold, radius, sigma, keep = c
     side = x.shape[-1]
     field = linear.dyadic_field(normal(rng.fold(keys, "flakes"), 1, side, side) * deviation + mean)
     flakes = linear.sandwich(field, linear.zoom_matrix(side, *linear.zoom_size(side, zoom), x.device))
     flakes = to_bytes(torch.where(flakes < threshold, 0.0, flakes) * 255).to(torch.float32)
-    flakes = line_blur(flakes, uniform(rng.fold(keys, "wind")) * 90 - 135, radius, sigma)
+    flakes = line_blur(flakes, uniform(rng.fold(keys, "wind")) * 90 - 135, radius, sigma, rounded)
     pixels = x.to(torch.float32)
     white = torch.maximum(pixels, luma(pixels) * 1.5 + 127.5)
     return to_bytes(keep * pixels + (1 - keep) * white + flakes + flakes.flip(-2, -1))

@@ -1,0 +1,293 @@
+"""How much of the papers is reproduced: of their published accuracies, how many have ours beside them, and how near.
+
+A published accuracy counts once, whatever number of recipes compares with it. Ours counts where it was measured at
+paper scale, with the rounds and the data of its recipe. Where several files hold a number, the recipe of the table
+itself goes before other recipes, a file that a recipe wrote before a converted one, then the latest (`written`), then
+the one with more seeds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import store
+from ..data import FileDataset
+from ..data.domain_folders import Domains
+from ..experiment import ConfigError, catalogue
+from . import needs, published
+from .pages import NEAR, grid
+from .record import Cell, Derived, Recipe, records
+from .results import RESULT_SCHEMA
+
+COVERAGE_SCHEMA = "acclimate.coverage/1"
+Place = tuple[str, int]
+"""A published number: the file of its table, and its place there."""
+State = Literal["near", "far", "open", "no data"]
+STATES: dict[State, str] = {
+    "near": f"within {NEAR} points",
+    "far": "measured, further off",
+    "open": "not measured, data here",
+    "no data": "not measured, data not here",
+}
+"""What a published accuracy can be, in words."""
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A number of ours at paper scale, with what decides which of several counts."""
+
+    recipe: str
+    row: str
+    column: str
+    mean: float
+    seeds: int
+    file: str
+    converted: bool
+    written: str
+
+    def rank(self, table: str) -> tuple[Any, ...]:
+        """The higher, the rather it counts for a table."""
+        return self.recipe == table, not self.converted, self.written, self.seeds, self.file
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A published accuracy, and ours beside it."""
+
+    table: str
+    fields: Mapping[str, Any]
+    theirs: published.Number
+    ours: Ours | None
+    here: bool
+    """Whether the data that it needs is here."""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the published number."""
+        return None if self.ours is None else round(self.ours.mean - self.theirs.mean, 4)
+
+    @property
+    def state(self) -> State:
+        """How it stands."""
+        if self.difference is None:
+            return "open" if self.here else "no data"
+        return "near" if abs(self.difference) <= NEAR else "far"
+
+
+def collected(folder: Path) -> list[Ours]:
+    """All numbers below a folder that were measured at paper scale with the rounds and data of their recipe."""
+    if not folder.is_dir():
+        raise store.RunError(f"{folder} is not a folder; name one that holds results of `acclimate reproduce`")
+    out = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            body = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(body, dict) and body.get("schema") == RESULT_SCHEMA and body["scale"] == "paper":
+            out += [_ours(body, cell, path.relative_to(folder).as_posix()) for cell in body["cells"] if _own(cell)]
+    return out
+
+
+def _own(cell: Mapping[str, Any]) -> bool:
+    return bool(cell["percent"]) and not {"rounds", "fraction"} & set(cell)
+
+
+def _ours(body: Mapping[str, Any], cell: Mapping[str, Any], file: str) -> Ours:
+    place, old = (body["recipe"], cell["row"], cell["column"]), "converted" in body
+    return Ours(*place, cell["mean"], len(cell["ours"]), file, old, body.get("written", ""))
+
+
+@cache
+def cells(recipe: Recipe) -> tuple[Cell | Derived, ...]:
+    """The cells of a recipe at paper scale, made once."""
+    return tuple(recipe.cells("paper"))
+
+
+@cache
+def places(recipe: Recipe) -> Mapping[tuple[str, str], Place]:
+    """Rows and columns of a recipe whose number the paper prints, and where it stands."""
+    out = {}
+    for cell in cells(recipe):
+        file = cell.table or recipe.published
+        place = published.place(file, cell.key) if file and cell.key is not None else None
+        if file and place is not None:
+            out[cell.row, cell.column] = (file, place)
+    return out
+
+
+def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection[str]) -> list[Standing]:
+    """Every published accuracy. `have` names the data that is here (see `inventory`)."""
+    beside: dict[Place, list[Ours]] = {}
+    here: set[Place] = set()
+    known: set[Place] = set()
+    by_recipe: dict[str, list[Ours]] = {}
+    for number in found:
+        by_recipe.setdefault(number.recipe, []).append(number)
+    for recipe in recipes:
+        at = places(recipe)
+        known |= set(at.values())
+        here |= {at[c] for c in runnable(recipe, have) if c in at}
+        for number in by_recipe.get(recipe.name, ()):
+            if (number.row, number.column) in at:
+                beside.setdefault(at[number.row, number.column], []).append(number)
+    out = []
+    for table in published.tables():
+        for i, row in published.accuracies(table):
+            place = (table, i)
+            ours = max(beside.get(place, ()), key=lambda o: o.rank(table), default=None)
+            # what has no recipe is not measured for another reason than missing data
+            there = place in here or place not in known or ours is not None
+            fields = {k: v for k, v in row.items() if k not in ("mean", "std", "doubt")}
+            out.append(Standing(table, fields, published.number(row), ours, there))
+    return out
+
+
+def runnable(recipe: Recipe, have: Collection[str]) -> set[tuple[str, str]]:
+    """Rows and columns of a recipe whose data is here, those derived from others included."""
+    there = {(c.row, c.column) for c in cells(recipe) if isinstance(c, Cell) and needs.fitted(c, have)[0] is not None}
+    derived = [c for c in cells(recipe) if isinstance(c, Derived)]
+    return there | {(c.row, c.column) for c in derived if all((c.row, part) in there for part in c.of)}
+
+
+def data_here(recipes: Iterable[Recipe]) -> list[str]:
+    """The data sets of recipes that this machine has, as `--data` takes them: `CIFAR10`, `Digit5 (mnist, usps)`."""
+    out: dict[str, dict[str, None]] = {}
+    for record in _sets(recipes):
+        for name in needs.parts(record):
+            if not needs.missing(needs.part(record, name)):
+                out.setdefault(type(record).__name__, {})[name] = None
+    whole = {type(r).__name__: r.every for r in _sets(recipes) if isinstance(r, Domains)}
+    names = []
+    for name, found in sorted(out.items()):
+        some = name in whole and len(found) < len(whole[name])
+        names.append(f"{name} ({', '.join(sorted(found))})" if some else name)
+    return names
+
+
+def _sets(recipes: Iterable[Recipe]) -> dict[FileDataset, None]:
+    own = [c for r in recipes for c in cells(r) if isinstance(c, Cell)]
+    values = dict.fromkeys(v for c in own for v in (c.training.data, c.stream))
+    return dict.fromkeys(r for v in values for r in records(v) if isinstance(r, FileDataset))
+
+
+def inventory(text: str, recipes: Iterable[Recipe]) -> frozenset[str]:
+    """What `--data` names: `CIFAR10; Digit5 (mnist, usps)`, as `needs.missing` takes it."""
+    known = {type(r).__name__ for r in _sets(recipes)}
+    out: set[str] = set()
+    for word in (w.strip() for w in text.split(";") if w.strip()):
+        name, _, some = word.partition("(")
+        if name.strip() not in known:
+            raise ConfigError(f"--data: no data set '{name.strip()}'; {catalogue.nearest(name.strip(), sorted(known))}")
+        some = some.rstrip(") ")
+        out |= {f"{name.strip()} ({d.strip()})" for d in some.split(",")} if some else {name.strip()}
+    return frozenset(out)
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many published accuracies of a table, a paper, or all: their states, and the data that they need."""
+
+    name: str
+    states: Mapping[State, int]
+    data: str = ""
+
+    @property
+    def published(self) -> int:
+        """All."""
+        return sum(self.states.values())
+
+    @property
+    def here(self) -> int:
+        """Those that could be measured, or were."""
+        return self.published - self.states["no data"]
+
+    @property
+    def measured(self) -> int:
+        """Those with ours beside them."""
+        return self.states["near"] + self.states["far"]
+
+
+def counted(name: str, some: Collection[Standing], data: str = "") -> Count:
+    """The states of some standings."""
+    return Count(name, {state: sum(s.state == state for s in some) for state in STATES}, data)
+
+
+def counts(found: Sequence[Standing], recipes: Iterable[Recipe]) -> list[Count]:
+    """A line per table in the order of the papers, one per paper after its tables, and one over all."""
+    needed: dict[str, dict[str, None]] = {}
+    for recipe in recipes:
+        for file in {f for f, _ in places(recipe).values()}:
+            needed.setdefault(file, {}).update(dict.fromkeys(needs.wanted(cells(recipe), ())))
+    order = {paper: i for i, paper in enumerate(dict.fromkeys(r.paper for r in recipes))}
+    tables = sorted(dict.fromkeys(s.table for s in found), key=lambda t: (order.get(_paper(t), 99), _number(t)))
+    out: list[Count] = []
+    for paper in dict.fromkeys(_paper(t) for t in tables):
+        own = [t for t in tables if _paper(t) == paper]
+        out += [counted(t, [s for s in found if s.table == t], ", ".join(needed.get(t, ()))) for t in own]
+        out.append(counted(paper, [s for s in found if _paper(s.table) == paper]))
+    return [*out, counted("all", found)]
+
+
+def _paper(table: str) -> str:
+    return table.partition("/")[0]
+
+
+def _number(table: str) -> tuple[int, str]:
+    digits = "".join(c for c in table if c.isdigit())
+    return int(digits or 99), table
+
+
+HEAD = ("table", "published", "data here", "measured", f"within {NEAR} points", "data")
+
+
+def line(count: Count) -> tuple[str, ...]:
+    """A count in words: shares of what could be measured, and of what was."""
+    measured, near = count.measured, count.states["near"]
+    shares = [f"{n} ({100 * n / of:.0f} %)" if of else str(n) for n, of in ((measured, count.here), (near, measured))]
+    return count.name, str(count.published), str(count.here), *shares, count.data
+
+
+def plain(found: Sequence[Count]) -> str:
+    """The counts as text for a terminal."""
+    rows = [HEAD, *map(line, found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def markdown(found: Sequence[Count]) -> str:
+    """The counts as a Markdown table."""
+    bold = [tuple(f"**{c}**" if c else c for c in line(n)) if "/" not in n.name else line(n) for n in found]
+    return "\n".join(grid(HEAD, bold))
+
+
+def as_json(found: Sequence[Standing], recipes: Sequence[Recipe], data: Sequence[str]) -> dict[str, Any]:
+    """The counts, and every published accuracy with ours."""
+    return {
+        "schema": COVERAGE_SCHEMA,
+        "data": list(data),
+        "counts": [
+            {"name": c.name, "published": c.published, "here": c.here, "measured": c.measured, **c.states}
+            for c in counts(found, recipes)
+        ],
+        "numbers": [_number_json(s) for s in found],
+    }
+
+
+def _number_json(standing: Standing) -> dict[str, Any]:
+    ours = standing.ours
+    return {
+        "table": standing.table,
+        **standing.fields,
+        "published": standing.theirs.mean,
+        "doubt": standing.theirs.doubt,
+        "ours": None if ours is None else ours.mean,
+        "difference": standing.difference,
+        "state": standing.state,
+        "file": None if ours is None else ours.file,
+    }

@@ -1,0 +1,78 @@
+"""The coverage of the papers as `acclimate reproduce coverage` shows it: text, JSON, a picture, a part of a page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import store
+from . import coverage, orders
+from .coverage_picture import TITLE, draw
+from .pages import NEAR
+from .record import Recipe
+
+BEGIN, END = "<!-- coverage -->", "<!-- /coverage -->"
+"""What encloses the coverage in a page."""
+LEGEND = (
+    "published: accuracies that the paper prints. data here: those whose data is here. measured: those with ours "
+    f"beside them, at paper scale, as a share of data here. within {NEAR} points: of those measured."
+)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """All of it: every published accuracy, their counts, and the orders."""
+
+    recipes: Sequence[Recipe]
+    data: Sequence[str]
+    standings: Sequence[coverage.Standing]
+    counts: Sequence[coverage.Count]
+    orders: Sequence[orders.Judged]
+
+    def plain(self) -> str:
+        """As text for a terminal."""
+        claims = [orders.line(found) for found in self.orders]
+        here = f"data here: {'; '.join(self.data) or 'none'}"
+        return "\n".join([coverage.plain(self.counts), "", LEGEND, here, "", "Orders of the papers:", *claims])
+
+    def json(self) -> str:
+        """As JSON."""
+        body = coverage.as_json(self.standings, self.recipes, self.data)
+        return json.dumps({**body, "orders": [orders.as_json(found) for found in self.orders]}, indent=1)
+
+    def section(self, picture: str | None) -> str:
+        """As a part of a page; `picture` is where the page finds the picture."""
+        drawn = [f"![{TITLE}]({picture})", ""] if picture else []
+        claims = [f"- {orders.line(found)}" for found in self.orders]
+        here = f"Data that is here: {'; '.join(self.data) or 'none'}."
+        heads = ["Orders of the papers; numbers are ours, in brackets the published ones:", ""]
+        return "\n".join([*drawn, coverage.markdown(self.counts), "", here, "", *heads, *claims])
+
+
+def covered(recipes: Mapping[str, Recipe], results: Path, data: str | None = None) -> Covered:
+    """The coverage of a folder of results. `data` names the data that is here; None: what this machine has."""
+    every, found = list(recipes.values()), coverage.collected(results)
+    here = coverage.data_here(every) if data is None else [w.strip() for w in data.split(";") if w.strip()]
+    standings = coverage.standings(every, found, coverage.inventory("; ".join(here), every))
+    judged = [orders.judged(order, recipes, found) for order in orders.ORDERS]
+    return Covered(every, here, standings, coverage.counts(standings, every), judged)
+
+
+def write(found: Covered, picture: Path | None = None, page: Path | None = None) -> list[str]:
+    """Write the picture, and put the coverage into a page between its marks; what was written, a line each."""
+    said = []
+    if picture is not None:
+        store.write(picture, draw(found.counts))
+        said.append(f"wrote {picture}")
+    if page is not None:
+        before, begin, rest = page.read_text().partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            raise store.RunError(f"{page} has no place for the coverage; enclose one with {BEGIN} and {END}")
+        link = Path(os.path.relpath(picture, page.parent)).as_posix() if picture is not None else None
+        store.write(page, f"{before}{BEGIN}\n{found.section(link)}\n{END}{after}")
+        said.append(f"wrote {page}")
+    return said

@@ -1,0 +1,65 @@
+"""Why adapters refuse a model: inputs, layers or entries that are missing; nothing where all is there."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, TSA, TTT, FedTTA, KNNPer, Tent, THEPlus
+
+
+def task(shape, norm=()):
+    return SimpleNamespace(shape=shape, norm=frozenset(norm))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "needed"),
+    [
+        (MEMO(), ()),
+        (MBSL(), ()),
+        (ICON(), ()),
+        (TSA(), ("head",)),
+        (THEPlus(), ("head", "descriptors")),
+        (TTT(), ("rotation",)),
+        (ODPFL(), ("encoder", "hyper")),
+        (FedTTA(), ("net", "inner")),
+    ],
+    ids=lambda a: type(a).__name__,
+)
+def test_inputs_that_are_no_images_and_entries_that_are_missing(adapter, needed):
+    whole, name = {"vars": {}, **{key: {} for key in needed}}, type(adapter).__name__
+    assert adapter.refusal(task((3, 8, 8)), whole) is None
+    any_inputs = name in ("ODPFL", "FedTTA")
+    for shape in ((5,), (3, 8, 6)) if name == "TTT" else ((5,),):
+        reason = adapter.refusal(task(shape), whole)
+        assert reason is None if any_inputs else f"{name} needs" in reason and f"shape {shape}" in reason
+    for missing in needed:
+        reason = adapter.refusal(task((3, 8, 8)), {k: v for k, v in whole.items() if k != missing})
+        assert reason.startswith(f"{name} needs {missing} in the deployed model, which has only ")
+
+
+@pytest.mark.parametrize("kind", [Tent, EATA])
+def test_tuning_norm_layers_needs_some(kind):
+    model = {"vars": {"params": {}, "buffers": {}}, "fisher": {}}
+    assert "needs normalisation layers" in kind(params="norm").refusal(task((5,)), model)
+    assert kind(params="all").refusal(task((5,)), model) is None
+    assert kind(params="norm").refusal(task((5,), ["n.weight"]), model) is None
+
+
+def test_eata_needs_the_weights_of_all_that_it_tunes_unless_nothing_is_held():
+    params = {"n.weight": 0, "head.weight": 0}
+    normed = task((5,), ["n.weight"])
+    bare = {"vars": {"params": params, "buffers": {}}}
+    weighed = {**bare, "fisher": {"n.weight": 0}}
+    assert EATA().refusal(normed, bare).endswith("personalise with Fisher, or set alpha=0")
+    assert EATA(alpha=0.0).refusal(normed, bare) is None
+    assert EATA().refusal(normed, weighed) is None
+    assert "EATA tunes head.weight, and Fisher did not weigh it" in EATA(params="all").refusal(normed, weighed)
+
+
+def test_knn_needs_as_many_noted_neighbours_as_it_asks_where_it_tunes():
+    away = SimpleNamespace(shape=(6, 4))
+    model = {"vars": {}, "memory": {"asked": {"away": away}}}
+    assert KNNPer(k=4).refusal(None, model) is None
+    assert KNNPer(k=5, lam=0.5).refusal(None, model) is None
+    assert "k=5, and Memory noted 4 neighbours" in KNNPer(k=5).refusal(None, model)
+    assert KNNPer(k=4).refusal(None, {"vars": {}}) == "KNNPer needs memory in the deployed model, which has only vars"

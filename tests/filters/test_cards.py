@@ -1,0 +1,52 @@
+"""What results say of privacy: which noise, rate and rounds are accounted for, whatever accounts for them."""
+
+import pytest
+import torch
+
+from acclimate.core import Arrived, Gather, Mean, Sum, rng
+from acclimate.filters import CentralDP, LocalDP, accounting
+
+RULES = {"delta": Mean()}
+
+
+@pytest.fixture
+def ledger(monkeypatch):
+    """A book-keeper that gives back what it was asked."""
+    monkeypatch.setattr(accounting, "gaussian_event", lambda noise, rate, rounds: (noise, rate, rounds))
+    monkeypatch.setattr(accounting, "epsilon", lambda event, delta, accountant: (event, delta, accountant))
+
+
+def test_central_noise_is_accounted_for_on_samples_of_the_clients(ledger):
+    card = CentralDP(clip=3.0, noise=1.5, delta=1e-6, accountant="pld").card(RULES, rounds=7, cohort=5, clients=20)
+    assert card["epsilon"] == ((1.5, 0.25, 7), 1e-6, "pld")
+    assert card["noise_multiplier"] == 1.5 and card["sampling_rate"] == 0.25 and card["compositions"] == 7
+    assert card["delta"] == 1e-6 and card["accountant"] == "dp-accounting pld"
+    assert card["assumes"].startswith("An honest server. A simulation") and card["assumes"].endswith("Poisson samples.")
+    everyone = CentralDP(secret="X").card(RULES, rounds=7, cohort=20, clients=20)["assumes"]
+    assert everyone.startswith("An honest server. The secret") and "Poisson" not in everyone
+
+
+def test_local_noise_covers_twice_the_clip_and_no_sampling_hides_a_client(ledger):
+    card = LocalDP(noise=3.0).card(RULES, rounds=7, cohort=5, clients=20)
+    assert card["epsilon"][0] == (1.5, 1.0, 7) and card["sampling_rate"] == 1.0
+    assert card["assumes"].endswith("whoever knows that can take it off.")
+    assert "The secret" in LocalDP(secret="X").card(RULES, 7, 5, 20)["assumes"]
+
+
+def test_a_promise_needs_the_package(monkeypatch):
+    monkeypatch.undo()
+    for found, says in ((object(), None), (None, accounting.MISSING)):
+        monkeypatch.setattr(accounting.importlib.util, "find_spec", lambda name, found=found: found)
+        assert accounting.missing() == says
+
+
+def test_noise_is_added_to_means_by_the_number_who_answered_and_not_to_what_is_withheld():
+    total = {"delta": torch.zeros(50_000), "sum": torch.zeros(50_000), "n": torch.zeros(50_000)}
+    arrived = Arrived({"delta": Mean(), "sum": Sum(), "n": Sum()}, answered=4, asked=5)
+    noisy = CentralDP(clip=2.0, noise=0.5).server(total, rng.key(0), arrived)
+    assert float(noisy["sum"].std()) == pytest.approx(1.0, rel=0.03)
+    assert float(noisy["delta"].std()) == pytest.approx(0.25, rel=0.03) and not noisy["n"].any()
+    few = CentralDP(clip=2.0, noise=0.5).server({"sum": torch.ones(3)}, rng.key(0), Arrived({"sum": Sum()}, 4, 5))
+    torch.testing.assert_close(few["sum"], 1 + rng.normal(rng.fold(rng.fold(rng.key(0), "sum"), 0), 3))
+    reason = CentralDP().refusal({"each": Gather(), "all": Gather(), "delta": Mean()})
+    assert reason.startswith("['all', 'each'] are gathered from each client")

@@ -1,0 +1,228 @@
+"""`acclimate reproduce coverage`: which accuracies count, which of ours stand beside them, which orders hold."""
+
+import json
+import re
+import shlex
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from acclimate.cli.main import app
+from acclimate.data import Digits
+from acclimate.experiment import ConfigError
+from acclimate.models import MLP
+from acclimate.recipes import RECIPES, coverage, coverage_page, coverage_picture, orders, published
+from acclimate.recipes.record import Cell, Recipe, Training, key, method
+from acclimate.store import RunError
+
+ROOT = Path(__file__).parents[2]
+SPL = [RECIPES["fedspl/table4"], RECIPES["fedspl/pacs"]]
+pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")
+
+
+def result(folder, name, recipe, numbers, **more):
+    """A results file with made-up numbers: (row, column) to mean."""
+    cells = [
+        {"row": row, "column": column, "percent": True, "ours": [mean] * more.get("runs", 1), "mean": mean}
+        for (row, column), mean in numbers.items()
+    ]
+    size = {k: more[k] for k in ("rounds", "fraction") if k in more}
+    body = {"schema": "acclimate.reproduction/1", "recipe": recipe, "scale": more.get("scale", "paper")}
+    body |= {k: more[k] for k in ("converted", "written") if k in more}
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps({**body, "cells": [c | size for c in cells]}))
+
+
+def stands(folder, recipes, have=(), table="fedspl/table4"):
+    """The standings of a table, by method and domain."""
+    found = coverage.standings(recipes, coverage.collected(folder), coverage.inventory("; ".join(have), recipes))
+    return {(s.fields["method"], s.fields["domain"]): s for s in found if s.table == table}
+
+
+def test_accuracies_are_counted_and_nothing_else():
+    """By paper as the transcripts have them, less parameters, seconds, clients, variances and differences."""
+    counts = Counter()
+    for table in published.tables():
+        counts[table.partition("/")[0]] += len(published.accuracies(table))
+    assert counts == {"fedthe": 797, "fedtta": 213, "fedicon": 326, "fedspl": 300, "fedpcl": 237}
+    # 66 numbers of which a third are differences; 9 of which 3; 98 less 14 counts; 12 less 2 variances
+    some = (
+        "fedicon/table4",
+        "fedpcl/table1",
+        "fedpcl/table2",
+        "fedpcl/table12",
+        "fedpcl/table8",
+        "fedpcl/text_numbers",
+    )
+    assert [len(published.accuracies(t)) for t in some] == [44, 3, 84, 10, 0, 0]
+
+
+def test_an_accuracy_is_near_far_open_or_without_data(tmp_path):
+    photo, sketch, art = (("FedSPL", d) for d in ("Photo", "Sketch", "Art"))
+    printed = {k: s.theirs.mean for k, s in stands(ROOT / "results", SPL).items()}
+    numbers = {photo: printed[photo] - 3.0, sketch: printed[sketch] + 3.01}
+    result(tmp_path, "a.json", "fedspl/table4", numbers)
+    found = stands(tmp_path, SPL, ["PACS (photo, art_painting)"])
+    assert found[photo].state == "near" and found[photo].difference == -3.0
+    assert found[sketch].state == "far" and found[sketch].difference == 3.01
+    assert found[art].state == "open"
+    assert stands(tmp_path, SPL, ["PACS (photo, sketch)"])[art].state == "no data"
+    count = coverage.counted("fedspl/table4", list(found.values()), "PACS")
+    assert (count.published, count.measured, count.states["near"]) == (20, 2, 1)
+    assert count.here == 20 - sum(s.state == "no data" for s in found.values())
+    assert coverage.line(count)[3:] == (f"2 ({200 / count.here:.0f} %)", "1 (50 %)", "PACS")
+
+
+@pytest.mark.parametrize("how", [{"scale": "smoke"}, {"rounds": 20}, {"fraction": 0.1}])
+def test_only_paper_scale_with_the_recipes_own_rounds_and_data_counts(tmp_path, how):
+    result(tmp_path, "a.json", "fedspl/table4", {("FedSPL", "Photo"): 98.0}, **how)
+    assert stands(tmp_path, SPL)["FedSPL", "Photo"].ours is None
+
+
+def test_of_several_files_the_recipe_of_the_table_then_the_newest_counts(tmp_path):
+    at = ("MBSL", "Photo")
+
+    def ours():
+        number = stands(tmp_path, SPL)[at].ours
+        return number and number.file
+
+    result(tmp_path, "1/pacs.json", "fedspl/pacs", {at: 1.0}, written="2030-01-01T00:00:00+00:00", runs=9)
+    assert ours() == "1/pacs.json"  # another recipe's number is better than none
+    result(tmp_path, "9-converted.json", "fedspl/table4", {at: 2.0}, converted={"note": ""})
+    assert ours() == "9-converted.json"
+    result(tmp_path, "8-converted.json", "fedspl/table4", {at: 3.0}, converted={"note": ""}, runs=2)
+    assert ours() == "8-converted.json"  # more seeds
+    result(tmp_path, "7-written.json", "fedspl/table4", {at: 4.0}, written="2026-11-16T10:00:00+00:00", runs=3)
+    assert ours() == "7-written.json"
+    result(tmp_path, "6-written.json", "fedspl/table4", {at: 5.0}, written="2026-11-16T11:00:00+00:00")
+    assert ours() == "6-written.json"  # the latest, though it has fewer seeds
+
+
+def test_data_is_named_as_a_whole_or_by_domain():
+    some = [RECIPES["fedicon/table1"], RECIPES["fedthe/table1"]]
+    named = coverage.inventory("CIFAR10; Digit5 (mnist, usps)", some)
+    assert named == {"CIFAR10", "Digit5 (mnist)", "Digit5 (usps)"}
+    there = coverage.runnable(some[0], named)
+    assert {column for row, column in there if row == "FedICON"} == {"MNIST", "USPS"}
+    whole = coverage.runnable(some[0], coverage.inventory("Digit5", some))
+    assert {column for row, column in whole if row == "FedICON"} == {"MNIST", "SVHN", "USPS", "Synth", "MNIST-M"}
+    columns = {column for row, column in coverage.runnable(some[1], named) if row == "FedTHE"}
+    assert "dir(0.1) mixture" in columns and "dir(0.1) natural" not in columns
+    with pytest.raises(ConfigError, match=r"--data: no data set 'Digit6'; did you mean 'Digit5'"):
+        coverage.inventory("Digit6", some)
+
+
+def made_up():
+    """A recipe with FedTHE's printed rows and one that the paper does not have."""
+    trained = Training(method("fedavg"), Digits(), MLP(), 1)
+
+    def cells(scale):
+        for row in ("FedAvg", "FedTHE", "FedTHE+", "Ours alone"):
+            for column in ("mixture", "original"):
+                at = key(method=row, partition="dir(0.1)", stream=column)
+                yield Cell(row, column, trained, key=at)
+
+    return {"fedthe/table1": Recipe("fedthe/table1", "made up", cells, "fedthe/table1")}
+
+
+def judge(folder, numbers, rows=("FedTHE+", "FedTHE", orders.OTHERS), columns=("mixture",), **more):
+    result(folder, "a.json", "fedthe/table1", numbers)
+    order = orders.Order("fedthe/table1", columns, rows, "somewhere", **more)
+    return orders.judged(order, made_up(), coverage.collected(folder))
+
+
+def test_an_order_holds_does_not_hold_or_is_not_measured(tmp_path):
+    mixture = {("FedTHE+", "mixture"): 72.0, ("FedTHE", "mixture"): 71.0, ("FedAvg", "mixture"): 60.0}
+    found = judge(tmp_path, {**mixture, ("Ours alone", "mixture"): 99.0})
+    assert found.holds is True and found.ours == {"FedTHE+": 72.0, "FedTHE": 71.0, "FedAvg": 60.0}
+    assert orders.line(found) == (
+        "holds: fedthe/table1, somewhere: FedTHE+ > FedTHE > every other row: "
+        "FedTHE+ 72.0 (72.9), FedTHE 71.0 (72.1), FedAvg 60.0 (57.7)"
+    )
+    assert judge(tmp_path, {**mixture, ("FedAvg", "mixture"): 71.0}).holds is False  # no tie
+    assert judge(tmp_path, {**mixture, ("FedTHE", "mixture"): 72.5}).verdict == "does not hold"
+    two = ("FedTHE+", "FedTHE")
+    assert judge(tmp_path, {**mixture, ("FedTHE", "mixture"): 72.0}, two, ties=True).holds is True
+    assert judge(tmp_path, {**mixture, ("FedTHE", "mixture"): 72.0}, two).holds is False
+    assert judge(tmp_path, {("FedTHE+", "mixture"): 72.0, ("FedAvg", "mixture"): 60.0}).verdict == "not measured"
+    assert judge(tmp_path, {k: mixture[k] for k in list(mixture)[:2]}).verdict == "not measured"
+
+
+def test_an_order_over_columns_compares_means_over_those_of_the_first_row(tmp_path):
+    own = {("FedTHE", "mixture"): 70.0, ("FedTHE", "original"): 90.0, ("FedAvg", "mixture"): 72.0}
+    rows, both = ("FedTHE", orders.OTHERS), ("mixture", "original")
+    assert judge(tmp_path, own, rows, both).holds is None  # FedAvg lacks a column
+    found = judge(tmp_path, {**own, ("FedAvg", "original"): 60.0}, rows, both)
+    assert found.holds is True and found.ours == {"FedTHE": 80.0, "FedAvg": 66.0} and found.columns == both
+    assert orders.line(found).endswith("(mean of 2 of 2 columns)")
+
+
+def test_every_order_names_rows_and_columns_of_its_recipe():
+    for order in orders.ORDERS:
+        cells = coverage.cells(RECIPES[order.recipe])
+        assert {r for r in order.rows if r != orders.OTHERS} <= {c.row for c in cells}, order
+        assert set(order.columns) <= {c.column for c in cells}, order
+
+
+def test_bars_are_as_long_as_their_counts():
+    tables = [
+        coverage.Count("a/table1", {"near": 10, "far": 0, "open": 5, "no data": 25}),
+        coverage.Count("a/table2", {"near": 0, "far": 20, "open": 0, "no data": 0}),
+    ]
+    drawn = coverage_picture.draw(tables)
+    wide = coverage_picture.WIDTH - coverage_picture.LEFT - coverage_picture.RIGHT
+    bars = [
+        (float(w), fill)
+        for w, fill in re.findall(r'width="([\d.]+)" height="13" fill="(#\w+)" stroke="#667" stroke-', drawn)
+    ]
+    fills = coverage_picture.FILLS
+    assert bars == [
+        (wide / 4, fills["near"]),
+        (round(wide / 8, 1), fills["open"]),
+        (round(wide * 25 / 40, 1), fills["no data"]),
+        (wide / 2, fills["far"]),
+    ]
+    assert "10 of 15 measured, 10 within 3" in drawn
+
+
+def call(*words):
+    done = CliRunner().invoke(app, ["reproduce", "coverage", *map(str, words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def test_the_page_and_the_picture_of_the_repository_are_those_of_its_results(tmp_path, monkeypatch):
+    """Run the command that docs/results.md names again to renew them."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "results.md").read_text()
+    (line,) = re.findall(r"^\$ acclimate reproduce coverage (results .*)$", page, re.M)
+    words = shlex.split(line)
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results.md").write_text(page)
+    call(*words)
+    assert (tmp_path / "docs" / "results.md").read_text() == page
+    assert (tmp_path / "docs" / "coverage.svg").read_text() == (ROOT / "docs" / "coverage.svg").read_text()
+
+
+def test_the_command_prints_text_or_json(tmp_path):
+    result(tmp_path, "a.json", "fedthe/table1", {("FedTHE", "dir(0.1) mixture"): 72.0})
+    text = call(tmp_path, "--data", "CIFAR10")
+    assert re.search(r"^fedthe/table1 +135 +107 +1 \(1 %\) +1 \(100 %\) +CIFAR10, CIFAR10_1$", text, re.M)
+    assert "data here: CIFAR10\n" in text and "not measured: fedspl/table1, PACS" in text
+    body = json.loads(call(tmp_path, "--data", "CIFAR10", "--json"))
+    (number,) = [n for n in body["numbers"] if n["ours"] is not None]
+    assert body["schema"] == "acclimate.coverage/1" and number["state"] == "near" and number["file"] == "a.json"
+    assert number["difference"] == pytest.approx(72.0 - number["published"], abs=1e-3)
+
+
+def test_a_folder_or_page_that_cannot_be_used_is_named(tmp_path):
+    with pytest.raises(RunError, match="is not a folder"):
+        call(tmp_path / "nowhere")
+    (tmp_path / "page.md").write_text("# Nothing\n")
+    with pytest.raises(RunError, match=r"page.md has no place for the coverage; enclose one with <!-- coverage -->"):
+        coverage_page.write(coverage_page.Covered([], [], [], [], []), page=tmp_path / "page.md")

@@ -1,0 +1,80 @@
+"""FedPCL's recipes: the sizes of the paper's Tables 8 to 10, the rounds of the published scripts, and its features."""
+
+import pytest
+import torch
+
+from acclimate.core import rng
+from acclimate.data import Counted, Dirichlet, Noisy, PerClass
+from acclimate.models.frozen import Frozen
+from acclimate.recipes import recipe
+from acclimate.recipes.fedpcl import ROWS, Bits, FrozenFederation
+
+
+def paper(row="FedPCL", **setting):
+    return FrozenFederation(**setting).training(ROWS[row], "paper")
+
+
+def sizes(split, y):
+    parts = split.cut(torch.as_tensor(y), rng.key(0))
+    assert len(torch.cat(parts).unique()) == sum(map(len, parts))
+    return [len(p) for p in parts]
+
+
+def test_feature_shift_has_ten_training_images_per_class():
+    data = paper(shift="feature").data
+    assert data.clients == 5 and data.data.part == "test" and isinstance(data.split, PerClass)
+    y = torch.arange(1200) % 10
+    train = data.split.cut(y, rng.key(0))[0]
+    assert torch.bincount(y[train]).tolist() == [10] * 10
+
+
+def test_label_shift_is_mnist_m_alone_with_a_hundred_training_images_per_client():
+    for clients in (None, 5, 10, 20, 40):
+        data = paper(shift="label", clients=clients).data
+        assert data.data.domains == ("mnistm",) and data.data.part == "all" and data.fraction == 1.0
+        assert isinstance(data.partition, Dirichlet) and data.clients == (clients or 5)
+        assert sizes(data.split, [0] * (9298 // data.clients))[0] == 100
+    assert sizes(paper(shift="label", clients=80).data.split, [0] * 116) == [87, 14, 15]
+
+
+def test_both_shifts_have_about_a_hundred_or_what_there_is():
+    data = paper(data="Office-10", shift="both").data
+    assert data.data.size == 64 and data.clients == 4
+    assert sizes(data.split, [0] * 479)[0] == 100
+    assert sizes(data.split, [0] * 78)[0] == 58  # DSLR, as in Table 10
+
+
+def test_a_split_by_count_leaves_what_is_not_for_training_to_the_others():
+    assert sizes(Counted(train=7, val=2), range(20)) == [7, 2, 11]
+    assert sizes(Counted(train=7, val=9, most=0.5), range(10)) == [5, 2, 3]
+    for bad in ({"train": 0}, {"val": -1}, {"most": 1.5}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            Counted(**bad)
+
+
+def test_rounds_are_those_of_the_published_scripts():
+    assert {row: paper(row).rounds for row in ("FedAvg", "Solo", "FedPCL")} == {
+        "FedAvg": 200,
+        "Solo": 100,
+        "FedPCL": 50,
+    }
+    many = [paper(row, shift="label", clients=80) for row in ("FedAvg", "FedPCL")]
+    assert [t.participation for t in many] == [0.25, 1.0]
+    assert {c.training.rounds for c in recipe("fedpcl/table1").cells("paper")} == {50}
+
+
+def test_table_15_names_the_scales_of_the_paper_and_perturbs_training_images():
+    cells = {c.row: c.training for c in recipe("fedpcl/table15").cells("paper")}
+    noise = cells["prototypes, Laplace, p = 0.1"].filters[0]
+    assert (noise.kind, noise.s, noise.p, noise.revision) == ("laplace", 0.05, 0.1, 2)
+    images = cells["images, Gaussian, p = 0.2"].data.data
+    assert isinstance(images, Noisy) and (images.kind, images.s, images.p, images.revision) == ("gaussian", 0.2, 0.2, 2)
+
+
+def test_features_of_the_published_code_are_zero_or_one():
+    part = torch.tensor([[0.0, 2.5, 1e-3], [4.0, 0.0, 0.0]])
+    assert Bits().fuse([part, part]).tolist() == [[0, 1, 1, 0, 1, 1], [1, 0, 0, 1, 0, 0]]
+    assert Frozen().fuse([part]).tolist() == part.tolist()
+    trained = {c.training for c in recipe("fedpcl/bits").cells("paper")}
+    assert {type(t.data.encoder) for t in trained} == {Bits} and {t.model.head for t in trained} == {"released"}
+    assert {c.training.model.norm for c in recipe("fedpcl/norm").cells("paper")} == {"batch"}
