@@ -78,7 +78,9 @@ def test_a_joined_newcomer_answers_as_it_did(old):
 
 
 FREE = ac.Work(iterations=20, batch=64)
+SLOW = ac.optim.SGD(lr=0.01, weight_decay=5e-4)
 THEN = {
+    "fedthe": ac.methods.FedTHE(opt=SLOW, head_opt=SLOW),
     "fedtta": ac.methods.FedTTA(work=FREE),
     "fedtta-prox": ac.methods.FedTTA(mu=0.01, work=FREE),
     "mixed": ac.models.Mixed(tuple(ac.models.CNN(widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))),
