@@ -14,7 +14,9 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     client: Annotated[int, typer.Option(help="Whose model, from 0.")] = 0,
     to: Annotated[str, typer.Option(help="The format: onnx, or torch-export.")] = "onnx",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file (default: RUN/client-N.onnx or .pt2).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The file (default: RUN/client-N.onnx, .pt2).")
+    ] = None,
     selection: Annotated[str, typer.Option(help="The round: last, or validation for the best one.")] = "last",
     batch: Annotated[str, typer.Option(help="The batch size: dynamic, or a number.")] = "dynamic",
     dtype: Annotated[str, typer.Option(help="The inputs: float32 in 0..1, or uint8 pixels.")] = "float32",

@@ -5,12 +5,13 @@ The file is made in memory, read back, run beside the module that it was made fr
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,11 @@ def export(
     make, read = FORMATS[to]
     module, about = fit.module(client, selection), _about(fit, client, selection, dtype, batch)
     shape = fit.engine.worker_of(client).task.shape
-    raw = _made(make, module, _inputs(batch or 3, shape, dtype), batch is None, about, to)
     sizes = (1, 5) if batch is None else (batch,)
-    difference = _compared(module, read(raw), [_inputs(n, shape, dtype) for n in sizes], to)
+    with _telling(to, batch is None):
+        raw = make(module, _inputs(batch or 3, shape, dtype), batch is None, about)
+        answer = read(raw)
+        difference = _compared(module, answer, [_inputs(n, shape, dtype) for n in sizes], to)
     store.write(target, raw)
     return Exported(target, about, sizes, difference)
 
@@ -108,21 +111,21 @@ def _inputs(count: int, shape: tuple[int, ...], dtype: str) -> Tensor:
     return (x * 255).round().to(torch.uint8) if dtype == "uint8" else x
 
 
-def _made(make: Any, module: nn.Module, x: Tensor, dynamic: bool, about: dict[str, Any], to: str) -> bytes:
-    """The file's content; torch's exporters tell of much that no user can change."""
+@contextlib.contextmanager
+def _telling(to: str, dynamic: bool) -> Iterator[None]:
+    """Errors of exporters and runtimes as one sentence; what they log and warn of, no user can change."""
     noisy = logging.getLogger("torch.onnx")
     level = noisy.level
+    noisy.setLevel(logging.ERROR)
     try:
-        noisy.setLevel(logging.ERROR)
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            raw: bytes = make(module, x, dynamic, about)
-            return raw
-    except ImportError:
+            yield
+    except (CannotExport, ImportError):
         raise
-    except Exception as e:
+    except Exception as e:  # torch and onnxruntime have dozens of kinds
         first = (str(e).strip() or type(e).__name__).splitlines()[0]
-        remedy = "try a fixed batch size (--batch 1)" if dynamic else "export with another format"
+        remedy = "try a fixed batch size, such as 1" if dynamic else "try another format"
         raise CannotExport(f"this model cannot be written as {to}: {first}; {remedy}, or use fit.module") from e
     finally:
         noisy.setLevel(level)
@@ -130,7 +133,10 @@ def _made(make: Any, module: nn.Module, x: Tensor, dynamic: bool, about: dict[st
 
 def _program(module: nn.Module, x: Tensor, dynamic: bool) -> Any:
     size = {0: torch.export.Dim("batch", min=1)} if dynamic else {}
-    return torch.export.export(module, (x,), dynamic_shapes=(size,))
+    program = torch.export.export(module, (x,), dynamic_shapes=(size,))
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it has the paths of this machine, and the file goes to others
+    return program
 
 
 def _torch_bytes(module: nn.Module, x: Tensor, dynamic: bool, about: dict[str, Any]) -> bytes:
@@ -146,8 +152,8 @@ def _torch_answer(raw: bytes) -> Answer:
 
 def _onnx_bytes(module: nn.Module, x: Tensor, dynamic: bool, about: dict[str, Any]) -> bytes:
     _need("onnx", "onnxscript", "onnxruntime")
-    names = {"input_names": ["x"], "output_names": ["logits"]}
-    made = torch.onnx.export(_program(module, x, dynamic), **names, dynamo=True, verbose=False)
+    program = _program(module, x, dynamic)
+    made = torch.onnx.export(program, input_names=["x"], output_names=["logits"], dynamo=True, verbose=False)
     assert made is not None
     for key, value in about.items():
         made.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
@@ -170,13 +176,12 @@ def _compared(module: nn.Module, answer: Answer, inputs: list[Tensor], to: str) 
     """The largest difference between the logits of file and module; an error where it is more than rounding."""
     worst = 0.0
     for x in inputs:
-        with torch.no_grad():
-            expected, found = module(x), answer(x)
+        expected, found = module(x), answer(x)
         off = float((found - expected).abs().max())
         if not off <= TOLERANCE * max(1.0, float(expected.abs().max())):  # also where it is not a number
             raise CannotExport(
                 f"the {to} file does not agree with the model: for a batch of {len(x)} the logits differ by {off:.2g}; "
-                "nothing was written; export with another format, or use fit.module"
+                "nothing was written; try another format, or use fit.module"
             )
         worst = max(worst, off)
     return worst

@@ -6,6 +6,7 @@ It answers as the method's `predict` does: as the client does with the adapter `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class WrappedModule(nn.Module):
         return self.worker.predict()({"vars": vars, **tree.map(self.get_buffer, self.names)}, x).logits
 
 
-def _names(a: Tree, prefix: str = "") -> Tree:
+def _names(a: Mapping[str, Any], prefix: str = "") -> Tree:
     """A tree of the names of buffers for its leaves; such a name may have no dot."""
     words = {k: prefix + k.replace(".", ":") for k in a}
     return {k: _names(v, f"{words[k]}/") if isinstance(v, Mapping) else words[k] for k, v in a.items()}
