@@ -47,7 +47,7 @@ def _few_images(tmp_path_factory):
 
 
 def trained(method, model=MLP, clients=3, **changes):
-    dealt = {"clients": clients, "partition": ac.data.IID()}
+    dealt = {"clients": clients, "partition": ac.data.IID(), "mean": (0.3, 0.4, 0.5), "std": (0.2, 0.3, 0.4)}
     own = ac.data.Arrays(file="trees.npz")
     data = ac.data.Public(data=own, **dealt) if method.several_models else replace(own, **dealt)
     e = ac.Experiment(data, model, small(method, WORK), rounds=1, backend=ac.backends.Serial())
@@ -224,7 +224,7 @@ def test_the_command_writes_torchs_format_and_keeps_a_fixed_batch(fit, run):
         assert gap(answer(X[:2] / 255), fit.module(0)(X[:2])) < 1e-5
     with pytest.raises(Exception, match="batch|shape|size"):
         answer(X[:3] / 255)
-    assert about["input"]["shape"] == [2, 3, 10, 10] and about["mean"] == list(fit.worker.task.mean)
+    assert about["input"]["shape"] == [2, 3, 10, 10] and about["mean"] == [0.3, 0.4, 0.5]
     assert b"module.py" not in path.read_bytes()
     again = called(run, "--to", "torch-export")
     assert isinstance(again.exception, RunError) and "--overwrite" in str(again.exception)
@@ -272,6 +272,14 @@ class Branching(nn.Module):
     def forward(self, x):
         features = x.flatten(1) * (2 if float(x.mean()) > 0 else 1)
         return features, self.head(features)
+
+
+def test_features_are_no_pixels(fit, tmp_path):
+    examples = replace(fit.world.examples, x=fit.world.examples.x / 255)
+    features = replace(fit, world=replace(fit.world, examples=examples))
+    with pytest.raises(ValueError, match=r"dtype='uint8' is for images; this data set has float32: use"):
+        export(features, 0, tmp_path / "file", dtype="uint8")
+    assert "as the data set has them" in export(features, 0, tmp_path / "file", "torch-export").about["normalisation"]
 
 
 def test_a_model_that_cannot_be_exported_is_refused_with_a_remedy(tmp_path):

@@ -70,6 +70,10 @@ def export(
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(TYPES)}")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch} must be at least 1, or None (dynamic) for any size")
+    held = fit.world.examples.x.dtype
+    if dtype == "uint8" and held != torch.uint8:
+        kind = str(held).removeprefix("torch.")
+        raise ValueError(f"dtype='uint8' is for images; this data set has {kind}: use dtype='float32'")
     target = Path(path)
     if target.exists() and not overwrite:
         raise store.RunError(f"{target} is there already; pass overwrite, or choose another file")
@@ -88,7 +92,8 @@ def export(
 def _about(fit: Fit, client: int, selection: str, dtype: str, batch: int | None) -> dict[str, Any]:
     """What the file says of itself. Nothing in it is a client's data."""
     e, task = fit.experiment, fit.engine.worker_of(client).task
-    scale = "floats in 0..1" if dtype == "float32" else "pixels 0..255"
+    images = "pixels 0..255" if dtype == "uint8" else "pixels as floats in 0..1"
+    given = images if fit.world.examples.x.dtype == torch.uint8 else "inputs as the data set has them"
     return {
         "acclimate": __version__,
         "label": e.label,
@@ -98,7 +103,7 @@ def _about(fit: Fit, client: int, selection: str, dtype: str, batch: int | None)
         "config": e.identity(),
         "classes": list(fit.world.examples.classes),
         "input": {"shape": ["batch" if batch is None else batch, *task.shape], "dtype": dtype},
-        "normalisation": f"inside the model: give {scale}" + (", as the data set has them" if not task.mean else ""),
+        "normalisation": f"inside the model: give {given}",
         "mean": list(task.mean),
         "std": list(task.std),
         "output": "logits",
