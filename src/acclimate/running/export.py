@@ -6,6 +6,7 @@ The file is made in memory, read back, run beside the module that it was made fr
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import json
@@ -166,9 +167,8 @@ def _onnx_bytes(module: nn.Module, x: Tensor, dynamic: bool, about: dict[str, An
 
 
 def _onnx_answer(raw: bytes) -> Answer:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(raw, providers=["CPUExecutionProvider"])
+    runtime: Any = importlib.import_module("onnxruntime")
+    session = runtime.InferenceSession(raw, providers=["CPUExecutionProvider"])
     return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
 
 
