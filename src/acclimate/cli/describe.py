@@ -29,6 +29,7 @@ EXTRAS = {
     "privacy": ("dp_accounting",),
     "track": ("tensorboard", "mlflow", "sqlalchemy", "alembic"),
     "tune": ("optuna",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
     "backbones": ("efficientnet_lite_pytorch",),
     "images": ("PIL", "h5py"),
     "huggingface": ("datasets", "PIL"),

@@ -12,6 +12,7 @@ import typer
 from ..version import __version__
 from .compare import compare
 from .data import data_app
+from .export import export
 from .fleet import fleet_app
 from .help import command
 from .join import join
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 app.add_typer(data_app, name="data")
 app.command()(join)
+app.command()(export)
 app.command()(compare)
 app.command()(tune)
 app.add_typer(fleet_app, name="fleet")

@@ -172,6 +172,16 @@ class Task:
         buffers = {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}
         return {"params": params, "buffers": buffers}
 
+    def module(self, vars: Tree) -> nn.Module:
+        """A fresh module of the model's own layers, not purified, with these variables: in eval mode, on the CPU."""
+        with torch.random.fork_rng(devices=[]):
+            module = self._build()
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            for name, value in {**vars["params"], **vars["buffers"]}.items():
+                own[name].copy_(value)
+        return module.eval()
+
     def _fixed(self, device: torch.device) -> Tree:
         """Buffers that are not numbers to train or average (index tables): kept out of the variables."""
         if device not in self._constants:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from .. import store
 from ..backends.mixed import MixedEngine
-from ..core import Engine, State, Task, Work, Worker, tree
+from ..core import Best, Engine, State, Task, Work, Worker, tree
 from ..core.filter import before_each
 from ..core.task import architectures
 from ..data import PublicWorld, World
 from ..experiment import Experiment, labels
 from ..models import Mixed
+from .module import module_of, personalised
 
 
 class Interrupted(Exception):
@@ -53,6 +55,24 @@ class Fit:
         worker = self.engine.worker_of(client)
         method, task = worker.method, worker.task
         return method.deploy(task, method.download(task, server), mine.take(client))
+
+    def module(self, client: int, selection: str = "last", personal: bool = True) -> nn.Module:
+        """This client's live model as a plain `nn.Module` in eval mode, on the CPU: uint8 pixels, or floats in 0..1,
+        to logits. `personal=False` leaves out what happens on the client's labelled data before it goes live."""
+        if not 0 <= client < self.world.clients:
+            raise ValueError(f"client={client} must be from 0 to {self.world.clients - 1}")
+        chosen, worker = self.selected(selection), self.engine.worker_of(client)
+        if not personal:
+            return module_of(worker, self.model(client, selection))
+        down, mine = worker.method.download(worker.task, chosen.server), chosen.mine.take(client)
+        about = (self.experiment.personal, self.engine.device)
+        return module_of(worker, personalised(worker, self.world, client, down, mine, *about))
+
+    def selected(self, selection: str = "last") -> State | Best:
+        """Round, server and private state: the last, or those of the best round by validation accuracy."""
+        if selection not in ("last", "validation"):
+            raise ValueError(f"selection={selection!r} must be 'last' or 'validation'")
+        return self.state.best if selection == "validation" and self.state.best is not None else self.state
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a run folder that `load` reads back."""

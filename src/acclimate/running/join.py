@@ -26,6 +26,7 @@ from ..core import Adapter, Engine, Model, Task, Tree, Worker, rng, tree
 from ..core.task import architectures
 from ..experiment import Experiment, dumps, labels, loads
 from ..ops.losses import entropy
+from .module import module_of
 from .run import Fit
 
 SCHEMA = "acclimate.joined/1"
@@ -72,6 +73,16 @@ class Joined:
             )
             parts.append(logits.detach().cpu())
         return torch.cat(parts)
+
+    def module(self) -> nn.Module:
+        """The model as a plain `nn.Module` in eval mode, where nothing adapts it: uint8 pixels, or floats in 0..1, to
+        logits."""
+        if not isinstance(self.adapter, NoAdapt):
+            raise ValueError(
+                f"module: {type(self.adapter).__name__} answers with a state of its own, which no plain module has; "
+                "join with adapter=NoAdapt() (adapters=none), or keep to `predict`"
+            )
+        return module_of(self.worker, self.model)
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a folder of two files that `load_joined` reads: no pickle, and no data."""
