@@ -49,7 +49,7 @@ def test_list_names_every_recipe_and_its_data():
 
 def test_show_has_rows_columns_and_numbers():
     text = call("show", "fedthe/table1")
-    assert "FedTHE+: fedthe + theplus" in text and "CIFAR10_1: not there" in text
+    assert "head_opt.weight_decay=0.0005) + theplus" in text and "CIFAR10_1: not there" in text
     assert re.search(r"missing +CIFAR10: needs cifar-10-batches-bin.* \(160 cells\)\n", text)
     assert "runs now   0 of 160 cells at paper scale; all at smoke scale\n" in text
     assert re.search(r"APFL: .*dir\(1\.0\) natural 31\.5\?", text)
