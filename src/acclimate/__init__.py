@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .experiment.names import allow
     from .experiment.record import Experiment
     from .running.compare import Comparison, compare
+    from .running.estimates import estimates
     from .running.join import Joined, join, load_joined
     from .running.run import (
         Fit,
@@ -62,6 +63,7 @@ _NAMES = {
         "train_together",
     ),
     "running.compare": ("Comparison", "compare"),
+    "running.estimates": ("estimates",),
     "experiment.names": ("allow",),
     "experiment.record": ("Experiment",),
     "core": ("local", "optim", "rng", "tree"),
@@ -103,6 +105,7 @@ __all__ = [
     "compare",
     "data",
     "eval",
+    "estimates",
     "evaluate",
     "evaluate_together",
     "filters",

@@ -18,16 +18,19 @@ from acclimate.ops import disk_cache
 from acclimate.ops.hashing import content_hash
 from acclimate.shifts import (
     Continual,
+    Correlated,
     Corrupted,
     Gradual,
     Interleaved,
     LabelDrift,
+    LabelSorted,
     Natural,
     NewClients,
     Original,
     OutOfClient,
     Recurring,
     Reduced,
+    Repeated,
     Rotated,
     UnseenDomain,
     brfl,
@@ -49,6 +52,9 @@ EVERY = [
     Continual(kinds=COMMON[:3]),
     Recurring(),
     LabelDrift(),
+    LabelSorted(),
+    Correlated(segment=32),
+    Repeated(cycles=2),
 ]
 
 

@@ -1,11 +1,13 @@
 """Testing trained experiments: the grid of adapters and streams, the table it fills, and what the adapters did."""
 
 from .analysis import Traces, summary
+from .estimate_table import Estimates
 from .grid import Names, Test, Tested, evaluate, rounds_to_test, stream_accuracy
 from .rows import Summary, summary_of
 from .table import Refused, Row, Table
 
 __all__ = [
+    "Estimates",
     "Names",
     "Refused",
     "Row",

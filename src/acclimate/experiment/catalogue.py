@@ -205,6 +205,9 @@ STREAMS: dict[str, shifts.Shift] = {
     "continual": shifts.Continual(),
     "recurring": shifts.Recurring(),
     "label-drift": shifts.LabelDrift(),
+    "label-sorted": shifts.LabelSorted(),
+    "correlated": shifts.Correlated(),
+    "repeated": shifts.Repeated(),
 }
 
 BACKENDS: dict[str, Backend] = {

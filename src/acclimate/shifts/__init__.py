@@ -2,15 +2,18 @@
 
 from .base import Shift, Stream
 from .benchmark_streams import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
+from .correlated import Correlated, LabelSorted, Repeated
 from .drift import Continual, Gradual, LabelDrift, Recurring, severity_sweep
 from .unseen import NewClients, Reduced, Rotated, UnseenDomain
 
 __all__ = [
     "Continual",
+    "Correlated",
     "Corrupted",
     "Gradual",
     "Interleaved",
     "LabelDrift",
+    "LabelSorted",
     "Mixture",
     "Natural",
     "NewClients",
@@ -18,6 +21,7 @@ __all__ = [
     "OutOfClient",
     "Recurring",
     "Reduced",
+    "Repeated",
     "Rotated",
     "Shift",
     "Stream",

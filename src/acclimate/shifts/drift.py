@@ -44,9 +44,12 @@ class Segments(Corrupting):
         """The segments, in order."""
         return []
 
+    def walked(self, world: Federation, key: rng.Key) -> list[Tensor]:
+        """Every client's rows, in stream order: as many as all segments together have."""
+        return [_walk(r, self.segment * len(self.plan())) for r in ordered(world, key)]
+
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        plan = self.plan()
-        walked = [_walk(r, self.segment * len(plan)) for r in ordered(world, key)]
+        plan, walked = self.plan(), self.walked(world, key)
         rows = torch.cat(walked)
         where = torch.cat([(torch.arange(len(w)) // self.segment) for w in walked])
         x = self._pixels(world, rows, where, rng.fold(key, type(self).__name__))
@@ -132,18 +135,20 @@ class LabelDrift(Shift):
         check.whole(self, "slots", 1)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        rows = [self._drift(world, r, rng.fold(key, "drift", c)) for c, r in enumerate(ordered(world, key))]
-        return Stream(Shards.of(world.examples.x, world.examples.y, rows), {"alpha": self.alpha, "slots": self.slots})
+        y, own = world.examples.y, ordered(world, key)
+        rows = [in_waves(r, y[r], self.alpha, self.slots, rng.fold(key, "drift", c)) for c, r in enumerate(own)]
+        return Stream(Shards.of(world.examples.x, y, rows), {"alpha": self.alpha, "slots": self.slots})
 
-    def _drift(self, world: Federation, rows: Tensor, key: rng.Key) -> Tensor:
-        slot = torch.zeros(len(rows))
-        classes = world.examples.y[rows]
-        for c in classes.unique().tolist():
-            mine = (classes == c).nonzero().flatten()
-            edges = rng.dirichlet(rng.fold(key, c), self.alpha, 1, self.slots)[0].cumsum(0)
-            at = (torch.arange(len(mine)) + 0.5) / len(mine)
-            slot[mine] = torch.searchsorted(edges, at.double()).clamp_max(self.slots - 1).to(slot.dtype)
-        return rows[torch.argsort(slot + rng.uniform(rng.fold(key, "within"), len(rows)), stable=True)]
+
+def in_waves(rows: Tensor, classes: Tensor, alpha: float, slots: int, key: rng.Key) -> Tensor:
+    """Rows in the order of time slots over which each class spreads in proportions drawn from Dirichlet(alpha)."""
+    slot = torch.zeros(len(rows))
+    for c in classes.unique().tolist():
+        mine = (classes == c).nonzero().flatten()
+        edges = rng.dirichlet(rng.fold(key, c), alpha, 1, slots)[0].cumsum(0)
+        at = (torch.arange(len(mine)) + 0.5) / len(mine)
+        slot[mine] = torch.searchsorted(edges, at.double()).clamp_max(slots - 1).to(slot.dtype)
+    return rows[torch.argsort(slot + rng.uniform(rng.fold(key, "within"), len(rows)), stable=True)]
 
 
 def severity_sweep(kinds: tuple[str, ...] = COMMON) -> tuple[Shift, ...]:

@@ -1,0 +1,114 @@
+"""The table of estimates: how far each is from the truth, per adapter and stream."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Errors of every estimate, alarms of every drift detector, and curves; `str` shows the errors in points."""
+
+    rows: tuple[Row, ...] = ()
+    """adapter, stream, estimator, clients, error (of a stream's accuracy, mean over clients), curve_error (along the
+    smoothed curve) and bias (estimate less truth)."""
+    drift: tuple[Row, ...] = ()
+    """adapter, stream, detector, whether the stream drifts, clients, how many of them had an alarm, alarms in all and
+    the median number of samples before a client's first."""
+    curves: tuple[Row, ...] = ()
+    """adapter, stream, batch, and `curves`: the truth and each estimate, mean over clients."""
+    window: int = 4
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON."""
+        return asdict(self)
+
+    def estimators(self) -> list[str]:
+        """The estimates, in order of appearance."""
+        return list(dict.fromkeys(r["estimator"] for r in self.rows))
+
+    def error(self, field: str = "error", **wanted: str) -> float | None:
+        """The mean of a field over the rows that match (adapter, stream, estimator), each counting one."""
+        found = [r[field] for r in self.rows if all(r[k] == v for k, v in wanted.items()) and r[field] is not None]
+        return sum(found) / len(found) if found else None
+
+    def best(self, field: str = "error", **wanted: str) -> str | None:
+        """The estimate with the least mean error over the rows that match."""
+        errors = {e: self.error(field, estimator=e, **wanted) for e in self.estimators()}
+        known = {e: v for e, v in errors.items() if v is not None}
+        return min(known, key=lambda e: known[e]) if known else None
+
+    def to_markdown(self, field: str = "error") -> str:
+        """Mean absolute errors in points, the least of each line in bold; the last lines are means over streams."""
+        names = self.estimators()
+        lines = ["| adapter | stream | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
+        adapters = list(dict.fromkeys(r["adapter"] for r in self.rows))
+        pairs = dict.fromkeys((r["adapter"], r["stream"]) for r in self.rows)
+        lines += [self._line(field, names, [a, s], adapter=a, stream=s) for a, s in pairs]
+        lines += [self._line(field, names, [a, "mean"], adapter=a) for a in adapters]
+        return "\n".join([*lines, self._line(field, names, ["all", "mean"])])
+
+    def _line(self, field: str, names: Iterable[str], head: list[str], **wanted: str) -> str:
+        best = self.best(field, **wanted)
+        cells = []
+        for name in names:
+            value = self.error(field, estimator=name, **wanted)
+            text = "-" if value is None else f"{100 * value:.1f}"
+            cells.append(f"**{text}**" if name == best else text)
+        return "| " + " | ".join([*head, *cells]) + " |"
+
+    def drift_markdown(self) -> str:
+        """Alarms by detector, adapter and stream; on streams that do not drift they are false."""
+        lines = [
+            "| detector | adapter | stream | drifts | clients with an alarm | samples before the first | alarms per 1,000 |"
+        ]
+        lines.append("|---|---|---|---|---:|---:|---:|")
+        for r in sorted(self.drift, key=lambda r: r["detector"]):
+            first = "-" if r["first"] is None else f"{r['first']:.0f}"
+            rate = 1000 * r["alarms"] / r["samples"] if r["samples"] else 0.0
+            cells = [r["detector"], r["adapter"], r["stream"], "yes" if r["drifts"] else "no"]
+            lines.append("| " + " | ".join([*cells, f"{r['alarmed']} of {r['clients']}", first, f"{rate:.1f}"]) + " |")
+        return "\n".join(lines)
+
+    def to_csv(self) -> str:
+        """The rows of errors as CSV."""
+        out = io.StringIO()
+        fields = ["adapter", "stream", "estimator", "clients", "error", "curve_error", "bias"]
+        writer = csv.DictWriter(out, fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return out.getvalue()
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+
+def pooled(measured: Iterable[Estimates]) -> Estimates:
+    """The tables of several seeds as one: errors are means, alarms are sums, curves those of the first."""
+    every = list(measured)
+    rows, drift = _grouped(e.rows for e in every), _grouped(e.drift for e in every)
+    curves = every[0].curves if every else ()
+    means = [{**r[0], "clients": sum(x["clients"] for x in r), **{k: _mean(r, k) for k in ERRORS}} for r in rows]
+    sums = [{**r[0], **{k: sum(x[k] for x in r) for k in COUNTS}, "first": _mean(r, "first")} for r in drift]
+    return Estimates(tuple(means), tuple(sums), curves, every[0].window if every else 4)
+
+
+ERRORS, COUNTS = ("error", "curve_error", "bias"), ("clients", "alarmed", "alarms", "samples")
+
+
+def _grouped(tables: Iterable[Iterable[Row]]) -> list[list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in (r for table in tables for r in table):
+        groups.setdefault((row["adapter"], row["stream"], row.get("estimator", row.get("detector"))), []).append(row)
+    return list(groups.values())
+
+
+def _mean(rows: Iterable[Row], field: str) -> float | None:
+    known = [r[field] for r in rows if r[field] is not None]
+    return sum(known) / len(known) if known else None

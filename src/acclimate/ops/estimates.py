@@ -1,0 +1,176 @@
+"""Accuracy without labels: what outputs on a client's labelled validation data say of outputs on unlabelled data.
+
+All functions are pure and run under `vmap`. `real` (bool [N]) says which rows count. Where none does, in the reference
+or in what is estimated, the estimate is NaN. Estimates are not clipped to 0 and 1, so that means of them stay exact.
+
+- `doc`, difference of confidences: Guillory et al., ICCV 2021, Sec. 3.
+- `atc`, average thresholded confidence: Garg et al., ICLR 2022, Eq. 1 and 2, with the largest probability as score.
+- `cbpe`, the mean calibrated confidence, as NannyML calls it.
+- `aetta`: Lee et al., CVPR 2024, with the client's prior in the place of the uniform one unless told otherwise.
+- `agreement` of two models: Jiang et al., ICLR 2022.
+- `classwise`, our own: how likely each answer is right, offset by the class that is answered and by whether the
+  un-adapted model answers the same; offsets come from distorted validation data of the client, and of all clients where
+  the answers are not this client's classes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, vmap
+
+from ..core import Tree, rng
+
+TEMPERATURES = tuple(0.25 * 2.0 ** (i / 4) for i in range(17))
+"""The grid from which temperatures are taken: 0.25 to 4."""
+TINY = 1e-12
+
+
+def reference(logits: Tensor, y: Tensor, real: Tensor, classes: int) -> Tree:
+    """What a model does on labelled data [N]: its `temperature`, `accuracy`, mean `confidence` after temperature, the
+    `threshold` below which as many rows lie as are wrong, and the labels' `prior` [classes]."""
+    t = temperature(logits, y, real)
+    confidence, hit = certainty(logits, t), (logits.argmax(-1) == y).to(logits.dtype)
+    return {
+        "temperature": t,
+        "accuracy": mean(hit, real),
+        "confidence": mean(confidence, real),
+        "threshold": _threshold(confidence, hit, real),
+        "prior": mean(F.one_hot(y, classes).to(logits.dtype).T, real),
+    }
+
+
+def temperature(logits: Tensor, y: Tensor, real: Tensor) -> Tensor:
+    """The temperature of the grid with the least cross-entropy."""
+    loss = torch.stack([mean(F.cross_entropy(logits / t, y, reduction="none"), real) for t in TEMPERATURES])
+    best = torch.stack([torch.full_like(loss[0], t) for t in TEMPERATURES]).gather(0, loss.argmin(0, keepdim=True))[0]
+    return best + 0.0 * loss[0]  # NaN where no row counts
+
+
+def certainty(logits: Tensor, temperature: Tensor) -> Tensor:
+    """The largest probability of each row after temperature."""
+    return (logits / temperature).softmax(-1).amax(-1)
+
+
+def mean(values: Tensor, real: Tensor) -> Tensor:
+    """The mean over the rows (the last axis) that count; NaN without any."""
+    return torch.where(real, values, 0.0).sum(-1) / real.sum(-1)
+
+
+def doc(ref: Tree, logits: Tensor, real: Tensor) -> Tensor:
+    """Difference of confidences: accuracy on validation data, less what mean confidence has fallen by since."""
+    return ref["accuracy"] - (ref["confidence"] - mean(certainty(logits, ref["temperature"]), real))
+
+
+def atc(ref: Tree, logits: Tensor, real: Tensor) -> Tensor:
+    """Average thresholded confidence: the share of rows whose confidence reaches the reference's threshold."""
+    reaches = certainty(logits, ref["temperature"]) >= ref["threshold"]
+    return mean(reaches.to(logits.dtype), real) + 0.0 * ref["accuracy"]  # NaN where the reference is
+
+
+def cbpe(ref: Tree, logits: Tensor, real: Tensor) -> Tensor:
+    """The mean confidence after temperature: the accuracy, if the model is calibrated here too."""
+    return mean(certainty(logits, ref["temperature"]), real)
+
+
+def agreement(logits: Tensor, other: Tensor, real: Tensor) -> Tensor:
+    """The share of rows to which two models (of two clients or two seeds) give the same answer."""
+    return mean((logits.argmax(-1) == other.argmax(-1)).to(logits.dtype), real)
+
+
+def dropout(features: Tensor, rate: float, key: rng.Key) -> Tensor:
+    """Features [N, D] of which a share is zero and the rest larger; a row's draws do not depend on how many there are."""
+    draws = vmap(lambda k: rng.uniform(k, features.shape[-1]))(rng.rows(key, features.shape[0]))
+    return features * (draws >= rate) / (1.0 - rate)
+
+
+def disagreement(logits: Tensor, passes: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row, the share of dropout passes [P, N, C] that answer otherwise, and their mean probabilities [N, C]."""
+    other = (passes.argmax(-1) != logits.argmax(-1)).to(logits.dtype)
+    return other.mean(0), passes.softmax(-1).mean(0)
+
+
+def aetta(
+    differs: Tensor, probabilities: Tensor, real: Tensor, prior: Tensor | None = None, power: float = 3.0
+) -> Tensor:
+    """AETTA's accuracy of a batch, from what `disagreement` gives.
+
+    The error is the mean disagreement, raised where the mean prediction has collapsed: divided by a power of its entropy
+    over that of the client's `prior`. Without a prior it is the published form, which takes ln(classes). The error is
+    at most that of guessing by the prior.
+    """
+    classes = probabilities.shape[-1]
+    prior = torch.full_like(probabilities[0], 1.0 / classes) if prior is None else prior
+    spread = mean(probabilities.T, real)
+    share = (_entropy(spread) / _entropy(prior).clamp_min(TINY)).clamp(TINY, 1.0)
+    error = mean(differs, real) / share**power
+    return 1.0 - torch.minimum(error, 1.0 - prior.square().sum())
+
+
+def smoothed(values: Tensor, keep: float = 0.6) -> Tensor:
+    """AETTA's estimates [T] of the batches of a stream, each mixed with what came before."""
+    out = [values[..., 0]]
+    for t in range(1, values.shape[-1]):
+        out.append(keep * out[-1] + (1.0 - keep) * values[..., t])
+    return torch.stack(out, -1)
+
+
+def chance(logits: Tensor, t: Tensor, plain: Tensor, plain_t: Tensor) -> Tensor:
+    """How likely each answer is right before any offset: the mean of what the adapted model and the un-adapted one, each
+    at its temperature, think of the adapted model's answer."""
+    answer = logits.argmax(-1, keepdim=True)
+    own, other = (logits / t).softmax(-1), (plain / plain_t).softmax(-1)
+    return (own.gather(-1, answer) + other.gather(-1, answer))[..., 0] / 2
+
+
+def group(logits: Tensor, plain: Tensor) -> Tensor:
+    """The group of each row: the class answered, and apart from these the classes that the un-adapted model does not
+    answer; [N] in 0 to 2 * classes - 1."""
+    answer = logits.argmax(-1)
+    return answer + logits.shape[-1] * (answer != plain.argmax(-1))
+
+
+def gaps(chances: Tensor, groups: Tensor, hit: Tensor, real: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of labelled rows, how many each of `count` groups has, and the sum of hit less chance over them: two [count]."""
+    member = F.one_hot(groups, count).to(chances.dtype) * real[:, None]
+    return member.sum(0), ((hit - chances)[:, None] * member).sum(0)
+
+
+def offsets(rows: Tensor, gap: Tensor, own: float = 10.0, pool: float = 20.0) -> tuple[Tensor, Tensor]:
+    """What to add to the chances of each group: of every client [K, G], and of all clients together [G].
+
+    A client's mean gap is drawn to that of all as if `own` more of its rows had that, and that of all to zero by `pool`
+    rows: groups that are rarely met say little.
+    """
+    everyone = gap.sum(0) / (rows.sum(0) + pool)
+    return (gap + own * everyone) / (rows + own), everyone
+
+
+def nearness(known: Tensor, seen: Tensor, low: float = 0.35, high: float = 0.65) -> Tensor:
+    """How much of a client's own offsets to take: 1 where the shares of answers [..., C] that are `seen` overlap with the
+    `known` ones by `high` or more, 0 where by `low` or less: the stream then is not of this client's classes."""
+    overlap = torch.minimum(_shares(known), _shares(seen)).sum(-1)
+    return ((overlap - low) / (high - low)).clamp(0.0, 1.0)
+
+
+def classwise(chances: Tensor, groups: Tensor, own: Tensor, everyone: Tensor, near: Tensor) -> Tensor:
+    """Per row, the chance that the answer is right, offset by its group; `own` [G] counts as far as `near` says."""
+    offset = near[..., None] * own + (1.0 - near[..., None]) * everyone
+    return (chances + offset.expand(*groups.shape[:-1], -1).gather(-1, groups)).clamp(0.0, 1.0)
+
+
+def _shares(counts: Tensor) -> Tensor:
+    return counts / counts.sum(-1, keepdim=True)
+
+
+def _threshold(confidence: Tensor, hit: Tensor, real: Tensor) -> Tensor:
+    """The confidence below which as many of the rows lie as are wrong; infinite where all are wrong."""
+    ranked = torch.where(real, confidence, math.inf).sort().values
+    wrong = torch.where(real, 1.0 - hit, 0.0).sum(-1).to(torch.int64)
+    return F.pad(ranked, (0, 1), value=math.inf).gather(0, wrong[None])[0]
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
+    return -(probabilities * probabilities.clamp_min(TINY).log()).sum(-1)
