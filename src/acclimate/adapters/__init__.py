@@ -6,6 +6,7 @@ from .bn import BNStats
 from .eata import EATA
 from .em import EM
 from .fedtta import FedTTA
+from .guarded import Guarded
 from .icon import ICON
 from .knn import KNNPer
 from .mbsl import MBSL
@@ -37,6 +38,7 @@ __all__ = [
     "TTT",
     "BNStats",
     "FedTTA",
+    "Guarded",
     "KNNPer",
     "NoAdapt",
     "Surgical",

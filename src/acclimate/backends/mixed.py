@@ -246,6 +246,12 @@ class MixedEngine(Engine):
         part, handle, at = _find(models, client)
         return part.engine.model_of(handle, at)
 
+    def calibrated(self, models: Models, held: Shards, adapter: Adapter) -> Models:
+        held = held.to(self.device)
+        pairs = zip(models.parts, models.handles, strict=True)
+        done = [p.engine.calibrated(h, held.some(p.numbers - models.first), adapter) for p, h in pairs]
+        return Models(models.parts, tuple(done), models.first)
+
     def serve(self, models: Models, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         test, done = test.to(self.device), []
         for part, handle in zip(models.parts, models.handles, strict=True):

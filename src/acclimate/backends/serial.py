@@ -71,6 +71,14 @@ class SerialEngine(Engine):
     def model_of(self, models: list[Tree], client: int) -> Tree:
         return models[client]
 
+    def calibrated(self, models: list[Tree], held: Holdings, adapter: Adapter) -> list[Tree]:
+        held, empty = held.to(self.device), (held.n == 0).tolist()
+        data = [self._nothing(held, c) if empty[c] else self._data(held, c, 0) for c in range(len(models))]
+        return [
+            {**model, "reference": self.worker.calibrate(model, own, adapter)}
+            for model, own in zip(models, data, strict=True)
+        ]
+
     def join(self, down: Tree, newcomers: int) -> list[Tree]:
         return welcomed(self.worker, down, range(self.shards.clients, self.shards.clients + newcomers), self.device)
 

@@ -34,6 +34,9 @@ class Adapter:
     transductive: ClassVar[bool] = False
     """Whether `prepare` wants to see the whole unlabelled stream before the first batch."""
 
+    calibrates: ClassVar[bool] = False
+    """Whether it needs `reference` in the model: what `calibrate` makes of the client's validation examples."""
+
     traces: ClassVar[Mapping[str, str]] = {}
     """What `trace` tells of every sample: names, and what they mean in a few words."""
 
@@ -48,6 +51,14 @@ class Adapter:
             have = ", ".join(sorted(model))
             return f"{type(self).__name__} needs {', '.join(missing)} in the deployed model, which has only {have}"
         return None
+
+    def calibrate(self, task: Task, predict: Predict, model: Tree, data: Tree) -> Tree:
+        """What is known of the model by the client's *labelled validation* examples, before it meets its stream.
+
+        `data` is the client's as in training (`x`, `y`, `rows`, `n`); `n` is 0 where it has no labels. What comes out
+        is `reference` in the model from then on.
+        """
+        return {}
 
     def init(self, task: Task, model: Tree) -> Tree:
         """The adapter's state at the start of a stream, and after every reset."""

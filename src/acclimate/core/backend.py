@@ -108,6 +108,11 @@ class Engine(ABC):
     def model_of(self, models: Any, client: int) -> Tree:
         """One client's live model out of the handle that `deploy` gave."""
 
+    def calibrated(self, models: Any, held: Shards, adapter: Adapter) -> Any:
+        """The same handle for `serve`, where every client's model has what `adapter` must know of its labelled
+        validation examples `held` (`reference`)."""
+        raise ValueError(f"{type(adapter).__name__} needs validation examples beside the models, and here they are not")
+
     @abstractmethod
     def join(self, down: Tree, newcomers: int) -> Any:
         """Live models of clients that were not there for training: a handle for `serve`. They have no labels."""

@@ -110,6 +110,10 @@ class Worker:
         model = self.method.deploy(self.task, down, mine)
         return personal.run(self.task, self.predict(), model, data, key)
 
+    def calibrate(self, model: Tree, data: Tree, adapter: Adapter) -> Tree:
+        """What the adapter learns about the model from the client's labelled validation examples."""
+        return adapter.calibrate(self.task, self.predict(), model, data)
+
     def adapt(
         self, model: Tree, data: Tree, adapter: Adapter, protocol: stream.Protocol, trace_rows: int | None = None
     ) -> Tree:

@@ -44,6 +44,8 @@ class Tested(NamedTuple):
     state: State
     streams: Streams
     names: Names
+    held: Shards | None = None
+    """The clients' labelled validation examples, for adapters that calibrate."""
 
 
 def evaluate(
@@ -62,6 +64,7 @@ def evaluate(
     """
     first, lanes, rows = trained[0], engine.lanes, [_Rows(t.names) for t in trained]
     tests = {name: engine.gather([t.streams[name].shards for t in trained]) for name in first.streams}
+    held = engine.gather([t.held for t in trained if t.held is not None]) if first.held is not None else None
     chosen = [_selected(t.state) for t in trained]
     refused: tuple[Refused, ...] = ()
     for turn in range(max(map(len, chosen))):
@@ -71,9 +74,10 @@ def evaluate(
         models = engine.deploy(down, mine, personal)
         served, refused = _served(first.worker.task, engine.model_of(models, 0), adapters, first.names)
         for name, adapter in served.items():
+            ready = engine.calibrated(models, held, adapter) if adapter.calibrates and held is not None else models
             for stream, test in first.streams.items():
                 trace = traces is not None and "last" in picked[0].selections
-                live = _live(engine, down, models, test)
+                live = _live(engine, down, ready, test, adapter)
                 metrics = engine.serve(live, tests[stream], adapter, test.protocol, trace)
                 seen = metrics.pop("trace", {})
                 for own, p, found, some in zip(rows, picked, lanes.each(metrics), chosen, strict=True):
@@ -141,20 +145,27 @@ def stream_accuracy(
     down = worker.method.download(worker.task, state.server)
     models = engine.deploy(down, state.mine, personal)
     model = engine.model_of(models, 0)
-    name = next((name for name, a in adapters.items() if a.refusal(worker.task, model) is None), None)
+    able = (name for name, a in adapters.items() if not a.calibrates and a.refusal(worker.task, model) is None)
+    name = next(able, None)
     if name is None:
         return {}
     seen = {}
     for stream, test in streams.items():
-        metrics = engine.serve(_live(engine, down, models, test), test.shards, adapters[name], test.protocol)
+        live = _live(engine, down, models, test, adapters[name])
+        metrics = engine.serve(live, test.shards, adapters[name], test.protocol)
         if not diverged(metrics):
             seen[stream] = summary_of(metrics).accuracy
     return {"adapter": name, "streams": seen}
 
 
-def _live(engine: Engine, down: tree.Tree, models: Any, test: Test) -> Any:
-    """The models that meet a stream. Newcomers have no labels to personalise on: they get the deployed model."""
-    return engine.join(down, test.shards.clients) if test.new else models
+def _live(engine: Engine, down: tree.Tree, models: Any, test: Test, adapter: Adapter) -> Any:
+    """The models that meet a stream. Newcomers have no labels to personalise on, or to calibrate with: they get the
+    deployed model."""
+    if not test.new:
+        return models
+    joined, shards = engine.join(down, test.shards.clients), test.shards
+    nothing = Shards.of(shards.x[:1], shards.y[:1], [torch.zeros(0, dtype=torch.int64)] * shards.clients)
+    return engine.calibrated(joined, nothing, adapter) if adapter.calibrates else joined
 
 
 def rounds_to_test(state: State) -> int:

@@ -123,7 +123,10 @@ ADAPTERS: dict[str, Adapter] = {
     "atp-online": adapters.ATP(online=True),
     "the": adapters.THE(),
     "theplus": adapters.THEPlus(),
+    "guarded": adapters.Guarded(),
 }
+GUARDED = "guarded-"
+"""Before the name of any adapter: that adapter with a guard around it, such as `guarded-t3a`."""
 
 MODELS: dict[str, Model] = {
     "cnn": models.CNN(),
@@ -259,6 +262,12 @@ KINDS: tuple[Kind, ...] = (
     Kind("schedule", "schedules", optim.Schedule, SCHEDULES),
     Kind("filter", "filters", Filter, FILTERS),
 )
+
+
+def guarded(name: Any) -> adapters.Guarded | None:
+    """The record of a name such as `guarded-t3a`; None where it is no such name."""
+    inner = ADAPTERS.get(name.removeprefix(GUARDED)) if isinstance(name, str) and name.startswith(GUARDED) else None
+    return None if inner is None or isinstance(inner, adapters.Guarded) else adapters.Guarded(inner)
 
 
 def kind_of(base: type) -> Kind | None:

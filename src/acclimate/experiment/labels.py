@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from ..adapters import Guarded
 from ..ops.hashing import fingerprint
-from .catalogue import KINDS
+from .catalogue import GUARDED, KINDS
 
 
 def entry_of(record: Any) -> tuple[str, list[str]]:
@@ -16,6 +17,10 @@ def entry_of(record: Any) -> tuple[str, list[str]]:
     A class has one entry, or a first one and presets. A record is of the preset with most settings of its own that the
     record shares (see `_shares`), and else of the first entry. A user's own class has its own name.
     """
+    if isinstance(record, Guarded):
+        inside, changes = entry_of(record.adapter)
+        own_changes = differences(Guarded(), dataclasses.replace(record, adapter=Guarded().adapter))
+        return GUARDED + inside, own_changes + [f"adapter.{c}" for c in changes]
     same = {n: e for kind in KINDS for n, e in kind.entries.items() if type(e) is type(record)}
     if not same:
         return type(record).__name__, _own_changes(record)

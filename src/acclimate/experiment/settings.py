@@ -308,6 +308,8 @@ def _lookup(name: Any, kind: catalogue.Kind | None, key: str) -> Any:
         raise ConfigError(f"{key}: {name!r} is not a name; allowed: {', '.join(kind.entries)}{own}")
     if ":" in name:
         return _own(name, kind, key)
+    if kind.name == "adapter" and (made := catalogue.guarded(name)):
+        return made
     if name not in kind.entries:
         raise ConfigError(f"{key}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
     return kind.entries[name]

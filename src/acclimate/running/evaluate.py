@@ -107,7 +107,8 @@ def _tables(
     trained = []
     for fit, own in zip(fits, built, strict=True):
         names = _names(fit, personal, named.values(), [shift for shift, _ in own.values()])
-        trained.append(Tested(fit.worker, fit.state, _tests(own), names))
+        held = fit.world.shards(fit.world.val) if any(a.calibrates for a in named.values()) else None
+        trained.append(Tested(fit.worker, fit.state, _tests(own), names, held))
     return evaluate_grid(engine, trained, named, personal, watch.tested, traces)
 
 

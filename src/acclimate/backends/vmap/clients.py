@@ -64,6 +64,15 @@ def deployed(worker: Worker, shards: Holdings, ragged: bool, personal: Personali
     return vmap(client, in_dims=(None, 0, 0, None))
 
 
+def calibrated(worker: Worker, held: Holdings, ragged: bool, adapter: Adapter) -> Callable[..., Tree]:
+    """What an adapter learns about the models of a group from labelled validation examples."""
+
+    def client(model: Tree, own: Tree, examples: Tree) -> Tree:
+        return worker.calibrate(model, _data(held, own, _no_round(own), ragged, examples), adapter)
+
+    return vmap(client, in_dims=(0, 0, None))
+
+
 def served(
     worker: Worker, test: Holdings, ragged: bool, adapter: Adapter, protocol: Protocol, trace_rows: int | None
 ) -> Callable[..., Tree]:

@@ -38,7 +38,7 @@ from ...core.private import private
 from ..serial import stacked_start, welcomed
 from .buckets import Buckets, Group
 from .capture import Recorder, over
-from .clients import Round, deployed, own, round_of, served
+from .clients import Round, calibrated, deployed, own, round_of, served
 from .lanes import Lane, LaneShards, LaneWorker, lane_of, not_finite
 from .state_file import Rows
 from .transfer import Feeder
@@ -225,6 +225,20 @@ class VmapEngine(Engine):
         distinct, places = who.unique(return_inverse=True)
         found: Tree = tree.take(self._deployed(*models, distinct), self.feeder.there(places))
         return found
+
+    def calibrated(self, models: Any, held: Holdings, adapter: Adapter) -> Tree:
+        if isinstance(models, Undeployed):
+            raise ValueError(f"{type(adapter).__name__} needs the models in memory: set backend.private=device")
+        held = self.options.placed(held, self.device)
+
+        def group(g: Group) -> Tree:
+            examples = self.feeder.examples(held, g) or {"x": held.x, "y": held.y}
+            inputs = (self._live(models, g.who), own(g, held), examples)
+            work = calibrated(self.worker, held, g.ragged, adapter)
+            references: Tree = self.recorder.run(("calibrate", g.ragged, adapter), work, inputs)
+            return references
+
+        return {**models, "reference": self.buckets.collect(held, torch.arange(held.clients), group)}
 
     def join(self, down: Tree, newcomers: int) -> Tree:
         who, downs = range(self._each, self._each + newcomers), self.lanes.each_down(down)

@@ -135,6 +135,11 @@ class ClientRunner:
         models = [self.worker.method.deploy(self.worker.task, down, mine) for mine in fresh]
         return models if self.inside == "serial" else tree.stack(models)
 
+    def calibrated(self, adapter: Adapter, ids: Tensor, models: Any, held: Shards) -> Any:
+        """The live models of some clients with what an adapter knows of their validation examples."""
+        engine = self._engine(held, ids)
+        return _in_memory(engine.calibrated(self._on_device(models), SomeClients.among(held, ids), adapter))
+
     def serve(self, adapter: Adapter, protocol: Protocol, trace: bool, ids: Tensor, models: Any, test: Shards) -> Tree:
         """The metrics of some clients."""
         engine = self._engine(test, ids)
@@ -224,6 +229,12 @@ class WorkersEngine(Engine):
         sizes = torch.ones(newcomers, dtype=torch.int64)  # they have no examples yet
         groups = self._groups(sizes)
         return ModelGroups(groups, self._run("join", (down,), groups, sizes, lambda _: ()))
+
+    def calibrated(self, models: ModelGroups, held: Shards, adapter: Adapter) -> ModelGroups:
+        def arguments(i: int) -> Job:
+            return models.handles[i], self._test_handle(held)
+
+        return ModelGroups(models.groups, self._run("calibrated", (adapter,), models.groups, held.n, arguments))
 
     def serve(
         self, models: ModelGroups, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False

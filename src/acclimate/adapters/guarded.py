@@ -1,0 +1,118 @@
+"""A guard around any adapter: its step is computed, judged, and only then answered with and kept. Our own.
+
+Per batch the un-adapted model answers too. Labelled validation examples that the client keeps are answered by both, by
+the adapted one *through the state that gave its answer*, so that a collapsed state shows: that calibrates each model's
+probabilities. The adapted answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and
+`errors` standard errors, unless the stream is not of this client's classes (`foreign`), of which its validation
+examples know nothing. Where it is estimated to be worse by as much, or the state is not finite or too far from the
+deployed weights, `policy` says what becomes of the state. The mean prediction is compared with the *client's own* class
+frequencies, never with uniform ones: a client with two classes always looks collapsed to the published tests.
+
+Published rules as settings: `every` starts afresh after so many batches (RDumb; Press et al., NeurIPS 2023), `rule`
+where the smoothed entropy of answers falls below a share of ln C (`sar`; Niu et al., ICLR 2023), where the entropy of
+the mean prediction falls below its running value, which follows the flips (`asr`; Lim et al., ICLR 2026, its restart of
+all tensors alone), or where the estimated accuracy is below a fifth, or two points lower in the last five batches than
+in the five before (`aetta`; Lee et al., CVPR 2024, with our estimate in the place of its own).
+
+Without validation examples nothing can be calibrated: the un-adapted model answers, and the state is judged alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core import Predict, Task, Tree, rng, tree
+from ..ops import guarding
+from ..ops.restarts import restart, started
+from .guarded_settings import GuardSettings
+
+
+@dataclass(frozen=True)
+class Guarded(GuardSettings):
+    """Answers as the adapter inside does, or as the un-adapted model where that is estimated to be safer."""
+
+    def calibrate(self, task: Task, predict: Predict, model: Tree, data: Tree) -> Tree:
+        at = torch.arange(self.kept, device=data["n"].device)
+        rows = data["rows"][at % data["n"].clamp_min(1)]
+        x, y, real = data["x"][rows], data["y"][rows], at < data["n"]
+        logits = predict(model, x).logits
+        plain = guarding.known(logits, y, real, most=guarding.MOST_PLAIN)
+        mix = {"prior": guarding.prior(y, real, task.num_classes), "rare": guarding.rare(logits, real)}
+        return {"x": x, "y": y, "real": real, "plain": plain, **mix}
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        inner = self.adapter.init(task, model)
+        zero = model["vars"]["params"][task.head_weight].new_zeros(())
+        sums = {"gain": zero, "squares": zero, "foreign": zero, "samples": zero}
+        states = {"inner": inner, "fresh": inner, "good": inner}
+        return {**states, "sums": sums, "rule": started(task, zero), "frozen": zero}
+
+    def prepare(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
+    ) -> Tree:
+        inner = self.adapter.prepare(task, predict, model, state["inner"], x, real, key)
+        return {**state, "inner": inner, "fresh": inner, "good": inner}
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return self._judged(task, predict, model, state, x, key)[:2]
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        logits, new, seen = self._judged(task, predict, model, state, x, key)
+        return logits, new, tree.map(lambda v: v.to(logits.dtype).expand(len(x)), seen)
+
+    def _judged(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        """The answer, the state for the next batch, and what the guard saw."""
+        ref = model.get("reference") or self.calibrate(task, predict, model, guarding.nothing(x))
+        inner = state["inner"]
+        plain = predict(model, x).logits
+        adapted, new = self.adapter.step(task, predict, model, inner, x, key)
+
+        def answer(some: Tensor) -> Tensor:
+            return self.adapter.step(task, predict, model, inner, some, key)[0]
+
+        probed = guarding.in_batches(answer, ref["x"], len(x))
+        live = guarding.known(probed, ref["y"], ref["real"], least=guarding.LEAST_ADAPTED)
+        p = guarding.probabilities(plain, ref["plain"])
+        q = torch.nan_to_num(guarding.probabilities(adapted, live))
+        sums, seen = self._weighed(state["sums"], p, q, ref)
+        gain, bar = seen["gain"], self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]
+        moved = guarding.moved(new, state["fresh"]).to(plain)
+        sound = torch.isfinite(adapted).all() & guarding.numbers(new)
+        near = sound & (moved <= self.distance) & (state["frozen"] == 0)
+        known = ref["real"].any() & (seen["foreign"] <= self.foreign)
+        used, harmful = near & (gain > bar) & known, ~near | (gain < -bar)
+        estimate = torch.where(used, guarding.accuracy(q, live), guarding.accuracy(p, ref["plain"]))
+        seen |= {"used": used, "moved": moved, "harmful": harmful, "estimate": estimate}
+        again, rule = restart(self.rule, self.every, state["rule"], p, q, estimate)
+        after = self._after(state, new, used, harmful, sound)
+        kept = {**after, "inner": tree.where(again, state["fresh"], after["inner"]), "sums": sums, "rule": rule}
+        return torch.where(used, torch.nan_to_num(adapted), plain), kept, seen
+
+    def _weighed(self, sums: Tree, p: Tensor, q: Tensor, ref: Tree) -> tuple[Tree, Tree]:
+        """The evidence so far, older batches counting less, and what it says."""
+        gain, squares = guarding.evidence(p, q)
+        foreign = ref["rare"][p.argmax(-1)].sum()
+        now = {"gain": gain, "squares": squares, "foreign": foreign, "samples": torch.full_like(gain, len(p))}
+        sums = tree.add(now, sums, self.forget)
+        nearer = guarding.divergence(p.mean(0), ref["prior"]) - guarding.divergence(q.mean(0), ref["prior"])
+        estimated = sums["gain"] / sums["samples"] + self.bonus * nearer.clamp(-1.0, 1.0)
+        flips = (p.argmax(-1) != q.argmax(-1)).to(p.dtype).mean()
+        share = sums["foreign"] / sums["samples"]
+        return sums, {"gain": estimated, "nearer": nearer, "foreign": share, "flips": flips}
+
+    def _after(self, state: Tree, new: Tree, used: Tensor, harmful: Tensor, sound: Tensor) -> Tree:
+        """The state for the next batch, as the policy says. What is not a number never stays."""
+        old, fresh = state["inner"], state["fresh"]
+        instead = {"warn": new, "skip": old, "restore": state["good"], "reset": fresh, "freeze": old}[self.policy]
+        inner = tree.where(harmful, tree.where(sound, instead, fresh), new)
+        frozen = torch.where(harmful, 1.0, state["frozen"]) if self.policy == "freeze" else state["frozen"]
+        return {**state, "inner": inner, "good": tree.where(used, new, state["good"]), "frozen": frozen}

@@ -1,0 +1,74 @@
+"""The settings of a guard around an adapter, and what it hands on to the adapter inside: see guarded.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ..core import Adapter, Task, Tree, check
+from ..ops.restarts import Rule
+from .tent import Tent
+
+
+@dataclass(frozen=True)
+class GuardSettings(Adapter):
+    """The base of `Guarded`: its fields, and their checks."""
+
+    adapter: Adapter = Tent()
+    policy: Literal["warn", "skip", "restore", "reset", "freeze"] = "reset"
+    """What becomes of a state that is judged harmful: it stays, the step is dropped, the last one that was judged good
+    comes back, the adapter starts afresh, or it never adapts again."""
+    margin: float = 0.02
+    """The least estimated gain of accuracy with which adapted answers go out ..."""
+    errors: float = 1.5
+    """... and so many standard errors of that estimate on top of it."""
+    forget: float = 0.8
+    """How much an earlier batch counts, per batch since."""
+    bonus: float = 0.01
+    """What a mean prediction nearer to the client's class frequencies counts for, per nat, at most one."""
+    foreign: float = 0.45
+    """The largest share of un-adapted answers to classes that the model hardly ever gives on validation examples."""
+    distance: float = 0.5
+    """How far tuned parameters may go from the deployed ones, relative to the length of these."""
+    every: int | None = None
+    """Batches after which the adapter starts afresh."""
+    rule: Rule = "none"
+    kept: int = 64
+    """How many validation examples a client keeps at most."""
+
+    calibrates: ClassVar[bool] = True
+    traces: ClassVar[Mapping[str, str]] = {
+        "used": "1 where the adapted answer went out",
+        "gain": "estimated gain of accuracy over not adapting",
+        "flips": "share of the batch that adapting answers otherwise",
+        "foreign": "share of un-adapted answers that are not of this client's classes",
+        "nearer": "nats by which the mean prediction is nearer to the client's class frequencies",
+        "moved": "distance from the deployed weights, relative",
+        "harmful": "1 where the state was judged harmful",
+        "estimate": "estimated accuracy of the answers",
+    }
+
+    def __post_init__(self) -> None:
+        check.choices(self)
+        for name in ("margin", "errors", "bonus"):
+            check.at_least(self, name, 0.0)
+        check.within(self, "forget", 0.0, 1.0)
+        check.within(self, "foreign", 0.0, 1.0)
+        check.positive(self, "distance")
+        check.at_least(self, "kept", 1)
+        if self.every is not None:
+            check.at_least(self, "every", 1)
+        if isinstance(self.adapter, GuardSettings):
+            raise check.FieldError("Guarded: adapter=Guarded(...) must be an adapter without a guard", "adapter")
+
+    @property
+    def transductive(self) -> bool:  # type: ignore[override]
+        return self.adapter.transductive
+
+    @property
+    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.adapter.requires
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        return self.adapter.refusal(task, model)

@@ -1,0 +1,106 @@
+"""Whether adapted answers may go out: what two models' answers to a batch say about each other, without labels.
+
+Only samples to which the two give different answers can change accuracy. Of each such flip, the mean of the two models'
+calibrated probabilities says which answer is likelier right. The sum over recent batches, older ones counting less, is
+the estimated gain; its own noise comes from the flips' squares. All functions are pure and run under `vmap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..core import Tree, tree
+from . import estimates
+
+MOST_PLAIN, LEAST_ADAPTED = 1.0, 0.7
+"""Temperatures are bounded on the safe side: the un-adapted model's probabilities are not made flatter than they are,
+and the adapted one's not much sharper, whatever a few validation examples say."""
+
+
+def known(logits: Tensor, y: Tensor, real: Tensor, most: float = torch.inf, least: float = 0.0) -> Tree:
+    """What a model does on labelled examples [N]: `temperature` within bounds, `accuracy` and mean `confidence`.
+
+    Without any example that counts, the temperature is 1 and the rest NaN.
+    """
+    t = estimates.temperature(logits, y, real)
+    t = torch.where(torch.isnan(t), 1.0, t).clamp(least, most)
+    confidence, hit = estimates.certainty(logits, t), (logits.argmax(-1) == y).to(logits.dtype)
+    return {
+        "temperature": t,
+        "accuracy": estimates.mean(hit, real),
+        "confidence": estimates.mean(confidence, real),
+    }
+
+
+def probabilities(logits: Tensor, ref: Tree) -> Tensor:
+    """Calibrated probabilities of a batch."""
+    return (logits / ref["temperature"]).softmax(-1)
+
+
+def accuracy(probs: Tensor, ref: Tree) -> Tensor:
+    """The estimated accuracy of a batch, by difference of confidences, between 0 and 1."""
+    return (ref["accuracy"] - ref["confidence"] + probs.amax(-1).mean(-1)).clamp(0.0, 1.0)
+
+
+def prior(y: Tensor, real: Tensor, classes: int) -> Tensor:
+    """A client's class frequencies; a class that it never had counts for a hundredth of its examples."""
+    counts = (F.one_hot(y, classes).to(torch.float32) * real[:, None]).sum(0) + 0.01 * real.sum() + 1e-6
+    return counts / counts.sum()
+
+
+RARE = 0.06
+
+
+def nothing(x: Tensor) -> Tree:
+    """The data of a client that has no labelled examples; `x` stands for their form."""
+    rows = torch.arange(len(x), device=x.device)
+    return {"x": x, "y": torch.zeros_like(rows), "rows": rows, "n": torch.zeros_like(rows[0])}
+
+
+def rare(logits: Tensor, real: Tensor) -> Tensor:
+    """[classes]: 1 for a class that less than `RARE` of the answers to validation examples name, else 0."""
+    counts = (F.one_hot(logits.argmax(-1), logits.shape[-1]) * real[:, None]).sum(0)
+    return (counts < RARE * real.sum()).to(logits.dtype)
+
+
+def in_batches(answer: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
+    """Answers to kept examples in batches as large as the stream's; the last one wraps around. NaN is made 0."""
+    at = torch.arange(-(-len(x) // size) * size, device=x.device) % len(x)
+    return torch.nan_to_num(torch.cat([answer(x[rows]) for rows in at.split(size)])[: len(x)])
+
+
+def evidence(plain: Tensor, adapted: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the probabilities that two models give to one batch [B, C]: the summed gain of answering as the adapted one
+    does, and the sum of its squares."""
+    new, old = adapted.argmax(-1, keepdim=True), plain.argmax(-1, keepdim=True)
+    mean = (plain + adapted) / 2
+    flip = (new != old)[..., 0].to(plain.dtype)
+    gain = (mean.gather(-1, new) - mean.gather(-1, old))[..., 0] * flip
+    return gain.sum(-1), gain.square().sum(-1)
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) in nats."""
+    return (p * (p.clamp_min(1e-9).log() - q.clamp_min(1e-9).log())).sum(-1)
+
+
+def entropy(p: Tensor) -> Tensor:
+    """Entropy in nats of probabilities [..., C]."""
+    return -(p * p.clamp_min(1e-9).log()).sum(-1)
+
+
+def moved(state: Tree, fresh: Tree) -> Tensor:
+    """How far the tuned parameters are from the deployed ones, relative to the length of these; 0 without any."""
+    if "params" not in fresh:
+        return torch.zeros(())
+    return tree.norm(tree.sub(state["params"], fresh["params"])) / tree.norm(fresh["params"]).clamp_min(1e-12)
+
+
+def numbers(state: Tree) -> Tensor:
+    """Whether no value is NaN; infinity marks empty places in some states."""
+    bad = [torch.isnan(v).any() for v in tree.leaves(state)]
+    return ~torch.stack(bad).any() if bad else torch.ones((), dtype=torch.bool)
