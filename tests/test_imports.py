@@ -15,7 +15,7 @@ LAYERS = [
     {"backends", "eval"},
     {"experiment"},
     {"store"},
-    {"reporting"},
+    {"reporting", "live"},
     {"running"},
     {"fleet", "recipes", "tuning"},
     {"cli"},

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from .eval.table import Table
     from .experiment.names import allow
     from .experiment.record import Experiment
+    from .live import Answer, Joined, Live, load_joined, load_live
     from .running.compare import Comparison, compare
     from .running.estimates import estimates
-    from .running.join import Joined, join, load_joined
+    from .running.join import join
     from .running.run import (
         Fit,
         Interrupted,
@@ -75,13 +76,15 @@ _NAMES = {
     "core.personal": ("Personalizer",),
     "core.task": ("Out", "Task"),
     "eval.table": ("Table",),
-    "running.join": ("Joined", "join", "load_joined"),
+    "live": ("Answer", "Joined", "Live", "load_joined", "load_live"),
+    "running.join": ("join",),
     "running.watch": ("Watch",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Adapter",
+    "Answer",
     "Comparison",
     "Experiment",
     "Filter",
@@ -89,6 +92,7 @@ __all__ = [
     "Gather",
     "Interrupted",
     "Joined",
+    "Live",
     "Mean",
     "Method",
     "Out",
@@ -104,14 +108,16 @@ __all__ = [
     "backends",
     "compare",
     "data",
-    "eval",
     "estimates",
+    "eval",
     "evaluate",
     "evaluate_together",
     "filters",
     "join",
     "load",
     "load_joined",
+    "load_live",
+    "load_live",
     "local",
     "methods",
     "models",

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from ..core.adapter import Adapter
     from ..experiment import Experiment
-    from ..running.join import Architecture, Joined
+    from ..live import Live
+    from ..running.join import Architecture
 
 
 def join(
@@ -33,14 +34,15 @@ def join(
 ) -> None:
     """Adapt a trained model to a new client's unlabelled samples and save it.
 
-    Labels in DATA are not read. The folder can be loaded in Python with `ac.load_joined`.
+    Labels in DATA are not read. The folder can be loaded in Python with `ac.load_live`.
     """
     from .. import store
+    from ..live.folder import CARD
     from ..running import join
     from ..running import run as api
 
     target = out or run / "joined" / data.stem
-    if (target / join.CARD).exists() and not overwrite:
+    if (target / CARD).exists() and not overwrite:
         raise store.RunError(f"{target} holds a joined client; pass --overwrite, or choose another --out")
     fit = api.load(run)
     adapter, model = chosen(fit.experiment, settings or [])
@@ -119,7 +121,7 @@ def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return images.channels_first(x, f"{path}: x") if x.dtype == np.uint8 and x.ndim in (3, 4) else x
 
 
-def summary(joined: Joined, x: np.ndarray) -> list[str]:
+def summary(joined: Live, x: np.ndarray) -> list[str]:
     """What happened, in a few lines."""
     r = joined.record
     lines = [

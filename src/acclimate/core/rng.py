@@ -89,8 +89,10 @@ def fold(k: Key, *data: int | str | Tensor) -> Key:
     return k
 
 
-def advance(k: Key, rows: int) -> Key:
+def advance(k: Key, rows: int | Tensor) -> Key:
     """The key that stands `rows` further down the same sequence: see `rows`."""
+    if isinstance(rows, Tensor):
+        return k + rows * _signed(_GAMMA)  # int64 wraps around, as the mask does
     return k + _signed((rows * _GAMMA) & _MASK)
 
 

@@ -10,14 +10,18 @@ import torch
 from torch import nn
 
 from .. import store
+from ..adapters import Guarded
 from ..backends.mixed import MixedEngine
-from ..core import Best, Engine, State, Task, Work, Worker, tree
+from ..core import Adapter, Best, Engine, State, Task, Work, Worker, tree
 from ..core.filter import before_each
 from ..core.task import architectures
 from ..data import PublicWorld, World
 from ..experiment import Experiment, labels
+from ..live import Live
+from ..live.model import WINDOW
+from ..live.module import module_of
 from ..models import Mixed
-from .module import module_of, personalised
+from .deploy import deploy, live_model
 
 
 class Interrupted(Exception):
@@ -59,14 +63,19 @@ class Fit:
     def module(self, client: int, selection: str = "last", personal: bool = True) -> nn.Module:
         """This client's live model as a plain `nn.Module` in eval mode, on the CPU: uint8 pixels, or floats in 0..1,
         to logits. `personal=False` leaves out what happens on the client's labelled data before it goes live."""
-        if not 0 <= client < self.world.clients:
-            raise ValueError(f"client={client} must be from 0 to {self.world.clients - 1}")
-        chosen, worker = self.selected(selection), self.engine.worker_of(client)
-        if not personal:
-            return module_of(worker, self.model(client, selection))
-        down, mine = worker.method.download(worker.task, chosen.server), chosen.mine.take(client)
-        about = (self.experiment.personal, self.engine.device)
-        return module_of(worker, personalised(worker, self.world, client, down, mine, *about))
+        model = live_model(self, client, selection) if personal else self.model(client, selection)
+        return module_of(self.engine.worker_of(client), model)
+
+    def deploy(
+        self,
+        client: int,
+        adapter: Adapter | None = None,
+        guard: bool | Guarded = True,
+        selection: str = "last",
+        window: int = WINDOW,
+    ) -> Live:
+        """This client's live model: it answers, and keeps adapting while a guard watches (see `running.deploy`)."""
+        return deploy(self, client, adapter, guard, selection, window)
 
     def selected(self, selection: str = "last") -> State | Best:
         """Round, server and private state: the last, or those of the best round by validation accuracy."""

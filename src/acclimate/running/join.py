@@ -1,110 +1,34 @@
-"""New clients: a personalised model for whoever joins after training, with unlabelled data alone (`ac.join`).
+"""New clients: a live model for whoever joins after training, with unlabelled data alone (`ac.join`).
 
-A newcomer gets the deployed model and lets an adapter see its samples. What comes out is kept: model, adapter state and
-a record of the adaptation. It predicts from then on without changing, and is saved as safetensors and JSON.
+A newcomer gets the deployed model and lets an adapter see its samples. What comes out is a live model like any other,
+with a record of the adaptation: it answers, and goes on adapting when it is called.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from .. import store
 from ..adapters import NoAdapt
-from ..core import Adapter, Engine, Model, Task, Tree, Worker, rng, tree
+from ..core import Adapter, Engine, Model, Tree, Worker, rng, tree
 from ..core.task import architectures
-from ..experiment import Experiment, dumps, labels, loads
+from ..experiment import labels
+from ..live import Live, inputs, session
+from ..ops import guarding
 from ..ops.losses import entropy
-from .module import module_of
 from .run import Fit
 
-SCHEMA = "acclimate.joined/1"
-TENSORS, CARD = "model.safetensors", "joined.json"
 Architecture: TypeAlias = Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 """A newcomer's own model: what an experiment's `model` may be."""
 
 
 class CannotJoin(ValueError):
     """Why a client with unlabelled data cannot be served by this method and adapter."""
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A newcomer's own model: `predict` answers, `record` says how it was adapted, `save` keeps it."""
-
-    experiment: Experiment
-    """What was trained, with the one adapter that was used."""
-    worker: Worker
-    classes: tuple[str, ...]
-    client: int
-    model: Tree
-    """The deployed model, as the newcomer got it."""
-    state: Tree
-    """What the adapter made of it."""
-    record: dict[str, Any]
-    """`samples`, mean entropy `entropy_before` and `entropy_after` adaptation, and what the adapter itself keeps: for
-    FedTTA `entropy` and `learned_loss` from step 0 on, `chosen_step` and `steps_taken`."""
-
-    @property
-    def adapter(self) -> Adapter:
-        """What adapted the model."""
-        return self.experiment.adapters[0]
-
-    def predict(self, x: Tensor | np.ndarray, batch: int = 256) -> Tensor:
-        """Logits [N, classes] of images (uint8, or floats in 0..1). Every batch meets the model as it was joined."""
-        x, key = _checked(self.worker.task, x), self.worker.key("adapt", self.client)
-        parts = []
-        for start in range(0, len(x), batch):
-            now = rng.advance(rng.fold(key, "samples"), start)
-            part = x[start : start + batch]
-            logits, _ = self.adapter.step(
-                self.worker.task, self.worker.predict(), self.model, self.state, part.to(now.device), now
-            )
-            parts.append(logits.detach().cpu())
-        return torch.cat(parts)
-
-    def module(self) -> nn.Module:
-        """The model as a plain `nn.Module` in eval mode, where nothing adapts it: uint8 pixels, or floats in 0..1, to
-        logits."""
-        if not isinstance(self.adapter, NoAdapt):
-            raise ValueError(
-                f"module: {type(self.adapter).__name__} answers with a state of its own, which no plain module has; "
-                "join with adapter=NoAdapt() (adapters=none), or keep to `predict`"
-            )
-        return module_of(self.worker, self.model)
-
-    def save(self, path: str | Path, overwrite: bool = False) -> Path:
-        """Write a folder of two files that `load_joined` reads: no pickle, and no data."""
-        folder = Path(path)
-        if (folder / CARD).exists() and not overwrite:
-            raise store.RunError(f"{folder} holds a joined client; pass overwrite, or choose another folder")
-        trees = {"model": self.model, "state": self.state}
-        raw = save_tensors({k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()})
-        task = self.worker.task
-        card = {
-            "schema": SCHEMA,
-            "client": self.client,
-            "classes": list(self.classes),
-            "task": {"shape": list(task.shape), "mean": list(task.mean), "std": list(task.std)},
-            "record": self.record,
-            "outline": _outline(trees),
-            "sha256": hashlib.sha256(raw).hexdigest(),
-            "config": json.loads(dumps(self.experiment)),
-        }
-        store.write(folder / TENSORS, raw)
-        store.write(folder / CARD, json.dumps(card, indent=1) + "\n")
-        return folder
 
 
 def join(
@@ -115,8 +39,8 @@ def join(
     selection: str = "last",
     batch: int = 32,
     model: Architecture | int | None = None,
-) -> Joined:
-    """A personalised model for a client that was not there for training, from its unlabelled samples `x`.
+) -> Live:
+    """A live model for a client that was not there for training, from its unlabelled samples `x`.
 
     `adapter` defaults to the first of the experiment's that can serve a newcomer, preferring those that adapt at all.
     `client` numbers newcomers from 0: it draws what an adapter or method draws. `selection` is the round: `last` or
@@ -128,84 +52,40 @@ def join(
     if client < 0:
         raise ValueError(f"join: client={client} must be at least 0: newcomers are numbered from 0")
     worker, device = _worker(fit, client, model), fit.engine.device
-    x = _checked(worker.task, x).to(device)
-    live = _deployed(fit, worker, client, selection)
-    chosen = _choose(fit, worker, live, x, adapter, client, selection)
+    dtype = fit.world.examples.x.dtype
+    x = inputs.alike(inputs.checked(worker.task, x, "join"), dtype).to(device)
+    deployed = _deployed(fit, worker, client, selection)
+    chosen = _choose(fit, worker, deployed, x, adapter, client, selection)
+    if chosen.calibrates:
+        deployed = {**deployed, "reference": worker.calibrate(deployed, guarding.nothing(x), chosen)}
     key = worker.key("adapt", client, like=torch.empty(0, device=device))
-    state = _adapted(worker, chosen, live, x, key, batch)
-    joined = Joined(
+    state = _adapted(worker, chosen, deployed, x, key, batch)
+    start = session.begin(worker.task, chosen, deployed, batch, dtype)
+    live = Live(
         experiment=replace(fit.experiment, model=worker.task.model, adapters=(chosen,)),
         worker=worker,
         classes=fit.world.examples.classes,
         client=client,
-        model=tree.to(live, "cpu"),
-        state=tree.to(state, "cpu"),
-        record={},
+        model=tree.to(deployed, "cpu"),
+        session=tree.to({**start, "adapter": state, **_met(start, x)}, "cpu"),
+        prepared=True,
+        dtype=dtype,
     )
-    before = worker.predict()(live, x).logits
+    before = worker.predict()(deployed, x).logits
     record = {
         "samples": len(x),
         "round": _server(fit, selection)[0],
         "entropy_before": float(entropy(before).mean()),
-        "entropy_after": float(entropy(joined.predict(x.cpu())).mean()),
+        "entropy_after": float(entropy(live.predict(x.cpu())).mean()),
     }
-    return replace(joined, record={**record, **_told(state.get("record", {}))})
+    return replace(live, record={**record, **_told(state.get("record", {}))})
 
 
-def load_joined(path: str | Path, **given: Any) -> Joined:
-    """A joined client from its folder; `given` supplies Python objects that JSON cannot hold, such as `model`."""
-    folder = Path(path)
-    card = store.read_json(folder / CARD)
-    if card.get("schema") != SCHEMA:
-        raise store.RunError(f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'")
-    trees = _read(folder / TENSORS, card)
-    e = loads(json.dumps(card["config"]), **given)
-    about = card["task"]
-    task = Task(e.model, tuple(about["shape"]), len(card["classes"]), tuple(about["mean"]), tuple(about["std"]))
-    worker = Worker(task, e.method, (), e.seed)
-    return Joined(e, worker, tuple(card["classes"]), card["client"], trees["model"], trees["state"], card["record"])
-
-
-def _read(path: Path, card: Mapping[str, Any]) -> Tree:
-    try:
-        raw = path.read_bytes()
-        if hashlib.sha256(raw).hexdigest() != card["sha256"]:
-            raise store.RunError(f"{path} is damaged: its content does not match {CARD}; join again")
-        return _filled(card["outline"], load_tensors(raw))
-    except (SafetensorError, OSError, KeyError) as e:
-        raise store.RunError(f"{path} is damaged or missing ({e}); join again") from e
-
-
-def _outline(a: Any) -> Any:
-    """The names of a tree without its tensors: empty dicts stay, which flat names would lose."""
-    return {k: _outline(v) for k, v in a.items()} if isinstance(a, Mapping) else None
-
-
-def _filled(outline: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
-    if outline is None:
-        return tensors[prefix.removesuffix("/")]
-    return {k: _filled(v, tensors, f"{prefix}{k}/") for k, v in outline.items()}
-
-
-_ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
-
-
-def _checked(task: Task, x: Tensor | np.ndarray) -> Tensor:
-    """The samples as a tensor of the model's shape, or an error that says what is wrong with them."""
-    if isinstance(x, np.ndarray):
-        try:
-            x = torch.from_numpy(np.array(x))
-        except TypeError:  # text, objects, dates
-            raise ValueError(f"join: x is of type {x.dtype}, {_ALLOWED}") from None
-    if x.dim() != 1 + len(task.shape) or tuple(x.shape[1:]) != task.shape:
-        raise ValueError(f"join: x has shape {tuple(x.shape)}, expected [N, {', '.join(map(str, task.shape))}]")
-    if not len(x):
-        raise ValueError("join: x has no samples; a newcomer needs at least one")
-    if x.dtype != torch.uint8 and not x.is_floating_point():
-        raise ValueError(f"join: x is of type {x.dtype}, {_ALLOWED}")
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise ValueError("join: x holds values that are not finite")
-    return x.float() if x.is_floating_point() else x
+def _met(start: Tree, x: Tensor) -> Tree:
+    """What a session says of samples that its adapter has seen: the last of them are its window."""
+    size = start["window"].shape[0]
+    window, count = torch.cat((start["window"], x))[-size:] if size else start["window"], torch.tensor(len(x))
+    return {"window": window, "filled": count.clamp_max(size), "seen": count, "step": torch.tensor(1)}
 
 
 def _server(fit: Fit, selection: str) -> tuple[int, Tree]:

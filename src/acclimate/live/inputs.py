@@ -1,0 +1,38 @@
+"""Inputs of a live model: what a user gives is checked and brought into the form that the federation's data has."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import Task
+
+ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
+
+
+def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
+    """Samples as a tensor of the model's shape, or an error that says what is wrong with them."""
+    if isinstance(x, np.ndarray):
+        try:
+            x = torch.from_numpy(np.array(x))
+        except TypeError:  # text, objects, dates
+            raise ValueError(f"{who}: x is of type {x.dtype}, {ALLOWED}") from None
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{who}: x is a {type(x).__name__}, expected a tensor or an array")
+    if x.dim() != 1 + len(task.shape) or tuple(x.shape[1:]) != task.shape:
+        raise ValueError(f"{who}: x has shape {tuple(x.shape)}, expected [N, {', '.join(map(str, task.shape))}]")
+    if not len(x):
+        raise ValueError(f"{who}: x has no samples; it needs at least one")
+    if x.dtype != torch.uint8 and not x.is_floating_point():
+        raise ValueError(f"{who}: x is of type {x.dtype}, {ALLOWED}")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{who}: x holds values that are not finite")
+    return x.float() if x.is_floating_point() else x
+
+
+def alike(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Samples in the type that the federation's data has: floats in 0..1 become pixels where it has pixels."""
+    if dtype == torch.uint8 and x.dtype != torch.uint8:
+        return (x.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+    return x.float() / 255.0 if dtype != torch.uint8 and x.dtype == torch.uint8 else x

@@ -1,0 +1,242 @@
+"""A live model: one client's deployed model, which answers requests, adapts to them, and can be taken back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..adapters import NoAdapt
+from ..core import Adapter, Tree, Worker, rng, tree
+from ..experiment import Experiment
+from . import inputs, session
+from .answer import Answer
+from .module import module_of
+
+WINDOW, SNAPSHOTS, REMEMBERED = 32, 8, 10_000
+"""Samples that an adapter sees at a time; states that can be restored; answers for which a label may come later."""
+
+
+@dataclass
+class Live:
+    """Call it with samples: it adapts and answers. All that changes is `session`, a tree that is never written into."""
+
+    experiment: Experiment
+    """What was trained, with the one adapter that is used."""
+    worker: Worker
+    classes: tuple[str, ...]
+    client: int
+    model: Tree
+    """The deployed model, which stays as it is; `reference` is what a guard knows of it."""
+    session: Tree
+    """What adaptation made of it so far: the adapter's state, the window of recent samples, and counts."""
+    record: dict[str, Any] = field(default_factory=dict)
+    """How it was made: round, and for a newcomer what its samples did."""
+    frozen: bool = False
+    prepared: bool = False
+    """Whether an adapter that wants to see samples before its first answer has seen them."""
+    dtype: torch.dtype = torch.uint8
+    """The type of the federation's inputs."""
+    snapshots: deque[tuple[int, Tree]] = field(default_factory=lambda: deque(maxlen=SNAPSHOTS))
+    recent: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
+    """Per sample that was answered lately: the class that was answered, and the un-adapted model's."""
+    labelled: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Labels that came later, how many answers were right, and how many of the un-adapted model's."""
+
+    @property
+    def adapter(self) -> Adapter:
+        """What adapts the model."""
+        return self.experiment.adapters[0]
+
+    @property
+    def state(self) -> Tree:
+        """The adapter's state."""
+        state: Tree = self.session["adapter"]
+        return state
+
+    @property
+    def step(self) -> int:
+        """How many steps of adaptation are committed."""
+        return int(self.session["step"])
+
+    @property
+    def key(self) -> rng.Key:
+        """What the randomness of this client's stream is drawn from; the sample's place in it is folded in."""
+        like = tree.leaves(self.model)[0]
+        return rng.fold(self.worker.key("adapt", self.client, like=like), "samples")
+
+    @property
+    def measured(self) -> dict[str, float | int]:
+        """What labels that came later say: how many, the accuracy, and that of the un-adapted model."""
+        count, right, plain = self.labelled
+        return {"labels": count, "accuracy": right / count, "unadapted": plain / count} if count else {"labels": 0}
+
+    def __call__(self, x: Tensor | np.ndarray) -> Answer:
+        """Answer samples and adapt to them. On an error nothing has changed."""
+        x = inputs.alike(inputs.checked(self.worker.task, x, "live"), self.dtype)
+        now, before, outcomes = self.session, self.prepared, []
+        try:
+            for part in self._parts(x):
+                outcome = self._request(part)
+                outcomes.append(outcome)
+                self.session = outcome.state
+                if bool(outcome.committed):
+                    self.snapshots.append((self.step, outcome.state))
+        except BaseException:
+            self.session, self.prepared = now, before
+            raise
+        return self._answer(outcomes, int(now["seen"]))
+
+    def _parts(self, x: Tensor) -> Sequence[Tensor]:
+        """A request cut so that windows end where a test stream's batches would."""
+        size = self.session["window"].shape[0]
+        if not size:
+            return [x]
+        first = min(size - int(self.session["fresh"]) % size, len(x))
+        return [p for p in (x[:first], *x[first:].split(size)) if len(p)]
+
+    def _request(self, x: Tensor) -> session.Outcome:
+        task, predict, model = self.worker.task, self.worker.predict(), self.model
+        if self.adapter.transductive and not self.prepared and not self.frozen:
+            self._collect(x)
+        waits = self.adapter.transductive and not self.prepared
+        like = tree.leaves(model)[0]
+        open = torch.full((), not waits, dtype=torch.bool, device=like.device)
+        outcome = session.request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open)
+        return self._kept(outcome) if self.frozen else outcome
+
+    def _kept(self, outcome: session.Outcome) -> session.Outcome:
+        """What a request leaves behind where steps are not committed: the window goes on, the adapter's state stays."""
+        state = {**outcome.state, **tree.pick(self.session, ("adapter", "step"))}
+        return outcome._replace(state=state, committed=torch.zeros_like(outcome.committed))
+
+    def _collect(self, x: Tensor) -> None:
+        """Prepare the adapter on this request's samples, where they are as many as a window; else it waits."""
+        if len(x) >= WINDOW:
+            self.prepare(x)
+
+    def prepare(self, x: Tensor | np.ndarray) -> None:
+        """Show an adapter a whole set of unlabelled samples before its first answer."""
+        x = inputs.alike(inputs.checked(self.worker.task, x, "prepare"), self.dtype).to(self.key.device)
+        task, predict = self.worker.task, self.worker.predict()
+        real = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        fresh = self.adapter.init(task, self.model)
+        base = self.worker.key("adapt", self.client, like=x)
+        state = self.adapter.prepare(task, predict, self.model, fresh, x, real, rng.fold(base, "prepare"))
+        self._commit({**self.session, "adapter": state})
+        self.prepared = True
+
+    def _commit(self, state: Tree) -> None:
+        self.session = {**state, "step": self.session["step"] + 1}
+        self.snapshots.append((self.step, self.session))
+
+    def _answer(self, outcomes: Sequence[session.Outcome], seen: int) -> Answer:
+        logits = torch.cat([o.logits for o in outcomes]).detach().cpu()
+        plain = torch.cat([o.plain for o in outcomes]).argmax(-1).tolist()
+        adapted = tuple(torch.cat([o.adapted for o in outcomes]).tolist())
+        ids = tuple(f"{self.client}-{seen + i}" for i in range(len(logits)))
+        chosen = logits.argmax(-1).tolist()
+        self.recent |= {name: pair for name, *pair in zip(ids, chosen, plain, strict=True)}  # type: ignore[misc]
+        while len(self.recent) > REMEMBERED:
+            self.recent.popitem(last=False)
+        told = {k: float(v) for k, v in outcomes[-1].told.items()}
+        estimate = told.pop("estimate", None)
+        told.pop("used", None)
+        known = estimate is not None and estimate == estimate
+        labels = tuple(self.classes[c] for c in chosen)
+        note = "" if any(adapted) else self._why(told)
+        return Answer(logits.softmax(-1), labels, ids, adapted, self.step, note, told, estimate if known else None)
+
+    def _why(self, told: dict[str, float]) -> str:
+        """Why the un-adapted model answered."""
+        size, filled = self.session["window"].shape[0], int(self.session["filled"])
+        if not session.adapts(self.adapter):
+            return "the adapter is none"
+        if self.adapter.transductive and not self.prepared:
+            return f"{type(self.adapter).__name__} waits for {WINDOW} samples in one request, or for prepare(x)"
+        if filled < size:
+            return f"the window fills: {filled} of {size} samples"
+        return "the guard holds the adapted answer back"
+
+    def predict(self, x: Tensor | np.ndarray, batch: int = 256) -> Tensor:
+        """Logits [N, classes] with the state as it is; nothing adapts and nothing is remembered.
+
+        What needs a batch gets the samples `batch` at a time; fewer than two of them are filled up from the window, or
+        where that is empty answered by the un-adapted model.
+        """
+        x = inputs.alike(inputs.checked(self.worker.task, x, "predict"), self.dtype)
+        return torch.cat([self._logits(part, i * batch) for i, part in enumerate(x.split(batch))])
+
+    def _logits(self, x: Tensor, start: int) -> Tensor:
+        task, predict = self.worker.task, self.worker.predict()
+        x, many = x.to(self.key.device), len(x)
+        size, filled = self.session["window"].shape[0], int(self.session["filled"])
+        if not self.adapter.batch_free and many < WINDOW and filled == size > 0:
+            x = torch.cat((self.session["window"], x.to(self.session["window"].dtype)))[-size:]
+        if not self.adapter.batch_free and len(x) < 2:
+            return predict(self.model, x).logits.detach().cpu()
+        now = rng.advance(self.key, start)
+        return self.adapter.step(task, predict, self.model, self.state, x, now)[0][-many:].detach().cpu()
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Stop committing steps; answers go on with the state as it is. `freeze(False)` goes on."""
+        self.frozen = frozen
+
+    def reset(self) -> None:
+        """Start afresh, as the model was deployed. The step that comes back with `restore` is the one before."""
+        window = self.session["window"].shape[0]
+        fresh = session.begin(self.worker.task, self.adapter, self.model, window or WINDOW, self.dtype)
+        self.prepared = False
+        self._commit({**fresh, "seen": self.session["seen"], "step": self.session["step"]})
+
+    def restore(self, step: int) -> None:
+        """Go back to the state after an earlier step; it becomes the newest one."""
+        kept = dict(self.snapshots)
+        if step not in kept:
+            known = ", ".join(map(str, kept)) or "none yet"
+            raise ValueError(f"restore: step={step} must be one of those kept: {known}")
+        self._commit({**kept[step], "seen": self.session["seen"]})
+        self.prepared = self.prepared or self.adapter.transductive
+
+    def feedback(self, ids: Sequence[str], y: Sequence[int | str]) -> dict[str, float | int]:
+        """Labels that come late, by class name or number: what was measured so far. Unknown samples are an error."""
+        if len(ids) != len(y):
+            raise ValueError(f"feedback: {len(ids)} ids and {len(y)} labels; there must be one label for each")
+        if unknown := [i for i in ids if i not in self.recent]:
+            raise ValueError(
+                f"feedback: {', '.join(unknown[:5])} ({len(unknown)} in all) are not among the last {REMEMBERED:,} "
+                "answers, or have had their label"
+            )
+        numbers = [self._number(label) for label in y]
+        for name, label in zip(ids, numbers, strict=True):
+            answered, plain = self.recent.pop(name)
+            self.labelled = [a + b for a, b in zip(self.labelled, (1, answered == label, plain == label), strict=True)]
+        return self.measured
+
+    def _number(self, label: int | str) -> int:
+        if isinstance(label, str) and label in self.classes:
+            return self.classes.index(label)
+        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(self.classes):
+            return label
+        raise ValueError(f"feedback: label {label!r} must be one of {', '.join(self.classes)}, or its number")
+
+    def module(self) -> nn.Module:
+        """The model as a plain `nn.Module` in eval mode, where nothing adapts it: pixels to logits."""
+        if not isinstance(self.adapter, NoAdapt):
+            raise ValueError(
+                f"module: {type(self.adapter).__name__} answers with a state of its own, which no plain module has; "
+                "take adapter=NoAdapt() (adapters=none), or keep to `predict`"
+            )
+        return module_of(self.worker, self.model)
+
+    def save(self, path: str | Path, overwrite: bool = False) -> Path:
+        """Write a folder that `load_live` reads: safetensors and JSON, whole or not at all."""
+        from .folder import save
+
+        return save(self, Path(path), overwrite)

@@ -1,0 +1,89 @@
+"""From a trained client to its live model (`fit.deploy`): personalised, calibrated, guarded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..adapters import Guarded, NoAdapt
+from ..core import Adapter, Tree, Worker, tree
+from ..experiment import labels
+from ..live import Live, session
+from ..live.model import WINDOW
+from ..live.module import personalised
+
+if TYPE_CHECKING:
+    from .build import Fit
+
+
+def deploy(
+    fit: Fit,
+    client: int,
+    adapter: Adapter | None = None,
+    guard: bool | Guarded = True,
+    selection: str = "last",
+    window: int = WINDOW,
+) -> Live:
+    """The live model of a client that trained.
+
+    `adapter` defaults to the first of the experiment's that adapts and can serve the model. `guard` puts a guard around
+    it, with the settings of a `Guarded` where one is given; False: none. `window` is how many recent samples an adapter
+    sees that needs a batch.
+    """
+    if window < 2:
+        raise ValueError(f"deploy: window={window} must be at least 2: batch statistics need two samples")
+    model, worker = live_model(fit, client, selection), fit.engine.worker_of(client)
+    chosen = _guarded(_chosen(fit, worker, model, adapter), guard)
+    if chosen.calibrates:
+        model = {**model, "reference": worker.calibrate(model, validation(fit, client), chosen)}
+    model, dtype = tree.to(model, "cpu"), fit.world.examples.x.dtype
+    return Live(
+        experiment=replace(fit.experiment, model=worker.task.model, adapters=(chosen,)),
+        worker=worker,
+        classes=fit.world.examples.classes,
+        client=client,
+        model=model,
+        session=session.begin(worker.task, chosen, model, window, dtype),
+        record={"round": fit.selected(selection).round, "selection": selection},
+        dtype=dtype,
+    )
+
+
+def live_model(fit: Fit, client: int, selection: str = "last") -> Tree:
+    """A client's model when it goes live: after its personal phase and the experiment's personaliser."""
+    if not 0 <= client < fit.world.clients:
+        raise ValueError(f"client={client} must be from 0 to {fit.world.clients - 1}")
+    chosen, worker = fit.selected(selection), fit.engine.worker_of(client)
+    down, mine = worker.method.download(worker.task, chosen.server), chosen.mine.take(client)
+    return personalised(worker, fit.world, client, down, mine, fit.experiment.personal, fit.engine.device)
+
+
+def validation(fit: Fit, client: int) -> Tree:
+    """A client's labelled validation examples, as an adapter calibrates on them."""
+    device, rows = fit.engine.device, fit.world.val[client]
+    examples = fit.world.examples
+    data = {"x": examples.x[rows], "y": examples.y[rows].to(torch.int64), "rows": torch.arange(max(len(rows), 1))}
+    if not len(rows):  # the form of an example is needed all the same
+        data |= {"x": examples.x[:1], "y": torch.zeros(1, dtype=torch.int64)}
+    on: Tree = tree.to({**data, "n": torch.tensor(len(rows))}, device)
+    return on
+
+
+def _chosen(fit: Fit, worker: Worker, model: Tree, adapter: Adapter | None) -> Adapter:
+    asked = list(fit.experiment.adapters) if adapter is None else [adapter]
+    reasons = {a: a.refusal(worker.task, model) for a in asked}
+    able = [a for a, reason in reasons.items() if reason is None]
+    if not able:
+        known = "; ".join(dict.fromkeys(r for r in reasons.values() if r))
+        raise ValueError(f"deploy: {known}; choose another adapter=, such as NoAdapt()")
+    return next((a for a in able if not isinstance(a, NoAdapt)), able[0])
+
+
+def _guarded(adapter: Adapter, guard: bool | Guarded) -> Adapter:
+    if isinstance(adapter, Guarded | NoAdapt) or guard is False:
+        return adapter
+    if guard is not True and not isinstance(guard, Guarded):
+        raise ValueError(f"deploy: guard={labels.text(guard)} must be True, False, or a Guarded with settings")
+    return replace(guard, adapter=adapter) if isinstance(guard, Guarded) else Guarded(adapter)
