@@ -1,13 +1,14 @@
 """Accuracy without labels along every stream, beside the true curve; and drift, found on traces of confidence.
 
-Labels of a stream are read for the true curve alone. What estimates are fitted on is the clients' validation data: as it
-is, and distorted by corruptions that no stream has (distorted.py).
+Labels of a stream are read for the true curve alone. Estimates are fitted on the clients' validation data: as it is,
+and distorted by corruptions that no stream has (distorted.py).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,9 @@ PASSES = 8
 """Dropout passes for AETTA."""
 MOST_POINTS = 60
 """Batches of a curve that are kept for drawing; longer curves are thinned."""
-DETECTORS: dict[str, Callable[[], Detector]] = {"adwin": ADWIN, "page-hinkley": PageHinkley}
+DETECTORS: dict[str, Callable[[], Detector]] = {"adwin": lambda: ADWIN(delta=0.05), "page-hinkley": PageHinkley}
+REPEATS = 4
+"""How often a detector sees the validation data before a stream begins: a few dozen samples are little to know."""
 
 
 class Served(NamedTuple):
@@ -135,7 +138,7 @@ def _fit(session: Session, adapter: Adapter, clean: Shards, bent: Shards, classe
     ref = {**ref, "pooled": pooled.expand(len(seen.y))}
     hard, base = session.serve(adapter, bent, protocol(Protocol().batch)), session.plain("distorted", bent)
     chances, groups = ops.chance(hard.logits, pooled, base.logits, t), ops.group(hard.logits, base.logits)
-    rows, gap = vmap(lambda *a: ops.gaps(*a, 2 * classes))(chances, groups, hard.hit, hard.real)
+    rows, gap = vmap(partial(ops.gaps, count=2 * classes))(chances, groups, hard.hit, hard.real)
     own, everyone = ops.offsets(rows, gap)
     certain = vmap(ops.certainty)(seen.logits, ref["temperature"])
     confidence = [c[r].tolist() for c, r in zip(certain, seen.real, strict=True)]
@@ -238,14 +241,15 @@ def _drawn(found: Mapping[str, Tensor], window: int, seen: Served, test: Test) -
 
 
 def _drift(fitted: Fitted, seen: Served, drifts: bool) -> list[dict[str, Any]]:
-    """Per detector: how many clients had an alarm on the trace of confidence, and after how many samples the first came.
+    """Per detector: how many clients had an alarm on the trace of confidence, and after how many samples it came.
+
     Where the stream does not drift, alarms are false."""
     certain = vmap(ops.certainty)(seen.logits, fitted.ref["temperature"])
     traces = [c[r].tolist() for c, r in zip(certain, seen.real, strict=True)]
     known = [(b, t) for b, t in zip(fitted.confidence, traces, strict=True) if b and t and certain.isfinite().all()]
     rows = []
     for name, make in DETECTORS.items():
-        found = [alarms(make(), trace, before) for before, trace in known]
+        found = [alarms(make(), trace, before * REPEATS) for before, trace in known]
         first = [f[0] for f in found if f]
         rows.append(
             {

@@ -17,8 +17,9 @@ class Probe(Adapter):
     """Delegates everything, and traces its logits and, where `passes` is above 0, what dropout on the features before
     the head makes of them.
 
-    A dropout pass is the inner adapter's own step, from the state it has, on a model whose features are partly zero; the
-    state that it leaves is thrown away. So it needs no knowledge of the adapter. Where a method answers with more than one head, only what comes from the model's own head changes.
+    A dropout pass is the inner adapter's own step, from the state it has, on a model whose features are partly zero;
+    the state that it leaves is thrown away. So it needs no knowledge of the adapter. Where a method answers with more
+    than one head, only what comes from the model's own head changes.
     """
 
     adapter: Adapter = Adapter()
