@@ -158,7 +158,7 @@ def test_the_table_says_which_is_best_and_seeds_are_pooled():
 def test_detection_starts_from_validation_confidence():
     sure, unsure = T([[9.0, 0.0]]).repeat(40, 1), T([[0.4, 0.0]]).repeat(40, 1)
     fit = estimates.Fitted({"temperature": torch.ones(2)}, T(1.0), *[T(0.0)] * 3, [[1.0] * 40] * 2)
-    seen = estimates.Served({"logits": torch.stack((sure, unsure))}, T(0), torch.ones(2, 40, dtype=torch.bool))
+    seen = estimates.Outputs({"logits": torch.stack((sure, unsure))}, T(0), torch.ones(2, 40, dtype=torch.bool))
     for row in estimates._drift(fit, seen, True):
         assert row["alarmed"] == 1 and row["clients"] == 2 and row["samples"] == 80 and row["first"] <= 30
 

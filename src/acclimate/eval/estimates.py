@@ -26,7 +26,7 @@ from .probe import Probe
 
 WINDOW = 4
 """Batches over which curves are smoothed before they are compared."""
-PASSES = 8
+PASSES = 4
 """Dropout passes for AETTA."""
 MOST_POINTS = 60
 """Batches of a curve that are kept for drawing; longer curves are thinned."""
@@ -35,7 +35,7 @@ REPEATS = 4
 """How often a detector sees the validation data before a stream begins: a few dozen samples are little to know."""
 
 
-class Served(NamedTuple):
+class Outputs(NamedTuple):
     """An adapter's outputs on the streams of all clients, [clients, size, ...]."""
 
     trace: Tree
@@ -72,16 +72,16 @@ class Session:
 
     def __init__(self, engine: Engine, models: Any, passes: int) -> None:
         self.engine, self.models, self.passes = engine, models, passes
-        self._plain: dict[str, Served] = {}
+        self._plain: dict[str, Outputs] = {}
 
-    def serve(self, adapter: Adapter, shards: Shards, served: Protocol, passes: int = 0) -> Served:
+    def serve(self, adapter: Adapter, shards: Shards, served: Protocol, passes: int = 0) -> Outputs:
         """An adapter's outputs on every client's stream."""
         metrics = self.engine.serve(self.models, shards, Probe(adapter, passes), served, trace=True)
         trace: Tree = tree.to(metrics["trace"], "cpu")
         rows, n = shards.rows.cpu(), shards.n.cpu()
-        return Served(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])
+        return Outputs(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])
 
-    def plain(self, name: str, shards: Shards) -> Served:
+    def plain(self, name: str, shards: Shards) -> Outputs:
         """The un-adapted model's outputs on a stream of this name."""
         if name not in self._plain:
             self._plain[name] = self.serve(Adapter(), shards, Protocol())
@@ -145,7 +145,7 @@ def _fit(session: Session, adapter: Adapter, clean: Shards, bent: Shards, classe
     return Fitted(ref, t, own, everyone, _answers(base).sum(1), confidence)
 
 
-def _answers(served: Served) -> Tensor:
+def _answers(served: Outputs) -> Tensor:
     """Which class each row answers, one-hot [clients, size, classes]; zero in rows that do not count."""
     logits = served.logits
     return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype) * served.real[..., None]
@@ -159,7 +159,7 @@ def _neighbour(session: Session, adapter: Adapter, test: Test) -> Tensor:
 
 
 def _curves(
-    fitted: Fitted, seen: Served, plain: Served, other: Tensor | None, batch: int
+    fitted: Fitted, seen: Outputs, plain: Outputs, other: Tensor | None, batch: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The truth and each estimate: per batch [clients, batches], and of the whole stream [clients]."""
     ref, real, logits = fitted.ref, cut(seen.real, batch), cut(seen.logits, batch)
@@ -197,7 +197,7 @@ def cut(values: Tensor, batch: int) -> Tensor:
     return filled.view(len(values), -1, batch, *values.shape[2:])
 
 
-def _counts(seen: Served, batch: int) -> Tensor:
+def _counts(seen: Outputs, batch: int) -> Tensor:
     return cut(seen.real, batch).sum(-1)
 
 
@@ -229,7 +229,7 @@ def _errors(
     return rows
 
 
-def _drawn(found: Mapping[str, Tensor], window: int, seen: Served, test: Test) -> dict[str, list[float | None]]:
+def _drawn(found: Mapping[str, Tensor], window: int, seen: Outputs, test: Test) -> dict[str, list[float | None]]:
     """The smoothed curves, mean over clients, for a picture."""
     counts = _counts(seen, test.protocol.batch)
     out = {}
@@ -240,7 +240,7 @@ def _drawn(found: Mapping[str, Tensor], window: int, seen: Served, test: Test) -
     return out
 
 
-def _drift(fitted: Fitted, seen: Served, drifts: bool) -> list[dict[str, Any]]:
+def _drift(fitted: Fitted, seen: Outputs, drifts: bool) -> list[dict[str, Any]]:
     """Per detector: how many clients had an alarm on the trace of confidence, and after how many samples it came.
 
     Where the stream does not drift, alarms are false."""
