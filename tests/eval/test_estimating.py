@@ -1,6 +1,9 @@
 """Estimates along streams: what the probe keeps, how curves are compared, and the table of a small federation."""
 
+import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -173,3 +176,30 @@ def test_neighbours_answer_on_the_stream_of_the_one_before():
 
     got = estimates._neighbour(SimpleNamespace(serve=serve), None, SimpleNamespace(shards=s, protocol=None))
     assert got.tolist() == [[1, 0], [2, 1], [0, 2]]  # (whose model, whose stream)
+
+
+@dataclass(frozen=True)
+class Counts(ac.Adapter):
+    """Answers the number of batches that it has seen."""
+
+    def init(self, task, model):
+        return {"count": torch.zeros((), dtype=torch.int64)}
+
+    def step(self, task, predict, model, state, x, key):
+        sure = 20.0 * torch.nn.functional.one_hot(state["count"] % task.num_classes, task.num_classes)
+        return sure.expand(len(x), -1) + 0.0 * predict(model, x).logits, {"count": state["count"] + 1}
+
+
+def test_dropout_passes_start_from_the_state_that_the_adapter_has(trained):
+    probed, _ = served(trained, Probe(Counts(), 2), True)
+    assert probed.trace["dropped"].argmax(-1)[::8].tolist() == [0, 1, 2, 3, 4]
+    assert float(probed.trace["differs"].max()) == 0.0
+
+
+def test_the_guide_has_the_figures_that_were_measured():
+    root = Path(__file__).parents[2]
+    measured = json.loads((root / "results" / "live" / "estimates.json").read_text())["pooled"]
+    table = Estimates(tuple(measured["rows"]))
+    text = (root / "docs" / "guides" / "accuracy-without-labels.md").read_text()
+    assert table.to_markdown() in text
+    assert f"Its mean is {100 * table.error(estimator='classwise'):.1f} points over all" in text
