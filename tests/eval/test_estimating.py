@@ -1,4 +1,4 @@
-"""Estimates along streams: what the probe keeps, how curves are compared, and the table of a small federation."""
+"""Estimates along streams: what is kept, how curves are compared, and the table of a small federation."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from acclimate.core import Protocol, Shards, rng, stream, tree
 from acclimate.eval import estimates
 from acclimate.eval.distorted import KINDS, PLAN, SEGMENT, distorted, protocol
 from acclimate.eval.estimate_table import Estimates, pooled
-from acclimate.eval.probe import Probe
+from acclimate.eval.observed import Observed
 from acclimate.experiment import catalogue
 from acclimate.shifts.corruptions import COMMON
 from support import client_data, equal, fitted, gap, shards
@@ -38,9 +38,9 @@ def served(trained, adapter, trace, batch=8):
 @pytest.mark.parametrize(
     "name", ["none", "bn", "tent", "t3a", "shot", "em", pytest.param("memo", marks=pytest.mark.slow)]
 )
-def test_the_probe_answers_as_the_adapter_inside_it(trained, name):
+def test_it_answers_as_the_adapter_inside_it(trained, name):
     adapter = catalogue.ADAPTERS[name]
-    (plain, _), (probed, _) = served(trained, adapter, False), served(trained, Probe(adapter, 2), True)
+    (plain, _), (probed, _) = served(trained, adapter, False), served(trained, Observed(adapter, 2), True)
     assert gap(plain.logits, probed.logits) < 1e-5
     assert equal(probed.trace["logits"], probed.logits)
     assert probed.trace["differs"].shape == (40,) and probed.trace["dropped"].shape == (40, 5)
@@ -51,7 +51,7 @@ def test_dropout_passes_are_the_head_on_partly_zero_features(trained):
     from acclimate.ops.estimates import dropout
 
     worker, _, _ = trained
-    probed, model = served(trained, Probe(passes=2), True, batch=40)
+    probed, model = served(trained, Observed(passes=2), True, batch=40)
     data = client_data(shards(), 0)
     out = worker.predict()(model, data["x"][data["rows"]])
     params = model["vars"]["params"]
@@ -191,7 +191,7 @@ class Counts(ac.Adapter):
 
 
 def test_dropout_passes_start_from_the_state_that_the_adapter_has(trained):
-    probed, _ = served(trained, Probe(Counts(), 2), True)
+    probed, _ = served(trained, Observed(Counts(), 2), True)
     assert probed.trace["dropped"].argmax(-1)[::8].tolist() == [0, 1, 2, 3, 4]
     assert float(probed.trace["differs"].max()) == 0.0
 

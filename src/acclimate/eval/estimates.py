@@ -22,7 +22,7 @@ from ..shifts.base import Federation
 from .distorted import distorted, protocol
 from .estimate_table import Estimates
 from .grid import Test
-from .probe import Probe
+from .observed import Observed
 
 WINDOW = 4
 """Batches over which curves are smoothed before they are compared."""
@@ -76,7 +76,7 @@ class Session:
 
     def serve(self, adapter: Adapter, shards: Shards, served: Protocol, passes: int = 0) -> Outputs:
         """An adapter's outputs on every client's stream."""
-        metrics = self.engine.serve(self.models, shards, Probe(adapter, passes), served, trace=True)
+        metrics = self.engine.serve(self.models, shards, Observed(adapter, passes), served, trace=True)
         trace: Tree = tree.to(metrics["trace"], "cpu")
         rows, n = shards.rows.cpu(), shards.n.cpu()
         return Outputs(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])

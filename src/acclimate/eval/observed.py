@@ -13,7 +13,7 @@ from ..ops import estimates
 
 
 @dataclass(frozen=True)
-class Probe(Adapter):
+class Observed(Adapter):
     """Delegates everything, and traces its logits and, where `passes` is above 0, what dropout on the features before
     the head makes of them.
 
@@ -35,7 +35,7 @@ class Probe(Adapter):
     def __post_init__(self) -> None:
         check.whole(self, "passes", 0)
         if not 0 < self.rate < 1:
-            raise check.FieldError(f"Probe: rate={self.rate} must be between 0 and 1", "rate")
+            raise check.FieldError(f"Observed: rate={self.rate} must be between 0 and 1", "rate")
 
     @property
     def transductive(self) -> bool:  # type: ignore[override]
