@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,3 +203,14 @@ def test_the_guide_has_the_figures_that_were_measured():
     text = (root / "docs" / "guides" / "accuracy-without-labels.md").read_text()
     assert table.to_markdown() in text
     assert f"Its mean is {100 * table.error(estimator='classwise'):.1f} points over all" in text
+
+
+def test_a_client_without_validation_data_has_no_estimate_and_the_others_have():
+    data = ac.data.Digits(clients=3, partition=ac.data.IID(), fraction=0.3)
+    fit = ac.train(ac.Experiment(data=data, model=ac.models.MLP(hidden=(8,), norm="batch"), rounds=1))
+    unlabelled = replace(fit.world, val=(fit.world.val[0][:0], *fit.world.val[1:]))
+    found = ac.estimates(replace(fit, world=unlabelled), [ac.adapters.Tent()], [ac.shifts.Original()], passes=2)
+    clients = {r["estimator"]: r["clients"] for r in found.rows}
+    assert clients.pop("aetta-uniform") == 3  # it knows of no reference
+    assert set(clients.values()) == {2} and all(r["error"] is not None for r in found.rows)
+    assert {r["clients"] for r in found.drift} == {2}

@@ -6,6 +6,7 @@ and distorted by corruptions that no stream has (distorted.py).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -246,7 +247,8 @@ def _drift(fitted: Fitted, seen: Outputs, drifts: bool) -> list[dict[str, Any]]:
     Where the stream does not drift, alarms are false."""
     certain = vmap(ops.certainty)(seen.logits, fitted.ref["temperature"])
     traces = [c[r].tolist() for c, r in zip(certain, seen.real, strict=True)]
-    known = [(b, t) for b, t in zip(fitted.confidence, traces, strict=True) if b and t and certain.isfinite().all()]
+    pairs = zip(fitted.confidence, traces, strict=True)
+    known = [(b, t) for b, t in pairs if b and t and all(map(math.isfinite, (*b, *t)))]
     rows = []
     for name, make in DETECTORS.items():
         found = [alarms(make(), trace, before * REPEATS) for before, trace in known]
