@@ -1,4 +1,4 @@
-"""Live models: they answer as the test stream does, in requests of any size, and can be frozen, reset and taken back."""
+"""Live models: they answer as the test stream does, in requests of any size, and can be frozen and taken back."""
 
 import functools
 from dataclasses import replace

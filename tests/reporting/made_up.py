@@ -111,7 +111,13 @@ def analysed(run: dict[str, Any], streams: tuple[str, ...] = ("original", "mixtu
     histogram = {**names, "low": 0.0, "high": 1.0, "streams": dict.fromkeys(streams, weight)}
     maps = [{"adapter": "the", "trace": t, "meaning": f"{t} of h'", "streams": points} for t in ("plain", "smooth")]
     curve = [{**m, "adapter": "the", "streams": dict.fromkeys(streams, m["val_accuracy"] / 2)} for m in run["metrics"]]
-    return {**run, "metrics": curve, "analysis": {"histograms": [histogram], "maps": maps}}
+    errors = {"doc": 0.061, "atc": 0.043}
+    fixed = {"adapter": "the", "clients": 10, "curve_error": 0.1, "bias": 0.0}
+    rows = [{**fixed, "stream": s, "estimator": e, "error": v} for s in streams for e, v in errors.items()]
+    lines = {"truth": [0.5, 0.75, None, 0.25], "doc": [0.5] * 4, "atc": [0.25, 0.5, 0.5, 1.0]}
+    drawn = [{"adapter": "the", "stream": s, "batch": 8, "curves": lines} for s in streams]
+    estimates = {"rows": rows, "drift": [], "curves": drawn, "window": 4}
+    return {**run, "metrics": curve, "analysis": {"histograms": [histogram], "maps": maps, "estimates": estimates}}
 
 
 def written(page: str) -> str:

@@ -266,6 +266,21 @@ def test_histograms_say_their_numbers_and_maps_hold_every_point() -> None:
     assert all(0 <= float(v) <= 360 for d in dots for v in re.findall(r"[\d.]+", d)[:2])
 
 
+def test_estimates_of_accuracy_have_a_table_and_their_curves_where_a_run_has_them() -> None:
+    assert "Accuracy without labels" not in render(suite())
+    text = render([analysed(fake("fedthe")), fake("fedavg")])
+    assert "Accuracy without labels</h2>" in text
+    assert "<b>atc</b> is nearest: 4.3 points off" in text
+    cells = re.findall(r"<td>(original|mixture)</td><td class=\"n\">([^/]*)</td><td class=\"n\">(.*?)</td>", text)
+    assert cells == [("original", "6.1", "<b>4.3</b>"), ("mixture", "6.1", "<b>4.3</b>")]
+    label = 'aria-label="the on mixture: true accuracy and the estimate atc">'
+    panel = text.split(label)[1].split("</svg>")[0]
+    truth, estimate = re.findall(r'<path class="line c\d" d="M([^"]*)"', panel)
+    # three points of four: what is not known is left out; 0.5 lies in the middle between 0 (112) and 1 (8)
+    assert truth.split("L")[0] == "30.0 60.0" and len(truth.split("L")) == 3
+    assert estimate.split("L")[-1] == "216.0 8.0"
+
+
 def test_stream_curves_of_one_method_share_a_chart_and_of_several_have_one_each() -> None:
     one = render([analysed(fake("fedthe", seed=s)) for s in (0, 1)])
     assert one.count("Line chart of test accuracy per round for 2 streams") == 2  # label and title
@@ -279,6 +294,10 @@ def test_an_analysis_is_escaped_and_bears_gaps() -> None:
     run = analysed(fake("fedthe"), (EVIL,))
     for entry in (*run["analysis"]["histograms"], *run["analysis"]["maps"]):
         entry |= {"adapter": EVIL, "meaning": EVIL}
+    estimates = run["analysis"]["estimates"]
+    for entry in (*estimates["rows"], *estimates["curves"]):
+        entry |= {"adapter": EVIL}
+    estimates["rows"] += [{**estimates["rows"][0], "estimator": EVIL}, {**estimates["rows"][0], "error": None}]
     run["metrics"][0] |= {"adapter": EVIL, "streams": {EVIL: None}}
     run["analysis"]["histograms"][0]["streams"]["empty"] = {"samples": 0, "mean": None, "counts": [0, 0]}
     text = render([run])

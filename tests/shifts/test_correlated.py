@@ -53,7 +53,9 @@ def test_correlated_has_waves_within_each_segment_and_the_segments_of_the_walk()
     assert labels(plain, 0) == world.examples.y[walk].tolist()
     for i in range(2):
         part = slice(24 * i, 24 * i + 24)
-        expected = in_waves(walk[part], world.examples.y[walk[part]], 0.1, 3, rng.fold(rng.fold(KEY, "correlated", 0), i))
+        expected = in_waves(
+            walk[part], world.examples.y[walk[part]], 0.1, 3, rng.fold(rng.fold(KEY, "correlated", 0), i)
+        )
         assert labels(waves, 0)[part] == world.examples.y[expected].tolist()
     assert waves.card["plan"] == [["contrast", 5], ["brightness", 5]]
     assert waves.card["order"] == "within each segment, classes in waves: Dirichlet(0.1) over 3 time slots"

@@ -65,10 +65,8 @@ class Estimates:
 
     def drift_markdown(self) -> str:
         """Alarms by detector, adapter and stream; on streams that do not drift they are false."""
-        lines = [
-            "| detector | adapter | stream | drifts | clients with an alarm | samples before the first | alarms per 1,000 |"
-        ]
-        lines.append("|---|---|---|---|---:|---:|---:|")
+        head = ["detector", "adapter", "stream", "drifts", "clients with an alarm", "samples before it", "per 1,000"]
+        lines = ["| " + " | ".join(head) + " |", "|---|---|---|---|---:|---:|---:|"]
         for r in sorted(self.drift, key=lambda r: r["detector"]):
             first = "-" if r["first"] is None else f"{r['first']:.0f}"
             rate = 1000 * r["alarms"] / r["samples"] if r["samples"] else 0.0

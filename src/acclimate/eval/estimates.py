@@ -1,13 +1,15 @@
 """Accuracy without labels along every stream, beside the true curve; and drift, found on traces of confidence.
 
-Labels of a stream are read for the true curve alone. What estimates are fitted on is the clients' validation data: as it
-is, and distorted by corruptions that no stream has (distorted.py).
+Labels of a stream are read for the true curve alone. Estimates are fitted on the clients' validation data: as it is,
+and distorted by corruptions that no stream has (distorted.py).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,18 +23,20 @@ from ..shifts.base import Federation
 from .distorted import distorted, protocol
 from .estimate_table import Estimates
 from .grid import Test
-from .probe import Probe
+from .observed import Observed
 
 WINDOW = 4
 """Batches over which curves are smoothed before they are compared."""
-PASSES = 8
+PASSES = 4
 """Dropout passes for AETTA."""
 MOST_POINTS = 60
 """Batches of a curve that are kept for drawing; longer curves are thinned."""
-DETECTORS: dict[str, Callable[[], Detector]] = {"adwin": ADWIN, "page-hinkley": PageHinkley}
+DETECTORS: dict[str, Callable[[], Detector]] = {"adwin": lambda: ADWIN(delta=0.05), "page-hinkley": PageHinkley}
+REPEATS = 4
+"""How often a detector sees the validation data before a stream begins: a few dozen samples are little to know."""
 
 
-class Served(NamedTuple):
+class Outputs(NamedTuple):
     """An adapter's outputs on the streams of all clients, [clients, size, ...]."""
 
     trace: Tree
@@ -69,16 +73,16 @@ class Session:
 
     def __init__(self, engine: Engine, models: Any, passes: int) -> None:
         self.engine, self.models, self.passes = engine, models, passes
-        self._plain: dict[str, Served] = {}
+        self._plain: dict[str, Outputs] = {}
 
-    def serve(self, adapter: Adapter, shards: Shards, served: Protocol, passes: int = 0) -> Served:
+    def serve(self, adapter: Adapter, shards: Shards, served: Protocol, passes: int = 0) -> Outputs:
         """An adapter's outputs on every client's stream."""
-        metrics = self.engine.serve(self.models, shards, Probe(adapter, passes), served, trace=True)
+        metrics = self.engine.serve(self.models, shards, Observed(adapter, passes), served, trace=True)
         trace: Tree = tree.to(metrics["trace"], "cpu")
         rows, n = shards.rows.cpu(), shards.n.cpu()
-        return Served(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])
+        return Outputs(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])
 
-    def plain(self, name: str, shards: Shards) -> Served:
+    def plain(self, name: str, shards: Shards) -> Outputs:
         """The un-adapted model's outputs on a stream of this name."""
         if name not in self._plain:
             self._plain[name] = self.serve(Adapter(), shards, Protocol())
@@ -135,14 +139,14 @@ def _fit(session: Session, adapter: Adapter, clean: Shards, bent: Shards, classe
     ref = {**ref, "pooled": pooled.expand(len(seen.y))}
     hard, base = session.serve(adapter, bent, protocol(Protocol().batch)), session.plain("distorted", bent)
     chances, groups = ops.chance(hard.logits, pooled, base.logits, t), ops.group(hard.logits, base.logits)
-    rows, gap = vmap(lambda *a: ops.gaps(*a, 2 * classes))(chances, groups, hard.hit, hard.real)
+    rows, gap = vmap(partial(ops.gaps, count=2 * classes))(chances, groups, hard.hit, hard.real)
     own, everyone = ops.offsets(rows, gap)
     certain = vmap(ops.certainty)(seen.logits, ref["temperature"])
     confidence = [c[r].tolist() for c, r in zip(certain, seen.real, strict=True)]
     return Fitted(ref, t, own, everyone, _answers(base).sum(1), confidence)
 
 
-def _answers(served: Served) -> Tensor:
+def _answers(served: Outputs) -> Tensor:
     """Which class each row answers, one-hot [clients, size, classes]; zero in rows that do not count."""
     logits = served.logits
     return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype) * served.real[..., None]
@@ -156,7 +160,7 @@ def _neighbour(session: Session, adapter: Adapter, test: Test) -> Tensor:
 
 
 def _curves(
-    fitted: Fitted, seen: Served, plain: Served, other: Tensor | None, batch: int
+    fitted: Fitted, seen: Outputs, plain: Outputs, other: Tensor | None, batch: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The truth and each estimate: per batch [clients, batches], and of the whole stream [clients]."""
     ref, real, logits = fitted.ref, cut(seen.real, batch), cut(seen.logits, batch)
@@ -194,7 +198,7 @@ def cut(values: Tensor, batch: int) -> Tensor:
     return filled.view(len(values), -1, batch, *values.shape[2:])
 
 
-def _counts(seen: Served, batch: int) -> Tensor:
+def _counts(seen: Outputs, batch: int) -> Tensor:
     return cut(seen.real, batch).sum(-1)
 
 
@@ -226,7 +230,7 @@ def _errors(
     return rows
 
 
-def _drawn(found: Mapping[str, Tensor], window: int, seen: Served, test: Test) -> dict[str, list[float | None]]:
+def _drawn(found: Mapping[str, Tensor], window: int, seen: Outputs, test: Test) -> dict[str, list[float | None]]:
     """The smoothed curves, mean over clients, for a picture."""
     counts = _counts(seen, test.protocol.batch)
     out = {}
@@ -237,15 +241,17 @@ def _drawn(found: Mapping[str, Tensor], window: int, seen: Served, test: Test) -
     return out
 
 
-def _drift(fitted: Fitted, seen: Served, drifts: bool) -> list[dict[str, Any]]:
-    """Per detector: how many clients had an alarm on the trace of confidence, and after how many samples the first came.
+def _drift(fitted: Fitted, seen: Outputs, drifts: bool) -> list[dict[str, Any]]:
+    """Per detector: how many clients had an alarm on the trace of confidence, and after how many samples it came.
+
     Where the stream does not drift, alarms are false."""
     certain = vmap(ops.certainty)(seen.logits, fitted.ref["temperature"])
     traces = [c[r].tolist() for c, r in zip(certain, seen.real, strict=True)]
-    known = [(b, t) for b, t in zip(fitted.confidence, traces, strict=True) if b and t and certain.isfinite().all()]
+    pairs = zip(fitted.confidence, traces, strict=True)
+    known = [(b, t) for b, t in pairs if b and t and all(map(math.isfinite, (*b, *t)))]
     rows = []
     for name, make in DETECTORS.items():
-        found = [alarms(make(), trace, before) for before, trace in known]
+        found = [alarms(make(), trace, before * REPEATS) for before, trace in known]
         first = [f[0] for f in found if f]
         rows.append(
             {

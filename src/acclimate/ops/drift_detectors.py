@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 
 class Detector(Protocol):
@@ -24,8 +25,8 @@ class ADWIN:
     differ by more than chance explains.
 
     The window is a list of buckets of 1, 2, 4, ... numbers, at most `most` of a size, so that memory grows with the
-    logarithm of its length. Cuts between buckets are tested with every `clock`-th number, by the variance-aware bound of
-    the paper's Sec. 3.2 at confidence 1 - `delta`.
+    logarithm of its length. Cuts between buckets are tested with every `clock`-th number, by the paper's bound that
+    knows the variance, at confidence 1 - `delta`.
     """
 
     def __init__(self, delta: float = 0.002, clock: int = 4, least: int = 8, most: int = 5) -> None:
@@ -84,7 +85,8 @@ class ADWIN:
         return False
 
 
-class _Bucket(NamedTuple):
+@dataclass(frozen=True)
+class _Bucket:
     """Neighbouring numbers, summed up."""
 
     count: int
@@ -92,15 +94,12 @@ class _Bucket(NamedTuple):
     spread: float
     """The sum of squared differences from their mean."""
 
-    def __add__(self, other: object) -> _Bucket:
-        assert isinstance(other, _Bucket)
+    def __add__(self, other: _Bucket) -> _Bucket:
         if not self.count or not other.count:
             return self if self.count else other
-        apart = self.sum / self.count - other.sum / other.count
-        count = self.count + other.count
-        return _Bucket(
-            count, self.sum + other.sum, self.spread + other.spread + apart**2 * self.count * other.count / count
-        )
+        apart, count = self.sum / self.count - other.sum / other.count, self.count + other.count
+        between = apart**2 * self.count * other.count / count
+        return _Bucket(count, self.sum + other.sum, self.spread + other.spread + between)
 
 
 def _total(buckets: Iterable[_Bucket]) -> _Bucket:

@@ -81,7 +81,7 @@ def agreement(logits: Tensor, other: Tensor, real: Tensor) -> Tensor:
 
 
 def dropout(features: Tensor, rate: float, key: rng.Key) -> Tensor:
-    """Features [N, D] of which a share is zero and the rest larger; a row's draws do not depend on how many there are."""
+    """Features [N, D] of which a share is zero and the rest larger; a row has the same draws in batches of any size."""
     draws = vmap(lambda k: rng.uniform(k, features.shape[-1]))(rng.rows(key, features.shape[0]))
     return features * (draws >= rate) / (1.0 - rate)
 
@@ -97,9 +97,9 @@ def aetta(
 ) -> Tensor:
     """AETTA's accuracy of a batch, from what `disagreement` gives.
 
-    The error is the mean disagreement, raised where the mean prediction has collapsed: divided by a power of its entropy
-    over that of the client's `prior`. Without a prior it is the published form, which takes ln(classes). The error is
-    at most that of guessing by the prior.
+    The error is the mean disagreement, raised where the mean prediction has collapsed: divided by a power of its
+    entropy over that of the client's `prior`. Without a prior it is the published form, which takes ln(classes). The
+    error is at most that of guessing by the prior.
     """
     classes = probabilities.shape[-1]
     prior = torch.full_like(probabilities[0], 1.0 / classes) if prior is None else prior
@@ -118,8 +118,8 @@ def smoothed(values: Tensor, keep: float = 0.6) -> Tensor:
 
 
 def chance(logits: Tensor, t: Tensor, plain: Tensor, plain_t: Tensor) -> Tensor:
-    """How likely each answer is right before any offset: the mean of what the adapted model and the un-adapted one, each
-    at its temperature, think of the adapted model's answer."""
+    """How likely each answer is right before any offset: the mean of what the adapted model and the un-adapted one,
+    each at its temperature, think of the adapted model's answer."""
     answer = logits.argmax(-1, keepdim=True)
     own, other = (logits / t).softmax(-1), (plain / plain_t).softmax(-1)
     return (own.gather(-1, answer) + other.gather(-1, answer))[..., 0] / 2
@@ -149,8 +149,8 @@ def offsets(rows: Tensor, gap: Tensor, own: float = 10.0, pool: float = 20.0) ->
 
 
 def nearness(known: Tensor, seen: Tensor, low: float = 0.35, high: float = 0.65) -> Tensor:
-    """How much of a client's own offsets to take: 1 where the shares of answers [..., C] that are `seen` overlap with the
-    `known` ones by `high` or more, 0 where by `low` or less: the stream then is not of this client's classes."""
+    """How much of a client's own offsets to take: 1 where the shares of answers [..., C] that are `seen` overlap with
+    the `known` ones by `high` or more, 0 where by `low` or less: the stream then is not of this client's classes."""
     overlap = torch.minimum(_shares(known), _shares(seen)).sum(-1)
     return ((overlap - low) / (high - low)).clamp(0.0, 1.0)
 

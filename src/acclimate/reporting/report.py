@@ -18,6 +18,7 @@ from .sections import (
     data_cards,
     headline,
     heat_maps,
+    label_free,
     learning_curves,
     stream_samples,
 )
@@ -35,6 +36,7 @@ def render(runs: Sequence[Run], title: str = "acclimate report", more: Mapping[s
         "Method and adapter": heat_maps.section(board),
         "Learning curves": learning_curves.section(board),
         "What the adapter did": adapter_traces.section(board),
+        "Accuracy without labels": label_free.section(board),
         "Every client": clients.dots(board),
         "Fairness": clients.evenness(board),
         "Calibration": calibration.section(board),

@@ -22,6 +22,7 @@ from ..reporting.report import render
 from ..reporting.strips import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
 from .check import check_all, naming, untestable
+from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
 from .train import can_join, train, train_from, train_lanes, train_together
 from .watch import Watch
@@ -121,7 +122,8 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
     table, cards = evaluated(fit, None, streams, None, watch, kept)
     if kept is not None:
         meanings = {name: a.traces for name, a in by_name(experiment.adapters).items()}
-        folder.keep_analysis(kept, summary(kept, meanings, engine.device), experiment.seed, fit.state.round)
+        found = {**summary(kept, meanings, engine.device), "estimates": of_built(fit, None, streams, None).to_dict()}
+        folder.keep_analysis(kept, found, experiment.seed, fit.state.round)
     timings = {
         "build_seconds": seconds + built - began,
         "train_seconds": trained - built,

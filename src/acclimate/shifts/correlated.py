@@ -31,8 +31,8 @@ class Correlated(Segments):
     """Corrupted segments in each of which classes come in waves, as in the streams of NOTE and RoTTA.
 
     It joins the segments of `Continual` with the order of `LabelDrift`: the samples of a segment are cut into `slots`
-    time slots, over which each class spreads in proportions drawn from Dirichlet(alpha), anew for every segment (Gong et
-    al., NeurIPS 2022; Yuan et al., CVPR 2023). A slot has as many samples as a batch by default, so that batches are
+    time slots, over which each class spreads in proportions drawn from Dirichlet(alpha), anew for every segment (Gong
+    et al., NeurIPS 2022; Yuan et al., CVPR 2023). A slot has as many samples as a batch by default, so that batches are
     correlated too where a client has few test examples.
     """
 
@@ -73,10 +73,10 @@ class Correlated(Segments):
 
 @dataclass(frozen=True)
 class Repeated(Correlated):
-    """One short cycle of corrupted segments, the same images in the same order, `cycles` times: does an adapter collapse?
+    """One short cycle of corrupted segments `cycles` times, the same images in the same order: do adapters collapse?
 
-    PeTTA's recurring streams (Hoang et al., NeurIPS 2024) repeat so; with `alpha` the order within segments is in waves,
-    as theirs is.
+    PeTTA's recurring streams (Hoang et al., NeurIPS 2024) repeat so; with `alpha` the order within segments is in
+    waves, as theirs is.
     """
 
     kinds: tuple[str, ...] = ("gaussian_noise", "defocus_blur", "contrast")

@@ -13,12 +13,13 @@ from ..ops import estimates
 
 
 @dataclass(frozen=True)
-class Probe(Adapter):
+class Observed(Adapter):
     """Delegates everything, and traces its logits and, where `passes` is above 0, what dropout on the features before
     the head makes of them.
 
-    A dropout pass is the inner adapter's own step, from the state it has, on a model whose features are partly zero; the
-    state that it leaves is thrown away. So it needs no knowledge of the adapter. Where a method answers with more than one head, only what comes from the model's own head changes.
+    A dropout pass is the inner adapter's own step, from the state it has, on a model whose features are partly zero;
+    the state that it leaves is thrown away. So it needs no knowledge of the adapter. Where a method answers with more
+    than one head, only what comes from the model's own head changes.
     """
 
     adapter: Adapter = Adapter()
@@ -34,7 +35,7 @@ class Probe(Adapter):
     def __post_init__(self) -> None:
         check.whole(self, "passes", 0)
         if not 0 < self.rate < 1:
-            raise check.FieldError(f"Probe: rate={self.rate} must be between 0 and 1", "rate")
+            raise check.FieldError(f"Observed: rate={self.rate} must be between 0 and 1", "rate")
 
     @property
     def transductive(self) -> bool:  # type: ignore[override]

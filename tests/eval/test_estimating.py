@@ -1,0 +1,216 @@
+"""Estimates along streams: what is kept, how curves are compared, and the table of a small federation."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import acclimate as ac
+from acclimate.core import Protocol, Shards, rng, stream, tree
+from acclimate.eval import estimates
+from acclimate.eval.distorted import KINDS, PLAN, SEGMENT, distorted, protocol
+from acclimate.eval.estimate_table import Estimates, pooled
+from acclimate.eval.observed import Observed
+from acclimate.experiment import catalogue
+from acclimate.shifts.corruptions import COMMON
+from support import client_data, equal, fitted, gap, shards
+
+NAN = math.nan
+T = torch.tensor
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return fitted(ac.methods.FedAvg(), rounds=2)
+
+
+def served(trained, adapter, trace, batch=8):
+    worker, _, state = trained
+    model = worker.method.deploy(worker.task, worker.method.download(worker.task, state.server), {})
+    data = tree.drop(client_data(shards(), 0), ("y",))
+    return stream.run(worker.task, worker.predict(), adapter, model, data, Protocol(batch), rng.key(3), trace), model
+
+
+@pytest.mark.parametrize(
+    "name", ["none", "bn", "tent", "t3a", "shot", "em", pytest.param("memo", marks=pytest.mark.slow)]
+)
+def test_it_answers_as_the_adapter_inside_it(trained, name):
+    adapter = catalogue.ADAPTERS[name]
+    (plain, _), (probed, _) = served(trained, adapter, False), served(trained, Observed(adapter, 2), True)
+    assert gap(plain.logits, probed.logits) < 1e-5
+    assert equal(probed.trace["logits"], probed.logits)
+    assert probed.trace["differs"].shape == (40,) and probed.trace["dropped"].shape == (40, 5)
+    assert bool(((probed.trace["dropped"].sum(-1) - 1).abs() < 1e-5).all())
+
+
+def test_dropout_passes_are_the_head_on_partly_zero_features(trained):
+    from acclimate.ops.estimates import dropout
+
+    worker, _, _ = trained
+    probed, model = served(trained, Observed(passes=2), True, batch=40)
+    data = client_data(shards(), 0)
+    out = worker.predict()(model, data["x"][data["rows"]])
+    params = model["vars"]["params"]
+    key = rng.fold(rng.advance(rng.fold(rng.key(3), "samples"), 0), "passes")
+    passes = torch.stack([dropout(out.features, 0.4, k) @ params["head.weight"].T for k in rng.rows(key, 2)])
+    passes = passes + params["head.bias"]
+    torch.testing.assert_close(probed.trace["dropped"], passes.softmax(-1).mean(0))
+    other = (passes.argmax(-1) != out.logits.argmax(-1)).float().mean(0)
+    torch.testing.assert_close(probed.trace["differs"], other)
+    assert 0 < float(other.mean()) < 1
+
+
+def test_curves_are_cut_into_batches_and_smoothed_over_full_windows():
+    assert estimates.cut(T([[1.0, 2.0, 3.0]]), 2).tolist() == [[[1.0, 2.0], [3.0, 0.0]]]
+    values, counts = T([[0.0, 1.0, 0.5], [0.2, NAN, NAN]]), T([[2, 2, 1], [2, 0, 0]])
+    smooth = estimates.moving(values, counts, 2)
+    torch.testing.assert_close(smooth, T([[0.5, 2.5 / 3], [0.2, NAN]]), equal_nan=True)
+    torch.testing.assert_close(estimates.moving(values, counts, 9), T([[2.5 / 5], [0.2]]))
+
+
+def test_errors_are_means_over_clients_and_leave_out_those_without():
+    truth, guess = T([[0.5, 0.7], [1.0, 1.0], [0.4, 0.4]]), T([[0.6, 0.6], [1.4, 1.0], [NAN, NAN]])
+    counts = torch.full((3, 2), 4)
+    whole = {"truth": truth.mean(1), "doc": guess.mean(1)}
+    (row,) = estimates._errors({"truth": truth, "doc": guess}, whole, counts, 1)
+    assert row["clients"] == 2
+    assert row["error"] == pytest.approx(0.0, abs=1e-6)  # 0.6 for 0.6; 1.2, which is clipped to 1, for 1
+    assert row["curve_error"] == pytest.approx((0.1 + 0.1 + 0.0 + 0.0) / 4)
+
+
+def test_distorted_validation_data_has_kinds_that_streams_lack():
+    assert not set(KINDS) & set(COMMON) and len(PLAN) == 11
+    x = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    world = SimpleNamespace(examples=SimpleNamespace(x=x, y=torch.arange(6)))
+    made = distorted(world, (T([4, 2, 1]), T([], dtype=torch.int64)), rng.key(0))
+    assert made.n.tolist() == [SEGMENT * 11, 0]
+    own = made.own(0)
+    assert made.y[own][:4].tolist() == [4, 2, 1, 4]
+    same = (made.x[own] == x[made.y[own]]).flatten(1).all(1).view(11, SEGMENT)
+    assert same[0].all() and not same[1:].any()
+    rows = SimpleNamespace(examples=SimpleNamespace(x=torch.rand(6, 9), y=torch.arange(6)))
+    assert torch.equal(distorted(rows, (T([4]),), rng.key(0)).x[0], rows.examples.x[4])
+    assert [protocol(b).batch for b in (1, 20, 32, 64)] == [1, 16, 32, 32]
+
+
+def test_a_small_federation_from_training_to_the_table():
+    e = ac.Experiment(
+        data=ac.data.Digits(clients=3, partition=ac.data.IID(), fraction=0.4),
+        model=ac.models.MLP(hidden=(16,), norm="batch"),
+        rounds=2,
+    )
+    fit = ac.train(e)
+    found = ac.estimates(
+        fit,
+        [ac.adapters.NoAdapt(), ac.adapters.Tent(), ac.adapters.THE()],
+        [ac.shifts.Original(batch=16), ac.shifts.Gradual(segment=16, batch=16)],
+        ac.personal.FineTune(work=ac.Work(epochs=1, batch=16)),
+        passes=2,
+    )
+    names = ["doc", "atc", "cbpe", "aetta", "aetta-uniform", "agreement", "classwise"]
+    assert found.estimators() == names
+    assert {(r["adapter"], r["stream"]) for r in found.rows} == {
+        (a, s) for a in ("none", "tent") for s in ("original", "gradual")
+    }  # THE cannot serve the model
+    assert all(r["clients"] == 3 and 0 <= r["error"] <= 1 for r in found.rows)
+    # the true curve is the accuracy that the table of results has
+    table = ac.evaluate(
+        fit,
+        [ac.adapters.NoAdapt()],
+        [ac.shifts.Gradual(segment=16, batch=16)],
+        ac.personal.FineTune(work=ac.Work(epochs=1, batch=16)),
+    )
+    curve = next(c for c in found.curves if c["stream"] == "gradual" and c["adapter"] == "none")["curves"]
+    assert len(curve["truth"]) == 11 - 4 + 1 and set(curve) == {"truth", *names}
+    whole = ac.estimates(
+        fit,
+        [ac.adapters.NoAdapt()],
+        [ac.shifts.Gradual(segment=16, batch=176)],
+        ac.personal.FineTune(work=ac.Work(epochs=1, batch=16)),
+        passes=0,
+    )
+    assert whole.curves[0]["curves"]["truth"] == pytest.approx([table.rows[0]["accuracy"]], abs=1e-5)
+    assert {r["drifts"] for r in found.drift if r["stream"] == "original"} == {False}
+    assert {r["drifts"] for r in found.drift if r["stream"] == "gradual"} == {True}
+
+
+def rows(**errors):
+    fixed = {"adapter": "none", "stream": "original", "clients": 4, "curve_error": 0.1, "bias": 0.0}
+    return tuple({**fixed, "estimator": k, "error": v} for k, v in errors.items())
+
+
+def test_the_table_says_which_is_best_and_seeds_are_pooled():
+    one, two = Estimates(rows(doc=0.04, atc=0.05)), Estimates(rows(doc=0.08, atc=0.03))
+    assert one.best() == "doc" and two.best(adapter="none") == "atc"
+    both = pooled([one, two])
+    assert both.error(estimator="doc") == pytest.approx(0.06) and both.best() == "atc"
+    assert both.rows[0]["clients"] == 8
+    assert "| none | original | 6.0 | **4.0** |" in both.to_markdown()
+    assert one.to_csv().splitlines()[1] == "none,original,doc,4,0.04,0.1,0.0"
+    gap = Estimates(rows(doc=None, atc=0.05))
+    assert gap.best() == "atc" and "| none | original | - | **5.0** |" in str(gap)
+    alarm = {"adapter": "none", "stream": "gradual", "detector": "adwin", "drifts": True, "clients": 3, "alarmed": 2}
+    drift = Estimates(drift=({**alarm, "alarms": 4, "samples": 500, "first": 70},))
+    assert "| adwin | none | gradual | yes | 2 of 3 | 70 | 8.0 |" in drift.drift_markdown()
+
+
+def test_detection_starts_from_validation_confidence():
+    sure, unsure = T([[9.0, 0.0]]).repeat(40, 1), T([[0.4, 0.0]]).repeat(40, 1)
+    fit = estimates.Fitted({"temperature": torch.ones(2)}, T(1.0), *[T(0.0)] * 3, [[1.0] * 40] * 2)
+    seen = estimates.Outputs({"logits": torch.stack((sure, unsure))}, T(0), torch.ones(2, 40, dtype=torch.bool))
+    for row in estimates._drift(fit, seen, True):
+        assert row["alarmed"] == 1 and row["clients"] == 2 and row["samples"] == 80 and row["first"] <= 30
+
+
+def test_neighbours_answer_on_the_stream_of_the_one_before():
+    s = Shards.of(torch.zeros(3, 1), T([0, 1, 2]), [T([0]), T([1]), T([2])])
+    seen = []
+
+    def serve(adapter, shards, served):
+        seen.append(shards.rows[:, 0].tolist())
+        return SimpleNamespace(logits=torch.stack((torch.arange(3), shards.rows[:, 0]), -1))
+
+    got = estimates._neighbour(SimpleNamespace(serve=serve), None, SimpleNamespace(shards=s, protocol=None))
+    assert got.tolist() == [[1, 0], [2, 1], [0, 2]]  # (whose model, whose stream)
+
+
+@dataclass(frozen=True)
+class Counts(ac.Adapter):
+    """Answers the number of batches that it has seen."""
+
+    def init(self, task, model):
+        return {"count": torch.zeros((), dtype=torch.int64)}
+
+    def step(self, task, predict, model, state, x, key):
+        sure = 20.0 * torch.nn.functional.one_hot(state["count"] % task.num_classes, task.num_classes)
+        return sure.expand(len(x), -1) + 0.0 * predict(model, x).logits, {"count": state["count"] + 1}
+
+
+def test_dropout_passes_start_from_the_state_that_the_adapter_has(trained):
+    probed, _ = served(trained, Observed(Counts(), 2), True)
+    assert probed.trace["dropped"].argmax(-1)[::8].tolist() == [0, 1, 2, 3, 4]
+    assert float(probed.trace["differs"].max()) == 0.0
+
+
+def test_the_guide_has_the_figures_that_were_measured():
+    root = Path(__file__).parents[2]
+    measured = json.loads((root / "results" / "live" / "estimates.json").read_text())["pooled"]
+    table = Estimates(tuple(measured["rows"]))
+    text = (root / "docs" / "guides" / "accuracy-without-labels.md").read_text()
+    assert table.to_markdown() in text
+    assert f"Its mean is {100 * table.error(estimator='classwise'):.1f} points over all" in text
+
+
+def test_a_client_without_validation_data_has_no_estimate_and_the_others_have():
+    data = ac.data.Digits(clients=3, partition=ac.data.IID(), fraction=0.3)
+    fit = ac.train(ac.Experiment(data=data, model=ac.models.MLP(hidden=(8,), norm="batch"), rounds=1))
+    unlabelled = replace(fit.world, val=(fit.world.val[0][:0], *fit.world.val[1:]))
+    found = ac.estimates(replace(fit, world=unlabelled), [ac.adapters.Tent()], [ac.shifts.Original()], passes=2)
+    clients = {r["estimator"]: r["clients"] for r in found.rows}
+    assert clients.pop("aetta-uniform") == 3  # it knows of no reference
+    assert set(clients.values()) == {2} and all(r["error"] is not None for r in found.rows)
+    assert {r["clients"] for r in found.drift} == {2}
