@@ -117,7 +117,6 @@ __all__ = [
     "load",
     "load_joined",
     "load_live",
-    "load_live",
     "local",
     "methods",
     "models",

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from ..adapters import NoAdapt
 from ..core import Adapter, Tree, Worker, rng, tree
 from ..experiment import Experiment
-from . import inputs, session
+from . import inputs
 from .answer import Answer
 from .module import module_of
+from .session import Outcome, adapts, begin, request
 
 WINDOW, SNAPSHOTS, REMEMBERED = 32, 8, 10_000
 """Samples that an adapter sees at a time; states that can be restored; answers for which a label may come later."""
@@ -101,17 +102,17 @@ class Live:
         first = min(size - int(self.session["fresh"]) % size, len(x))
         return [p for p in (x[:first], *x[first:].split(size)) if len(p)]
 
-    def _request(self, x: Tensor) -> session.Outcome:
+    def _request(self, x: Tensor) -> Outcome:
         task, predict, model = self.worker.task, self.worker.predict(), self.model
         if self.adapter.transductive and not self.prepared and not self.frozen:
             self._collect(x)
         waits = self.adapter.transductive and not self.prepared
         like = tree.leaves(model)[0]
         open = torch.full((), not waits, dtype=torch.bool, device=like.device)
-        outcome = session.request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open)
+        outcome = request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open)
         return self._kept(outcome) if self.frozen else outcome
 
-    def _kept(self, outcome: session.Outcome) -> session.Outcome:
+    def _kept(self, outcome: Outcome) -> Outcome:
         """What a request leaves behind where steps are not committed: the window goes on, the adapter's state stays."""
         state = {**outcome.state, **tree.pick(self.session, ("adapter", "step"))}
         return outcome._replace(state=state, committed=torch.zeros_like(outcome.committed))
@@ -136,7 +137,7 @@ class Live:
         self.session = {**state, "step": self.session["step"] + 1}
         self.snapshots.append((self.step, self.session))
 
-    def _answer(self, outcomes: Sequence[session.Outcome], seen: int) -> Answer:
+    def _answer(self, outcomes: Sequence[Outcome], seen: int) -> Answer:
         logits = torch.cat([o.logits for o in outcomes]).detach().cpu()
         plain = torch.cat([o.plain for o in outcomes]).argmax(-1).tolist()
         adapted = tuple(torch.cat([o.adapted for o in outcomes]).tolist())
@@ -156,7 +157,7 @@ class Live:
     def _why(self, told: dict[str, float]) -> str:
         """Why the un-adapted model answered."""
         size, filled = self.session["window"].shape[0], int(self.session["filled"])
-        if not session.adapts(self.adapter):
+        if not adapts(self.adapter):
             return "the adapter is none"
         if self.adapter.transductive and not self.prepared:
             return f"{type(self.adapter).__name__} waits for {WINDOW} samples in one request, or for prepare(x)"
@@ -191,7 +192,7 @@ class Live:
     def reset(self) -> None:
         """Start afresh, as the model was deployed. The step that comes back with `restore` is the one before."""
         window = self.session["window"].shape[0]
-        fresh = session.begin(self.worker.task, self.adapter, self.model, window or WINDOW, self.dtype)
+        fresh = begin(self.worker.task, self.adapter, self.model, window or WINDOW, self.dtype)
         self.prepared = False
         self._commit({**fresh, "seen": self.session["seen"], "step": self.session["step"]})
 
