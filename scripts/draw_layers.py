@@ -23,6 +23,7 @@ ROOMS = {
     "experiment": "one record, its files and names",
     "store": "run folders",
     "reporting": "report.html, previews",
+    "live": "answer and keep adapting",
     "running": "build, train, evaluate, join, compare",
     "fleet": "real sites over Flower",
     "recipes": "the papers' tables",

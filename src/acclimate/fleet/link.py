@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ..backends.flower.protocol import Answer, Request, Version, brief, version_conflict
+from ..backends.flower.protocol import NodeAnswer, Request, Version, brief, version_conflict
 from ..core import Tree
 from ..experiment import encode
 from .records import pack, parcels, size, version_of
@@ -45,7 +45,7 @@ class GridLink:
     def log(self, text: str) -> None:
         log.warning(text)
 
-    def exchange(self, requests: Sequence[Request], seconds: float, group: str) -> list[Answer]:
+    def exchange(self, requests: Sequence[Request], seconds: float, group: str) -> list[NodeAnswer]:
         if not requests:
             return []
         messages = [self._message(request, seconds, group) for request in requests]
@@ -75,17 +75,17 @@ class GridLink:
         self.sent += size(content)
         return Message(content, dst_node_id=request.node, message_type=request.kind, ttl=seconds, group_id=group)
 
-    def _answer(self, node: int, reply: Message) -> Answer:
+    def _answer(self, node: int, reply: Message) -> NodeAnswer:
         if reply.has_error():
             kind = "lost" if reply.error.code in GONE else "error"
-            return Answer(node, {}, {}, brief(str(reply.error.reason or f"error {reply.error.code}")), kind)
+            return NodeAnswer(node, {}, {}, brief(str(reply.error.reason or f"error {reply.error.code}")), kind)
         self.received += size(reply.content)
         if conflict := version_conflict(server=Version(), node=version_of(reply.content)):
-            return Answer(node, {}, {}, conflict)
+            return NodeAnswer(node, {}, {}, conflict)
         try:
-            return Answer(node, *parcels(reply.content))
+            return NodeAnswer(node, *parcels(reply.content))
         except ValueError as e:
-            return Answer(node, {}, {}, brief(str(e)))
+            return NodeAnswer(node, {}, {}, brief(str(e)))
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:

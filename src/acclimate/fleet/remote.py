@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..backends.flower.protocol import Answer, FleetError, Link, Request, stream_name
+from ..backends.flower.protocol import FleetError, Link, NodeAnswer, Request, stream_name
 from ..core import Shards, rng
 from ..data import Dataset, World
 from ..data.world import Examples
@@ -105,7 +105,7 @@ def gather(link: Link, data: Dataset, seconds: float) -> Remote:
     )
 
 
-def _card(answer: Answer, clients: int) -> dict[int, Mapping[str, Any]]:
+def _card(answer: NodeAnswer, clients: int) -> dict[int, Mapping[str, Any]]:
     if answer.error is not None:
         raise FleetError(f"node {answer.node} cannot tell about its data: {answer.error}")
     card = answer.fields.get("data")

@@ -76,7 +76,7 @@ class Site:
         return Worker(task, e.method, e.filters, e.seed)
 
     def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:
-        """Answer one request."""
+        """NodeAnswer one request."""
         if kind == "query":
             return {}, self.card()
         if kind == "train":

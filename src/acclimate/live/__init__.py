@@ -1,7 +1,7 @@
 """Live models: a deployed model that answers one client's requests and keeps adapting to them."""
 
 from .answer import Answer
-from .folder import load_live
+from .loading import load_live
 from .model import Live
 
 Joined, load_joined = Live, load_live

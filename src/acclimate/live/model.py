@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 
 from ..adapters import NoAdapt
 from ..core import Adapter, Tree, Worker, rng, tree
-from ..experiment import Experiment
-from . import inputs
+from ..experiment import Experiment, dumps
+from . import folder, inputs
 from .answer import Answer
 from .module import module_of
 from .session import Outcome, adapts, begin, request
@@ -238,6 +239,17 @@ class Live:
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a folder that `load_live` reads: safetensors and JSON, whole or not at all."""
-        from .folder import save
-
-        return save(self, Path(path), overwrite)
+        task = self.worker.task
+        card = {
+            "client": self.client,
+            "classes": list(self.classes),
+            "task": {"shape": list(task.shape), "mean": list(task.mean), "std": list(task.std)},
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "frozen": self.frozen,
+            "prepared": self.prepared,
+            "labelled": self.labelled,
+            "record": self.record,
+            "config": json.loads(dumps(self.experiment)),
+        }
+        changing = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
+        return folder.write(Path(path), card, {"model": self.model, "state": changing}, overwrite)

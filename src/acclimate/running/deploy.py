@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from ..adapters import Guarded, NoAdapt
-from ..core import Adapter, Tree, Worker, tree
-from ..experiment import labels
+from ..core import Adapter, Best, Engine, State, Tree, Worker, tree
+from ..data import World
+from ..experiment import Experiment, labels
 from ..live import Live, session
 from ..live.model import WINDOW
 from ..live.module import personalised
 
-if TYPE_CHECKING:
-    from .build import Fit
+
+class Trained(Protocol):
+    """What deploying needs of a `Fit`."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """What was trained."""
+
+    @property
+    def world(self) -> World:
+        """The clients' data."""
+
+    @property
+    def engine(self) -> Engine:
+        """What ran the clients."""
+
+    def selected(self, selection: str = "last") -> State | Best:
+        """Round, server and private state."""
 
 
 def deploy(
-    fit: Fit,
+    fit: Trained,
     client: int,
     adapter: Adapter | None = None,
     guard: bool | Guarded = True,
@@ -51,7 +68,7 @@ def deploy(
     )
 
 
-def live_model(fit: Fit, client: int, selection: str = "last") -> Tree:
+def live_model(fit: Trained, client: int, selection: str = "last") -> Tree:
     """A client's model when it goes live: after its personal phase and the experiment's personaliser."""
     if not 0 <= client < fit.world.clients:
         raise ValueError(f"client={client} must be from 0 to {fit.world.clients - 1}")
@@ -60,7 +77,7 @@ def live_model(fit: Fit, client: int, selection: str = "last") -> Tree:
     return personalised(worker, fit.world, client, down, mine, fit.experiment.personal, fit.engine.device)
 
 
-def validation(fit: Fit, client: int) -> Tree:
+def validation(fit: Trained, client: int) -> Tree:
     """A client's labelled validation examples, as an adapter calibrates on them."""
     device, rows = fit.engine.device, fit.world.val[client]
     examples = fit.world.examples
@@ -71,7 +88,7 @@ def validation(fit: Fit, client: int) -> Tree:
     return on
 
 
-def _chosen(fit: Fit, worker: Worker, model: Tree, adapter: Adapter | None) -> Adapter:
+def _chosen(fit: Trained, worker: Worker, model: Tree, adapter: Adapter | None) -> Adapter:
     asked = list(fit.experiment.adapters) if adapter is None else [adapter]
     reasons = {a: a.refusal(worker.task, model) for a in asked}
     able = [a for a, reason in reasons.items() if reason is None]

@@ -37,7 +37,7 @@ from ...core import (
 from ...core.stream import Protocol as StreamProtocol
 from .live_models import LiveModels, ModelRecipe
 from .messages import RoundMessages, expected_message, metrics_of
-from .protocol import LINK, Answer, FleetError, Link, Request, brief, stream_name
+from .protocol import LINK, FleetError, Link, NodeAnswer, Request, brief, stream_name
 from .roster import Roster
 
 ROUNDING = 1e-9
@@ -201,7 +201,7 @@ class FlowerEngine(Engine):
 
     def ask(
         self, models: ModelRecipe, clients: list[int], fields: Mapping[str, Any], wait_for_all: bool = False
-    ) -> list[tuple[Answer, list[int]]]:
+    ) -> list[tuple[NodeAnswer, list[int]]]:
         """Ask the nodes of these clients to do something with live models; see `LiveModels.ask`.
 
         Clients whose nodes do not do it are noted as left out.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...core import Personalizer, Tree, tree
 from ...ops.hashing import content_hash
 from .checks import model_of_zeros
-from .protocol import Answer, Link, Request
+from .protocol import Link, NodeAnswer, Request
 from .roster import Roster
 
 Missing = dict[int, tuple[str, str]]
@@ -62,7 +62,7 @@ class LiveModels:
 
     def ask(
         self, recipe: ModelRecipe, clients: list[int], there: Collection[int], fields: Mapping[str, Any]
-    ) -> tuple[list[tuple[Answer, list[int]]], Missing]:
+    ) -> tuple[list[tuple[NodeAnswer, list[int]]], Missing]:
         """Ask the nodes of those clients that are `there` to do something with live models.
 
         Gives the good answers, each with the clients for which its node may speak: those that the node was asked for
@@ -74,7 +74,7 @@ class LiveModels:
         )
         absent = [] if newcomers else [c for c in clients if c not in there]
         missing: Missing = dict.fromkeys(absent, ("lost", self._roster.why_absent()))
-        good: list[tuple[Answer, list[int]]] = []
+        good: list[tuple[NodeAnswer, list[int]]] = []
         for _ in range(2):
             answers, lacking = self._exchange(recipe, groups, fields)
             failed = self._failed(groups, answers)
@@ -89,7 +89,7 @@ class LiveModels:
 
     def _exchange(
         self, recipe: ModelRecipe, groups: Mapping[int, list[int]], fields: Mapping[str, Any]
-    ) -> tuple[list[Answer], set[int]]:
+    ) -> tuple[list[NodeAnswer], set[int]]:
         """Ask nodes, sending them `down` where they have not made the models yet; and the nodes that lack it."""
         ready, requests = self._nodes.setdefault(recipe.name, set()), []
         for node, clients in groups.items():
@@ -105,7 +105,7 @@ class LiveModels:
                 self._forms.setdefault(recipe.form, model_of_zeros(tensors))
         return answers, lacking
 
-    def _failed(self, groups: Mapping[int, list[int]], answers: list[Answer]) -> Missing:
+    def _failed(self, groups: Mapping[int, list[int]], answers: list[NodeAnswer]) -> Missing:
         """The clients for whom a node did not do what it was asked for."""
         failed: Missing = {}
         for answer in answers:

@@ -11,7 +11,7 @@ import torch
 from ...core import Fault, Filter, Shards, Tree, Work, Worker, message, tree
 from ...core.stream import score
 from .checks import examine
-from .protocol import Answer, Parcel, brief, with_empty_groups
+from .protocol import NodeAnswer, Parcel, brief, with_empty_groups
 
 HEADER = 512
 """Bytes that a tensor may take on the wire beyond its content: name, shape and type."""
@@ -56,7 +56,7 @@ class RoundMessages:
         for c in clients:
             self.faults[c] = Fault(self.round, c, kind, brief(reason))
 
-    def take(self, answer: Answer, asked: list[int]) -> None:
+    def take(self, answer: NodeAnswer, asked: list[int]) -> None:
         """Take the messages of one node's answer that may count."""
         self._note_absent(answer, asked)
         for name, parcel in answer.parcels.items():
@@ -81,7 +81,7 @@ class RoundMessages:
         assert part is not None
         return part
 
-    def _note_absent(self, answer: Answer, asked: list[int]) -> None:
+    def _note_absent(self, answer: NodeAnswer, asked: list[int]) -> None:
         failed = answer.fields.get("failed", {})
         for c in asked:
             if answer.error is not None:

@@ -62,7 +62,7 @@ class Request(NamedTuple):
     fields: Mapping[str, Any]
 
 
-class Answer(NamedTuple):
+class NodeAnswer(NamedTuple):
     """The answer of a node: parcels by name and fields of plain JSON, or an error."""
 
     node: int
@@ -85,7 +85,7 @@ class Link(Protocol):
     def nodes(self) -> list[int]:
         """The nodes that are connected now."""
 
-    def exchange(self, requests: Sequence[Request], seconds: float, group: str) -> list[Answer]:
+    def exchange(self, requests: Sequence[Request], seconds: float, group: str) -> list[NodeAnswer]:
         """Send requests and wait for answers, at most so long. Nodes that did not answer are not in the result."""
 
     def wait(self, seconds: float) -> None:

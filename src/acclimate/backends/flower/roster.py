@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from .protocol import Answer, Link, Request
+from .protocol import Link, NodeAnswer, Request
 
 
 class Roster:
@@ -72,7 +72,7 @@ class Roster:
                     self._unfit[answer.node] = answer.error
         return there
 
-    def _welcome(self, answer: Answer, there: set[int]) -> None:
+    def _welcome(self, answer: NodeAnswer, there: set[int]) -> None:
         """Note which clients a node hosts. A site that comes back may have a new number; nobody is taken over."""
         log = self._link.log
         for c in answer.fields.get("clients", ()):

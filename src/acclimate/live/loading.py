@@ -1,0 +1,61 @@
+"""Live models from their folders, those that earlier versions wrote for newcomers among them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import store
+from ..core import Task, Worker
+from ..experiment import loads
+from .folder import CARD, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
+from .model import SNAPSHOTS, WINDOW, Live
+from .session import begin
+
+
+def load_live(path: str | Path, **given: Any) -> Live:
+    """A live model from its folder, or a client that joined with an earlier version.
+
+    `given` supplies Python objects that JSON cannot hold, such as `model`.
+    """
+    folder = Path(path)
+    if not (folder / CARD).exists() and (folder / JOINED_CARD).exists():
+        return _joined(folder, given)
+    card = store.read_json(folder / CARD)
+    if card.get("schema") != SCHEMA:
+        raise store.RunError(
+            f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'; it is of another version of acclimate"
+        )
+    try:
+        model, trees = (read(folder, card["files"][word]) for word in ("model", "state"))
+        experiment, worker = _worker(card, given)
+        ring = deque(((int(k), v) for k, v in trees["snapshots"].items()), maxlen=SNAPSHOTS)
+        about = (experiment, worker, tuple(card["classes"]), card["client"], model, trees["session"], card["record"])
+        rest = (card["frozen"], card["prepared"], getattr(torch, card["dtype"]), ring)
+        return Live(*about, *rest, labelled=list(card["labelled"]))
+    except (KeyError, TypeError, AttributeError) as e:
+        raise store.RunError(f"{folder / CARD} is damaged: {type(e).__name__} {e}; deploy again") from e
+
+
+def _worker(card: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, Worker]:
+    e, about = loads(json.dumps(card["config"]), **given), card["task"]
+    task = Task(e.model, tuple(about["shape"]), len(card["classes"]), tuple(about["mean"]), tuple(about["std"]))
+    return e, Worker(task, e.method, (), e.seed)
+
+
+def _joined(folder: Path, given: Mapping[str, Any]) -> Live:
+    """A client that joined with an earlier version: frozen, as it was."""
+    card = store.read_json(folder / JOINED_CARD)
+    if card.get("schema") != JOINED:
+        raise store.RunError(f"{folder / JOINED_CARD}: schema={card.get('schema')!r} must be '{JOINED}'")
+    trees = read(folder, {"name": JOINED_TENSORS, "sha256": card["sha256"], "outline": card["outline"]})
+    experiment, worker = _worker(card, given)
+    start = begin(worker.task, experiment.adapters[0], trees["model"], WINDOW, torch.uint8)
+    now = {**start, "adapter": trees["state"]}
+    about = (experiment, worker, tuple(card["classes"]), card["client"], trees["model"], now, card["record"])
+    return Live(*about, frozen=True, prepared=True)
