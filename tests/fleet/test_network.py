@@ -20,6 +20,7 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 from fakes import experiment, state_of
 from typer.testing import CliRunner
 
+import acclimate as ac
 from acclimate import store
 from acclimate.backends import Serial
 from acclimate.backends.flower.protocol import Version, version_conflict
@@ -27,7 +28,7 @@ from acclimate.cli.main import app
 from acclimate.core import tree
 from acclimate.experiment import catalogue
 from acclimate.fleet import keys, launch, local_processes, loopback
-from acclimate.fleet.vault import Vault, deployed_file, read_tree
+from acclimate.fleet.vault import Vault, deployed_folder
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
 
@@ -193,7 +194,8 @@ def test_deploy_leaves_models_at_the_nodes_and_brings_metrics_back(fleet, tmp_pa
     assert said.exit_code == 0, said.output
     assert "4 client(s) are live" in said.output and "tent" in said.output
     for c in range(4):
-        assert "vars" in read_tree(deployed_file(fleet.site(c % 2), c))
+        live = ac.load_live(deployed_folder(fleet.site(c % 2), c))
+        assert live.adapter == ac.adapters.Guarded(ac.adapters.Tent()) and live.client == c
     assert store.read_json(fleet.site(0) / "deployed" / "card.json")["adapter"] == "tent"
 
 

@@ -18,12 +18,14 @@ from fakes import FakeGrid
 from typer.testing import CliRunner
 
 from acclimate import store
+from acclimate.adapters import Guarded, Tent
 from acclimate.backends.flower.engine import Flower
 from acclimate.backends.flower.protocol import FleetError
 from acclimate.cli.main import app
 from acclimate.experiment.settings import expand
 from acclimate.fleet import keys, local_processes, loopback, server_app, site_folders
 from acclimate.fleet.site import Place
+from acclimate.live import load_live
 
 
 class SiteGrid(FakeGrid):
@@ -71,6 +73,19 @@ def test_sites_train_and_deploy_on_data_that_the_server_never_has(tmp_path, monk
     assert results["table"][0]["accuracy"] > 0.5, "the sites' own labels are learnt, not the stand-ins'"
     server_app.conduct(grid, config(tmp_path / "run", task="deploy"))
     assert {p.parent.parent.name for p in tmp_path.glob("site*/deployed/card.json")} == {"site0", "site1"}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_deployed_at_a_site_is_a_live_model_that_its_own_labels_calibrate(tmp_path):
+    grid = grid_with_data(tmp_path)
+    prepare(tmp_path / "run", "adapters=tent-all")
+    server_app.conduct(grid, config(tmp_path / "run"))
+    server_app.conduct(grid, config(tmp_path / "run", task="deploy"))
+    for c, count in enumerate((60, 90)):
+        live = load_live(next(tmp_path.glob(f"site{c}*")) / "deployed" / str(c))
+        assert isinstance(live.adapter, Guarded) and live.adapter.adapter == Tent(params="all")
+        assert int(live.model["reference"]["real"].sum()) == min(round(count * 0.2), 64)
+        assert live(np.load(tmp_path / f"data{c}" / "site.npz")["x"][:40]).step == 1
 
 
 def test_sites_that_do_not_fit_are_named(tmp_path):

@@ -206,3 +206,22 @@ def test_a_guarded_answer_says_what_the_guard_saw():
     assert set(answer.guard) == {"gain", "flips", "foreign", "nearer", "moved", "harmful"}
     assert answer.estimate is not None and 0 <= answer.estimate <= 1
     assert live(stream(3, 0)).ids == ("0-32", "0-33", "0-34")
+
+
+@pytest.mark.parametrize("name", ["bn", "tent", "guarded"])
+def test_a_sample_is_predicted_alike_alone_and_among_others(name):
+    live = deployed(name, window=8)
+    answers(live, stream(24), 8)
+    before = live.session
+    together = live.predict(stream(12))
+    torch.testing.assert_close(
+        torch.cat([live.predict(x) for x in stream(12).split(1)]), together, rtol=1e-4, atol=1e-4
+    )
+    assert live.session is before
+
+
+@pytest.mark.parametrize("adapter", [A.BNStats(), A.Tent()])
+def test_a_newcomer_can_be_asked_one_sample(adapter):
+    joined = ac.join(trained(), stream(20), adapter)
+    torch.testing.assert_close(joined.predict(stream(3)[2:]), joined.predict(stream(3))[2:], rtol=1e-4, atol=1e-4)
+    assert joined(stream(1)).probabilities.shape == (1, 10)

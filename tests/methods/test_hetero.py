@@ -13,13 +13,14 @@ from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.backends.mixed import MixedEngine
 from acclimate.core import SGD, NonFinite, Protocol, StepDecay, Task, rng, tree
 from acclimate.core import fit as loop
+from acclimate.live import load_joined
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
 from acclimate.methods.public import answers, whole_step
 from acclimate.models import CNN, MLP, Mixed
 from acclimate.ops.learned import learned_loss
 from acclimate.running import run as api
-from acclimate.running.join import join, load_joined
+from acclimate.running.join import join
 from support import CLASSES, MODELS, client_data, equal, gap, images, shards, task
 
 KEY = rng.key(5)

@@ -42,7 +42,7 @@ def place_of(context: Context) -> Place:
 
 
 def respond(message: Message, context: Context) -> Message:
-    """NodeAnswer one request of the server. A server with another acclimate is refused before anything else is read."""
+    """Answer one request of the server. A server with another acclimate is refused before anything else is read."""
     if conflict := version_conflict(server=version_of(message.content), node=Version()):
         log.error(conflict)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, conflict), reply_to=message)

@@ -30,7 +30,7 @@ def deploy(folder: store.RunFolder, selection: str, adapter: str, given: Mapping
         raise ValueError(f"adapter '{name}' cannot serve this model: {reason}")
     card = {"round": chosen.round, "selection": selection, "adapter": name, "label": fit.experiment.label}
     clients = list(range(fit.world.clients))
-    answers = engine.ask(models, clients, {"leave": card}, wait_for_all=True)
+    answers = engine.ask(models, clients, {"leave": card, "adapter": named[name]}, wait_for_all=True)
     left = [c for answer, asked in answers for c in asked if c in answer.fields.get("left", ())]
     if missing := sorted(set(clients) - set(left)):
         raise FleetError(

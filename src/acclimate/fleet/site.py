@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from ..backends.flower.protocol import stream_name
-from ..core import Shards, Task, Tree, Worker, tree
+from ..core import Adapter, Shards, Task, Tree, Worker, tree
 from ..data import FileDataset, World
 from ..experiment import Experiment, decode
+from ..ops import guarding
 from ..running import run as api
+from ..running.deploy import assembled, guarded
 from .remote import VALIDATION, card_of
 from .vault import LostState, Vault, leave_models
 
@@ -76,7 +78,7 @@ class Site:
         return Worker(task, e.method, e.filters, e.seed)
 
     def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:
-        """NodeAnswer one request."""
+        """Answer one request."""
         if kind == "query":
             return {}, self.card()
         if kind == "train":
@@ -139,8 +141,7 @@ class Site:
             live[int(name)] = model
         answer: dict[str, Any] = {"failed": failed, "model": shapes(next(iter(live.values()), {}))}
         if "leave" in fields:
-            card = {"run": self.run, **fields["leave"], "clients": sorted(live)}
-            leave_models(self.place.folder, list(live.items()), card)
+            self._leave(live, decode(fields["adapter"], where="adapter"), fields["leave"])
             return {}, {**answer, "left": sorted(live)}
         if "test" not in fields:
             return {}, answer
@@ -149,10 +150,28 @@ class Site:
         scores = {}
         for c, model in live.items():
             try:
+                if adapter.calibrates:
+                    model = {
+                        **model,
+                        "reference": self.worker.calibrate(model, self._held(c, fields["personal"] is None), adapter),
+                    }
                 scores[f"metrics.{c}"] = self.worker.adapt(model, self._data(test, c, 0), adapter, protocol)
             except Exception as e:
                 failed[str(c)] = _reason(str(c), e)
         return tree.to(scores, "cpu"), answer
+
+    def _leave(self, models: Mapping[int, Tree], adapter: Adapter, card: Mapping[str, Any]) -> None:
+        """Leave live models for the site's own programs: guarded, and calibrated on this site's validation examples."""
+        examples, left, record = self.world.examples, [], {k: card[k] for k in ("round", "selection")}
+        for c, model in models.items():
+            about = (self.experiment, self.worker, examples.classes, c, model, guarded(adapter))
+            left.append(assembled(*about, self._held(c, new=False), record, examples.x.dtype))
+        leave_models(self.place.folder, left, {"run": self.run, **card, "clients": sorted(models)})
+
+    def _held(self, client: int, new: bool) -> Tree:
+        """A client's labelled validation examples; a newcomer has none."""
+        val = self.world.shards(self.world.val)
+        return guarding.nothing(val.x[:1]) if new else self._data(val, client, 0)
 
     def _model(self, fields: Mapping[str, Any], client: int, version: int, down: Tree | None) -> Tree | None:
         """A client's live model: stored, or made now; None where that needs `down`, which was not sent."""

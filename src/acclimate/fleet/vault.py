@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from ..core import Tree, tree
+from ..live import Live
 from ..store import write
 from .records import branches, rebuilt
 
@@ -104,15 +105,15 @@ class Vault:
             remove(old)
 
 
-def deployed_file(site: Path, client: int) -> Path:
-    """The file of a client's live model, for the site's own programs."""
-    return site / "deployed" / f"{client}.safetensors"
+def deployed_folder(site: Path, client: int) -> Path:
+    """The folder of a client's live model, which `acclimate serve` and `ac.load_live` read."""
+    return site / "deployed" / str(client)
 
 
-def leave_models(site: Path, models: Sequence[tuple[int, Tree]], card: dict[str, Any]) -> None:
-    """Leave models where the site's own programs find them, with a card that says what they are."""
-    for client, model in models:
-        write_tree(deployed_file(site, client), model)
+def leave_models(site: Path, models: Sequence[Live], card: dict[str, Any]) -> None:
+    """Leave live models where the site's own programs find them, with a card that says what they are."""
+    for live in models:
+        live.save(deployed_folder(site, live.client), overwrite=True)
     write(site / "deployed" / "card.json", json.dumps(card, indent=2) + "\n")
 
 

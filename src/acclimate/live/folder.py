@@ -29,7 +29,8 @@ def write(folder: Path, card: Mapping[str, Any], trees: Mapping[str, Tree], over
     if not overwrite and any((folder / name).exists() for name in (CARD, JOINED_CARD)):
         raise store.RunError(f"{folder} holds a live model; pass overwrite, or choose another folder")
     files = {word: _write(folder, word, own) for word, own in trees.items()}
-    store.write(folder / CARD, store.json_text({"schema": SCHEMA, **card, "files": files}, indent=1) + "\n")
+    text = store.json_text({"schema": SCHEMA, **card, "files": files}, indent=1) + "\n"
+    store.write(folder / CARD, text, mode=0o600)  # it holds a client's samples: for its owner alone
     named = {f["name"] for f in files.values()}
     for old in folder.glob("*-*.safetensors"):
         if old.name not in named:
@@ -43,7 +44,7 @@ def _write(folder: Path, word: str, trees: Tree) -> dict[str, Any]:
     digest = hashlib.sha256(raw).hexdigest()
     path = folder / f"{word}-{digest[:16]}.safetensors"
     if not path.exists():
-        store.write(path, raw)
+        store.write(path, raw, mode=0o600)
     return {"name": path.name, "sha256": digest, "outline": _outline(trees)}
 
 

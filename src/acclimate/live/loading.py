@@ -57,5 +57,6 @@ def _joined(folder: Path, given: Mapping[str, Any]) -> Live:
     experiment, worker = _worker(card, given)
     start = begin(worker.task, experiment.adapters[0], trees["model"], WINDOW, torch.uint8)
     now = {**start, "adapter": trees["state"]}
-    about = (experiment, worker, tuple(card["classes"]), card["client"], trees["model"], now, card["record"])
+    record = {**card["record"], "windowless": True}  # it kept no samples: batches are answered as they are given
+    about = (experiment, worker, tuple(card["classes"]), card["client"], trees["model"], now, record)
     return Live(*about, frozen=True, prepared=True)

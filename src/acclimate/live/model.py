@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from ..adapters import NoAdapt
 from ..core import Adapter, Tree, Worker, rng, tree
@@ -23,6 +24,8 @@ from .session import Outcome, adapts, begin, request
 
 WINDOW, SNAPSHOTS, REMEMBERED = 32, 8, 10_000
 """Samples that an adapter sees at a time; states that can be restored; answers for which a label may come later."""
+CHUNK = 16
+"""Windows that are answered at once."""
 
 
 @dataclass
@@ -169,22 +172,28 @@ class Live:
     def predict(self, x: Tensor | np.ndarray, batch: int = 256) -> Tensor:
         """Logits [N, classes] with the state as it is; nothing adapts and nothing is remembered.
 
-        What needs a batch gets the samples `batch` at a time; fewer than two of them are filled up from the window, or
-        where that is empty answered by the un-adapted model.
+        An adapter that needs a batch sees each sample as the newest of the window, so that a sample is answered alike
+        alone and among others; a transductive one sees the samples as a set, `batch` at most. Where the window is not
+        full, the un-adapted model answers.
         """
         x = inputs.alike(inputs.checked(self.worker.task, x, "predict"), self.dtype)
-        return torch.cat([self._logits(part, i * batch) for i, part in enumerate(x.split(batch))])
+        parts = [self._logits(part.to(self.key.device), i * batch) for i, part in enumerate(x.split(batch))]
+        return torch.cat(parts).detach().cpu()
 
     def _logits(self, x: Tensor, start: int) -> Tensor:
-        task, predict = self.worker.task, self.worker.predict()
-        x, many = x.to(self.key.device), len(x)
-        size, filled = self.session["window"].shape[0], int(self.session["filled"])
-        if not self.adapter.batch_free and many < WINDOW and filled == size > 0:
-            x = torch.cat((self.session["window"], x.to(self.session["window"].dtype)))[-size:]
-        if not self.adapter.batch_free and len(x) < 2:
-            return predict(self.model, x).logits.detach().cpu()
-        now = rng.advance(self.key, start)
-        return self.adapter.step(task, predict, self.model, self.state, x, now)[0][-many:].detach().cpu()
+        task, predict, now = self.worker.task, self.worker.predict(), rng.advance(self.key, start)
+        window, filled = self.session["window"], int(self.session["filled"])
+
+        def answer(some: Tensor) -> Tensor:
+            return self.adapter.step(task, predict, self.model, self.state, some, now)[0]
+
+        whole = self.adapter.transductive or self.record.get("windowless")  # a set is answered as a set
+        if self.adapter.batch_free or (whole and len(x) > 1):
+            return answer(x)
+        if filled < len(window):
+            return predict(self.model, x).logits
+        last: Tensor = vmap(lambda one: answer(torch.cat((window[1:], one[None])))[-1], chunk_size=CHUNK)(x)
+        return last
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop committing steps; answers go on with the state as it is. `freeze(False)` goes on."""

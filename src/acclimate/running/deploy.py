@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -52,18 +52,37 @@ def deploy(
     if window < 2:
         raise ValueError(f"deploy: window={window} must be at least 2: batch statistics need two samples")
     model, worker = live_model(fit, client, selection), fit.engine.worker_of(client)
-    chosen = _guarded(_chosen(fit, worker, model, adapter), guard)
-    if chosen.calibrates:
-        model = {**model, "reference": worker.calibrate(model, validation(fit, client), chosen)}
-    model, dtype = tree.to(model, "cpu"), fit.world.examples.x.dtype
+    chosen = guarded(_chosen(fit, worker, model, adapter), guard)
+    record = {"round": fit.selected(selection).round, "selection": selection}
+    own = validation(fit, client) if chosen.calibrates else {}
+    about = (fit.experiment, worker, fit.world.examples.classes, client, model, chosen)
+    return assembled(*about, own, record, fit.world.examples.x.dtype, window)
+
+
+def assembled(
+    experiment: Experiment,
+    worker: Worker,
+    classes: tuple[str, ...],
+    client: int,
+    model: Tree,
+    adapter: Adapter,
+    held: Tree,
+    record: dict[str, Any],
+    dtype: torch.dtype,
+    window: int = WINDOW,
+) -> Live:
+    """A live model out of a client's deployed one; `held` are its labelled validation examples, for a guard."""
+    if adapter.calibrates:
+        model = {**model, "reference": worker.calibrate(model, held, adapter)}
+    model = tree.to(model, "cpu")
     return Live(
-        experiment=replace(fit.experiment, model=worker.task.model, adapters=(chosen,)),
+        experiment=replace(experiment, model=worker.task.model, adapters=(adapter,)),
         worker=worker,
-        classes=fit.world.examples.classes,
+        classes=classes,
         client=client,
         model=model,
-        session=session.begin(worker.task, chosen, model, window, dtype),
-        record={"round": fit.selected(selection).round, "selection": selection},
+        session=session.begin(worker.task, adapter, model, window, dtype),
+        record=record,
         dtype=dtype,
     )
 
@@ -98,7 +117,8 @@ def _chosen(fit: Trained, worker: Worker, model: Tree, adapter: Adapter | None) 
     return next((a for a in able if not isinstance(a, NoAdapt)), able[0])
 
 
-def _guarded(adapter: Adapter, guard: bool | Guarded) -> Adapter:
+def guarded(adapter: Adapter, guard: bool | Guarded = True) -> Adapter:
+    """The adapter with a guard around it, where it adapts at all and has none."""
     if isinstance(adapter, Guarded | NoAdapt) or guard is False:
         return adapter
     if guard is not True and not isinstance(guard, Guarded):

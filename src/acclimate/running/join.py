@@ -82,10 +82,10 @@ def join(
 
 
 def _met(start: Tree, x: Tensor) -> Tree:
-    """What a session says of samples that its adapter has seen: the last of them are its window."""
-    size = start["window"].shape[0]
-    window, count = torch.cat((start["window"], x))[-size:] if size else start["window"], torch.tensor(len(x))
-    return {"window": window, "filled": count.clamp_max(size), "seen": count, "step": torch.tensor(1)}
+    """What a session says of samples that its adapter has seen: the last of them, again and again, are its window."""
+    size, count = start["window"].shape[0], torch.tensor(len(x))
+    last = x[torch.arange(len(x) - size, len(x)) % len(x)]
+    return {"window": last, "filled": torch.tensor(size), "seen": count, "step": torch.tensor(1)}
 
 
 def _server(fit: Fit, selection: str) -> tuple[int, Tree]:

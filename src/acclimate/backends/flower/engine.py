@@ -178,6 +178,9 @@ class FlowerEngine(Engine):
             raise FleetError("no client can make its live model; the log says why")
         return model
 
+    def calibrated(self, models: ModelRecipe, held: Shards, adapter: Adapter) -> ModelRecipe:
+        return models  # a node calibrates on validation examples of its own, which never leave it
+
     def serve(
         self, models: ModelRecipe, test: Shards, adapter: Adapter, protocol: StreamProtocol, trace: bool = False
     ) -> Tree:
