@@ -71,13 +71,14 @@ class Fitted(NamedTuple):
 class Session:
     """Live models that are served again and again; what the un-adapted model answers is computed once per stream."""
 
-    def __init__(self, engine: Engine, models: Any, passes: int) -> None:
-        self.engine, self.models, self.passes = engine, models, passes
+    def __init__(self, engine: Engine, models: Any, held: Shards) -> None:
+        self.engine, self.models, self.held = engine, models, held
         self._plain: dict[str, Outputs] = {}
 
     def serve(self, adapter: Adapter, shards: Shards, served: Protocol, passes: int = 0) -> Outputs:
         """An adapter's outputs on every client's stream."""
-        metrics = self.engine.serve(self.models, shards, Observed(adapter, passes), served, trace=True)
+        models = self.engine.calibrated(self.models, self.held, adapter) if adapter.calibrates else self.models
+        metrics = self.engine.serve(models, shards, Observed(adapter, passes), served, trace=True)
         trace: Tree = tree.to(metrics["trace"], "cpu")
         rows, n = shards.rows.cpu(), shards.n.cpu()
         return Outputs(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])
@@ -111,8 +112,8 @@ def measure(
 
     Streams of newcomers are left out: they have no validation data.
     """
-    session, classes = Session(engine, models, passes), len(world.examples.classes)
     clean, bent = Shards.of(world.examples.x, world.examples.y, list(val)), distorted(world, val, rng.key(0))
+    session, classes = Session(engine, models, clean), len(world.examples.classes)
     rows, drift, curves = [], [], []
     for name, adapter in adapters.items():
         fitted = _fit(session, adapter, clean, bent, classes)
