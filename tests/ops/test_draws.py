@@ -23,11 +23,11 @@ def test_laplace_noise_is_the_inverse_of_its_distribution_at_the_uniform_draw():
 def test_strengths_of_augmix_are_shears_and_whole_pixels_of_the_given_sign():
     names = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
     op = torch.tensor([augmix._AT[n] for n in names])
-    level, sign = torch.full((5,), 4.7), torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0])
+    level, sign = torch.full((5,), 4.7), -torch.ones(5)
     matrix = augmix._drawn(op, level, sign, (20, 32)).matrix
-    torch.testing.assert_close(matrix[0, 0, 1], torch.tensor(0.141))  # 4.7 x 0.03
+    torch.testing.assert_close(matrix[0, 0, 1], torch.tensor(-0.141))  # 4.7 x 0.03
     torch.testing.assert_close(matrix[1, 1, 0], torch.tensor(-0.141))
-    assert matrix[2, 0, 2].item() == math.floor(4.7 * 32 / 30) == 5
+    assert matrix[2, 0, 2].item() == -math.floor(4.7 * 32 / 30) == -5
     assert matrix[3, 1, 2].item() == -math.floor(4.7 * 20 / 30) == -3
     torch.testing.assert_close(matrix[4, 0, 0], torch.tensor(math.cos(math.radians(14))))
     torch.testing.assert_close(matrix[4, 0, 1], torch.tensor(-math.sin(math.radians(14))))
