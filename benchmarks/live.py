@@ -98,10 +98,10 @@ class Lab:
             print(f"{method}, seed {seed}: trained in {time.perf_counter() - began:.0f} s", flush=True)
         return self._fits[method, seed]
 
-    def streams(self, seed: int) -> Any:
+    def streams(self, method: str, seed: int) -> Any:
         """The seed's streams by name: the world, and so what clients meet, does not depend on the method."""
         if seed not in self._streams:
-            world = self.fit("fedavg", seed).world
+            world = self.fit(method, seed).world
             self._streams[seed] = streams_of(world, [catalogue.STREAMS[name] for name in self.names])
         return self._streams[seed]
 
@@ -120,7 +120,7 @@ class Lab:
 def measured(lab: Lab, case: Case, stream: str, seed: int) -> Cell:
     """One cell: the accuracy of every client in percent, three ways, and how often adapted answers went out."""
     engine, models = lab.fit(case.method, seed).engine, lab.models(case, seed)
-    shift, built = lab.streams(seed)[stream]
+    shift, built = lab.streams(case.method, seed)[stream]
     inside = catalogue.ADAPTERS[case.adapter]
 
     def served(adapter: Adapter, trace: bool = False) -> dict[str, Tensor]:

@@ -84,8 +84,9 @@ class Guarded(GuardSettings):
         p = torch.nan_to_num(guarding.probabilities(plain, ref["plain"]))
         q = torch.nan_to_num(guarding.probabilities(adapted, live))
         sums, seen = guarding.weighed(state["sums"], p, q, ref, self.forget)
-        better = torch.nan_to_num(live["accuracy"] - ref["plain"]["accuracy"])
-        gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * better
+        lead = torch.nan_to_num(live["accuracy"] - ref["plain"]["accuracy"])
+        lead = lead * (1.0 - seen["foreign"] / self.foreign).clamp_min(0.0)
+        gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * lead
         bar = self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]
         moved = guarding.moved(new, state["fresh"]) + torch.zeros_like(gain)
         sound = torch.isfinite(adapted).all() & guarding.numbers(new)

@@ -28,7 +28,8 @@ class GuardSettings(Adapter):
     bonus: float = 0.01
     """What a mean prediction nearer to the client's class frequencies counts for, per nat, at most one."""
     validated: float = 0.5
-    """What the adapted model's lead on validation examples counts for, as a share of that lead in accuracy."""
+    """What the adapted model's lead on validation examples counts for, as a share of that lead in accuracy; the less,
+    the more foreign the stream is."""
     foreign: float = 0.45
     """The largest share of un-adapted answers with classes that the model hardly ever gives on validation examples."""
     surer: float = 0.15
@@ -61,7 +62,8 @@ class GuardSettings(Adapter):
             check.at_least(self, name, 0.0)
         for name in ("forget", "foreign", "surer"):
             check.within(self, name, 0.0, 1.0)
-        check.positive(self, "distance")
+        for name in ("foreign", "distance"):
+            check.positive(self, name)
         check.at_least(self, "kept", 1)
         if self.every is not None:
             check.at_least(self, "every", 1)
