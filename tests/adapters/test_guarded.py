@@ -1,5 +1,6 @@
 """The guard: which answer goes out, and what becomes of the state, as scripted batches say."""
 
+import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -244,3 +245,40 @@ def test_what_the_adapter_inside_needs_the_guard_needs():
     assert Guarded(Picky()).requires == ("memory",)
     assert Guarded(Picky()).refusal(TASK, MODEL) == "Picky needs memory in the deployed model, which has only vars"
     assert Guarded(Picky()).refusal(TASK, {**MODEL, "memory": {}}) is None
+
+
+def test_answers_that_are_infinite_do_not_go_out_and_their_state_does_not_stay():
+    infinite = torch.cat((SAME[:, :C], answers(HOME, 1.0) / 0.0), 1).nan_to_num(0.0, posinf=torch.inf)
+    _, bad = served(replace(GUARD, policy="warn"), [GOOD, infinite])
+    assert bad["used"] == 0 and bad["harmful"] == 1 and bad["w"] == 10.0 and torch.equal(bad["logits"], SAME[:, :C])
+
+
+def test_nearness_to_the_clients_own_classes_is_a_bonus():
+    (without,), (bonus,) = (served(replace(GUARD, bonus=b), [GOOD]) for b in (0.0, 0.5))
+    assert bonus["gain"] - without["gain"] == pytest.approx(0.5 * min(without["nearer"], 1.0))
+    assert without["nearer"] > 0.1
+
+
+@dataclass(frozen=True)
+class Collapsing(Scripted):
+    """Answers 2 whatever comes, once its state has moved."""
+
+    def step(self, task, predict, model, state, x, key):
+        logits, new = super().step(task, predict, model, state, x, key)
+        return torch.where(state["params"]["w"] > 10.5, answers([2] * len(x), 6.0), logits), new
+
+
+def test_validation_examples_are_answered_by_the_state_that_gave_the_answer():
+    guard = replace(GUARD, adapter=Collapsing(), policy="warn")
+    without, lead = (served(replace(guard, validated=v), [GOOD, GOOD]) for v in (0.0, 1.0))
+    assert [b["gain"] - a["gain"] for a, b in zip(without, lead, strict=True)] == pytest.approx([0.5, -0.5])
+    assert [s["used"] for s in lead] == [1, 0]
+
+
+def test_temperatures_are_bounded_on_the_safe_side():
+    wrong = batch([2] * B, HOME, sure=(6.0, 1.0))  # surely wrong, and always right
+    reference = GUARD.calibrate(TASK, predict, MODEL, held(wrong))
+    assert float(reference["plain"]["temperature"]) == 1.0
+    (seen,) = served(replace(GUARD, bonus=0.0), [wrong], held(wrong))
+    p, q = math.exp(6.0), math.exp(1.0 / 0.7)
+    assert seen["gain"] == pytest.approx(((1 - p) / (p + 2) + (q - 1) / (q + 2)) / 2, abs=1e-5)
