@@ -19,7 +19,7 @@ Without validation examples nothing can be calibrated: the un-adapted model answ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ class Guarded(GuardSettings):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:
         """The answer, the state for the next batch, and what the guard saw."""
-        ref = model.get("reference") or self.calibrate(task, predict, model, guarding.nothing(x))
+        ref = model.get("reference") or replace(self, kept=1).calibrate(task, predict, model, guarding.nothing(x))
         inner = state["inner"]
         plain = predict(model, x).logits
         adapted, new = self.adapter.step(task, predict, model, inner, x, key)
