@@ -10,8 +10,8 @@ from acclimate.experiment import catalogue
 from support import SMALL, fitted, quick_or_slow, shards, small
 
 PERSONALS = {k: small(v, SMALL) for k, v in catalogue.PERSONALS.items()}
-COSTLY = {"views": 2, "steps": 1, "chunk": 4, "epochs": 1}
-CHEAPER = ("memo", "theplus", "fedtta-plus", "mbsl", "shot", "icon")
+COSTLY = {"views": 2, "steps": 1, "chunk": 4, "epochs": 1, "kept": 4}
+CHEAPER = ("memo", "theplus", "fedtta-plus", "mbsl", "shot", "icon", "guarded-tent")
 
 
 def cheaper(name, adapter):

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate import backends
-from acclimate.adapters import THE, Tent
+from acclimate.adapters import THE, Guarded, Tent
 from acclimate.backends import Auto, Processes, Serial, Vmap
 from acclimate.backends.workers import engine, process_pool, processes
 from acclimate.backends.workers.engine import shares
@@ -26,7 +26,7 @@ from acclimate.core import NonFinite, Protocol, Shards, Task, Worker, fit, tree
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
-from acclimate.personal import FineTune
+from acclimate.personal import FineTune, NoPersonal
 from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, quick_or_slow, shards, small, task
 
 CPU = torch.device("cpu")
@@ -114,6 +114,20 @@ def test_live_models_newcomers_and_streams_are_those_of_serial(name, two):
     new_a, new_b = serial.join(down, 3), other.join(down, 3)
     assert all(gap(serial.model_of(new_a, c), other.model_of(new_b, c)) < 1e-6 for c in range(3))
     x, y = (e.serve(m, late, Tent(), Protocol(batch=4)) for e, m in ((serial, new_a), (other, new_b)))
+    assert gap(x, y) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["two", "two-vmap"])
+def test_calibrated_models_are_those_of_serial(name, two):
+    worker, data, held = Worker(task(), FedAvg()), shards((8, 6, 7)), shards((5, 0, 6), seed=1)
+    serial, other = (BACKENDS[b].open(worker, data, CPU) for b in ("serial", name))
+    state, guard = fit.start(worker, serial, 3), Guarded(Tent(), kept=8)
+    down = worker.method.download(worker.task, state.server)
+    a, b = (e.calibrated(e.deploy(down, state.mine, NoPersonal()), held, guard) for e in (serial, other))
+    for c in range(3):
+        one, same = (tree.map(torch.nan_to_num, e.model_of(m, c)) for e, m in ((serial, a), (other, b)))
+        assert "reference" in one and gap(one, same) < 1e-5
+    x, y = (e.serve(m, held, guard, Protocol(batch=4)) for e, m in ((serial, a), (other, b)))
     assert gap(x, y) < 1e-4
 
 

@@ -78,8 +78,10 @@ def test_sites_train_and_deploy_on_data_that_the_server_never_has(tmp_path, monk
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_is_deployed_at_a_site_is_a_live_model_that_its_own_labels_calibrate(tmp_path):
     grid = grid_with_data(tmp_path)
-    prepare(tmp_path / "run", "adapters=tent-all")
+    prepare(tmp_path / "run", "adapters=guarded-tent-all")
     server_app.conduct(grid, config(tmp_path / "run"))
+    results = store.RunFolder(tmp_path / "run").load()["results"]
+    assert [r["adapter"] for r in results["table"]][:1] == ["guarded-tent-all"] and results["refused"] == []
     server_app.conduct(grid, config(tmp_path / "run", task="deploy"))
     for c, count in enumerate((60, 90)):
         live = load_live(next(tmp_path.glob(f"site{c}*")) / "deployed" / str(c))

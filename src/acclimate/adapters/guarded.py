@@ -3,8 +3,8 @@
 Per batch the un-adapted model answers too. Labelled validation examples that the client keeps are answered by both, by
 the adapted one *through the state that gave its answer*, so that a collapsed state shows: that calibrates each model's
 probabilities. The adapted answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and
-`errors` standard errors, unless the stream is not of this client's classes (`foreign`), of which its validation
-examples know nothing. Where it is estimated to be worse by as much, or the state is not finite or too far from the
+`errors` standard errors, unless the stream is not this client's (`foreign`, `surer`): its validation examples then know
+nothing of it. Where it is estimated to be worse by as much, or the state is not finite or too far from the
 deployed weights, `policy` says what becomes of the state. The mean prediction is compared with the *client's own* class
 frequencies, never with uniform ones: a client with two classes always looks collapsed to the published tests.
 
@@ -19,7 +19,7 @@ Without validation examples nothing can be calibrated: the un-adapted model answ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,14 +46,14 @@ class Guarded(GuardSettings):
     def init(self, task: Task, model: Tree) -> Tree:
         inner = self.adapter.init(task, model)
         zero = model["vars"]["params"][task.head_weight].new_zeros(())
-        sums = {"gain": zero, "squares": zero, "foreign": zero, "samples": zero}
+        sums = dict.fromkeys(guarding.SUMS, zero)
         states = {"inner": inner, "fresh": inner, "good": inner}
         return {**states, "sums": sums, "rule": started(task, zero), "frozen": zero}
 
     def prepare(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
     ) -> Tree:
-        inner = self.adapter.prepare(task, predict, model, state["inner"], x, real, key)
+        inner = guarding.without_nan(self.adapter.prepare(task, predict, model, state["inner"], x, real, key))
         return {**state, "inner": inner, "fresh": inner, "good": inner}
 
     def step(
@@ -71,7 +71,7 @@ class Guarded(GuardSettings):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:
         """The answer, the state for the next batch, and what the guard saw."""
-        ref = model.get("reference") or self.calibrate(task, predict, model, guarding.nothing(x))
+        ref = model.get("reference") or replace(self, kept=1).calibrate(task, predict, model, guarding.nothing(x))
         inner = state["inner"]
         plain = predict(model, x).logits
         adapted, new = self.adapter.step(task, predict, model, inner, x, key)
@@ -81,33 +81,25 @@ class Guarded(GuardSettings):
 
         probed = guarding.in_batches(answer, ref["x"], len(x))
         live = guarding.known(probed, ref["y"], ref["real"], least=guarding.LEAST_ADAPTED)
-        p = guarding.probabilities(plain, ref["plain"])
+        p = torch.nan_to_num(guarding.probabilities(plain, ref["plain"]))
         q = torch.nan_to_num(guarding.probabilities(adapted, live))
-        sums, seen = self._weighed(state["sums"], p, q, ref)
-        gain, bar = seen["gain"], self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]
-        moved = guarding.moved(new, state["fresh"]).to(plain)
+        sums, seen = guarding.weighed(state["sums"], p, q, ref, self.forget)
+        lead = torch.nan_to_num(live["accuracy"] - ref["plain"]["accuracy"])
+        lead = lead * (1.0 - seen["foreign"] / self.foreign).clamp_min(0.0)
+        gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * lead
+        bar = self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]
+        moved = guarding.moved(new, state["fresh"]) + torch.zeros_like(gain)
         sound = torch.isfinite(adapted).all() & guarding.numbers(new)
-        near = sound & (moved <= self.distance) & (state["frozen"] == 0)
-        known = ref["real"].any() & (seen["foreign"] <= self.foreign)
-        used, harmful = near & (gain > bar) & known, ~near | (gain < -bar)
-        estimate = torch.where(used, guarding.accuracy(q, live), guarding.accuracy(p, ref["plain"]))
-        seen |= {"used": used, "moved": moved, "harmful": harmful, "estimate": estimate}
-        again, rule = restart(self.rule, self.every, state["rule"], p, q, estimate)
+        near, calibrated = sound & (moved <= self.distance) & (state["frozen"] == 0), ref["real"].any()
+        own = calibrated & (seen["foreign"] <= self.foreign) & (seen["surer"] <= self.surer)
+        used, harmful = near & own & (gain > bar), ~near | (calibrated & (gain < -bar))
+        adapted_estimate = guarding.accuracy(q, live)
+        estimate = torch.where(used, adapted_estimate, guarding.accuracy(p, ref["plain"]))
+        seen |= {"gain": gain, "used": used, "moved": moved, "harmful": harmful, "estimate": estimate}
+        again, rule = restart(self.rule, self.every, state["rule"], p, q, adapted_estimate)
         after = self._after(state, new, used, harmful, sound)
         kept = {**after, "inner": tree.where(again, state["fresh"], after["inner"]), "sums": sums, "rule": rule}
         return torch.where(used, torch.nan_to_num(adapted), plain), kept, seen
-
-    def _weighed(self, sums: Tree, p: Tensor, q: Tensor, ref: Tree) -> tuple[Tree, Tree]:
-        """The evidence so far, older batches counting less, and what it says."""
-        gain, squares = guarding.evidence(p, q)
-        foreign = ref["rare"][p.argmax(-1)].sum()
-        now = {"gain": gain, "squares": squares, "foreign": foreign, "samples": torch.full_like(gain, len(p))}
-        sums = tree.add(now, sums, self.forget)
-        nearer = guarding.divergence(p.mean(0), ref["prior"]) - guarding.divergence(q.mean(0), ref["prior"])
-        estimated = sums["gain"] / sums["samples"] + self.bonus * nearer.clamp(-1.0, 1.0)
-        flips = (p.argmax(-1) != q.argmax(-1)).to(p.dtype).mean()
-        share = sums["foreign"] / sums["samples"]
-        return sums, {"gain": estimated, "nearer": nearer, "foreign": share, "flips": flips}
 
     def _after(self, state: Tree, new: Tree, used: Tensor, harmful: Tensor, sound: Tensor) -> Tree:
         """The state for the next batch, as the policy says. What is not a number never stays."""

@@ -19,16 +19,22 @@ class GuardSettings(Adapter):
     policy: Literal["warn", "skip", "restore", "reset", "freeze"] = "reset"
     """What becomes of a state that is judged harmful: it stays, the step is dropped, the last one that was judged good
     comes back, the adapter starts afresh, or it never adapts again."""
-    margin: float = 0.02
+    margin: float = 0.03
     """The least estimated gain of accuracy with which adapted answers go out ..."""
-    errors: float = 1.5
+    errors: float = 2.0
     """... and so many standard errors of that estimate on top of it."""
     forget: float = 0.8
     """How much an earlier batch counts, per batch since."""
     bonus: float = 0.01
     """What a mean prediction nearer to the client's class frequencies counts for, per nat, at most one."""
+    validated: float = 0.5
+    """What the adapted model's lead on validation examples counts for, as a share of that lead in accuracy; the less,
+    the more foreign the stream is."""
     foreign: float = 0.45
-    """The largest share of un-adapted answers to classes that the model hardly ever gives on validation examples."""
+    """The largest share of un-adapted answers with classes that the model hardly ever gives on validation examples."""
+    surer: float = 0.15
+    """The most by which un-adapted answers may be more confident than on validation examples: a model that is good
+    here and bad on this client's examples has not met this client's stream."""
     distance: float = 0.5
     """How far tuned parameters may go from the deployed ones, relative to the length of these."""
     every: int | None = None
@@ -43,6 +49,7 @@ class GuardSettings(Adapter):
         "gain": "estimated gain of accuracy over not adapting",
         "flips": "share of the batch that adapting answers otherwise",
         "foreign": "share of un-adapted answers that are not of this client's classes",
+        "surer": "how much more confident un-adapted answers are than on validation examples",
         "nearer": "nats by which the mean prediction is nearer to the client's class frequencies",
         "moved": "distance from the deployed weights, relative",
         "harmful": "1 where the state was judged harmful",
@@ -51,11 +58,12 @@ class GuardSettings(Adapter):
 
     def __post_init__(self) -> None:
         check.choices(self)
-        for name in ("margin", "errors", "bonus"):
+        for name in ("margin", "errors", "bonus", "validated"):
             check.at_least(self, name, 0.0)
-        check.within(self, "forget", 0.0, 1.0)
-        check.within(self, "foreign", 0.0, 1.0)
-        check.positive(self, "distance")
+        for name in ("forget", "foreign", "surer"):
+            check.within(self, name, 0.0, 1.0)
+        for name in ("foreign", "distance"):
+            check.positive(self, name)
         check.at_least(self, "kept", 1)
         if self.every is not None:
             check.at_least(self, "every", 1)

@@ -6,7 +6,7 @@ What is named here is public: a method or adapter needs one or two import lines.
 
 from . import check, fit, local, message, optim, rng, stream, tree
 from .adapter import Adapter, Predict
-from .backend import Backend, Engine, Fault, NonFinite, Reply
+from .backend import Backend, CannotCalibrate, Engine, Fault, NonFinite, Reply
 from .filter import Arrived, Filter, Sender
 from .fit import Best, State
 from .lanes import Lanes
@@ -33,6 +33,7 @@ __all__ = [
     "Backend",
     "Best",
     "Blend",
+    "CannotCalibrate",
     "Constant",
     "Cosine",
     "Engine",

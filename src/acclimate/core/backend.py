@@ -55,6 +55,10 @@ class Reply(NamedTuple):
     """Those of the cohort who are not in `part`. Engines of one process never lose anyone."""
 
 
+class CannotCalibrate(ValueError):
+    """An engine that cannot bring validation examples and models together, with the reason."""
+
+
 class Engine(ABC):
     """Runs clients on some hardware; the only owner of their private state and of their data.
 
@@ -111,7 +115,9 @@ class Engine(ABC):
     def calibrated(self, models: Any, held: Shards, adapter: Adapter) -> Any:
         """The same handle for `serve`, where every client's model has what `adapter` must know of its labelled
         validation examples `held` (`reference`)."""
-        raise ValueError(f"{type(adapter).__name__} needs validation examples beside the models, and here they are not")
+        raise CannotCalibrate(
+            f"{type(adapter).__name__} needs validation examples beside the models, and this backend has them elsewhere"
+        )
 
     @abstractmethod
     def join(self, down: Tree, newcomers: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Adapter, Engine, Personalizer, Private, Protocol, Shards, State, Task, Worker, tree
+from ..core import Adapter, CannotCalibrate, Engine, Personalizer, Private, Protocol, Shards, State, Task, Worker, tree
 from .analysis import Traces, flat
 from .rows import summary_of
 from .table import Refused, Row, Table
@@ -74,7 +74,11 @@ def evaluate(
         models = engine.deploy(down, mine, personal)
         served, refused = _served(first.worker.task, engine.model_of(models, 0), adapters, first.names)
         for name, adapter in served.items():
-            ready = engine.calibrated(models, held, adapter) if adapter.calibrates and held is not None else models
+            try:
+                ready = engine.calibrated(models, held, adapter) if adapter.calibrates and held is not None else models
+            except CannotCalibrate as e:
+                refused += (_refused(first.names, name, str(e)),)
+                continue
             for stream, test in first.streams.items():
                 trace = traces is not None and "last" in picked[0].selections
                 live = _live(engine, down, ready, test, adapter)
@@ -110,11 +114,7 @@ class _Rows:
     def table(self, refused: tuple[Refused, ...]) -> Table:
         """What diverged at one of the tested rounds has no row of the other either: a mean of what is left misleads."""
         rows = tuple(r for r in self.rows if (r["adapter"], r["stream"]) not in self.diverged)
-        names = self.names
-        gone = tuple(
-            Refused(method=names.method, personal=names.personal, adapter=adapter, reason=reason)
-            for (adapter, _), reason in self.diverged.items()
-        )
+        gone = tuple(_refused(self.names, adapter, reason) for (adapter, _), reason in self.diverged.items())
         return Table(rows, refused + gone)
 
 
@@ -198,10 +198,14 @@ def _served(
     served, refused = {}, []
     for name, adapter in adapters.items():
         if reason := adapter.refusal(task, model):
-            refused.append(Refused(method=names.method, personal=names.personal, adapter=name, reason=reason))
+            refused.append(_refused(names, name, reason))
         else:
             served[name] = adapter
     return served, tuple(refused)
+
+
+def _refused(names: Names, adapter: str, reason: str) -> Refused:
+    return Refused(method=names.method, personal=names.personal, adapter=adapter, reason=reason)
 
 
 def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str, selection: str, round: int) -> Row:

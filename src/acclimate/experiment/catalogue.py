@@ -123,7 +123,7 @@ ADAPTERS: dict[str, Adapter] = {
     "atp-online": adapters.ATP(online=True),
     "the": adapters.THE(),
     "theplus": adapters.THEPlus(),
-    "guarded": adapters.Guarded(),
+    "guarded-tent": adapters.Guarded(),
 }
 GUARDED = "guarded-"
 """Before the name of any adapter: that adapter with a guard around it, such as `guarded-t3a`."""

@@ -83,6 +83,26 @@ def evidence(plain: Tensor, adapted: Tensor) -> tuple[Tensor, Tensor]:
     return gain.sum(-1), gain.square().sum(-1)
 
 
+SUMS = ("gain", "squares", "foreign", "confidence", "samples")
+
+
+def weighed(sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float) -> tuple[Tree, Tree]:
+    """The sums (`SUMS`) over all batches so far, an earlier one counting `forget` times as much per batch since, and
+    what they say of the two models' probabilities [B, C]."""
+    gain, squares = evidence(plain, adapted)
+    foreign, sure = ref["rare"][plain.argmax(-1)].sum(), plain.amax(-1).sum()
+    now = dict(zip(SUMS, (gain, squares, foreign, sure, torch.full_like(gain, len(plain))), strict=True))
+    sums = tree.add(now, sums, forget)
+    mean = {name: sums[name] / sums["samples"] for name in ("gain", "foreign", "confidence")}
+    return sums, {
+        "gain": mean["gain"],
+        "foreign": mean["foreign"],
+        "surer": torch.nan_to_num(mean["confidence"] - ref["plain"]["confidence"]),
+        "nearer": divergence(plain.mean(0), ref["prior"]) - divergence(adapted.mean(0), ref["prior"]),
+        "flips": (plain.argmax(-1) != adapted.argmax(-1)).to(plain.dtype).mean(),
+    }
+
+
 def divergence(p: Tensor, q: Tensor) -> Tensor:
     """KL(p || q) in nats."""
     return (p * (p.clamp_min(1e-9).log() - q.clamp_min(1e-9).log())).sum(-1)
@@ -94,13 +114,25 @@ def entropy(p: Tensor) -> Tensor:
 
 
 def moved(state: Tree, fresh: Tree) -> Tensor:
-    """How far the tuned parameters are from the deployed ones, relative to the length of these; 0 without any."""
-    if "params" not in fresh:
+    """How far the tuned parameters are from those of a fresh state, relative to the length of these; 0 without any."""
+    tuned = _tuned(fresh)
+    if tuned is None:
         return torch.zeros(())
-    return tree.norm(tree.sub(state["params"], fresh["params"])) / tree.norm(fresh["params"]).clamp_min(1e-12)
+    return tree.norm(tree.sub(_tuned(state), tuned)) / tree.norm(tuned).clamp_min(1e-12)
 
 
 def numbers(state: Tree) -> Tensor:
     """Whether no value is NaN; infinity marks empty places in some states."""
     bad = [torch.isnan(v).any() for v in tree.leaves(state)]
     return ~torch.stack(bad).any() if bad else torch.ones((), dtype=torch.bool)
+
+
+def without_nan(state: Tree) -> Tree:
+    """The same state with 0 for every NaN."""
+    cleaned: Tree = tree.map(lambda v: torch.where(torch.isnan(v), torch.zeros_like(v), v), state)
+    return cleaned
+
+
+def _tuned(state: Tree) -> Tree | None:
+    """The parameters that an adapter has in its state, under the names that adapters use for them."""
+    return state.get("params") or state.get("vars", {}).get("params") or state.get("teacher")

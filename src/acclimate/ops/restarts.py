@@ -34,8 +34,8 @@ def restart(
 ) -> tuple[Tensor, Tree]:
     """Whether to start afresh after a batch, and what is remembered then.
 
-    `plain` and `adapted` are both models' probabilities [B, C], `estimate` the accuracy that the batch is estimated to
-    have.
+    `plain` and `adapted` are both models' probabilities [B, C], `estimate` the accuracy that the adapted answers are
+    estimated to have.
     """
     classes = plain.shape[-1]
     batches = state["batches"] + 1

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core import (
     Adapter,
     Backend,
+    CannotCalibrate,
     Engine,
     Holdings,
     Lanes,
@@ -228,7 +229,7 @@ class VmapEngine(Engine):
 
     def calibrated(self, models: Any, held: Holdings, adapter: Adapter) -> Tree:
         if isinstance(models, Undeployed):
-            raise ValueError(f"{type(adapter).__name__} needs the models in memory: set backend.private=device")
+            raise CannotCalibrate(f"{type(adapter).__name__} needs the models in memory: set backend.private=device")
         held = self.options.placed(held, self.device)
 
         def group(g: Group) -> Tree:

@@ -1,0 +1,181 @@
+"""The guard's arithmetic and the published restart rules, by values that plain Python computes."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from acclimate.ops import guarding
+from acclimate.ops.restarts import restart, started
+
+
+def softmax(row, t=1.0):
+    e = [math.exp(v / t) for v in row]
+    return [v / sum(e) for v in e]
+
+
+def near(value, expected, by=1e-5):
+    return torch.allclose(torch.as_tensor(value, dtype=torch.float64), torch.as_tensor(expected).double(), atol=by)
+
+
+LOGITS = [[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 3.0, 0.0], [9.0, 0.0, 0.0]]
+Y, REAL = torch.tensor([0, 1, 0, 2]), torch.tensor([True, True, True, False])
+
+
+@pytest.mark.parametrize(("least", "most"), [(0.0, math.inf), (0.0, 1.0), (5.0, math.inf)])
+def test_what_is_known_of_a_model_counts_real_examples_alone(least, most):
+    def loss(t):
+        return -sum(math.log(softmax(row, t)[y]) for row, y in zip(LOGITS[:3], [0, 1, 0], strict=True))
+
+    best = min((0.25 * 2 ** (i / 4) for i in range(17)), key=loss)
+    assert best > 1  # a model that is wrong where it is surest is over-confident
+    t = min(max(best, least), most)
+    found = guarding.known(torch.tensor(LOGITS), Y, REAL, most=most, least=least)
+    assert near(found["temperature"], t) and near(found["accuracy"], 2 / 3)
+    assert near(found["confidence"], sum(max(softmax(row, t)) for row in LOGITS[:3]) / 3)
+
+
+def test_without_examples_nothing_is_known_and_the_temperature_is_one():
+    found = guarding.known(torch.tensor(LOGITS), Y, torch.zeros(4, dtype=torch.bool))
+    assert float(found["temperature"]) == 1.0
+    assert math.isnan(found["accuracy"]) and math.isnan(found["confidence"])
+    data = guarding.nothing(torch.ones(3, 2))
+    assert int(data["n"]) == 0 and data["rows"].tolist() == [0, 1, 2] and data["x"].shape == (3, 2)
+
+
+def test_probabilities_and_the_difference_of_confidences():
+    ref = {"temperature": torch.tensor(2.0), "accuracy": torch.tensor(0.7), "confidence": torch.tensor(0.9)}
+    probs = guarding.probabilities(torch.tensor(LOGITS), ref)
+    assert near(probs, [softmax(row, 2.0) for row in LOGITS])
+    assert near(guarding.accuracy(probs, ref), 0.7 - 0.9 + sum(max(softmax(row, 2.0)) for row in LOGITS) / 4)
+    assert float(guarding.accuracy(torch.ones(1, 1), {**ref, "confidence": torch.tensor(0.1)})) == 1.0
+    assert float(guarding.accuracy(torch.zeros(1, 1), ref)) == 0.0
+
+
+def test_class_frequencies_and_rare_answers_count_real_examples_alone():
+    counts = [2 + 0.03, 1 + 0.03, 0.03]
+    assert near(guarding.prior(Y, REAL, 3), [c / sum(counts) for c in counts])
+    logits = torch.eye(3)[torch.tensor([0] * 47 + [1] * 3 + [2])]  # the last does not count
+    real = torch.tensor([True] * 50 + [False])
+    assert guarding.rare(logits, real).tolist() == [0.0, 0.0, 1.0]
+    assert guarding.rare(logits[1:], torch.tensor([True] * 46 + [False] * 4)).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_kept_examples_are_answered_in_batches_as_large_as_the_streams():
+    sizes = []
+
+    def answer(x):
+        sizes.append(x.tolist())
+        return torch.where(x == 3, torch.nan, 10.0 * x)
+
+    x = torch.arange(1.0, 6.0)
+    assert guarding.in_batches(answer, x, 2).tolist() == [10.0, 20.0, 0.0, 40.0, 50.0]
+    assert sizes == [[1.0, 2.0], [3.0, 4.0], [5.0, 1.0]]
+    sizes.clear()
+    assert guarding.in_batches(answer, x, 7).tolist() == [10.0, 20.0, 0.0, 40.0, 50.0]
+    assert sizes == [[1.0, 2.0, 3.0, 4.0, 5.0, 1.0, 2.0]]
+
+
+PLAIN = [[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.5, 0.1, 0.4]]
+ADAPTED = [[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.3, 0.5]]
+GAINS = [(0.3 + 0.8) / 2 - (0.6 + 0.1) / 2, (0.4 + 0.5) / 2 - (0.5 + 0.2) / 2]
+"""Rows 0 and 2 flip: from class 0 to 1, and from class 0 to 2."""
+
+
+def test_only_flips_are_evidence():
+    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED))
+    assert near(gain, sum(GAINS)) and near(squares, sum(g * g for g in GAINS))
+    same = guarding.evidence(torch.tensor(PLAIN), torch.tensor(PLAIN))
+    assert [float(v) for v in same] == [0.0, 0.0]
+
+
+def test_evidence_adds_up_and_older_batches_count_less():
+    prior = [0.5, 0.4, 0.1]
+    ref = {"rare": torch.tensor([0.0, 1.0, 1.0]), "prior": torch.tensor(prior)}
+    ref["plain"] = {"confidence": torch.tensor(0.5)}
+    before = {"gain": 1.0, "squares": 2.0, "foreign": 3.0, "confidence": 4.0, "samples": 6.0}
+    assert tuple(before) == guarding.SUMS
+    sums = {k: torch.tensor(v) for k, v in before.items()}
+    sums, seen = guarding.weighed(sums, torch.tensor(PLAIN), torch.tensor(ADAPTED), ref, 0.5)
+    now = {"gain": sum(GAINS), "squares": sum(g * g for g in GAINS), "foreign": 1.0, "confidence": 1.8, "samples": 3.0}
+    assert all(near(sums[k], now[k] + 0.5 * before[k]) for k in now)
+    assert near(seen["gain"], (sum(GAINS) + 0.5) / 6) and near(seen["foreign"], 2.5 / 6)
+    assert near(seen["surer"], 3.8 / 6 - 0.5) and near(seen["flips"], 2 / 3)
+
+    def away(rows):
+        mean = [sum(column) / 3 for column in zip(*rows, strict=True)]
+        return sum(m * math.log(m / p) for m, p in zip(mean, prior, strict=True))
+
+    assert near(seen["nearer"], away(PLAIN) - away(ADAPTED))
+
+
+def test_divergence_and_entropy_are_in_nats():
+    p, q = [0.5, 0.5, 0.0], [0.25, 0.5, 0.25]
+    assert near(guarding.divergence(torch.tensor(p), torch.tensor(q)), 0.5 * math.log(2))
+    assert near(guarding.entropy(torch.tensor([p, q])), [math.log(2), 1.5 * math.log(2)])
+
+
+@pytest.mark.parametrize("wrap", [lambda p: {"params": p}, lambda p: {"vars": {"params": p}}, lambda p: {"teacher": p}])
+def test_distance_is_relative_to_the_fresh_parameters(wrap):
+    fresh = wrap({"a": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)})
+    state = wrap({"a": torch.tensor([3.0, 1.5]), "b": torch.tensor(2.0)})
+    assert near(guarding.moved(state, fresh), math.hypot(1.5, 2.0) / 5.0)
+    assert float(guarding.moved({"sum": torch.ones(2)}, {"sum": torch.zeros(2)})) == 0.0
+
+
+def test_nan_is_found_and_removed_and_infinity_stays():
+    bad = {"a": torch.tensor([1.0, math.nan]), "b": {"n": torch.tensor([3, 4])}, "c": torch.tensor(-math.inf)}
+    assert not guarding.numbers(bad)
+    clean = guarding.without_nan(bad)
+    assert clean["a"].tolist() == [1.0, 0.0] and clean["b"]["n"].tolist() == [3, 4] and clean["c"] == -math.inf
+    assert guarding.numbers(clean) and guarding.numbers({})
+
+
+TASK = SimpleNamespace(num_classes=4)
+EVEN, SURE = torch.full((2, 4), 0.25), torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2)
+
+
+def after(rule, batches, every=None):
+    """After which of the batches (plain, adapted, estimate) there was a restart, and what was remembered last."""
+    state, when = started(TASK, torch.zeros(())), []
+    for i, (plain, adapted, estimate) in enumerate(batches):
+        again, state = restart(rule, every, state, plain, adapted, torch.tensor(estimate))
+        when += [i + 1] if again else []
+    return when, state
+
+
+def test_no_rule_never_restarts_and_a_period_does():
+    assert after("none", [(EVEN, SURE, 0.0)] * 7)[0] == []
+    assert after("none", [(EVEN, SURE, 0.0)] * 7, every=3)[0] == [3, 6]
+
+
+def test_sar_restarts_where_the_smoothed_entropy_is_below_a_share_of_ln_c():
+    first = next(k for k in range(1, 100) if 0.9**k < 0.029)  # of answers without any entropy
+    assert after("sar", [(EVEN, SURE, 0.9)] * (2 * first))[0] == [first, 2 * first]
+    assert after("sar", [(EVEN, EVEN, 0.9)] * 100)[0] == []
+    _, state = after("sar", [(EVEN, SURE, 0.9), (EVEN, EVEN, 0.9)])
+    assert near(state["loss"], (0.9 * 0.9 + 0.1) * math.log(4))
+
+
+def test_asr_restarts_where_the_mean_prediction_is_narrower_than_its_running_value():
+    two = torch.tensor([[0.5, 0.5, 0.0, 0.0]] * 2)
+    start = math.log(2.0)  # half of the classes
+    when, state = after("asr", [(EVEN, EVEN, 0.9)])
+    assert when == [] and near(state["spread"], start + 0.15 * (math.log(4) - start))  # no flips: the full rate
+    when, state = after("asr", [(EVEN, EVEN, 0.9), (EVEN, two, 0.9)])
+    assert when == [2] and near(state["spread"], start + 0.15 * (math.log(4) - start))  # which goes on as it was
+    flipped = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.3, 0.3, 0.2, 0.2]])
+    _, state = after("asr", [(EVEN, flipped, 0.9)])
+    mean = [0.2, 0.35, 0.25, 0.2]
+    entropy = -sum(m * math.log(m) for m in mean)
+    assert near(state["spread"], start + 0.15 * 0.5 * (entropy - start))  # half of the answers flip: half the rate
+
+
+def test_aetta_restarts_where_the_estimate_is_low_or_falls():
+    assert after("aetta", [(EVEN, EVEN, e) for e in (0.9, 0.19, 0.9)])[0] == [2]
+    assert after("aetta", [(EVEN, EVEN, e) for e in [0.8] * 5 + [0.785] * 5])[0] == []
+    falls = [0.8] * 5 + [0.77] * 5
+    assert after("aetta", [(EVEN, EVEN, e) for e in falls])[0] == [10]
+    assert after("aetta", [(EVEN, EVEN, e) for e in [*falls, *[0.5] * 9]])[0] == [10]  # the window fills anew
+    assert after("aetta", [(EVEN, EVEN, math.nan)] * 12)[0] == []
