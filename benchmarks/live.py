@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import environment
+from harness import commit, environment
 from torch import Tensor
 
 import acclimate as ac
@@ -135,7 +135,7 @@ def measured(lab: Lab, case: Case, stream: str, seed: int) -> Cell:
         cell[name] = round(100 * found.accuracy, 3)
         cell[f"{name}_clients"] = [round(100 * a, 2) for a in found.per_client]
     cell |= {"used": round(float(used[real].mean()), 4), "batches": int(real.sum())}
-    return cell | {"diverged": len(diverged(free))}
+    return cell | {"diverged": len(diverged(free)), "commit": commit()}
 
 
 def summary(cells: Iterable[Cell]) -> Cell:
@@ -248,6 +248,8 @@ def main() -> None:
         took = f"used {cell['used']:4.0%}, {time.perf_counter() - began:.1f} s"
         begin = f"{number}/{len(todo)} {name_of(cell):40s} plain {cell['plain']:5.1f}"
         print(f"{begin} adapted {change} {took}", flush=True)
+    if had or todo:
+        save(out, study, device, [])  # the record tells of the last command, also where nothing was missing
     cells = list(read(out, study).values())
     print(f"\n{table(cells, lambda c: c['case'])}\n\n{table(cells, lambda c: c['stream'])}\n")
     print(json.dumps(summary(cells), indent=1))

@@ -164,3 +164,34 @@ def test_padding_stays_below_a_fifth(bench):
     found = uneven.padding(round, harness.Context(CPU), [round.cohort])
     assert found["real_steps"] == sum(-(-n // 20) for n in sizes)
     assert 0 <= found["waste"] < 0.2
+
+
+def test_harm_is_counted_by_cells_and_by_clients(bench, tmp_path):
+    live = bench("live")
+
+    def cell(case, seed, plain, adapted, guarded, used):
+        mean = {n: sum(v) / 2 for n, v in (("plain", plain), ("adapted", adapted), ("guarded", guarded))}
+        each = {"plain_clients": plain, "adapted_clients": adapted, "guarded_clients": guarded}
+        about = {"case": case, "stream": "original", "seed": seed, "samples": [5, 7], "used": used, "batches": 4}
+        return {**about, **mean, **each}
+
+    cells = [
+        cell("fedavg/tent", 1, [50, 70], [60, 80], [58, 78], 0.75),  # gains 10, of which 8 are kept
+        cell("fedavg/tent", 0, [50, 70], [20, 60], [50, 67], 0.25),  # loses 20; guarded 1.5
+        cell("fedavg/bn", 0, [50, 70], [52, 70], [49, 70], 0.0),  # gains 1: none to keep
+    ]
+    found = live.summary(cells)
+    assert (found["cells"], found["clients"], found["gaining_cells"], found["gain_kept"]) == (3, 6, 1, 0.8)
+    assert found["adapted"]["cells_within_1"] == 0.6667 and found["adapted"]["worst_cell"] == -20.0
+    assert found["guarded"]["cells_within_1"] == 0.6667 and found["guarded"]["clients_within_1"] == 0.8333
+    assert found["guarded"]["worst_cell"] == -1.5 and found["guarded"]["worst_cell_is"] == "fedavg/tent original 0"
+    assert found["guarded"]["worst_client"] == -3 and found["batches_adapted"] == 0.3333
+    out, study = tmp_path / "a" / "no-harm.json", {"rounds": 1}
+    live.save(out, study, CPU, cells[:1])
+    live.save(out, study, CPU, cells[1:])
+    assert [live.name_of(c) for c in json.loads(out.read_text())["cells"]] == [
+        "fedavg/bn original 0", "fedavg/tent original 0", "fedavg/tent original 1"
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match="name another --out"):
+        live.read(out, {"rounds": 2})
+    assert {c.adapter for c in live.CASES} | {"none", "guarded-tent"} == set(live.catalogue.ADAPTERS)
