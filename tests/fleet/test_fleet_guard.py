@@ -1,4 +1,6 @@
-"""A fleet leaves validation examples at the sites: the guard is refused in a sentence, and the rest goes on."""
+"""A fleet leaves validation examples at the nodes: each calibrates the guard itself, with the numbers of Serial."""
+
+from dataclasses import replace
 
 import pytest
 
@@ -6,10 +8,17 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 
 from fakes import FakeGrid, experiment, run
 
+import acclimate as ac
+from acclimate import store
+from acclimate.backends import Serial
 
-def test_the_guard_is_refused_in_the_table_of_a_fleet(tmp_path):
+
+def test_a_guard_in_a_fleet_has_the_numbers_of_serial(tmp_path):
     e = experiment("adapters=none,guarded-t3a", "rounds=1")
     results = run(FakeGrid(tmp_path), e, tmp_path / "run")
-    assert {r["adapter"] for r in results["table"]} == {"none"}
-    (refused,) = results["refused"]
-    assert refused["adapter"] == "guarded-t3a" and refused["reason"].startswith("Guarded needs validation examples")
+    ac.run(replace(e, backend=Serial()), tmp_path / "serial")
+    alone = store.RunFolder(tmp_path / "serial").load()["results"]
+    assert results["refused"] == [] and {r["adapter"] for r in results["table"]} == {"none", "guarded-t3a"}
+    for mine, other in zip(results["table"], alone["table"], strict=True):
+        assert (mine["adapter"], mine["stream"]) == (other["adapter"], other["stream"])
+        assert mine["per_client"] == pytest.approx(other["per_client"], abs=1e-6)
