@@ -47,6 +47,18 @@ def begin(task: Task, adapter: Adapter, model: Tree, window: int, dtype: torch.d
     return {"adapter": adapter.init(task, model), "window": empty, **counts}
 
 
+def cuts(size: int, fresh: int, count: int) -> list[int]:
+    """The sizes of the parts of a request of `count` samples, so that windows of `size` end where batches would.
+
+    `fresh` samples came since the last commit. Without a window nothing is cut.
+    """
+    if not size:
+        return [count]
+    first = min(size - fresh % size, count)
+    rest = count - first
+    return [first, *[size] * (rest // size), *([rest % size] if rest % size else [])]
+
+
 def request(
     task: Task, predict: Predict, adapter: Adapter, model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor
 ) -> Outcome:
