@@ -22,6 +22,7 @@ from ..experiment import dumps
 from ..live import Answer, Live
 from ..live.model import SNAPSHOTS, WINDOW
 from ..live.session import Outcome, cuts, request
+from .log import raw
 
 
 class Call(NamedTuple):
@@ -274,7 +275,7 @@ class Host:
         for state in (live.session, *(state for _, state in live.snapshots)):
             for name, value in sorted(tree.flatten(state).items()):
                 total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+                total.update(raw(value))
         return total.hexdigest()
 
 
