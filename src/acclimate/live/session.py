@@ -94,7 +94,7 @@ def _windowed(
     window = torch.cat((state["window"], x.to(state["window"].dtype)))[-size:]
     filled, fresh = (state["filled"] + n).clamp_max(size), state["fresh"] + n
     seen = state["seen"] + n
-    plain = predict(model, window).logits
+    plain = predict(model, x.to(window.dtype)).logits
     now = rng.advance(key, seen - size)
     if adapter.calibrates:
         logits, new, told = adapter.trace(task, predict, model, state["adapter"], window, now)
@@ -112,5 +112,4 @@ def _windowed(
         "seen": seen,
         "step": state["step"] + commit.to(torch.int64),
     }
-    answers = torch.where(used, logits, plain)[-n:]
-    return Outcome(answers, plain[-n:], used.expand(n), told, commit, after)
+    return Outcome(torch.where(used, logits[-n:], plain), plain, used.expand(n), told, commit, after)

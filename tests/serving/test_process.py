@@ -1,0 +1,135 @@
+"""A real server process: killed under load and started again; a client that nobody here wrote; a stop in order."""
+
+import concurrent.futures
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+from worlds import lives, stream
+
+from acclimate.serving.replay import replay
+
+CODE = "from acclimate.cli.main import main; main()"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for live in lives():
+        live.save(tmp_path / "live" / f"client-{live.client}")
+    return tmp_path / "live"
+
+
+class Server:
+    """A server process; started again it has the same port."""
+
+    def __init__(self, live, *more):
+        command = [sys.executable, "-c", CODE, "serve", str(live), "--name", "digits", "--port", "0", *more]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, **pipes)
+        line = self.process.stdout.readline()
+        found = re.fullmatch(r"serving digits, 4 clients, at (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, line + self.process.stderr.read()
+        self.url = found[1]
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        return dict(re.findall(r"client (\d+)  (\w{64})", out)), err
+
+
+def body(x, id):
+    one = {"name": "input", "shape": list(x.shape), "datatype": "UINT8", "data": x.flatten().tolist()}
+    return {"id": id, "inputs": [one]}
+
+
+def test_kills_under_load_lose_and_double_nothing(folders):
+    """Four clients ask in order and repeat what was not answered; the server dies in between."""
+    server, answered, over = [Server(folders)], {c: {} for c in range(4)}, threading.Event()
+
+    def client(number):
+        with httpx.Client(timeout=30) as http:
+            for i in range(10_000):
+                sent = body(stream(number, 90)[i % 90 : i % 90 + 1], f"r{i}")
+                while True:
+                    try:
+                        reply = http.post(f"{server[0].url}/v2/models/digits/versions/{number}/infer", json=sent)
+                        assert reply.status_code == 200, reply.text
+                        answered[number][f"r{i}"] = reply.text
+                        break
+                    except httpx.TransportError:
+                        time.sleep(0.02)
+                if over.is_set():
+                    return
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(client, c) for c in range(4)]
+        for kill in range(1, 4):
+            while sum(map(len, answered.values())) < 15 * kill:
+                assert not any(one.done() for one in running)
+                time.sleep(0.01)
+            server[0].kill()
+            server[0] = Server(folders)
+        over.set()
+        for one in running:
+            one.result(timeout=60)
+    for number, got in answered.items():  # sample i of a client has the number i: none was taken twice, none left out
+        ids = [next(o for o in json.loads(text)["outputs"] if o["name"] == "ids")["data"] for text in got.values()]
+        assert ids == [[f"{number}-{i}"] for i in range(len(got))]
+    for number, got in answered.items():  # and whoever asks again gets the same, from before any kill too
+        i = next(iter(got))
+        sent = body(stream(number, 90)[:1], i)
+        again = httpx.post(f"{server[0].url}/v2/models/digits/versions/{number}/infer", json=sent, timeout=30)
+        assert again.text == got[i]
+    digests, _ = server[0].stop()
+    done = replay(folders / "serving")
+    assert done.exact and {str(c): d for c, d in done.digests.items()} == digests
+    assert done.requests == sum(map(len, answered.values())) >= 45
+
+
+def test_a_client_that_nobody_here_wrote(folders):
+    triton = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'", exc_type=ImportError)
+    alone, server = lives(), Server(folders, "-v")
+    try:
+        client = triton.InferenceServerClient(server.url.removeprefix("http://"))
+        assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("digits", "1")
+        about = client.get_model_metadata("digits")
+        assert about["inputs"][0]["shape"] == [-1, 3, 16, 16] and about["versions"] == ["0", "1", "2", "3"]
+        for binary, i in ((True, 0), (False, 1)):
+            x = stream(1, 6)[3 * i : 3 * i + 3]
+            given = triton.InferInput("input", list(x.shape), "UINT8")
+            given.set_data_from_numpy(x.numpy(), binary_data=binary)
+            result = client.infer("digits", [given], model_version="1", request_id=f"t{i}")
+            want = alone[1](x)
+            assert np.abs(result.as_numpy("probabilities") - want.probabilities.numpy()).max() < 1e-4
+            assert [getattr(v, "decode", lambda v=v: v)() for v in result.as_numpy("labels")] == list(want.labels)
+            assert result.get_response()["id"] == f"t{i}"
+        with pytest.raises(triton.InferenceServerException, match="client: '9' must be one of 0, 1, 2, 3"):
+            client.infer("digits", [given], model_version="9")
+        client.close()
+    finally:
+        _, err = server.stop()
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert [line["event"] for line in lines].count("step") == 2
+    assert next(line for line in lines if line["event"] == "refused")["status"] == 404
+
+
+def test_two_servers_cannot_share_a_folder(folders):
+    server = Server(folders)
+    try:
+        command = [sys.executable, "-c", CODE, "serve", str(folders), "--port", "0"]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert second.returncode == 2 and "in use by another server" in second.stderr
+    finally:
+        server.kill()
