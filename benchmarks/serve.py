@@ -1,8 +1,8 @@
 """Serving live models: requests per second of many clients in one step against one client after the other.
 
 A server process and a load of another process on the same machine: every client sends one sample, waits for the answer,
-and sends the next. Tent adapts, with a window of 32 and without a guard. `--group 1` of the same server is one client after the other;
-`live` calls the clients' live models in turn in this process, without any server.
+and sends the next. Tent adapts, with a window of 32 and without a guard. `--group 1` of the same server is one client
+after the other; `live` calls the clients' live models in turn in this process, without any server.
 
     python benchmarks/serve.py [--seconds 10] [--kills 50] [--malformed 100000] [--samples 1000000]
     python benchmarks/serve.py --engine --clients 1000 --device cuda     the steps alone, without a server
