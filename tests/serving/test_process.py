@@ -1,4 +1,4 @@
-"""A real server process: killed under load and started again; a client that nobody here wrote; a stop in order."""
+"""A real server process: killed under load, started again, asked by a client that nobody here wrote, stopped."""
 
 import concurrent.futures
 import json
@@ -46,7 +46,7 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         out, err = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, err
-        return dict(re.findall(r"client (\d+)  (\w{64})", out)), err
+        return dict(re.findall(r"client (\d+)  (\w{64})", out)), [json.loads(line) for line in err.splitlines()]
 
 
 def body(x, id):
@@ -54,82 +54,74 @@ def body(x, id):
     return {"id": id, "inputs": [one]}
 
 
-def test_kills_under_load_lose_and_double_nothing(folders):
-    """Four clients ask in order and repeat what was not answered; the server dies in between."""
+def places(got):
+    """The numbers that a client's samples had, in the order in which it asked."""
+    return [next(o for o in json.loads(text)["outputs"] if o["name"] == "ids")["data"][0] for text in got.values()]
+
+
+def ask_in_order(server, number, answered, over):
+    """One client: it repeats what was not answered, to whichever process there is."""
+    with httpx.Client(timeout=30) as http:
+        for i in range(100_000):
+            sent = body(stream(number, 90)[i % 90 : i % 90 + 1], f"r{i}")
+            while f"r{i}" not in answered:
+                try:
+                    reply = http.post(f"{server[0].url}/v2/models/digits/versions/{number}/infer", json=sent)
+                    assert reply.status_code == 200, reply.text
+                    answered[f"r{i}"] = reply.text
+                except httpx.TransportError:
+                    time.sleep(0.02)
+            if over.is_set():
+                return
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.slow)])
+def test_kills_under_load_lose_and_double_nothing(folders, kills):
     server, answered, over = [Server(folders)], {c: {} for c in range(4)}, threading.Event()
-
-    def client(number):
-        with httpx.Client(timeout=30) as http:
-            for i in range(10_000):
-                sent = body(stream(number, 90)[i % 90 : i % 90 + 1], f"r{i}")
-                while True:
-                    try:
-                        reply = http.post(f"{server[0].url}/v2/models/digits/versions/{number}/infer", json=sent)
-                        assert reply.status_code == 200, reply.text
-                        answered[number][f"r{i}"] = reply.text
-                        break
-                    except httpx.TransportError:
-                        time.sleep(0.02)
-                if over.is_set():
-                    return
-
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(client, c) for c in range(4)]
-        for kill in range(1, 4):
-            while sum(map(len, answered.values())) < 15 * kill:
-                assert not any(one.done() for one in running)
-                time.sleep(0.01)
-            server[0].kill()
-            server[0] = Server(folders)
-        over.set()
+        running = [pool.submit(ask_in_order, server, c, answered[c], over) for c in range(4)]
+        try:
+            for kill in range(1, kills + 1):
+                while sum(map(len, answered.values())) < 15 * kill:
+                    assert not any(one.done() for one in running)
+                    time.sleep(0.01)
+                server[0].kill()
+                server[0] = Server(folders)
+        finally:
+            over.set()
         for one in running:
             one.result(timeout=60)
-    for number, got in answered.items():  # sample i of a client has the number i: none was taken twice, none left out
-        ids = [next(o for o in json.loads(text)["outputs"] if o["name"] == "ids")["data"] for text in got.values()]
-        assert ids == [[f"{number}-{i}"] for i in range(len(got))]
-    for number, got in answered.items():  # and whoever asks again gets the same, from before any kill too
-        i = next(iter(got))
-        sent = body(stream(number, 90)[:1], i)
+    for number, got in answered.items():  # sample i has the number i: none was taken twice, none left out
+        assert places(got) == [f"{number}-{i}" for i in range(len(got))]
+        sent = body(stream(number, 90)[:1], "r0")  # whoever asks again gets the same, from before any kill too
         again = httpx.post(f"{server[0].url}/v2/models/digits/versions/{number}/infer", json=sent, timeout=30)
-        assert again.text == got[i]
-    digests, _ = server[0].stop()
+        assert again.text == got["r0"]
+    check_with_tritonclient(server[0], {c: len(got) for c, got in answered.items()})
+    digests, lines = server[0].stop()
+    assert next(line for line in lines if line["event"] == "refused")["status"] == 404
     done = replay(folders / "serving")
     assert done.exact and {str(c): d for c, d in done.digests.items()} == digests
-    assert done.requests == sum(map(len, answered.values())) >= 45
+    assert done.requests == sum(map(len, answered.values())) + 2 >= 17
 
 
-def test_a_client_that_nobody_here_wrote(folders):
+def check_with_tritonclient(server, before):
+    """A client that nobody here wrote: it sends raw bytes, or JSON."""
     triton = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'", exc_type=ImportError)
-    alone, server = lives(), Server(folders, "-v")
-    try:
-        client = triton.InferenceServerClient(server.url.removeprefix("http://"))
-        assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("digits", "1")
-        about = client.get_model_metadata("digits")
-        assert about["inputs"][0]["shape"] == [-1, 3, 16, 16] and about["versions"] == ["0", "1", "2", "3"]
-        for binary, i in ((True, 0), (False, 1)):
-            x = stream(1, 6)[3 * i : 3 * i + 3]
-            given = triton.InferInput("input", list(x.shape), "UINT8")
-            given.set_data_from_numpy(x.numpy(), binary_data=binary)
-            result = client.infer("digits", [given], model_version="1", request_id=f"t{i}")
-            want = alone[1](x)
-            assert np.abs(result.as_numpy("probabilities") - want.probabilities.numpy()).max() < 1e-4
-            assert [getattr(v, "decode", lambda v=v: v)() for v in result.as_numpy("labels")] == list(want.labels)
-            assert result.get_response()["id"] == f"t{i}"
-        with pytest.raises(triton.InferenceServerException, match="client: '9' must be one of 0, 1, 2, 3"):
-            client.infer("digits", [given], model_version="9")
-        client.close()
-    finally:
-        _, err = server.stop()
-    lines = [json.loads(line) for line in err.splitlines()]
-    assert [line["event"] for line in lines].count("step") == 2
-    assert next(line for line in lines if line["event"] == "refused")["status"] == 404
-
-
-def test_two_servers_cannot_share_a_folder(folders):
-    server = Server(folders)
-    try:
-        command = [sys.executable, "-c", CODE, "serve", str(folders), "--port", "0"]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert second.returncode == 2 and "in use by another server" in second.stderr
-    finally:
-        server.kill()
+    client = triton.InferenceServerClient(server.url.removeprefix("http://"))
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("digits", "1")
+    about = client.get_model_metadata("digits")
+    assert about["inputs"][0]["shape"] == [-1, 3, 16, 16] and about["versions"] == ["0", "1", "2", "3"]
+    for binary, i in ((True, 0), (False, 1)):
+        x = stream(1, 6)[3 * i : 3 * i + 3]
+        given = triton.InferInput("input", list(x.shape), "UINT8")
+        given.set_data_from_numpy(x.numpy(), binary_data=binary)
+        result = client.infer("digits", [given], model_version="1", request_id=f"t{i}")
+        p = result.as_numpy("probabilities")
+        assert p.shape == (3, 10) and np.abs(p.sum(1) - 1).max() < 1e-5
+        assert result.as_numpy("classes").tolist() == p.argmax(1).tolist()
+        ids = [v.decode() if isinstance(v, bytes) else v for v in result.as_numpy("ids")]
+        assert ids == [f"1-{before[1] + 3 * i + j}" for j in range(3)]
+        assert result.get_response()["id"] == f"t{i}"
+    with pytest.raises(triton.InferenceServerException, match="client: '9' must be one of 0, 1, 2, 3"):
+        client.infer("digits", [given], model_version="9")
+    client.close()

@@ -44,7 +44,9 @@ def load(service: Service, seed: int, steps: int) -> None:
             service.act("reset", [0])
 
 
-@pytest.mark.parametrize(("name", "guard"), [("Tent", False), ("Tent", True), ("T3A", False)])
+@pytest.mark.parametrize(
+    ("name", "guard"), [("Tent", False), pytest.param("Tent", True, marks=pytest.mark.slow), ("T3A", False)]
+)
 def test_a_restart_has_the_same_bits_with_and_without_a_checkpoint(tmp_path, name, guard):
     service = opened(tmp_path, name, guard)
     load(service, 1, 12)

@@ -99,6 +99,7 @@ def run(site: Site, place: Place, verbose: bool = False) -> dict[int, str]:
         port=place.port,
         log_config=None,
         access_log=False,
+        ws="none",
         server_header=False,
         ssl_certfile=None if place.certificate is None else str(place.certificate),
         ssl_keyfile=None if place.key is None else str(place.key),
