@@ -26,6 +26,8 @@ ROOMS = {
     "running": "build, train, evaluate, join, compare",
     "fleet": "real sites over Flower",
     "recipes": "the papers' tables",
+    "live": "deployed models",
+    "serving": "live models, over HTTP",
     "tuning": "searches",
     "cli": "the command line",
 }

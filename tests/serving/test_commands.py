@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from worlds import lives, stream
+from federation import lives, stream
 
 import acclimate as ac
 from acclimate.cli import deploy, predict, serve

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from worlds import lives, same, stream
+from federation import lives, same, stream
 
 from acclimate.serving.host import Call, Host
 

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from worlds import lives, stream
+from federation import lives, stream
 
 from acclimate.serving import checkpoint
 from acclimate.serving.app import Limits, Site

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 import uvicorn
-from worlds import lives, stream
+from federation import lives, stream
 
 from acclimate.serving import checkpoint
 from acclimate.serving.app import Site

@@ -12,7 +12,7 @@ import time
 import httpx
 import numpy as np
 import pytest
-from worlds import lives, stream
+from federation import lives, stream
 
 from acclimate.serving.replay import replay
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from worlds import lives, stream
+from federation import lives, stream
 
 from acclimate.serving import checkpoint
 from acclimate.serving.host import Host
