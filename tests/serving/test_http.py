@@ -13,11 +13,11 @@ import torch
 from federation import lives, stream
 
 from acclimate.serving import checkpoint
-from acclimate.serving.app import Limits, Site
+from acclimate.serving.app import Front, Limits
 from acclimate.serving.desk import Rules
 from acclimate.serving.host import Host
 from acclimate.serving.replay import replay
-from acclimate.serving.run import Place, open_site
+from acclimate.serving.run import Address, open_front
 from acclimate.serving.service import Service
 from acclimate.serving.tokens import Tokens, create, hashed, load
 from acclimate.store import RunError
@@ -29,12 +29,12 @@ BASE = "/v2/models/digits"
 async def served(folder, rules=Rules(), tokens=None, name="Tent", guard=False, limits=Limits()):
     """A server without sockets, and a client of it."""
     checkpoint.begin(folder, lives(name, guard), "digits")
-    site = Site(Service(Host(lives(name, guard)), folder), "digits", rules, limits, tokens)
-    app = site.application()
+    front = Front(Service(Host(lives(name, guard)), folder), "digits", rules, limits, tokens)
+    app = front.application()
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            yield site, client
+            yield front, client
 
 
 def body(x: torch.Tensor, id: str = "", **more) -> dict:
@@ -49,7 +49,7 @@ def output(reply: httpx.Response, name: str):
 def test_answers_are_those_of_live_models_and_come_in_groups(tmp_path):
     async def go():
         alone = lives()
-        async with served(tmp_path, Rules(window_s=0.2)) as (site, http):
+        async with served(tmp_path, Rules(window_s=0.2)) as (front, http):
             for i in range(10):
                 parts = {c: stream(c, 20)[2 * i : 2 * i + 2] for c in range(4)}
                 asked = [http.post(f"{BASE}/versions/{c}/infer", json=body(x, f"r{i}")) for c, x in parts.items()]
@@ -64,7 +64,7 @@ def test_answers_are_those_of_live_models_and_come_in_groups(tmp_path):
                     assert (found["id"], found["model_version"]) == (f"r{i}", str(client))
                     assert found["parameters"]["step"] == want.step
                     assert found["parameters"]["adapted"] == any(want.adapted)
-            assert site.service.steps == 10  # four requests in each
+            assert front.service.steps == 10  # four requests in each
             late = await http.post(f"{BASE}/versions/1/labels", json={"ids": ["1-0", "1-1"], "labels": [3, "3"]})
             assert late.json()["labels"] == 2
             named = await http.post(f"{BASE}/infer", json=body(stream(2, 1), parameters={"client": 2}))
@@ -74,7 +74,7 @@ def test_answers_are_those_of_live_models_and_come_in_groups(tmp_path):
             assert [o["name"] for o in (await http.post(f"{BASE}/versions/2/infer", json=flat)).json()["outputs"]] == [
                 "labels"
             ]
-        return site.digests
+        return front.digests
 
     digests = asyncio.run(go())
     done = replay(tmp_path)
@@ -83,11 +83,11 @@ def test_answers_are_those_of_live_models_and_come_in_groups(tmp_path):
 
 def test_a_retry_that_overtakes_its_request_waits_for_the_same_answer(tmp_path):
     async def go():
-        async with served(tmp_path, Rules(window_s=0.1)) as (site, http):
+        async with served(tmp_path, Rules(window_s=0.1)) as (front, http):
             sent = body(stream(0, 2), "same")
             replies = await asyncio.gather(*(http.post(f"{BASE}/versions/0/infer", json=sent) for _ in range(5)))
             later = await http.post(f"{BASE}/versions/0/infer", json=sent)
-            assert len({r.text for r in [*replies, later]}) == 1 and site.service.requests == 1
+            assert len({r.text for r in [*replies, later]}) == 1 and front.service.requests == 1
             other = await http.post(f"{BASE}/versions/0/infer", json=body(stream(0, 3), "same"))
             assert other.status_code == 409 and "other samples" in other.json()["error"]
 
@@ -96,16 +96,16 @@ def test_a_retry_that_overtakes_its_request_waits_for_the_same_answer(tmp_path):
 
 def test_too_many_requests_get_429_and_nothing_is_lost(tmp_path):
     async def go():
-        async with served(tmp_path, Rules(window_s=0.1, queue=2, total=5)) as (site, http):
+        async with served(tmp_path, Rules(window_s=0.1, queue=2, total=5)) as (front, http):
             asked = [http.post(f"{BASE}/versions/{i % 4}/infer", json=body(stream(0, 1))) for i in range(24)]
             replies = await asyncio.gather(*asked)
             codes = [r.status_code for r in replies]
             assert set(codes) == {200, 429}
             assert next(r for r in replies if r.status_code == 429).headers["retry-after"] == "1"
-            assert site.service.requests == codes.count(200) == sum(site.host.seen)
+            assert front.service.requests == codes.count(200) == sum(front.host.seen)
             text = (await http.get("/metrics")).text
             assert f'acclimate_replies_total{{status="429"}} {codes.count(429)}.0' in text
-            assert f'acclimate_requests_total{{client="0"}} {float(site.host.seen[0])}' in text
+            assert f'acclimate_requests_total{{client="0"}} {float(front.host.seen[0])}' in text
             assert "acclimate_step_seconds_count" in text and 'acclimate_frozen{client="3"} 0.0' in text
 
     asyncio.run(go())
@@ -113,7 +113,7 @@ def test_too_many_requests_get_429_and_nothing_is_lost(tmp_path):
 
 def test_acts_of_the_administrator(tmp_path):
     async def go():
-        async with served(tmp_path) as (site, http):
+        async with served(tmp_path) as (front, http):
             for part in stream(1, 32).split(8):
                 await http.post(f"{BASE}/versions/1/infer", json=body(part))
             assert (await http.post(f"{BASE}/freeze")).json()["clients"][3] == {"client": 3, "step": 0, "frozen": True}
@@ -144,8 +144,8 @@ def test_tokens_say_who_may_what(tmp_path):
     admin, zero = ({"Authorization": f"Bearer {drawn[n]}"} for n in ("admin", "0"))
 
     async def go():
-        async with served(tmp_path / "s", tokens=tokens) as (site, http):
-            before = site.service.digests()
+        async with served(tmp_path / "s", tokens=tokens) as (front, http):
+            before = front.service.digests()
             ask = body(stream(0, 1))
             for headers, client, status in [({}, 0, 401), (zero, 1, 401), ({"Authorization": "Bearer x"}, 0, 401)]:
                 reply = await http.post(f"{BASE}/versions/{client}/infer", json=ask, headers=headers)
@@ -157,7 +157,7 @@ def test_tokens_say_who_may_what(tmp_path):
             assert (await http.post(f"{BASE}/versions/0/freeze", headers=zero)).status_code == 401
             named = await http.post(f"{BASE}/infer", json={**ask, "parameters": {"client": 1}}, headers=zero)
             assert named.status_code == 401
-            assert site.service.digests() == before
+            assert front.service.digests() == before
             assert (await http.get("/v2/health/ready")).status_code == 200
             assert (await http.get("/")).status_code == 200
             assert (await http.post(f"{BASE}/versions/0/infer", json=ask, headers=zero)).status_code == 200
@@ -168,12 +168,12 @@ def test_tokens_say_who_may_what(tmp_path):
 
 def test_a_server_that_others_can_reach_needs_tokens(tmp_path):
     with pytest.raises(ValueError, match="--host 0.0.0.0 can be reached from other machines; give --tokens"):
-        Place(host="0.0.0.0")
+        Address(host="0.0.0.0")
     with pytest.raises(ValueError, match="--certificate and --key go together"):
-        Place(certificate=tmp_path)
-    assert Place(host="::1").loopback and Place(host="localhost").loopback
+        Address(certificate=tmp_path)
+    assert Address(host="::1").loopback and Address(host="localhost").loopback
     with pytest.raises(RunError, match="holds no live model"):
-        open_site([tmp_path])
+        open_front([tmp_path])
 
     async def go():
         async with served(tmp_path) as (_, http):
@@ -220,8 +220,8 @@ def broken(draw: random.Random) -> tuple[str, bytes, dict]:
 
 def test_malformed_requests_are_refused_and_change_nothing(tmp_path):
     async def go():
-        async with served(tmp_path, limits=Limits(body=200_000, samples=4)) as (site, http):
-            before, draw = site.service.digests(), random.Random(5)
+        async with served(tmp_path, limits=Limits(body=200_000, samples=4)) as (front, http):
+            before, draw = front.service.digests(), random.Random(5)
             for i in range(400):
                 path, raw, headers = broken(draw)
                 reply = await http.post(path, content=raw, headers=headers)
@@ -238,7 +238,7 @@ def test_malformed_requests_are_refused_and_change_nothing(tmp_path):
             assert large.status_code == 413
             for word in ({"ids": ["0-0"], "labels": [1]}, {"ids": "0-0"}, {"ids": ["0-0"], "labels": [True]}, [], {}):
                 assert (await http.post(f"{BASE}/versions/0/labels", json=word)).status_code == 400
-            assert site.service.digests() == before and site.service.requests == 0
+            assert front.service.digests() == before and front.service.requests == 0
             fine = await http.post(f"{BASE}/versions/0/infer", json=body(stream(0, 2), "id"))
             assert fine.status_code == 200
 

@@ -44,16 +44,16 @@ def serve(
     try:
         from ..serving.app import Limits
         from ..serving.desk import Rules
-        from ..serving.run import Place, open_site, run
+        from ..serving.run import Address, open_front, run
     except ImportError as e:
         raise ImportError(f"{e}; `acclimate serve` needs: pip install 'acclimate[serve]'") from e
     from .threads import use_half_of_the_cores
 
     use_half_of_the_cores()
-    place = Place(host, port, tokens, certificate, key)
+    place = Address(host, port, tokens, certificate, key)
     rules = Rules(window_ms / 1000, queue, queue_all, group or 1 << 20)
-    site = open_site(live, folder, name, device, place, rules, Limits(body, samples), remember, checkpoint_seconds)
-    for client, digest in run(site, place, verbose).items():
+    front = open_front(live, folder, name, device, place, rules, Limits(body, samples), remember, checkpoint_seconds)
+    for client, digest in run(front, place, verbose).items():
         typer.echo(f"client {client}  {digest}")
 
 

@@ -26,11 +26,11 @@ from .. import store
 from ..live import Answer
 from ..version import __version__
 from . import protocol
-from .board import Board
 from .desk import Desk, Rules
 from .ledger import ACTS, Conflict
-from .protocol import Refused
+from .protocol import Denied
 from .records import Ask
+from .scoreboard import Scoreboard
 from .service import Service
 from .tokens import Tokens
 
@@ -55,7 +55,7 @@ def say(event: str, level: int = logging.INFO, **about: Any) -> None:
         log.log(level, store.json_text({"event": event, **about}))
 
 
-class Site:
+class Front:
     """The handlers of one server."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Site:
         tokens: Tokens | None = None,
     ) -> None:
         self.service, self.name, self.limits, self.tokens = service, name, limits, tokens
-        self.host, self.board = service.host, Board(service.host)
+        self.host, self.board = service.host, Scoreboard(service.host)
         self.desk = Desk(service, rules, self._watch)
         self.digests: dict[int, str] = {}
         """Of all states, when the server has stopped."""
@@ -123,7 +123,7 @@ class Site:
                 reply = await handler(request)
                 self.board.statuses[str(reply.status_code)] += 1
                 return reply
-            except Refused as e:
+            except Denied as e:
                 status, text = e.status, str(e)
             except Conflict as e:
                 status, text = 409, str(e)
@@ -144,25 +144,25 @@ class Site:
         return guarded
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse what another site's page makes a browser send."""
+        """Refuse what another server's page makes a browser send."""
         origin = request.headers.get("origin")
         if origin and urlsplit(origin).netloc != request.headers.get("host"):
-            raise Refused(403, f"Origin: {origin[:100]!r} is another site")
+            raise Denied(403, f"Origin: {origin[:100]!r} is another place")
         host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
         if self.tokens is None and host.strip("[]") not in LOOPBACK:
-            raise Refused(403, f"Host: {host[:100]!r} must be this machine, as there are no tokens")
+            raise Denied(403, f"Host: {host[:100]!r} must be this machine, as there are no tokens")
 
     def _admit(self, request: Request, client: int | None = None) -> None:
         if self.tokens is not None and not self.tokens.admits(request.headers.get("authorization"), client):
             whose = "the administrator's" if client is None else f"that of client {client}"
-            raise Refused(401, f"Authorization: must be 'Bearer TOKEN' with {whose}")
+            raise Denied(401, f"Authorization: must be 'Bearer TOKEN' with {whose}")
 
     def _client(self, word: Any) -> int:
         """The client that a path or parameter names."""
         text = str(word)
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) not in self.host.rows:
             known = ", ".join(map(str, self.host.clients[:10])) + (", ..." if len(self.host.rows) > 10 else "")
-            raise Refused(404, f"client: {text[:40]!r} must be one of {known}")
+            raise Denied(404, f"client: {text[:40]!r} must be one of {known}")
         return int(text)
 
     async def _body(self, request: Request) -> bytes:
@@ -170,7 +170,7 @@ class Site:
         async for part in request.stream():
             size += len(part)
             if size > self.limits.body:
-                raise Refused(413, f"body: more than {self.limits.body} bytes")
+                raise Denied(413, f"body: more than {self.limits.body} bytes")
             parts.append(part)
         return b"".join(parts)
 
@@ -204,7 +204,7 @@ class Site:
         try:
             measured = await self.desk.do(self.service.feedback, client, ids, found)
         except ValueError as e:
-            raise Refused(400, str(e)) from None
+            raise Denied(400, str(e)) from None
         return JSONResponse({"client": client, **measured})
 
     async def act(self, request: Request) -> Response:
@@ -217,7 +217,7 @@ class Site:
         try:
             done = await self.desk.do(self.service.act, act, clients, step)
         except ValueError as e:
-            raise Refused(400, str(e)) from None
+            raise Denied(400, str(e)) from None
         for row in done:
             tally = self.board.tallies[row["client"]]
             tally.step = row["step"]
@@ -249,7 +249,7 @@ class Site:
     async def healthy(self, request: Request) -> Response:
         """Whether the server lives, and can answer."""
         if self.service.log.broken:
-            raise Refused(503, "the log cannot be written; restart the server")
+            raise Denied(503, "the log cannot be written; restart the server")
         return JSONResponse({"live": True, "ready": True})
 
     async def metadata(self, request: Request) -> Response:

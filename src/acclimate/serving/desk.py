@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..live import Answer
-from .protocol import Refused
+from .protocol import Denied
 from .records import Ask
 from .service import Service
 
@@ -53,18 +53,18 @@ class Desk:
         self._wake = asyncio.Event()
 
     async def ask(self, ask: Ask) -> Answer:
-        """The answer to a request; `Refused` with 429 where too many wait already."""
+        """The answer to a request; `Denied` with 429 where too many wait already."""
         if ask.id and (old := self.service.ledger.again(ask)) is not None:
             return old
         if ask.id and (ask.client, ask.id) in self.pending:
             answer = await asyncio.shield(self.pending[ask.client, ask.id])
             return self.service.ledger.again(ask) or answer
         if self.closing:
-            raise Refused(503, "the server stops")
+            raise Denied(503, "the server stops")
         mine = self.queues.get(ask.client)
         if self.waiting >= self.rules.total or (mine is not None and len(mine) >= self.rules.queue):
             mine_wait = len(mine or ())
-            raise Refused(429, f"{mine_wait} requests of client {ask.client} and {self.waiting} in all wait; try later")
+            raise Denied(429, f"{mine_wait} requests of client {ask.client} and {self.waiting} in all wait; try later")
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.queues.setdefault(ask.client, deque()).append(Waiting(ask, time.monotonic(), done))
         self.waiting += 1

@@ -50,7 +50,7 @@ class Computed:
 
 
 @dataclass
-class Part:
+class Piece:
     """What one client's samples of one group became, on the host."""
 
     logits: Tensor
@@ -133,7 +133,7 @@ class Host:
             self._answer(done, j, found)
         return done
 
-    def _group(self, done: Computed, members: list[int], x: Tensor) -> list[Part]:
+    def _group(self, done: Computed, members: list[int], x: Tensor) -> list[Piece]:
         """Run the samples [members, n, ...] of some of a step's clients together."""
         rows = [done.rows[j] for j in members]
         if self.adapter.transductive and x.shape[1] >= WINDOW:
@@ -153,7 +153,7 @@ class Host:
         if any(committed):
             self._note(done, [j for j, c in enumerate(committed) if c], rows, counts["step"], out.state)
         return [
-            Part(logits[j], plain[j], adapted[j], {k: float(v[j]) for k, v in told.items()}, filled, step)
+            Piece(logits[j], plain[j], adapted[j], {k: float(v[j]) for k, v in told.items()}, filled, step)
             for j, (filled, step) in enumerate(zip(counts["filled"], counts["step"], strict=True))
         ]
 
@@ -203,7 +203,7 @@ class Host:
             done.snapshots.append(([row], [live.step], fresh))
             done.prepared.add(row)
 
-    def _answer(self, done: Computed, j: int, parts: list[Part]) -> None:
+    def _answer(self, done: Computed, j: int, parts: list[Piece]) -> None:
         row, last = done.rows[j], parts[-1]
         logits = torch.cat([p.logits for p in parts]) if len(parts) > 1 else last.logits
         adapted = tuple(a for p in parts for a in p.adapted)

@@ -110,6 +110,15 @@ def _tensors(about: list[Any], body: bytes) -> dict[str, Tensor]:
     return out
 
 
+def store_entry(folder: Path) -> None:
+    """Wait until the names of a folder's files are on the disk, without which a new file would be lost."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 class Log:
     """A log that is open to be written, by one process at a time."""
 
@@ -122,6 +131,7 @@ class Log:
         except OSError:
             os.close(self.file)
             raise store.RunError(f"{path} is in use by another server; stop it, or choose another --folder") from None
+        store_entry(path.parent)
         self.end = os.fstat(self.file).st_size
         self.digest = NOTHING
         self.broken = False

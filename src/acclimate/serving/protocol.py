@@ -1,7 +1,7 @@
 """The Open Inference Protocol (version 2, REST): requests to samples, answers to tensors, both as JSON.
 
 Inputs may also come as raw bytes behind the JSON (the binary tensor data extension). A request that does not fit is a
-`Refused` with the field, its value and what is allowed; its samples never reach a model.
+`Denied` with the field, its value and what is allowed; its samples never reach a model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTPUTS = ("probabilities", "labels", "classes", "ids", "adapted")
 LONGEST_ID = 200
 
 
-class Refused(ValueError):
+class Denied(ValueError):
     """A request that is not answered: the status of the reply, and a sentence."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -37,9 +37,9 @@ def document(raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
-        raise Refused(400, f"body: not JSON ({str(e)[:100] or type(e).__name__})") from None
+        raise Denied(400, f"body: not JSON ({str(e)[:100] or type(e).__name__})") from None
     if not isinstance(found, dict):
-        raise Refused(400, f"body: a {type(found).__name__} must be a JSON object")
+        raise Denied(400, f"body: a {type(found).__name__} must be a JSON object")
     return found
 
 
@@ -52,7 +52,7 @@ def split(raw: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
     if header is None:
         return document(raw), b""
     if not header.isascii() or not header.isdecimal() or int(header[:12]) > len(raw):
-        raise Refused(400, f"Inference-Header-Content-Length: {header[:20]!r} must be a number up to {len(raw)}")
+        raise Denied(400, f"Inference-Header-Content-Length: {header[:20]!r} must be a number up to {len(raw)}")
     return document(raw[: int(header)]), raw[int(header) :]
 
 
@@ -60,26 +60,26 @@ def samples(body: Mapping[str, Any], rest: bytes, task: Task, dtype: torch.dtype
     """The samples of an inference request, in the form of the federation's data."""
     inputs = body.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
-        raise Refused(400, f"inputs: {_short(inputs)} must be a list of one tensor: the samples")
+        raise Denied(400, f"inputs: {_short(inputs)} must be a list of one tensor: the samples")
     one = inputs[0]
     if not one.get("name") or not _word(one["name"]):
-        raise Refused(400, f"inputs[0].name: {_short(one.get('name'))} must be a name, such as 'input'")
+        raise Denied(400, f"inputs[0].name: {_short(one.get('name'))} must be a name, such as 'input'")
     datatype = one.get("datatype")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise Refused(400, f"inputs[0].datatype: {_short(datatype)} must be one of {', '.join(DATATYPES)}")
+        raise Denied(400, f"inputs[0].datatype: {_short(datatype)} must be one of {', '.join(DATATYPES)}")
     shape = _shape(one.get("shape"), task, most)
     values = _binary(one, rest, datatype, shape) if _raw(one) else _listed(one.get("data"), datatype, shape)
     try:
         return alike(checked(task, torch.from_numpy(values.copy()), "inputs[0].data"), dtype)
     except ValueError as e:
-        raise Refused(400, str(e)) from None
+        raise Denied(400, str(e)) from None
 
 
 def _shape(shape: Any, task: Task, most: int) -> tuple[int, ...]:
     wanted = f"[N, {', '.join(map(str, task.shape))}] with N from 1 to {most}"
     whole = isinstance(shape, list) and all(isinstance(d, int) and not isinstance(d, bool) for d in shape)
     if not whole or shape[1:] != list(task.shape) or not 1 <= shape[0] <= most:
-        raise Refused(400, f"inputs[0].shape: {_short(shape)} must be {wanted}")
+        raise Denied(400, f"inputs[0].shape: {_short(shape)} must be {wanted}")
     return tuple(shape)
 
 
@@ -92,7 +92,7 @@ def _binary(one: Mapping[str, Any], rest: bytes, datatype: str, shape: tuple[int
     kind, size = DATATYPES[datatype], one["parameters"]["binary_data_size"]
     needed = math.prod(shape) * kind.itemsize
     if size != needed or len(rest) != needed or isinstance(size, bool):
-        raise Refused(
+        raise Denied(
             400, f"inputs[0].parameters.binary_data_size: {_short(size)} and {len(rest)} bytes must both be {needed}"
         )
     return np.frombuffer(rest, kind).reshape(shape)
@@ -100,18 +100,18 @@ def _binary(one: Mapping[str, Any], rest: bytes, datatype: str, shape: tuple[int
 
 def _listed(data: Any, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
     if not isinstance(data, list):
-        raise Refused(400, f"inputs[0].data: {_short(data)} must be a list of {math.prod(shape)} numbers")
+        raise Denied(400, f"inputs[0].data: {_short(data)} must be a list of {math.prod(shape)} numbers")
     try:
         found = np.array(data)
     except (ValueError, OverflowError, RecursionError):
-        raise Refused(400, "inputs[0].data: uneven lists must be one flat list, or nested as the shape") from None
+        raise Denied(400, "inputs[0].data: uneven lists must be one flat list, or nested as the shape") from None
     if found.dtype.kind not in "iuf":
-        raise Refused(400, f"inputs[0].data: {_short(data)} must hold numbers alone")
+        raise Denied(400, f"inputs[0].data: {_short(data)} must hold numbers alone")
     if found.shape not in (shape, (math.prod(shape),)):
-        raise Refused(400, f"inputs[0].data: {list(found.shape)} numbers must be {list(shape)}, nested or flat")
+        raise Denied(400, f"inputs[0].data: {list(found.shape)} numbers must be {list(shape)}, nested or flat")
     if datatype == "UINT8":
         if found.dtype.kind == "f" or found.min() < 0 or found.max() > 255:
-            raise Refused(400, "inputs[0].data: of datatype UINT8 must be whole numbers from 0 to 255")
+            raise Denied(400, "inputs[0].data: of datatype UINT8 must be whole numbers from 0 to 255")
         return found.astype(np.uint8).reshape(shape)
     with np.errstate(over="ignore"):
         return found.astype(np.float32).reshape(shape)
@@ -121,7 +121,7 @@ def identifier(body: Mapping[str, Any]) -> str:
     """A request's id; empty where it has none."""
     found = body.get("id", "")
     if not _word(found):
-        raise Refused(400, f"id: {_short(found)} must be a printable string of at most {LONGEST_ID} characters")
+        raise Denied(400, f"id: {_short(found)} must be a printable string of at most {LONGEST_ID} characters")
     return found
 
 
@@ -138,7 +138,7 @@ def wanted(body: Mapping[str, Any]) -> tuple[str, ...]:
     for one in asked if isinstance(asked, list) else [asked]:
         name = one.get("name") if isinstance(one, dict) else one
         if not isinstance(one, dict) or not isinstance(name, str) or name not in OUTPUTS:
-            raise Refused(400, f"outputs: {_short(name)} must be one of {', '.join(OUTPUTS)}")
+            raise Denied(400, f"outputs: {_short(name)} must be one of {', '.join(OUTPUTS)}")
         names.append(name)
     return tuple(names)
 
@@ -147,9 +147,9 @@ def labels(body: Mapping[str, Any]) -> tuple[list[str], list[int | str]]:
     """The ids and labels of a request that brings labels late."""
     ids, found = body.get("ids"), body.get("labels")
     if not isinstance(ids, list) or not ids or not all(isinstance(i, str) for i in ids) or len(set(ids)) < len(ids):
-        raise Refused(400, f"ids: {_short(ids)} must be a list of different ids of samples")
+        raise Denied(400, f"ids: {_short(ids)} must be a list of different ids of samples")
     if not isinstance(found, list) or not all(isinstance(v, int | str) for v in found):
-        raise Refused(400, f"labels: {_short(found)} must be a list of class names or numbers")
+        raise Denied(400, f"labels: {_short(found)} must be a list of class names or numbers")
     return ids, found
 
 

@@ -17,7 +17,7 @@ import uvicorn
 from .. import store
 from ..live import load_live
 from . import checkpoint
-from .app import Limits, Site, say
+from .app import Front, Limits, say
 from .desk import Rules
 from .ledger import REMEMBERED
 from .service import Service
@@ -25,7 +25,7 @@ from .tokens import load as load_tokens
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """Where a server listens, and what it shows for itself."""
 
     host: str = "127.0.0.1"
@@ -57,17 +57,17 @@ class Place:
             return self.host == "localhost"
 
 
-def open_site(
+def open_front(
     paths: list[Path],
     folder: Path | None = None,
     name: str | None = None,
     device: str = "cpu",
-    place: Place = Place(),
+    place: Address = Address(),
     rules: Rules = Rules(),
     limits: Limits = Limits(),
     remember: int = REMEMBERED,
     checkpoint_s: float = 60.0,
-) -> Site:
+) -> Front:
     """A server of these live folders, as its folder and log say it was left."""
     found = checkpoint.found(paths)
     lives = [load_live(path) for path in found]
@@ -79,10 +79,10 @@ def open_site(
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
         raise ValueError(f"--name {name!r} must be letters, digits, '.', '_' and '-'")
     checkpoint.begin(folder, lives, name)
-    return Site(Service(host, folder, remember, checkpoint_s), name, rules, limits, tokens)
+    return Front(Service(host, folder, remember, checkpoint_s), name, rules, limits, tokens)
 
 
-def run(site: Site, place: Place, verbose: bool = False) -> dict[int, str]:
+def run(front: Front, place: Address, verbose: bool = False) -> dict[int, str]:
     """Serve until a signal comes; the digests of all states at the end."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
@@ -94,7 +94,7 @@ def run(site: Site, place: Place, verbose: bool = False) -> dict[int, str]:
     if not place.loopback and place.certificate is None:
         say("warning", logging.WARNING, text="tokens travel in plain text; give --certificate and --key")
     config = uvicorn.Config(
-        site.application(),
+        front.application(),
         host=place.host,
         port=place.port,
         log_config=None,
@@ -105,12 +105,12 @@ def run(site: Site, place: Place, verbose: bool = False) -> dict[int, str]:
         ssl_keyfile=None if place.key is None else str(place.key),
         timeout_graceful_shutdown=30,
     )
-    server = _Server(config, site)
+    server = _Server(config, front)
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in order, and hands the signal on
         server.run()
     if not server.started:
         raise store.RunError(f"cannot listen at {place.host}:{place.port}; choose another --port")
-    return site.digests
+    return front.digests
 
 
 class _Lines(logging.Formatter):
@@ -128,9 +128,9 @@ class _Lines(logging.Formatter):
 class _Server(uvicorn.Server):
     """Says where it listens as soon as it does."""
 
-    def __init__(self, config: uvicorn.Config, site: Site) -> None:
+    def __init__(self, config: uvicorn.Config, front: Front) -> None:
         super().__init__(config)
-        self.site = site
+        self.front = front
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
@@ -139,6 +139,6 @@ class _Server(uvicorn.Server):
             scheme = "https" if self.config.is_ssl else "http"
             shown = f"[{at[0]}]" if ":" in at[0] else at[0]
             print(
-                f"serving {self.site.name}, {len(self.site.host.rows)} clients, at {scheme}://{shown}:{at[1]}",
+                f"serving {self.front.name}, {len(self.front.host.rows)} clients, at {scheme}://{shown}:{at[1]}",
                 flush=True,
             )

@@ -57,7 +57,7 @@ class Tally:
         self.holding = holding
 
 
-class Board(Collector):
+class Scoreboard(Collector):
     """All tallies; Prometheus collects them when it asks."""
 
     def __init__(self, host: Host) -> None:
