@@ -51,7 +51,7 @@ def deployed(model: str, clients: int) -> tuple[list[Live], torch.Tensor]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="mlp,cnn", help="of mlp, cnn")
+    parser.add_argument("--models", default="mlp,cnn", help="of mlp, cnn; empty for none")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--threads", type=int, default=0, help="torch's, in the server (default: half of the cores)")
@@ -66,7 +66,7 @@ def main() -> None:
         "command": command(),
         "environment": environment(torch.device(given.device)),
         "clients": given.clients,
-        "models": {name: measured(name, given) for name in given.models.split(",")},
+        "models": {name: measured(name, given) for name in given.models.split(",") if name},
     }
     lives, x = deployed("mlp", 4)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,12 @@
 """A real server process: killed under load, started again, asked by a client that nobody here wrote, stopped."""
 
 import concurrent.futures
+import datetime
+import ipaddress
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +18,7 @@ import pytest
 from federation import lives, stream
 
 from acclimate.serving.replay import replay
+from acclimate.serving.tokens import create
 
 CODE = "from acclimate.cli.main import main; main()"
 
@@ -27,14 +31,14 @@ def folders(tmp_path):
 
 
 class Server:
-    """A server process; started again it has the same port."""
+    """A server process, at a free port."""
 
     def __init__(self, live, *more):
         command = [sys.executable, "-c", CODE, "serve", str(live), "--name", "digits", "--port", "0", *more]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, **pipes)
         line = self.process.stdout.readline()
-        found = re.fullmatch(r"serving digits, 4 clients, at (http://127\.0\.0\.1:\d+)\n", line)
+        found = re.fullmatch(r"serving digits, 4 clients, at (https?://127\.0\.0\.1:\d+)\n", line)
         assert found, line + self.process.stderr.read()
         self.url = found[1]
 
@@ -125,3 +129,46 @@ def check_with_tritonclient(server, before):
     with pytest.raises(triton.InferenceServerException, match="client: '9' must be one of 0, 1, 2, 3"):
         client.infer("digits", [given], model_version="9")
     client.close()
+
+
+@pytest.mark.slow
+def test_tls_and_tokens_of_a_real_server(folders, tmp_path):
+    x509 = pytest.importorskip("cryptography.x509", reason="pip install cryptography", exc_type=ImportError)
+    certificate, key = self_signed(x509, tmp_path)
+    drawn = create(tmp_path / "tokens.json", [0, 1, 2, 3])
+    more = ("--tokens", str(tmp_path / "tokens.json"), "--certificate", str(certificate), "--key", str(key))
+    server = Server(folders, *more)
+    try:
+        assert server.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        at = f"{server.url}/v2/models/digits/versions/2/infer"
+        with httpx.Client(verify=trusted, timeout=30) as http:
+            sent = body(stream(2, 1), "a")
+            assert http.post(at, json=sent).status_code == 401
+            mine = {"Authorization": f"Bearer {drawn['2']}"}
+            assert http.post(at, json=sent, headers=mine).status_code == 200
+        with pytest.raises(httpx.ConnectError, match="(?i)certificate"):
+            httpx.get(f"{server.url}/v2")
+    finally:
+        digests, lines = server.stop()
+    assert len(digests) == 4
+    assert not any(token in json.dumps(lines) for token in drawn.values())
+
+
+def self_signed(x509, folder):
+    """A certificate for this machine, and its key."""
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = (
+        made.serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+    )
+    local = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    signed = made.add_extension(local, critical=True).sign(key, hashes.SHA256())
+    plain = serialization.NoEncryption(), serialization.PrivateFormat.PKCS8
+    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, plain[1], plain[0]))
+    (folder / "cert.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    return folder / "cert.pem", folder / "key.pem"
