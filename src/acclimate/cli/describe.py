@@ -29,6 +29,7 @@ EXTRAS = {
     "privacy": ("dp_accounting",),
     "track": ("tensorboard", "mlflow", "sqlalchemy", "alembic"),
     "tune": ("optuna",),
+    "serve": ("starlette", "uvicorn", "prometheus_client"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "backbones": ("efficientnet_lite_pytorch",),
     "images": ("PIL", "h5py"),

@@ -12,11 +12,14 @@ import typer
 from ..version import __version__
 from .compare import compare
 from .data import data_app
+from .deploy import deploy
 from .export import export
 from .fleet import fleet_app
 from .help import command
 from .join import join
+from .predict import predict
 from .reproduce import reproduce_app
+from .serve import replay, serve, tokens
 from .tune import tune
 
 app = typer.Typer(
@@ -30,6 +33,11 @@ app = typer.Typer(
 
 app.add_typer(data_app, name="data")
 app.command()(join)
+app.command()(deploy)
+app.command()(predict)
+app.command()(serve)
+app.command()(replay)
+app.command()(tokens)
 app.command()(export)
 app.command()(compare)
 app.command()(tune)

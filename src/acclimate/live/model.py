@@ -20,7 +20,7 @@ from ..experiment import Experiment, dumps
 from . import folder, inputs
 from .answer import Answer
 from .module import module_of
-from .session import Outcome, adapts, begin, request
+from .session import Outcome, adapts, begin, cuts, request
 
 WINDOW, SNAPSHOTS, REMEMBERED = 32, 8, 10_000
 """Samples that an adapter sees at a time; states that can be restored; answers for which a label may come later."""
@@ -100,11 +100,7 @@ class Live:
 
     def _parts(self, x: Tensor) -> Sequence[Tensor]:
         """A request cut so that windows end where a test stream's batches would."""
-        size = self.session["window"].shape[0]
-        if not size:
-            return [x]
-        first = min(size - int(self.session["fresh"]) % size, len(x))
-        return [p for p in (x[:first], *x[first:].split(size)) if len(p)]
+        return x.split(cuts(self.session["window"].shape[0], int(self.session["fresh"]), len(x)))
 
     def _request(self, x: Tensor) -> Outcome:
         task, predict, model = self.worker.task, self.worker.predict(), self.model
@@ -145,22 +141,38 @@ class Live:
         logits = torch.cat([o.logits for o in outcomes]).detach().cpu()
         plain = torch.cat([o.plain for o in outcomes]).argmax(-1).tolist()
         adapted = tuple(torch.cat([o.adapted for o in outcomes]).tolist())
+        told = {k: float(v) for k, v in outcomes[-1].told.items()}
+        window = int(self.session["filled"]), self.session["window"].shape[0]
+        answer = self.answered(logits, adapted, told, seen, self.step, window)
+        self.remember(answer.ids, logits.argmax(-1).tolist(), plain)
+        return answer
+
+    def answered(
+        self,
+        logits: Tensor,
+        adapted: tuple[bool, ...],
+        told: dict[str, float],
+        seen: int,
+        step: int,
+        window: tuple[int, int],
+    ) -> Answer:
+        """An answer of what a request left; `seen` samples came before it, `window` is how full of how many it is."""
         ids = tuple(f"{self.client}-{seen + i}" for i in range(len(logits)))
-        chosen = logits.argmax(-1).tolist()
-        self.recent |= {name: pair for name, *pair in zip(ids, chosen, plain, strict=True)}  # type: ignore[misc]
+        guard = {k: v for k, v in told.items() if k not in ("estimate", "used")}
+        estimate = told.get("estimate")
+        known = estimate is not None and estimate == estimate
+        labels = tuple(self.classes[c] for c in logits.argmax(-1).tolist())
+        note = "" if any(adapted) else self._why(*window)
+        return Answer(logits.softmax(-1), labels, ids, adapted, step, note, guard, estimate if known else None)
+
+    def remember(self, ids: Sequence[str], chosen: Sequence[int], plain: Sequence[int]) -> None:
+        """Keep what was answered, and what the un-adapted model would have, for labels that come later."""
+        self.recent |= dict(zip(ids, zip(chosen, plain, strict=True), strict=True))
         while len(self.recent) > REMEMBERED:
             self.recent.popitem(last=False)
-        told = {k: float(v) for k, v in outcomes[-1].told.items()}
-        estimate = told.pop("estimate", None)
-        told.pop("used", None)
-        known = estimate is not None and estimate == estimate
-        labels = tuple(self.classes[c] for c in chosen)
-        note = "" if any(adapted) else self._why(told)
-        return Answer(logits.softmax(-1), labels, ids, adapted, self.step, note, told, estimate if known else None)
 
-    def _why(self, told: dict[str, float]) -> str:
+    def _why(self, filled: int, size: int) -> str:
         """Why the un-adapted model answered."""
-        size, filled = self.session["window"].shape[0], int(self.session["filled"])
         if not adapts(self.adapter):
             return "the adapter is none"
         if self.adapter.transductive and not self.prepared:

@@ -47,6 +47,18 @@ def begin(task: Task, adapter: Adapter, model: Tree, window: int, dtype: torch.d
     return {"adapter": adapter.init(task, model), "window": empty, **counts}
 
 
+def cuts(size: int, fresh: int, count: int) -> list[int]:
+    """The sizes of the parts of a request of `count` samples, so that windows of `size` end where batches would.
+
+    `fresh` samples came since the last commit. Without a window nothing is cut.
+    """
+    if not size:
+        return [count]
+    first = min(size - fresh % size, count)
+    rest = count - first
+    return [first, *[size] * (rest // size), *([rest % size] if rest % size else [])]
+
+
 def request(
     task: Task, predict: Predict, adapter: Adapter, model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor
 ) -> Outcome:
@@ -82,7 +94,7 @@ def _windowed(
     window = torch.cat((state["window"], x.to(state["window"].dtype)))[-size:]
     filled, fresh = (state["filled"] + n).clamp_max(size), state["fresh"] + n
     seen = state["seen"] + n
-    plain = predict(model, window).logits
+    plain = predict(model, x.to(window.dtype)).logits
     now = rng.advance(key, seen - size)
     if adapter.calibrates:
         logits, new, told = adapter.trace(task, predict, model, state["adapter"], window, now)
@@ -100,5 +112,4 @@ def _windowed(
         "seen": seen,
         "step": state["step"] + commit.to(torch.int64),
     }
-    answers = torch.where(used, logits, plain)[-n:]
-    return Outcome(answers, plain[-n:], used.expand(n), told, commit, after)
+    return Outcome(torch.where(used, logits[-n:], plain), plain, used.expand(n), told, commit, after)

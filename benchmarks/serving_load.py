@@ -1,0 +1,252 @@
+"""A load for a server of live models: a server process, and clients that speak HTTP over plain sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import torch
+
+from acclimate.serving.replay import replay
+
+NAME = "digits"
+
+
+class Server:
+    """A server process of live folders, with a log in `folder`."""
+
+    def __init__(self, place: Path, *more: str, folder: Path, threads: int = 0) -> None:
+        code = "from acclimate.cli.main import main; main()"
+        asked = ["serve", str(place), "--name", NAME, "--port", "0", "--folder", str(folder), *more]
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else os.environ
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *asked], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        )
+        assert self.process.stdout is not None
+        found = re.search(r"at http://127\.0\.0\.1:(\d+)", self.process.stdout.readline())
+        assert found, "the server did not start"
+        self.port, self.folder = int(found[1]), folder
+
+    def kill(self) -> None:
+        """As a power cut would for the process."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> dict[int, str]:
+        """Stop in order; the digests of all states."""
+        self.process.send_signal(signal.SIGTERM)
+        out, _ = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0
+        return {int(c): d for c, d in re.findall(r"client (\d+)  (\w{64})", out)}
+
+    def digests(self, clients: int) -> list[str]:
+        """The digests of all states as the server has them now."""
+        base = f"http://127.0.0.1:{self.port}/v2/models/{NAME}/versions"
+        return [json.load(urlopen(f"{base}/{c}"))["parameters"]["digest"] for c in range(clients)]
+
+    def kilobytes(self) -> int:
+        """The memory that the process holds."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1])  # type: ignore[index]
+
+
+def post(client: int | str, raw: bytes, header: str = "") -> bytes:
+    """A whole HTTP request."""
+    top = (
+        f"POST /v2/models/{NAME}/versions/{client}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(raw)}\r\n"
+    )
+    return f"{top}{header}\r\n".encode() + raw
+
+
+def infer(client: int, x: torch.Tensor, id: str = "") -> bytes:
+    """A request with its samples as raw bytes."""
+    data = x.numpy().tobytes()
+    about = {
+        "name": "input",
+        "shape": list(x.shape),
+        "datatype": "UINT8",
+        "parameters": {"binary_data_size": len(data)},
+    }
+    text = json.dumps({"id": id, "inputs": [about]}).encode()
+    return post(client, text + data, f"Inference-Header-Content-Length: {len(text)}\r\n")
+
+
+class Connection:
+    """One client's connection."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def open(self) -> Connection:
+        """Connect."""
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        return self
+
+    async def ask(self, raw: bytes) -> tuple[int, bytes]:
+        """Send a request; the status and body of the reply."""
+        self.writer.write(raw)
+        top = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", top, re.I)[1])  # type: ignore[index]
+        return int(top[9:12]), await self.reader.readexactly(length)
+
+
+def throughput(server: Server, clients: int, x: torch.Tensor, seconds: float) -> dict[str, float]:
+    """Requests per second and latencies; each client sends its next request when it has its answer."""
+    times: list[float] = []
+
+    async def one(client: int, until: float, warm: float) -> None:
+        connection, i = await Connection(server.port).open(), client
+        while (at := time.perf_counter()) < until:
+            status, body = await connection.ask(infer(client, x[i % len(x)][None]))
+            assert status == 200, body
+            i += 1
+            if at > warm:
+                times.append(time.perf_counter() - at)
+        connection.writer.close()
+
+    async def all_of_them() -> float:
+        began = time.perf_counter()
+        warm = began + seconds * 0.3
+        await asyncio.gather(*(one(c, began + seconds * 1.3, warm) for c in range(clients)))
+        return time.perf_counter() - warm
+
+    took = asyncio.run(all_of_them())
+    times.sort()
+    p50, p99 = (times[min(int(len(times) * q), len(times) - 1)] * 1e3 for q in (0.5, 0.99))
+    return {"requests_per_second": len(times) / took, "p50_ms": p50, "p99_ms": p99, "requests": len(times)}
+
+
+def kills(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:
+    """Kill the server under load so often: what was lost, doubled, or hung."""
+    folder = place.parent / "killed"
+    server, answered, wrong = [Server(place, folder=folder)], [0] * 4, []
+    hung, began = 0, time.perf_counter()
+
+    async def client(number: int, over: asyncio.Event) -> None:
+        connection: Connection | None = None
+        while not over.is_set():
+            i = answered[number]
+            raw = infer(number, x[i % len(x)][None], f"r{i}")
+            try:
+                connection = connection or await Connection(server[0].port).open()
+                status, body = await asyncio.wait_for(connection.ask(raw), 60)
+            except (OSError, EOFError, asyncio.IncompleteReadError):
+                connection = None
+                await asyncio.sleep(0.02)
+                continue
+            ids = next(o for o in json.loads(body)["outputs"] if o["name"] == "ids")["data"] if status == 200 else body
+            if ids != [f"{number}-{i}"]:
+                wrong.append((number, i, str(ids)[:80]))
+            answered[number] += 1
+
+    async def all_of_them() -> None:
+        nonlocal hung
+        draw, over = random.Random(0), asyncio.Event()
+        running = [asyncio.create_task(client(c, over)) for c in range(4)]
+        for _ in range(count):
+            target = sum(answered) + draw.randint(1, 60)
+            until = time.perf_counter() + 120
+            while sum(answered) < target and time.perf_counter() < until:
+                await asyncio.sleep(0.005)
+            hung += sum(answered) < target
+            server[0].kill()
+            server[0] = await asyncio.to_thread(lambda: Server(place, folder=folder))
+        over.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(all_of_them())
+    digests = server[0].stop()
+    done = replay(folder)
+    found = {"kills": count, "requests": sum(answered), "wrong_places": len(wrong), "hangs": hung}
+    same = done.exact and done.digests == digests
+    logged = {"logged": done.requests, "same_bits": same, "seconds": round(time.perf_counter() - began, 1)}
+    return {**found, **logged, "lost_or_doubled": done.requests - sum(answered)}
+
+
+def malformed(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:
+    """Requests that must be refused: the replies by status, and whether a state changed."""
+    server, statuses = Server(place, folder=place.parent / "malformed"), {}
+    before, began = server.digests(4), time.perf_counter()
+
+    async def one(seed: int, many: int) -> None:
+        draw, connection = random.Random(seed), await Connection(server.port).open()
+        for _ in range(many):
+            try:
+                status, _ = await connection.ask(broken(draw, x))
+            except (OSError, EOFError, asyncio.IncompleteReadError):  # the server may hang up on what is no HTTP
+                status, connection = 0, await Connection(server.port).open()
+            statuses[status] = statuses.get(status, 0) + 1
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(seed, count // 8) for seed in range(8)))
+
+    asyncio.run(all_of_them())
+    found = {"requests": sum(statuses.values()), "statuses": {str(k): v for k, v in sorted(statuses.items())}}
+    changed = sum(a != b for a, b in zip(before, server.digests(4), strict=True))
+    server.stop()
+    return {**found, "changed_states": changed, "seconds": round(time.perf_counter() - began, 1)}
+
+
+ODD: list[Any] = [None, True, -1, 0, 1.5, [], {}, [[]], 10**400, "é" * 300, "\ud800", [1, [2]], {"a": 1}, 1e39]
+
+
+def broken(draw: random.Random, x: torch.Tensor) -> bytes:
+    """A request in which something is wrong that no server may take."""
+    some = x[:2]
+    one: dict[str, Any] = {
+        "name": "input",
+        "shape": list(some.shape),
+        "datatype": "UINT8",
+        "data": some.flatten().tolist(),
+    }
+    body: dict[str, Any] = {"id": f"m{draw.random()}", "inputs": [one]}
+    kind = draw.randrange(8)
+    if kind == 0:
+        one[draw.choice(["shape", "datatype", "data"])] = draw.choice(ODD)
+    elif kind == 1:
+        body["inputs"] = draw.choice(ODD)
+    elif kind == 2:
+        one["shape"] = [draw.choice([0, 1, 3, -2, 10**9]), *one["shape"][1:]]
+    elif kind == 3:
+        one["data"][draw.randrange(len(one["data"]))] = draw.choice([256, -1, 0.5, None, "a", [], 10**30])
+    elif kind == 4:
+        one["parameters"] = {"binary_data_size": draw.choice([0, -1, "128", None, True, 10**9])}
+    raw, header, client = json.dumps(body).encode(), "", "0"
+    if kind == 5:
+        raw = raw[: draw.randrange(1, len(raw) - 1)]
+    elif kind == 6:
+        client = draw.choice(["4", "-1", "x", "%00", "0x0", "9" * 50])
+    elif kind == 7:
+        header = f"Inference-Header-Content-Length: {draw.choice(['-1', 'x', '9' * 30, str(len(raw) - 1), '7'])}\r\n"
+    return post(client, raw, header)
+
+
+def memory(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:
+    """The server's memory after 1,000 samples of one client and after so many."""
+    server, held = Server(place, folder=place.parent / "memory"), {}
+    began = time.perf_counter()
+
+    async def send() -> None:
+        connection, sent = await Connection(server.port).open(), 0
+        many = x.repeat(1 + 256 // len(x), 1, 1, 1)[:256]
+        while sent < count:
+            now = many[: min(250, count - sent)]
+            status, body = await connection.ask(infer(0, now))
+            assert status == 200, body
+            sent += len(now)
+            if sent in (1_000, 10_000, 20_000, 100_000) or sent == count:
+                held[str(sent)] = server.kilobytes()
+
+    asyncio.run(send())
+    server.stop()
+    return {"samples": count, "resident_kb_after": held, "seconds": round(time.perf_counter() - began, 1)}

@@ -1,0 +1,59 @@
+"""`acclimate predict`: a live model's answers to a folder or file of samples."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def predict(
+    live: Annotated[Path, typer.Argument(help="A live folder.")],
+    data: Annotated[Path, typer.Argument(help="A folder of images, or an .npz (array x) or .npy file of samples.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The CSV file.")] = Path("answers.csv"),
+    frozen: Annotated[bool, typer.Option("--frozen", help="Commit no step; leave the live folder as it is.")] = False,
+    batch: Annotated[int, typer.Option(help="Samples of a request.")] = 32,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is already there.")] = False,
+) -> None:
+    """Answer samples with a live model, adapt to them, and save what it became.
+
+    A row is a sample: its name, the answer, the probability of each class, and whether the answer was adapted.
+    """
+    if batch < 1:
+        raise ValueError(f"--batch {batch} must be at least 1")
+    from .. import store
+    from ..data import images
+    from ..live import load_live
+    from .join import samples
+
+    if out.exists() and not overwrite:
+        raise store.RunError(f"{out} is there already; pass --overwrite, or choose another --out")
+    model = load_live(live)
+    x = samples(data, model.worker.task.shape)
+    names = [str(i) for i in range(len(x))]
+    if data.is_dir():
+        found = sorted(f for f in data.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
+        names = [str(f.relative_to(data)) for f in found]
+    was = model.frozen
+    model.freeze(frozen or was)
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["sample", "answer", "adapted", *model.classes])
+    adapted = 0
+    for start in range(0, len(x), batch):
+        answer = model(x[start : start + batch])
+        adapted += sum(answer.adapted)
+        parts = zip(names[start:], answer.labels, answer.adapted, answer.probabilities.tolist(), strict=False)
+        for name, label, changed, probabilities in parts:
+            rows.writerow([name, label, int(changed), *(f"{p:.6g}" for p in probabilities)])
+    store.write(out, text.getvalue())
+    if not frozen:
+        model.freeze(was)
+        model.save(live, overwrite=True)
+    typer.echo(f"{len(x)} samples, {adapted} adapted answers, step {model.step}")
+    if answer.estimate is not None:
+        typer.echo(f"estimated accuracy {answer.estimate:.1%}")
+    typer.echo(f"wrote {out}")

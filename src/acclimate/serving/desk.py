@@ -1,0 +1,140 @@
+"""Where requests wait: one queue per client, one writer, and steps that take one request of each client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ..live import Answer
+from .protocol import Denied
+from .records import Ask
+from .service import Service
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How requests wait."""
+
+    window_s: float = 0.002
+    """How long a request waits for those of other clients."""
+    queue: int = 8
+    """Requests of one client that may wait."""
+    total: int = 1024
+    """Requests of all clients that may wait."""
+    group: int = 1 << 20
+    """Clients in one step, at most."""
+
+
+@dataclass
+class Waiting:
+    """A request that waits, and who waits for its answer."""
+
+    ask: Ask
+    since: float
+    done: asyncio.Future[Answer]
+
+
+class Desk:
+    """Takes requests, one after the other of each client; the service is only ever touched by its one thread."""
+
+    def __init__(self, service: Service, rules: Rules, watch: Callable[[list[Ask], list[Answer], float], None]) -> None:
+        self.service, self.rules, self.watch = service, rules, watch
+        self.queues: dict[int, deque[Waiting]] = {}
+        """Clients whose requests wait, the one that waits for longest first."""
+        self.waiting = 0
+        self.pending: dict[tuple[int, str], asyncio.Future[Answer]] = {}
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self.closing = False
+        self._wake = asyncio.Event()
+
+    async def ask(self, ask: Ask) -> Answer:
+        """The answer to a request; `Denied` with 429 where too many wait already."""
+        if ask.id and (old := self.service.ledger.again(ask)) is not None:
+            return old
+        if ask.id and (ask.client, ask.id) in self.pending:
+            answer = await asyncio.shield(self.pending[ask.client, ask.id])
+            return self.service.ledger.again(ask) or answer
+        if self.closing:
+            raise Denied(503, "the server stops")
+        mine = self.queues.get(ask.client)
+        if self.waiting >= self.rules.total or (mine is not None and len(mine) >= self.rules.queue):
+            mine_wait = len(mine or ())
+            raise Denied(429, f"{mine_wait} requests of client {ask.client} and {self.waiting} in all wait; try later")
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.queues.setdefault(ask.client, deque()).append(Waiting(ask, time.monotonic(), done))
+        self.waiting += 1
+        if ask.id:
+            self.pending[ask.client, ask.id] = done
+        self._wake.set()
+        return await asyncio.shield(done)
+
+    async def do(self, f: Callable[..., Any], *given: Any) -> Any:
+        """Run something on the service, between two steps."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, f, *given)
+
+    async def run(self) -> None:
+        """Answer what waits until `closing` and nothing does."""
+        while not (self.closing and not self.waiting):
+            self._wake.clear()
+            if not self.waiting:
+                await self._wake.wait()
+                continue
+            await self._collect()
+            batch = self._batch()
+            asks, began = [w.ask for w in batch], time.perf_counter()
+            try:
+                answers = await self.do(self.service.answer, asks)
+            except Exception as e:
+                for w in batch:
+                    self._finish(w, e)
+                continue
+            for w, answer in zip(batch, answers, strict=True):
+                self._finish(w, answer)
+            self.watch(asks, answers, time.perf_counter() - began)
+
+    def stop(self) -> None:
+        """Take no more requests; `run` ends when those that wait are answered."""
+        self.closing = True
+        self._wake.set()
+
+    async def _collect(self) -> None:
+        """Wait until the oldest request has waited for its time, or every client has one here."""
+        most = min(len(self.service.host.shells), self.rules.group)
+        while len(self.queues) < most and not self.closing:
+            oldest = next(iter(self.queues.values()))[0].since
+            left = oldest + self.rules.window_s - time.monotonic()
+            if left <= 0:
+                return
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), left)
+            except TimeoutError:
+                return
+
+    def _batch(self) -> list[Waiting]:
+        """The oldest request of each client, in the order of clients' numbers."""
+        chosen = list(self.queues)[: self.rules.group]
+        batch = []
+        for client in chosen:
+            queue = self.queues.pop(client)
+            batch.append(queue.popleft())
+            if queue:
+                self.queues[client] = queue
+        self.waiting -= len(batch)
+        return sorted(batch, key=lambda w: w.ask.client)
+
+    def _finish(self, w: Waiting, result: Answer | Exception) -> None:
+        if w.ask.id:
+            self.pending.pop((w.ask.client, w.ask.id), None)
+        if w.done.cancelled():
+            return
+        if isinstance(result, Exception):
+            w.done.set_exception(result)
+            w.done.exception()  # nobody may wait for it any more
+        else:
+            w.done.set_result(result)

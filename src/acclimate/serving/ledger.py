@@ -1,0 +1,94 @@
+"""What a server's records make of its clients: the same when they are written, after a restart, and in a replay."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..live import Answer, Live
+from . import records
+from .host import Host
+from .log import Record
+from .records import Ask
+
+REMEMBERED = 10_000
+"""Requests, of all clients together, whose answers are kept for those who ask again."""
+ACTS = ("freeze", "unfreeze", "reset", "restore")
+
+
+class Conflict(ValueError):
+    """A request's id was used for other samples."""
+
+
+class Known(NamedTuple):
+    """An answer that is kept."""
+
+    position: int
+    fingerprint: bytes
+    answer: Answer
+
+
+class Ledger:
+    """A host, and the answers of late that it gave."""
+
+    def __init__(self, host: Host, remember: int = REMEMBERED) -> None:
+        self.host, self.remember = host, remember
+        self.known: OrderedDict[tuple[int, str], Known] = OrderedDict()
+
+    def apply(self, record: Record) -> bool:
+        """Do what a record says; False where the answers are not those that went out, bit for bit."""
+        head, same = record.head, True
+        if head["kind"] == "step":
+            done = self.host.compute(records.calls(record))
+            self.host.keep(done)
+            same = torch.equal(torch.cat([a.probabilities for a in done.answers]), record.tensors["probabilities"])
+        elif head["kind"] == "act":
+            for live in self.acted(head["act"], head["clients"], head["step"]):
+                self.host.put(live)
+        self.memorise(record)
+        return same
+
+    def memorise(self, record: Record) -> None:
+        """Keep a record's answers for those who ask again, and for labels that come later."""
+        if record.head["kind"] == "step":
+            for given in records.answers(record, self.host.shells[0].classes):
+                self.host.shells[self.host.row(given.client)].remember(given.answer.ids, given.chosen, given.plain)
+                self.keep(record.position, Ask(given.client, given.id, given.x), given.answer)
+        elif record.head["kind"] == "labels":
+            shell = self.host.shells[self.host.row(record.head["client"])]
+            shell.labelled = list(record.head["labelled"])
+            for name in record.head["ids"]:
+                shell.recent.pop(name, None)
+
+    def keep(self, position: int, ask: Ask, answer: Answer) -> None:
+        """Keep an answer that goes out; the oldest makes room."""
+        name = ask.id or f"\0{position}"  # one without an id cannot be asked for, but its samples can be labelled
+        self.known[ask.client, name] = Known(position, records.fingerprint(ask.x), answer)
+        while len(self.known) > self.remember:
+            self.known.popitem(last=False)
+
+    def again(self, ask: Ask) -> Answer | None:
+        """The answer that this request had, where it came before."""
+        found = self.known.get((ask.client, ask.id)) if ask.id else None
+        if found is not None and found.fingerprint != records.fingerprint(ask.x):
+            raise Conflict(f"id={ask.id!r} was used for other samples; give every request an id of its own")
+        return found.answer if found else None
+
+    def acted(self, act: str, clients: Sequence[int], step: int | None) -> list[Live]:
+        """Copies of clients' live models after an administrative act, to be put in place."""
+        if act not in ACTS:
+            raise ValueError(f"act={act!r} must be one of {', '.join(ACTS)}")
+        if act == "restore" and (not isinstance(step, int) or isinstance(step, bool)):
+            raise ValueError(f"restore: step={step!r} must be the number of a step that is kept")
+        found = [self.host.live(client) for client in clients]
+        for live in found:
+            if act in ("freeze", "unfreeze"):
+                live.freeze(act == "freeze")
+            elif act == "reset":
+                live.reset()
+            else:
+                live.restore(step)  # type: ignore[arg-type]
+        return found

@@ -1,0 +1,91 @@
+"""A host's clients answer as their live models do one after the other."""
+
+import random
+
+import pytest
+import torch
+from federation import lives, same, stream
+
+from acclimate.serving.host import Call, Host
+
+
+def schedule(seed: int, steps: int, clients: int = 4, most: int = 20):
+    """Per step, requests of some clients with so many samples."""
+    draw, place = random.Random(seed), [0] * clients
+    for _ in range(steps):
+        calls = []
+        for client in sorted(draw.sample(range(clients), draw.randint(1, clients))):
+            n = draw.choice([1, 1, 1, 2, 5, most])
+            calls.append(Call(client, stream(client, 400)[place[client] : place[client] + n]))
+            place[client] += n
+        yield calls
+
+
+@pytest.mark.parametrize(
+    ("name", "guard", "window"),
+    [("Tent", True, 8), ("T3A", False, 8), ("NoAdapt", False, 8), ("SHOT", False, 32)],
+)
+def test_answers_and_states_are_those_of_live_models_alone(name, guard, window):
+    alone, host = lives(name, guard, window), Host(lives(name, guard, window))
+    for i, calls in enumerate(schedule(3, 9, most=20 if window < 32 else 70)):
+        if i == 4:
+            for client in (1, 2):
+                alone[client].freeze()
+                live = host.live(client)
+                live.freeze()
+                host.put(live)
+        for call, got in zip(calls, host(calls), strict=True):
+            want = alone[call.client](call.x)
+            torch.testing.assert_close(got.probabilities, want.probabilities, atol=2e-5, rtol=1e-4)
+            assert (got.ids, got.adapted, got.step, got.note) == (want.ids, want.adapted, want.step, want.note)
+            assert got.guard == pytest.approx(want.guard, abs=1e-3, nan_ok=True)
+            assert got.estimate == pytest.approx(want.estimate, abs=1e-3)
+    for client, live in enumerate(alone):
+        mine = host.live(client)
+        same(mine.session, live.session, 1e-4)
+        assert [step for step, _ in mine.snapshots] == [step for step, _ in live.snapshots]
+        assert list(mine.recent) == list(live.recent)
+        for (_, a), (_, b) in zip(mine.snapshots, live.snapshots, strict=True):
+            same(a, b, 1e-4)
+
+
+def test_reset_and_restore_go_back():
+    alone, host = lives(), Host(lives())
+    for part in stream(1, 80).split(10):
+        alone[1](part)
+        host([Call(1, part)])
+    for live in (alone[1], taken := host.live(1)):
+        live.restore(live.snapshots[-3][0])
+    host.put(taken)
+    same(host.live(1).session, alone[1].session, 1e-4)
+    got, want = host([Call(1, stream(1, 90)[80:])])[0], alone[1](stream(1, 90)[80:])
+    torch.testing.assert_close(got.probabilities, want.probabilities, atol=2e-5, rtol=1e-4)
+    for live in (alone[1], taken := host.live(1)):
+        live.reset()
+    host.put(taken)
+    same(host.live(1).session, alone[1].session)
+
+
+def test_what_is_computed_changes_nothing_until_it_is_kept():
+    host = Host(lives())
+    before = {c: host.digest(c) for c in host.clients}
+    for rows in ([0, 1, 2, 3], [2]):
+        done = host.compute([Call(c, stream(c, 20)) for c in rows])
+        assert {c: host.digest(c) for c in host.clients} == before
+    host.keep(done)
+    assert [c for c in host.clients if host.digest(c) != before[c]] == [2]
+
+
+def test_a_host_has_one_federation():
+    with pytest.raises(ValueError, match="client 1 has another experiment than client 0"):
+        Host([lives("Tent")[0], lives("T3A")[1]])
+    with pytest.raises(ValueError, match="client 1 has another session than client 0"):
+        Host([lives()[0], lives(window=16)[1]])
+    with pytest.raises(ValueError, match="two live models are of the same client"):
+        Host([lives()[0], lives()[0]])
+    with pytest.raises(ValueError, match="no live model"):
+        Host([])
+    with pytest.raises(KeyError, match="client=9 must be one of 0, 1, 2, 3"):
+        Host(lives()).live(9)
+    with pytest.raises(ValueError, match="at most one request of each client"):
+        Host(lives())([Call(0, stream(0, 1))] * 2)
