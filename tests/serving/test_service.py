@@ -192,3 +192,27 @@ def test_acts_that_fail_change_nobody(tmp_path):
     with pytest.raises(ValueError, match="not among the last"):
         service.feedback(0, ["0-99"], [1])
     assert service.digests() == before
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_is_done_again_has_as_many_threads_as_before(tmp_path, monkeypatch, saved):
+    """Sums over more threads have other bits."""
+    torch.set_num_threads(2)
+    try:
+        service = opened(tmp_path)
+        if saved:
+            service.checkpoint()
+        service.answer([Ask(0, "a", stream(0, 9))])
+        service.log.close()
+    finally:
+        torch.set_num_threads(1)
+    used, compute = [], Host.compute
+    monkeypatch.setattr(
+        Host, "compute", lambda self, calls: used.append(torch.get_num_threads()) or compute(self, calls)
+    )
+    again = opened(tmp_path)
+    again.answer([Ask(0, "b", stream(0, 9))])
+    assert used == [2, 1]
+    again.close()
+    used.clear()
+    assert replay(tmp_path).exact and used == [2, 1] and torch.get_num_threads() == 1

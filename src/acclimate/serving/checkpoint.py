@@ -91,6 +91,7 @@ def save(folder: Path, host: Host, digests: dict[int, str], log: Log, since: int
         for c, s, kept in zip(host.clients, host.shells, host.kept, strict=True)
     ]
     about = {"schema": SCHEMA, "position": log.end, "chain": log.digest.hex(), "since": since, "clients": clients}
+    about["threads"] = torch.get_num_threads()
     flat = tree.flatten({"sessions": host.sessions, "ring": host.ring})
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
     store.write(folder / STATES, save_tensors(tensors, metadata={"about": json.dumps(about)}), mode=0o600)

@@ -58,8 +58,6 @@ def _replayed(path: Path, ledger: Ledger) -> Replayed:
         for record in read(path, 0, NOTHING):
             head = record.head
             counts[head["kind"]] += 1
-            if head["kind"] == "start" and head["device"] == "cpu":
-                torch.set_num_threads(head["threads"])  # sums over more threads have other bits
             counts["requests"] += len(head.get("requests", ()))
             counts["other answers"] += not ledger.apply(record)
             if head["kind"] == "mark":

@@ -39,7 +39,11 @@ class Service:
         """What came since this process began."""
         self._due, self._marked = time.monotonic() + checkpoint_s, -1
         try:
-            self._recover()
+            threads = torch.get_num_threads()
+            try:
+                self._recover()
+            finally:
+                torch.set_num_threads(threads)
             self.log.append({"kind": "start", "schema": SCHEMA, **_origin(host)})
         except BaseException:
             self.log.close()
@@ -50,6 +54,7 @@ class Service:
         saved = checkpoint.load(self.folder, self.host)
         if saved is not None:
             self.log.digest = bytes.fromhex(saved["chain"])
+            torch.set_num_threads(saved["threads"])
         position = saved["position"] if saved is not None else 0
         for record in self.log.records(saved["since"] if saved is not None else 0):
             if record.position >= position:
