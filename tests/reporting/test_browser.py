@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,17 +22,10 @@ from acclimate.reporting.preview import preview
 from acclimate.reporting.report import render
 from acclimate.reporting.style import deviation
 from acclimate.shifts import Corrupted, Original
+from chromium import CHROMIUM, MARKS, playwright
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = os.environ.get("CHROMIUM") or next((p for n in NAMES if (p := shutil.which(n))), None)
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'", exc_type=ImportError
-)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: run scripts/install-chromium.sh"),
-]
+pytestmark = MARKS
 HEADLINE = ".view:not([hidden]) table.headline"
 
 

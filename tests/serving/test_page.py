@@ -1,7 +1,5 @@
 """The page of a server in a real Chromium: clients, buttons, a phone; nothing is fetched from elsewhere."""
 
-import os
-import shutil
 import threading
 import time
 
@@ -15,16 +13,9 @@ from acclimate.serving.app import Front
 from acclimate.serving.host import Host
 from acclimate.serving.service import Service
 from acclimate.serving.tokens import Tokens, hashed
+from chromium import CHROMIUM, MARKS, playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = os.environ.get("CHROMIUM") or next((p for n in NAMES if (p := shutil.which(n))), None)
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="playwright is not installed: pip install -e '.[dev]'", exc_type=ImportError
-)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: run scripts/install-chromium.sh"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture

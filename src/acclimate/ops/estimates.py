@@ -104,7 +104,7 @@ def aetta(
     classes = probabilities.shape[-1]
     prior = torch.full_like(probabilities[0], 1.0 / classes) if prior is None else prior
     spread = mean(probabilities.T, real)
-    share = (_entropy(spread) / _entropy(prior).clamp_min(TINY)).clamp(TINY, 1.0)
+    share = (entropy(spread) / entropy(prior).clamp_min(TINY)).clamp(TINY, 1.0)
     error = mean(differs, real) / share**power
     return 1.0 - torch.minimum(error, 1.0 - prior.square().sum())
 
@@ -172,5 +172,6 @@ def _threshold(confidence: Tensor, hit: Tensor, real: Tensor) -> Tensor:
     return F.pad(ranked, (0, 1), value=math.inf).gather(0, wrong[None])[0]
 
 
-def _entropy(probabilities: Tensor) -> Tensor:
+def entropy(probabilities: Tensor) -> Tensor:
+    """Entropy in nats of probabilities [..., C]."""
     return -(probabilities * probabilities.clamp_min(TINY).log()).sum(-1)

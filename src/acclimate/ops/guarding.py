@@ -108,11 +108,6 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p * (p.clamp_min(1e-9).log() - q.clamp_min(1e-9).log())).sum(-1)
 
 
-def entropy(p: Tensor) -> Tensor:
-    """Entropy in nats of probabilities [..., C]."""
-    return -(p * p.clamp_min(1e-9).log()).sum(-1)
-
-
 def moved(state: Tree, fresh: Tree) -> Tensor:
     """How far the tuned parameters are from those of a fresh state, relative to the length of these; 0 without any."""
     tuned = _tuned(fresh)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import Task, Tree
-from .guarding import entropy
+from .estimates import entropy
 
 Rule = Literal["none", "sar", "asr", "aetta"]
 SAR_SHARE, SAR_KEEP = 0.029, 0.9
