@@ -32,6 +32,7 @@ def smoke(tmp_path_factory):
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_the_gpu_set_runs_whole_and_agrees(smoke, bench):
     found = smoke["workloads"]
     assert list(found) == list(bench("workloads").WORKLOADS)
@@ -47,6 +48,7 @@ def test_the_gpu_set_runs_whole_and_agrees(smoke, bench):
     assert str(ROOT) not in json.dumps(smoke)  # nobody else has this machine's folders
 
 
+@pytest.mark.slow
 def test_the_tables_name_every_figure(smoke, bench):
     text = bench("tables").page(smoke)
     assert smoke["command"] in text

@@ -24,6 +24,7 @@ def accuracies(method, adapter, personal, seed):
     return [table.accuracy(stream=s) for s in ("original", "out-of-client")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_the_keeps_what_fine_tuning_loses(seeds):
     """Dir(0.1) digits: far better than FedAvg+FT on other clients' samples, and as good on one's own."""

@@ -33,6 +33,7 @@ def trained(method, held, seed):
     return ac.train(ac.Experiment(data, MODEL, method, streams=STREAMS, rounds=10, eval_every=10, seed=seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_fedicon_is_above_fedavg_under_domain_and_covariate_shift(seeds):
     gains = []

@@ -85,7 +85,11 @@ def test_experiments_join_where_they_differ_in_seed_or_who_has_what_alone(monkey
     assert not train.can_join([first, replace(first, data=replace(data, partition=ac.data.IID()))])
 
 
-@pytest.mark.parametrize("personal", [ac.personal.NoPersonal(), ac.personal.FineTune()], ids=["none", "finetune"])
+@pytest.mark.parametrize(
+    "personal",
+    [ac.personal.NoPersonal(), pytest.param(ac.personal.FineTune(), marks=pytest.mark.slow)],
+    ids=["none", "finetune"],
+)
 def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monkeypatch, personal):
     monkeypatch.setattr(train, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
     data = ac.data.Digits(clients=3, new_clients=3, partition=ac.data.Dirichlet(1.0), fraction=0.3)
