@@ -9,6 +9,7 @@ import torch
 
 from acclimate.adapters import Guarded, NoAdapt, Tent
 from acclimate.core import Adapter, rng, tree
+from acclimate.ops import guarding
 
 C, B = 3, 8
 TASK = SimpleNamespace(num_classes=C, head_weight="w")
@@ -165,7 +166,7 @@ def test_a_lead_on_validation_examples_counts_and_fades_with_foreign_answers():
     guard = replace(GUARD, foreign=1.0)
     (without,), (lead,) = served(guard, [strangers], data), served(replace(guard, validated=0.5), [strangers], data)
     assert without["foreign"] == 5 / 8
-    assert lead["gain"] - without["gain"] == pytest.approx(0.5 * 0.5 * (1 - 5 / 8))
+    assert lead["gain"] - without["gain"] == pytest.approx(0.5 * 0.5 * (1 - 5 / 8) / (1 - 0.2))
 
 
 def test_a_stream_that_is_not_this_clients_is_answered_un_adapted():
@@ -211,6 +212,20 @@ def test_validation_examples_beyond_a_clients_own_do_not_count():
     assert float(many["plain"]["accuracy"]) == 0.5 and many["prior"][2] < 0.02
 
 
+def test_half_of_the_kept_images_are_blurred_and_count_as_often():
+    x = torch.zeros(3, 1, 5, 5, dtype=torch.uint8)
+    x[:, 0, 2, 2] = torch.tensor([90, 180, 250], dtype=torch.uint8)
+    data = {"x": x, "y": torch.tensor([4, 5, 6]), "rows": torch.arange(3), "n": torch.tensor(3)}
+    kept, y, real = guarding.examples(data, 8)
+    assert y.tolist() == [4, 5, 6, 4, 5, 6, 4, 5] and real.tolist() == [True, True, True, False] * 2
+    assert torch.equal(kept[:4], x[[0, 1, 2, 0]]) and kept.dtype == torch.uint8
+    line = [math.exp(-0.5 * (i - 2) ** 2) / sum(math.exp(-0.5 * (i - j) ** 2) for j in range(5)) for i in range(5)]
+    by_hand = [[round(180 * a * b) for b in line] for a in line]
+    assert kept[4, 0].tolist() == by_hand and guarding.blurred(x[:1].float()).dtype == torch.float32
+    wide = guarding.blurred(torch.eye(64)[None, None])  # two pixels, since a 32nd of 64 is more than one
+    assert float(wide[0, 0, 32, 32]) == pytest.approx(1 / math.sqrt(4 * math.pi * 4), rel=1e-3)
+
+
 def test_periods_and_published_rules_start_the_adapter_afresh():
     assert [s["w"] for s in served(replace(GUARD, every=2), [SAME] * 5)] == [11.0, 10.0, 11.0, 10.0, 11.0]
     one = batch([0] * B, [0] * B)
@@ -229,6 +244,7 @@ def test_settings_are_checked_and_guards_are_not_nested():
         ({"surer": 2.0}, "surer=2.0"),
         ({"every": 0}, "every=0"),
         ({"kept": 0}, "kept=0"),
+        ({"familiar": 0.5, "foreign": 0.4}, "familiar=0.5 must be less than foreign=0.4"),
         ({"policy": "pray"}, "policy='pray'"),
         ({"rule": "cotta"}, "rule='cotta'"),
         ({"adapter": Guarded(NoAdapt())}, "must be an adapter without a guard"),

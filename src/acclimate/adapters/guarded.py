@@ -1,12 +1,13 @@
 """A guard around any adapter: its step is computed, judged, and only then answered with and kept. Our own.
 
-Per batch the un-adapted model answers too. Labelled validation examples that the client keeps are answered by both, by
-the adapted one *through the state that gave its answer*, so that a collapsed state shows: that calibrates each model's
-probabilities. The adapted answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and
-`errors` standard errors, unless the stream is not this client's (`foreign`, `surer`): its validation examples then know
-nothing of it. Where it is estimated to be worse by as much, or the state is not finite or too far from the
-deployed weights, `policy` says what becomes of the state. The mean prediction is compared with the *client's own* class
-frequencies, never with uniform ones: a client with two classes always looks collapsed to the published tests.
+Per batch the un-adapted model answers too. Labelled validation examples that the client keeps, half of them blurred
+where they are images, are answered by both, by the adapted one *through the state that gave its answer*, so that a
+collapsed state shows: that calibrates each model's probabilities, and says which of the two is better at home. The
+adapted answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and `errors` standard errors,
+unless the stream is not this client's (`foreign`, `surer`): its validation examples then know nothing of it. Where it
+is estimated to be worse by as much, or the state is not finite or too far from the deployed weights, `policy` says what
+becomes of the state. The mean prediction is compared with the *client's own* class frequencies, never with uniform
+ones: a client with two classes always looks collapsed to the published tests.
 
 Published rules as settings: `every` starts afresh after so many batches (RDumb; Press et al., NeurIPS 2023), `rule`
 where the smoothed entropy of answers falls below a share of ln C (`sar`; Niu et al., ICLR 2023), where the entropy of
@@ -35,9 +36,7 @@ class Guarded(GuardSettings):
     """Answers as the adapter inside does, or as the un-adapted model where that is estimated to be safer."""
 
     def calibrate(self, task: Task, predict: Predict, model: Tree, data: Tree) -> Tree:
-        at = torch.arange(self.kept, device=data["n"].device)
-        rows = data["rows"][at % data["n"].clamp_min(1)]
-        x, y, real = data["x"][rows], data["y"][rows], at < data["n"]
+        x, y, real = guarding.examples(data, self.kept)
         logits = predict(model, x).logits
         plain = guarding.known(logits, y, real, most=guarding.MOST_PLAIN)
         mix = {"prior": guarding.prior(y, real, task.num_classes), "rare": guarding.rare(logits, real)}
@@ -85,7 +84,7 @@ class Guarded(GuardSettings):
         q = torch.nan_to_num(guarding.probabilities(adapted, live))
         sums, seen = guarding.weighed(state["sums"], p, q, ref, self.forget)
         lead = torch.nan_to_num(live["accuracy"] - ref["plain"]["accuracy"])
-        lead = lead * (1.0 - seen["foreign"] / self.foreign).clamp_min(0.0)
+        lead = lead * ((self.foreign - seen["foreign"]) / (self.foreign - self.familiar)).clamp(0.0, 1.0)
         gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * lead
         bar = self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]
         moved = guarding.moved(new, state["fresh"]) + torch.zeros_like(gain)

@@ -19,19 +19,21 @@ class GuardSettings(Adapter):
     policy: Literal["warn", "skip", "restore", "reset", "freeze"] = "reset"
     """What becomes of a state that is judged harmful: it stays, the step is dropped, the last one that was judged good
     comes back, the adapter starts afresh, or it never adapts again."""
-    margin: float = 0.03
+    margin: float = 0.06
     """The least estimated gain of accuracy with which adapted answers go out ..."""
-    errors: float = 2.0
+    errors: float = 2.5
     """... and so many standard errors of that estimate on top of it."""
-    forget: float = 0.8
+    forget: float = 0.9
     """How much an earlier batch counts, per batch since."""
     bonus: float = 0.01
     """What a mean prediction nearer to the client's class frequencies counts for, per nat, at most one."""
-    validated: float = 0.5
-    """What the adapted model's lead on validation examples counts for, as a share of that lead in accuracy; the less,
-    the more foreign the stream is."""
-    foreign: float = 0.45
-    """The largest share of un-adapted answers with classes that the model hardly ever gives on validation examples."""
+    validated: float = 1.0
+    """What the adapted model's lead on validation examples counts for, as a share of that lead in accuracy."""
+    familiar: float = 0.2
+    """The share of un-adapted answers with classes that the model hardly ever gives on validation examples, up to which
+    that lead counts whole ..."""
+    foreign: float = 0.5
+    """... and the share at which it counts for nothing, and beyond which adapted answers do not go out."""
     surer: float = 0.15
     """The most by which un-adapted answers may be more confident than on validation examples: a model that is good
     here and bad on this client's examples has not met this client's stream."""
@@ -41,7 +43,7 @@ class GuardSettings(Adapter):
     """Batches after which the adapter starts afresh."""
     rule: Rule = "none"
     kept: int = 64
-    """How many validation examples a client keeps at most."""
+    """How many validation examples a client keeps at most, the blurred ones counted too."""
 
     calibrates: ClassVar[bool] = True
     traces: ClassVar[Mapping[str, str]] = {
@@ -60,10 +62,13 @@ class GuardSettings(Adapter):
         check.choices(self)
         for name in ("margin", "errors", "bonus", "validated"):
             check.at_least(self, name, 0.0)
-        for name in ("forget", "foreign", "surer"):
+        for name in ("forget", "familiar", "foreign", "surer"):
             check.within(self, name, 0.0, 1.0)
         for name in ("foreign", "distance"):
             check.positive(self, name)
+        if self.familiar >= self.foreign:
+            says = f"Guarded: familiar={self.familiar} must be less than foreign={self.foreign}"
+            raise check.FieldError(says, "familiar", "foreign")
         check.at_least(self, "kept", 1)
         if self.every is not None:
             check.at_least(self, "every", 1)

@@ -55,6 +55,32 @@ def prior(y: Tensor, real: Tensor, classes: int) -> Tensor:
 RARE = 0.06
 
 
+def examples(data: Tree, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, labels and which of them count, of `count` places filled with a client's labelled examples.
+
+    Where they are images, the later half of the places has blurred ones: a client's stream is not always sharp, and
+    two models that agree on sharp images may differ there.
+    """
+    at = torch.arange(count, device=data["n"].device)
+    rows, half = data["rows"][at % data["n"].clamp_min(1)], count - count // 2
+    x = data["x"][rows]
+    if x.dim() != 4:
+        return x, data["y"][rows], at < data["n"]
+    return torch.cat((x[:half], blurred(x[half:]))), data["y"][rows], at % half < data["n"]
+
+
+def blurred(x: Tensor) -> Tensor:
+    """Images [N, C, H, W] under a Gaussian of one pixel, or of a 32nd of the longer side where that is more."""
+    sigma = max(1.0, max(x.shape[-2:]) / 32)
+
+    def spread(side: int) -> Tensor:
+        away = torch.arange(side, device=x.device)[:, None] - torch.arange(side, device=x.device)
+        return (-0.5 * (away / sigma).square()).softmax(-1)
+
+    soft = spread(x.shape[-2]) @ x.to(torch.float32) @ spread(x.shape[-1]).T
+    return (soft if x.is_floating_point() else soft.round()).to(x.dtype)
+
+
 def nothing(x: Tensor) -> Tree:
     """The data of a client that has no labelled examples; `x` stands for their form."""
     rows = torch.arange(len(x), device=x.device)
