@@ -1,11 +1,12 @@
 """Can a guarded adapter do harm? Every adapter on every stream: not adapted, adapted, and adapted with the guard.
 
 A cell is one adapter, stream and seed; its accuracy is a mean over clients. The guard's thresholds were frozen before,
-on other seeds (3, 4 and 5) than those measured here.
+on other seeds (3 to 8) than those measured here.
 
     python benchmarks/live.py [--adapters bn,tent] [--streams original] [--seeds 0,1,2] [--rounds 10] [--cifar10]
+    python benchmarks/live.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
 
-Cells that are in the file already are not run again, and two runs may share a file: it is read again before each write.
+Cells that are in the file already are not run again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import commit, environment
+from harness import command, commit, environment
 from torch import Tensor
 
 import acclimate as ac
@@ -207,12 +208,12 @@ def name_of(cell: Cell) -> str:
     return f"{cell['case']} {cell['stream']} {cell['seed']}"
 
 
-def save(path: Path, study: Cell, device: torch.device, new: Sequence[Cell]) -> None:
+def save(path: Path, study: Cell, environment: Cell, new: Sequence[Cell]) -> None:
     """Write what the file has by now together with new cells, in the order of the cases."""
     cells = read(path, study) | {name_of(c): c for c in new}
     labels, streams = [c.label for c in CASES], STREAMS.split(",")
     ordered = sorted(cells.values(), key=lambda c: (labels.index(c["case"]), streams.index(c["stream"]), c["seed"]))
-    record = {"environment": environment(device), "study": study, "summary": summary(ordered), "cells": ordered}
+    record = {"environment": environment, "study": study, "summary": summary(ordered), "cells": ordered}
     path.parent.mkdir(parents=True, exist_ok=True)
     store.write(path, store.json_text(record, indent=1) + "\n")
 
@@ -226,6 +227,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="default: 10, on CIFAR-10 30")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cifar10", action="store_true", help="20 clients of CIFAR-10 and ten adapters")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", help="files of cells that were measured elsewhere; runs nothing"
+    )
     parser.add_argument("--out", type=Path, help="default: results/live/no-harm.json, or no-harm-cifar10.json")
     given = parser.parse_args()
     out = given.out or Path("results/live") / ("no-harm-cifar10.json" if given.cifar10 else "no-harm.json")
@@ -237,19 +241,25 @@ def main() -> None:
     cases = [c for c in CASES if c.label in wanted or c.adapter in wanted]
     cases = [c for c in cases if not given.cifar10 or c.personal != "finetune"]
     study, device, streams = study_of(base), device_of(given.device), given.streams.split(",")
+    if given.merge:
+        cases, parts = [], [json.loads(part.read_text())["environment"] for part in given.merge]
+        merged = [c for part in given.merge for c in read(part, study).values()]
+        save(out, study, {**parts[0], "command": command(), "parts": [p["command"] for p in parts]}, merged)
     lab, had = Lab(base, streams), read(out, study)
     seeds = [int(s) for s in given.seeds.split(",")]
     todo = [(c, s, seed) for c in cases for seed in seeds for s in streams if f"{c.label} {s} {seed}" not in had]
     for number, (case, stream, seed) in enumerate(todo, 1):
         began = time.perf_counter()
         cell = measured(lab, case, stream, seed)
-        save(out, study, device, [cell])
+        save(out, study, environment(device), [cell])
         change = f"{cell['adapted'] - cell['plain']:+6.1f} guarded {cell['guarded'] - cell['plain']:+6.1f}"
         took = f"used {cell['used']:4.0%}, {time.perf_counter() - began:.1f} s"
         begin = f"{number}/{len(todo)} {name_of(cell):40s} plain {cell['plain']:5.1f}"
         print(f"{begin} adapted {change} {took}", flush=True)
-    if had or todo:
-        save(out, study, device, [])  # the record tells of the last command, also where nothing was missing
+    if had and not todo and not given.merge:
+        save(
+            out, study, environment(device), []
+        )  # the record tells of the last command, also where nothing was missing
     cells = list(read(out, study).values())
     print(f"\n{table(cells, lambda c: c['case'])}\n\n{table(cells, lambda c: c['stream'])}\n")
     print(json.dumps(summary(cells), indent=1))

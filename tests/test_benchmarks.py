@@ -189,8 +189,8 @@ def test_harm_is_counted_by_cells_and_by_clients(bench, tmp_path):
     assert found["guarded"]["worst_cell"] == -1.5 and found["guarded"]["worst_cell_is"] == "fedavg/tent original 0"
     assert found["guarded"]["worst_client"] == -3 and found["batches_adapted"] == 0.3333
     out, study = tmp_path / "a" / "no-harm.json", {"rounds": 1}
-    live.save(out, study, CPU, cells[:1])
-    live.save(out, study, CPU, cells[1:])
+    live.save(out, study, {"command": "a"}, cells[:1])
+    live.save(out, study, {"command": "b"}, cells[1:])
     assert [live.name_of(c) for c in json.loads(out.read_text())["cells"]] == [
         "fedavg/bn original 0", "fedavg/tent original 0", "fedavg/tent original 1"
     ]  # fmt: skip
