@@ -1,0 +1,150 @@
+"""Every adapter on a known source model: a ResNet-20 of CIFAR-10 under our fifteen corruptions, severity 5.
+
+A corruption is a client here, so that one step serves all fifteen. `episodic` starts the adapter afresh for each
+corruption, in shuffled order; `correlated` too, with classes in waves (Dirichlet 0.1, as NOTE and RoTTA have them);
+`continual` goes through all fifteen one after the other without a reset. Batches of 200, accuracy in percent.
+
+    python benchmarks/adapters.py --weights cifar10_resnet20.th [--adapters tent,cotta] [--streams episodic,continual]
+        [--samples 10000] [--device cuda]
+
+The weights are the widely used CIFAR-10 checkpoint (91.7 % on clean test images), or with `--norm iabn` a network
+of ours with instance-aware batch norm, which NOTE needs. Rows that are in the file already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import environment
+from torch import Tensor
+
+import acclimate as ac
+from acclimate import store
+from acclimate.core import Adapter, Protocol, Shards, Task, Worker, fit, rng
+from acclimate.experiment import catalogue
+from acclimate.running.build import device_of
+from acclimate.shifts.base import frost
+from acclimate.shifts.corruptions import COMMON, corrupt
+from acclimate.shifts.drift import in_waves
+
+MOMENTS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""How the checkpoint's images were normalised."""
+BATCH, WAVES, SLOTS = 200, 0.1, 100
+PERSONAL = {"eata": "fisher", "bbse": "confusion", "knn": "memory", "neo-client": "means", "santa": "means"}
+"""What some adapters need of the training data: here all of it is one client's."""
+
+
+def corrupted(x: Tensor, seed: int = 0) -> Tensor:
+    """[15, N, ...]: the images under every corruption, severity 5."""
+    out = []
+    for i, kind in enumerate(COMMON):
+        keys = rng.rows(rng.fold(rng.key(seed), "corrupted", i), len(x))
+        out.append(corrupt(x, kind, 5, keys, frost=frost().textures if kind == "frost" else None))
+    return torch.stack(out)
+
+
+def streams(x: Tensor, y: Tensor, seed: int = 0) -> dict[str, Shards]:
+    """The three streams; of `continual` all corruptions are one client's."""
+    kinds, n = x.shape[:2]
+    flat, labels = x.flatten(0, 1), y.repeat(kinds)
+    order = [k * n + rng.permutation(rng.fold(rng.key(seed), "order", k), n) for k in range(kinds)]
+    waves = [in_waves(r, labels[r], WAVES, SLOTS, rng.fold(rng.key(seed), "waves", k)) for k, r in enumerate(order)]
+    return {
+        "episodic": Shards.of(flat, labels, order),
+        "correlated": Shards.of(flat, labels, waves),
+        "continual": Shards.of(flat, labels, [torch.cat(order)]),
+    }
+
+
+class Source:
+    """The source model, deployed to as many clients as a stream has."""
+
+    def __init__(self, model: Any, train: tuple[Tensor, Tensor], device: torch.device) -> None:
+        self.worker = Worker(Task(model, (3, 32, 32), 10, *MOMENTS), ac.methods.FedAvg())
+        self.train, self.device = train, device
+        self._engines: dict[int, Any] = {}
+        self._models: dict[tuple[int, str], Any] = {}
+
+    def served(self, adapter: str, test: Shards) -> dict[str, Any]:
+        """Accuracy per client in percent, and milliseconds per sample; or why it cannot serve."""
+        engine, models = self._deployed(test.clients, PERSONAL.get(adapter, "none"))
+        record: Adapter = catalogue.ADAPTERS[adapter]
+        if reason := record.refusal(self.worker.task, engine.model_of(models, 0)):
+            return {"refused": reason}
+        if record.calibrates:
+            models = engine.calibrated(models, Shards.of(*self.train, self._rows(test.clients)), record)
+        began = time.perf_counter()
+        found = engine.serve(models, test, record, Protocol(BATCH))["accuracy"]
+        seconds = time.perf_counter() - began
+        return {
+            "accuracy": [round(100 * float(a), 2) for a in found],
+            "mean": round(100 * float(found.mean()), 2),
+            "ms_per_sample": round(1e3 * seconds / int(test.n.sum()), 4),
+        }
+
+    def _rows(self, clients: int) -> list[Tensor]:
+        return [torch.arange(len(self.train[0]))] * clients
+
+    def _deployed(self, clients: int, personal: str) -> tuple[Any, Any]:
+        if clients not in self._engines:
+            engine = ac.backends.Vmap().open(self.worker, Shards.of(*self.train, self._rows(clients)), self.device)
+            self._engines[clients] = engine, fit.start(self.worker, engine, clients)
+        engine, state = self._engines[clients]
+        if (clients, personal) not in self._models:
+            down = self.worker.method.download(self.worker.task, state.server)
+            made = engine.deploy(down, state.mine, catalogue.PERSONALS[personal])
+            self._models[clients, personal] = made
+        return engine, self._models[clients, personal]
+
+
+def table(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
+    """Mean accuracies as Markdown, adapters by streams."""
+    lines = ["| adapter | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    for adapter in dict.fromkeys(r["adapter"] for r in rows.values()):
+        found = [rows.get(f"{adapter} {s}", {}) for s in names]
+        lines.append(f"| {adapter} | " + " | ".join(str(f.get("mean", f.get("refused", ""))) for f in found) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is missing, write after each row, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--norm", choices=("batch", "group", "iabn"), default="batch")
+    parser.add_argument("--adapters", default=",".join(catalogue.ADAPTERS))
+    parser.add_argument("--streams", default="episodic,correlated,continual")
+    parser.add_argument("--samples", type=int, default=10_000, help="test images of each corruption")
+    parser.add_argument("--kept", type=int, default=2_000, help="training images for adapters that want some")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("results/adapters/cifar10c.json"))
+    given = parser.parse_args()
+    test, train, device = *(ac.data.CIFAR10(part=p).load() for p in ("test", "train")), device_of(given.device)
+    x, y = test.x[: given.samples], test.y[: given.samples]
+    study = {"samples": len(x), "norm": given.norm, "batch": BATCH, "severity": 5, "frost": frost().source}
+    before = json.loads(given.out.read_text()) if given.out.exists() else {"study": study, "rows": {}}
+    if before["study"] != study:
+        raise SystemExit(f"{given.out}: its rows are of {before['study']}, not of {study}; name another --out")
+    rows: dict[str, dict[str, Any]] = before["rows"]
+    model = ac.models.ResNet20(norm=given.norm, weights=given.weights)
+    source = Source(model, (train.x[: given.kept], train.y[: given.kept]), device)
+    built = streams(corrupted(x), y)
+    for adapter in given.adapters.split(","):
+        for name in given.streams.split(","):
+            if f"{adapter} {name}" in rows:
+                continue
+            found = source.served(adapter, built[name])
+            rows[f"{adapter} {name}"] = {"adapter": adapter, "stream": name, **found}
+            record = {"environment": environment(device), "study": study, "kinds": list(COMMON), "rows": rows}
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            store.write(given.out, store.json_text(record, indent=1) + "\n")
+            print(f"{adapter:16s} {name:12s} {found.get('mean', found)} {found.get('ms_per_sample', '')}", flush=True)
+    print("\n" + table(rows, given.streams.split(",")))
+
+
+if __name__ == "__main__":
+    main()
