@@ -6,6 +6,7 @@ import pytest
 import torch
 from federation import lives, same, stream
 
+from acclimate.core import tree
 from acclimate.serving.host import Call, Host
 
 
@@ -47,6 +48,31 @@ def test_answers_and_states_are_those_of_live_models_alone(name, guard, window):
         assert list(mine.recent) == list(live.recent)
         for (_, a), (_, b) in zip(mine.snapshots, live.snapshots, strict=True):
             same(a, b, 1e-4)
+
+
+def test_a_client_alone_has_the_bits_of_its_live_model(monkeypatch):
+    """Without `vmap`, which costs a lone client half of its time."""
+    alone, host = lives()[2], Host(lives())
+    monkeypatch.setattr("acclimate.serving.host.torch.func.vmap", None)
+    for part in stream(2, 60).split([1] * 20 + [20, 3, 17]):
+        assert torch.equal(host([Call(2, part)])[0].probabilities, alone(part).probabilities)
+    assert alone.step == 7 and host.digest(2) == Host([alone]).digest(2)
+
+
+def test_clients_share_what_is_the_same_and_keep_what_is_not():
+    alone, mine = lives(), lives()
+    params = mine[1].model["vars"]["params"]
+    own = {**params, "head.weight": 1.5 * params["head.weight"]}
+    for live in (alone[1], mine[1]):
+        live.model = {**live.model, "vars": {**live.model["vars"], "params": own}}
+    host = Host(mine)
+    axes = tree.flatten(host.axes)
+    assert [name for name, axis in axes.items() if axis == 0] == ["vars/params/head.weight"]
+    for i in range(4):
+        parts = [stream(c, 40)[10 * i : 10 * i + 10] for c in range(4)]
+        got = host([Call(c, parts[c]) for c in range(4)]) if i < 3 else [host([Call(c, parts[c])])[0] for c in range(4)]
+        for answer, live, part in zip(got, alone, parts, strict=True):
+            torch.testing.assert_close(answer.probabilities, live(part).probabilities, atol=2e-5, rtol=1e-4)
 
 
 def test_reset_and_restore_go_back():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import store
 
-SCHEMA = "acclimate.log/1"
+SCHEMA = "acclimate.log/2"
 HEADER = struct.Struct("<4sIQ32s32s")
 """A mark, the lengths of head and tensors, the digest of the record before, and this one's."""
 MARK, NOTHING = b"aclg", bytes(32)

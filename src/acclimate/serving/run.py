@@ -101,6 +101,7 @@ def run(front: Front, place: Address, verbose: bool = False) -> dict[int, str]:
         access_log=False,
         ws="none",
         server_header=False,
+        proxy_headers=False,
         ssl_certfile=None if place.certificate is None else str(place.certificate),
         ssl_keyfile=None if place.key is None else str(place.key),
         timeout_graceful_shutdown=30,
