@@ -87,7 +87,7 @@ def test_tokens_and_replay_by_command(tmp_path, capsys):
         out = capsys.readouterr().out
         assert all(f"client {c}  {d}" in out for c, d in digests.items())
         assert "2 requests in 1 steps" in out and "the same bits" in out
-    with pytest.raises(RunError, match="does not exist; give a server's folder"):
+    with pytest.raises(RunError, match="holds no log; give a server's folder"):
         serve.replay(tmp_path / "nothing")
     with pytest.raises(ValueError, match="--queue 0 must be at least 1"):
         serve.serve([tmp_path / "live"], queue=0)

@@ -249,7 +249,7 @@ class Front:
     async def healthy(self, request: Request) -> Response:
         """Whether the server lives, and can answer."""
         if self.service.log.broken:
-            raise Denied(503, "the log cannot be written; restart the server")
+            raise Denied(503, "the log cannot be written; is the disk full?")
         return JSONResponse({"live": True, "ready": True})
 
     async def metadata(self, request: Request) -> Response:

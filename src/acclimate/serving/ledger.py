@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 
 from ..live import Answer, Live
+from ..store import RunError
 from . import records
 from .host import Host
-from .log import Record
+from .log import SCHEMA, Record
 from .records import Ask
 
 REMEMBERED = 10_000
@@ -41,8 +42,11 @@ class Ledger:
     def apply(self, record: Record) -> bool:
         """Do what a record says; False where the answers are not those that went out, bit for bit."""
         head, same = record.head, True
-        if head["kind"] == "start" and head["device"] == "cpu":
-            torch.set_num_threads(head["threads"])  # sums over more threads have other bits
+        if head["kind"] == "start":
+            if head["schema"] != SCHEMA:
+                raise RunError(f"the log has schema={head['schema']!r}, which must be '{SCHEMA}'; take that version's")
+            if head["device"] == "cpu":
+                torch.set_num_threads(head["threads"])  # sums over more threads have other bits
         if head["kind"] == "step":
             done = self.host.compute(records.calls(record))
             self.host.keep(done)
