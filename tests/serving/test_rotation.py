@@ -1,5 +1,6 @@
 """The log in segments: the same bits from all of them, from those that are kept, and after a crash at any moment."""
 
+import contextlib
 import os
 import shutil
 
@@ -170,10 +171,8 @@ def test_a_crash_at_any_moment_of_a_rotation_loses_nothing(tmp_path, monkeypatch
 
 def _let_go(service):
     for file in (service.log.file, service.log.lock):
-        try:
+        with contextlib.suppress(OSError):
             os.close(file)
-        except OSError:
-            pass
 
 
 def test_a_rotation_that_fails_goes_on_in_the_old_segment(tmp_path, monkeypatch, caplog):

@@ -76,7 +76,8 @@ def test_a_retry_gets_its_answer_and_adapts_nothing(tmp_path):
     first = service.answer(asks)
     before = service.digests()
     mixed = service.answer([asks[0], Ask(1, "first", stream(1, 1)), asks[1]])
-    assert [mixed[0], mixed[2]] == first
+    for a, b in zip([mixed[0], mixed[2]], first, strict=True):
+        assert torch.equal(a.probabilities, b.probabilities) and (a.ids, a.step) == (b.ids, b.step)
     assert {c: d for c, d in service.digests().items() if c != 1} == {c: d for c, d in before.items() if c != 1}
     before = service.digests()
     service.checkpoint()

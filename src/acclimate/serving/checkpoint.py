@@ -70,8 +70,8 @@ def _card(folder: Path) -> dict[str, Any]:
     card = store.read_json(folder / CARD)
     if card.get("schema") != SCHEMA:
         raise store.RunError(
-            f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'; another version of acclimate wrote it: "
-            "serve it with that one, or choose another --folder"
+            f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'; another version of acclimate "
+            "wrote it: serve it with that one, or choose another --folder"
         )
     return card
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ..live import Answer, Live
 from ..store import RunError
-from . import records
+from . import records, segments
 from .host import Host
 from .log import SCHEMA, Record
 from .records import Ask
@@ -25,18 +26,17 @@ class Conflict(ValueError):
 
 
 class Known(NamedTuple):
-    """An answer that is kept."""
+    """A request that was answered, and where in the log its answer is."""
 
     position: int
     fingerprint: bytes
-    answer: Answer
 
 
 class Ledger:
-    """A host, and the answers of late that it gave."""
+    """A host, and the requests of late that it answered; the answers themselves stay in the log."""
 
-    def __init__(self, host: Host, remember: int = REMEMBERED) -> None:
-        self.host, self.remember = host, remember
+    def __init__(self, host: Host, remember: int = REMEMBERED, log: Path = Path()) -> None:
+        self.host, self.remember, self.log = host, remember, log
         self.known: OrderedDict[tuple[int, str], Known] = OrderedDict()
 
     def apply(self, record: Record) -> bool:
@@ -62,17 +62,17 @@ class Ledger:
         if record.head["kind"] == "step":
             for given in records.answers(record, self.host.shells[0].classes):
                 self.host.shells[self.host.row(given.client)].remember(given.answer.ids, given.chosen, given.plain)
-                self.keep(record.position, Ask(given.client, given.id, given.x), given.answer)
+                self.keep(record.position, Ask(given.client, given.id, given.x))
         elif record.head["kind"] == "labels":
             shell = self.host.shells[self.host.row(record.head["client"])]
             shell.labelled = list(record.head["labelled"])
             for name in record.head["ids"]:
                 shell.recent.pop(name, None)
 
-    def keep(self, position: int, ask: Ask, answer: Answer) -> None:
-        """Keep an answer that goes out; the oldest makes room."""
+    def keep(self, position: int, ask: Ask) -> None:
+        """Remember a request whose answer goes out; the oldest makes room."""
         name = ask.id or f"\0{position}"  # one without an id cannot be asked for, but its samples can be labelled
-        self.known[ask.client, name] = Known(position, records.fingerprint(ask.x), answer)
+        self.known[ask.client, name] = Known(position, records.fingerprint(ask.x))
         while len(self.known) > self.remember:
             self.known.popitem(last=False)
 
@@ -81,7 +81,11 @@ class Ledger:
         found = self.known.get((ask.client, ask.id)) if ask.id else None
         if found is not None and found.fingerprint != records.fingerprint(ask.x):
             raise Conflict(f"id={ask.id!r} was used for other samples; give every request an id of its own")
-        return found.answer if found else None
+        if found is None:
+            return None
+        record = next(segments.read(self.log, found.position))
+        given = records.answers(record, self.host.shells[0].classes)
+        return next(g.answer for g in given if (g.client, g.id) == (ask.client, ask.id))
 
     def acted(self, act: str, clients: Sequence[int], step: int | None) -> list[Live]:
         """Copies of clients' live models after an administrative act, to be put in place."""

@@ -49,8 +49,8 @@ class Service:
 
     def __init__(self, host: Host, folder: Path, keeping: Keeping = Keeping()) -> None:
         self.host, self.folder, self.keeping = host, folder, keeping
-        self.ledger = Ledger(host, keeping.remember)
         self.log = Log(folder / checkpoint.LOG)
+        self.ledger = Ledger(host, keeping.remember, self.log.folder)
         self.steps = self.requests = 0
         """What came since this process began."""
         self._due, self._marked, self._most = time.monotonic() + keeping.checkpoint_s, -1, keeping.segment
@@ -91,8 +91,8 @@ class Service:
             done = self.host.compute([Call(ask.client, ask.x) for ask in new])
             position = self.log.append(*records.step(new, done))
             self.host.keep(done)
-            for ask, answer in zip(new, done.answers, strict=True):
-                self.ledger.keep(position, ask, answer)
+            for ask in new:
+                self.ledger.keep(position, ask)
             self.steps, self.requests = self.steps + 1, self.requests + len(new)
         fresh = iter(done.answers if new else ())
         answers = [next(fresh) if known is None else known for known in old]
@@ -148,7 +148,7 @@ class Service:
             self.log.prune(self.keeping.segments, self._since())
 
     def _tidy(self) -> None:
-        """A checkpoint, and a new segment where the last one is full; without them the log has all, and serving goes on."""
+        """Write a checkpoint, and begin a new segment where the last is full; where that fails, the log has all."""
         began, full = time.monotonic(), self.log.size >= self._most
         self._most = self.log.size + self.keeping.segment  # where it fails, the next try is after as much again
         try:
