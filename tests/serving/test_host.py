@@ -102,6 +102,18 @@ def test_what_is_computed_changes_nothing_until_it_is_kept():
     assert [c for c in host.clients if host.digest(c) != before[c]] == [2]
 
 
+@pytest.mark.parametrize("name", ["Tent", "T3A"])
+def test_a_warm_host_has_computed_every_kind_of_step(name, monkeypatch):
+    met, host = [], Host(lives(name))
+    before, run = host.digest(0), Host._run
+    monkeypatch.setattr(
+        Host, "_run", lambda self, rows, *more: met.append((len(rows), more[-1])) or run(self, rows, *more)
+    )
+    host.warm()
+    kinds = {(1, True), (2, True)} | ({(1, False), (2, False)} if host.size else set())
+    assert set(met) == kinds and host.digest(0) == before
+
+
 def test_a_host_has_one_federation():
     with pytest.raises(ValueError, match="client 1 has another experiment than client 0"):
         Host([lives("Tent")[0], lives("T3A")[1]])

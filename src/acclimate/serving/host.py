@@ -109,9 +109,11 @@ class Host:
         return done.answers
 
     def warm(self) -> None:
-        """Compute once what a first request needs, so that it does not wait longer than others; nothing is kept."""
+        """Compute once what first requests need, so that they do not wait longer than others; nothing is kept."""
         shape, dtype = self.task.shape, self.shells[0].dtype
-        self.compute([Call(client, torch.zeros(1, *shape, dtype=dtype)) for client in self.clients[:1]])
+        for count in {1, self.size or 1}:  # a window commits
+            for some in (self.clients[:1], self.clients[:2]):
+                self.compute([Call(client, torch.zeros(count, *shape, dtype=dtype)) for client in some])
 
     def compute(self, calls: Sequence[Call]) -> Computed:
         """The answers to one request of each of several clients, and what these make of their sessions."""
