@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from federation import lives, stream
 
 import acclimate as ac
@@ -13,6 +14,7 @@ from acclimate.live import load_live
 from acclimate.serving import checkpoint
 from acclimate.serving.host import Host
 from acclimate.serving.records import Ask
+from acclimate.serving.run import open_front
 from acclimate.serving.service import Service
 from acclimate.store import RunError
 
@@ -49,6 +51,21 @@ def test_deploy_writes_live_folders(run, tmp_path, capsys):
     with pytest.raises(ValueError, match="leave model= out"):
         deploy.deploy(run, ["model=0"], out=tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_site_serves_what_a_fleet_left_there(tmp_path):
+    """`acclimate fleet deploy` leaves deployed/CLIENT and a card in the folder of a site."""
+    lives()[2].save(tmp_path / "site" / "deployed" / "2")
+    (tmp_path / "site" / "deployed" / "card.json").write_text("{}")
+    for path in (tmp_path / "site", tmp_path / "site" / "deployed", tmp_path / "site" / "deployed" / "2"):
+        assert checkpoint.found([path]) == [tmp_path / "site" / "deployed" / "2"]
+    front = open_front([tmp_path / "site"])
+    answer = front.service.answer([Ask(2, "a", stream(2, 9))])[0]
+    assert torch.equal(answer.probabilities, lives()[2](stream(2, 9)).probabilities)
+    front.service.close()
+    (tmp_path / "empty" / "deployed").mkdir(parents=True)
+    with pytest.raises(RunError, match="holds no live model; make one with: acclimate deploy"):
+        checkpoint.found([tmp_path / "empty"])
 
 
 def test_predict_answers_as_the_live_model_and_saves_it(tmp_path, capsys):

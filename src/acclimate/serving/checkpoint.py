@@ -28,18 +28,26 @@ from .host import Host
 from .log import raw
 from .segments import Log
 
+DEPLOYED = "deployed"
+"""Where `acclimate fleet deploy` leaves live folders in the folder of a site."""
 SCHEMA, CARD, LOG, STATES, START = "acclimate.server/2", "server.json", "log", "states.safetensors", "start"
 
 
 def found(paths: Sequence[Path]) -> list[Path]:
-    """The live folders among these, and in those of them that are folders of live folders."""
+    """The live folders among these, in those that are folders of live folders, and in those of sites of a fleet."""
     out: list[Path] = []
     for path in paths:
-        inner = sorted(p for p in path.iterdir() if _is_live(p)) if path.is_dir() and not _is_live(path) else [path]
+        inner = [path]
+        if path.is_dir() and not _is_live(path):
+            inner = _within(path) or _within(path / DEPLOYED)
         if not inner:
             raise store.RunError(f"{path} holds no live model; make one with: acclimate deploy RUN -o {path}")
         out += inner
     return out
+
+
+def _within(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if _is_live(p)) if path.is_dir() else []
 
 
 def _is_live(path: Path) -> bool:
