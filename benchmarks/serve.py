@@ -1,8 +1,8 @@
 """Serving live models: requests per second of many clients in one step against one client after the other.
 
 A server process and a load of another process on the same machine: every client sends one sample, waits for the answer,
-and sends the next. Tent adapts, with a window of 32, full from the start, and without a guard. `--group 1` of the same server is one client
-after the other; `live` calls the clients' live models in turn in this process, without any server.
+and sends the next. Tent adapts, with a window of 32, full from the start, and without a guard. `--group 1` of the same
+server is one client after the other; `live` calls the clients' live models in turn in this process, without a server.
 
     python benchmarks/serve.py [--seconds 10] [--clients 100]              requests per second
     python benchmarks/serve.py --peer litserve                             the same beside LitServe, in one run

@@ -1,11 +1,13 @@
 """A host's clients answer as their live models do one after the other."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from federation import lives, same, stream
 
+from acclimate.adapters import KNNPer
 from acclimate.core import tree
 from acclimate.serving.host import Call, Host
 
@@ -121,6 +123,10 @@ def test_a_host_has_one_federation():
         Host([lives()[0], lives(window=16)[1]])
     with pytest.raises(ValueError, match="two live models are of the same client"):
         Host([lives()[0], lives()[0]])
+    bare = lives()
+    bare[1].experiment = bare[0].experiment = replace(bare[0].experiment, adapters=(KNNPer(),))
+    with pytest.raises(ValueError, match="client 0: KNNPer needs memory in the deployed model.*; deploy it again with"):
+        Host(bare[:2])
     with pytest.raises(ValueError, match="no live model"):
         Host([])
     with pytest.raises(KeyError, match="client=9 must be one of 0, 1, 2, 3"):

@@ -145,30 +145,6 @@ def read_all(path, whole):
     return read(path)
 
 
-def test_a_full_disk_changes_nothing(tmp_path, monkeypatch):
-    service = opened(tmp_path)
-    service.answer([Ask(0, "a", stream(0, 2))])
-    before, size = service.digests(), service.log.end
-
-    def full(file, raw):
-        real(file, raw[:10])
-        raise OSError(28, "No space left on device")
-
-    real = __import__("os").write
-    monkeypatch.setattr("acclimate.serving.segments.os.write", full)
-    with pytest.raises(RunError, match="No space left on device; nothing has changed"):
-        service.answer([Ask(0, "b", stream(0, 2))])
-    with pytest.raises(RunError, match="No space left"):
-        service.act("reset", [0])
-    with pytest.raises(RunError, match="No space left"):
-        service.feedback(0, ["0-0"], [1])
-    monkeypatch.undo()
-    assert service.digests() == before
-    assert (tmp_path / FIRST).stat().st_size == size
-    service.answer([Ask(0, "b", stream(0, 2))])
-    assert service.feedback(0, ["0-0"], [1])["labels"] == 1
-
-
 def test_one_server_per_folder_and_the_same_models(tmp_path):
     service = opened(tmp_path)
     assert (tmp_path / FIRST).stat().st_mode & 0o777 == 0o600

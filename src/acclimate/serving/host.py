@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..backends.vmap.capture import Recorder
 from ..core import Tree, rng, tree
-from ..experiment import dumps
 from ..live import Answer, Live
 from ..live.model import SNAPSHOTS, WINDOW
 from ..live.session import Outcome, cuts, due, request
+from .federation import check
 from .log import raw
 
 
@@ -67,7 +67,7 @@ class Host:
 
     def __init__(self, lives: Sequence[Live], device: torch.device | str = "cpu", capture: bool = True) -> None:
         lives = sorted(lives, key=lambda live: live.client)
-        _check_alike(lives)
+        check(lives)
         self.device = torch.device(device)
         self.axes: Tree = tree.map(_axis, *(live.model for live in lives))
         """Per leaf of a model 0, or None where it is the same for all clients: it is kept, and computed with, once."""
@@ -320,26 +320,3 @@ def _stacked(axis: int | None, *tensors: Tensor) -> Tensor:
 def _write(stack: Tree, rows: Tensor, new: Tree) -> None:
     """Rows of a stack that only the host holds, in place: a copy of all clients' for each step would take longer."""
     tree.map(lambda s, n: s.index_copy_(0, rows, n), stack, new)
-
-
-def _check_alike(lives: Sequence[Live]) -> None:
-    """One host has one federation: everything but the weights, and the client's number, is the same."""
-    if not lives:
-        raise ValueError("serve: there is no live model; name at least one folder")
-    first = _form(lives[0])
-    for live in lives[1:]:
-        for what, mine, other in zip(("experiment", "inputs", "model", "session"), _form(live), first, strict=True):
-            if mine != other:
-                raise ValueError(
-                    f"serve: client {live.client} has another {what} than client {lives[0].client}; "
-                    "serve each federation by a server of its own"
-                )
-    if len({live.client for live in lives}) < len(lives):
-        raise ValueError("serve: two live models are of the same client; serve each by a server of its own")
-
-
-def _form(live: Live) -> tuple[object, ...]:
-    """What clients of one host have in common."""
-    shapes = [{k: (tuple(v.shape), v.dtype) for k, v in tree.flatten(t).items()} for t in (live.model, live.session)]
-    task = live.worker.task
-    return dumps(live.experiment), (task.shape, task.mean, task.std, live.classes, live.dtype), *shapes
