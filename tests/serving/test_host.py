@@ -61,7 +61,9 @@ def test_a_client_alone_has_the_bits_of_its_live_model(monkeypatch):
     assert alone.step == 7 and host.digest(2) == Host([alone]).digest(2)
 
 
-def test_clients_share_what_is_the_same_and_keep_what_is_not():
+@pytest.mark.parametrize("captured", [False, True])
+def test_clients_share_what_is_the_same_and_keep_what_is_not(captured):
+    """Also in the form that is captured on a GPU: rows are tensors, and a group is filled up to a power of two."""
     alone, mine = lives(), lives()
     params = mine[1].model["vars"]["params"]
     own = {**params, "head.weight": 1.5 * params["head.weight"]}
@@ -70,6 +72,8 @@ def test_clients_share_what_is_the_same_and_keep_what_is_not():
     host = Host(mine)
     axes = tree.flatten(host.axes)
     assert [name for name, axis in axes.items() if axis == 0] == ["vars/params/head.weight"]
+    if captured:
+        host.recorder.on, host.recorder.run = True, lambda what, f, inputs, often: f(*inputs)
     for i in range(4):
         parts = [stream(c, 40)[10 * i : 10 * i + 10] for c in range(4)]
         got = host([Call(c, parts[c]) for c in range(4)]) if i < 3 else [host([Call(c, parts[c])])[0] for c in range(4)]
