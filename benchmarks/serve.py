@@ -1,42 +1,59 @@
 """Serving live models: requests per second of many clients in one step against one client after the other.
 
 A server process and a load of another process on the same machine: every client sends one sample, waits for the answer,
-and sends the next. Tent adapts, with a window of 32 and without a guard. `--group 1` of the same server is one client
-after the other; `live` calls the clients' live models in turn in this process, without any server.
+and sends the next. Tent adapts, with a window of 32, full from the start, and without a guard. `--group 1` of the same
+server is one client after the other; `live` calls the clients' live models in turn in this process, without a server.
 
-    python benchmarks/serve.py [--seconds 10] [--kills 50] [--malformed 100000] [--samples 1000000]
-    python benchmarks/serve.py --engine --clients 1000 --device cuda     the steps alone, without a server
+    python benchmarks/serve.py [--seconds 10] [--clients 100]              requests per second
+    python benchmarks/serve.py --peer litserve                             the same beside LitServe, in one run
+    python benchmarks/serve.py --kills 1000 --real 50                      restarts under load, so many by SIGKILL
+    python benchmarks/serve.py --samples 1000000                           the server's memory
+    python benchmarks/serve.py --malformed 100000                          requests that must be refused
+    python benchmarks/serve.py --engine --clients 1000 --device cuda       the steps alone, without a server
 
-With `--kills` the server is killed (SIGKILL) under load so often; with `--malformed` it gets so many requests that it
-must refuse; with `--samples` one client sends so many, and the server's memory is read.
+Each writes its part of one file, with the command and where it ran, and leaves the others there. `--quick` makes
+everything small, to see that it runs. Needs torch, numpy, safetensors, typer and the extra `serve`, nothing else;
+LitServe where it is asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import tempfile
 import time
+from collections import OrderedDict
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import serving_peer
 import torch
-from harness import command, environment
-from serving_load import Server, kills, malformed, memory, throughput
+from harness import environment
+from serving_kills import processes, within
+from serving_load import Server, malformed, memory, throughput
 
 import acclimate as ac
 from acclimate import store
 from acclimate.live import Live
+from acclimate.live.model import WINDOW
 from acclimate.serving.host import Call, Host
 
 MODELS = {
     "mlp": ac.models.MLP(norm="batch"),
     "cnn": ac.models.CNN(widths=(8, 16), hidden=32, kernel=3, norm="batch"),
+    "tiny": ac.models.MLP(hidden=(12,), norm="batch"),
 }
+PARTS = ("throughput", "engine", "peer", "kills", "malformed", "memory")
 
 
-def deployed(model: str, clients: int) -> tuple[list[Live], torch.Tensor]:
-    """Live models, four of them trained and the others copies with numbers of their own; and samples."""
+def deployed(model: str, clients: int, met: int = 0) -> tuple[list[Live], torch.Tensor]:
+    """Live models, four of them trained and the others copies with numbers of their own; and samples.
+
+    They have met so many samples, and some of them a few more, so that they commit in turn.
+    """
     work = ac.Work(epochs=1, batch=32)
     e = ac.Experiment(
         data=ac.data.Digits(clients=4), model=MODELS[model], method=ac.methods.FedAvg(work=work), rounds=2
@@ -45,56 +62,145 @@ def deployed(model: str, clients: int) -> tuple[list[Live], torch.Tensor]:
     four = [fit.deploy(c, ac.adapters.Tent(), guard=False) for c in range(4)]
     fit.engine.close()
     x = fit.world.examples.x[torch.cat([fit.world.test[c] for c in range(4)])]
-    return [replace(four[c % 4], client=c, snapshots=four[0].snapshots.copy()) for c in range(clients)], x
+    for c, live in enumerate(four if met else ()):
+        live(x[: met + 8 * c])
+    copies = [replace(four[c % 4], client=c, snapshots=four[c % 4].snapshots.copy()) for c in range(clients)]
+    return [replace(live, recent=OrderedDict()) for live in copies], x
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure what is asked for, print, write."""
+    given = arguments()
+    asked = {"peer": given.peer, "kills": given.kills, "malformed": given.malformed, "memory": given.samples}
+    parts = [name for name in PARTS if asked.get(name)]
+    if given.engine or not parts:
+        parts.insert(0, "engine" if given.engine else "throughput")
+    if given.peer and not serving_peer.there():
+        raise SystemExit(serving_peer.HOW)
+    for name in parts:
+        found = PART_OF[name](given)
+        print(f"{name}: {found}", flush=True)
+        merge(given.out, name, {**found, "environment": where(given)})
+    print(f"wrote {given.out}")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="mlp,cnn", help="of mlp, cnn; empty for none")
+    parser.add_argument("--models", default="mlp,cnn", help="of mlp, cnn, tiny")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     parser.add_argument("--threads", type=int, default=0, help="torch's, in the server (default: half of the cores)")
     parser.add_argument("--engine", action="store_true", help="the steps alone, in this process")
     parser.add_argument("--device", default="cpu", help="of --engine")
-    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--peer", choices=["litserve"])
+    parser.add_argument("--kills", type=int, default=0, help="restarts in all")
+    parser.add_argument("--real", type=int, default=None, help="of them by SIGKILL of a process (default: all)")
     parser.add_argument("--malformed", type=int, default=0)
     parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--out", type=Path, default=Path("results/live/serve.json"))
     given = parser.parse_args()
-    record: dict[str, Any] = {
-        "command": command(),
-        "environment": environment(torch.device(given.device)),
-        "clients": given.clients,
-        "models": {name: measured(name, given) for name in given.models.split(",") if name},
-    }
-    lives, x = deployed("mlp", 4)
+    if given.quick:
+        given.models, given.clients, given.seconds = "tiny", min(given.clients, 3), min(given.seconds, 0.3)
+        for name, most in {"kills": 6, "samples": 2000, "malformed": 80}.items():
+            setattr(given, name, min(getattr(given, name), most))
+    given.real = given.kills if given.real is None else min(given.real, given.kills)
+    return given
+
+
+def where(given: argparse.Namespace) -> dict[str, Any]:
+    """Command, commit, versions, device and cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {**environment(torch.device(given.device)), "cores": cores}
+
+
+def merge(out: Path, name: str, found: dict[str, Any]) -> None:
+    """Put one part into the file, beside the others that are there."""
+    there = json.loads(out.read_text()) if out.exists() else {}
+    kept = {k: v for k, v in there.items() if k in PARTS and "environment" in v}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    store.write(out, store.json_text({**kept, name: found}, indent=1) + "\n")
+
+
+def measure_throughput(given: argparse.Namespace) -> dict[str, Any]:
+    """All clients in one step against one client after the other, per model."""
+    return {"clients": given.clients, "models": {name: measured(name, given) for name in given.models.split(",")}}
+
+
+def measure_engine(given: argparse.Namespace) -> dict[str, Any]:
+    """The same without a server, per model."""
+    rows = {name: engine(*deployed(name, given.clients, WINDOW), given) for name in given.models.split(",")}
+    return {"clients": given.clients, "models": rows}
+
+
+def measure_peer(given: argparse.Namespace) -> dict[str, Any]:
+    """Requests per second and latencies of both servers, for one client and for many, per model."""
+    rows: dict[str, Any] = {}
+    for name in given.models.split(","):
+        lives, x = deployed(name, given.clients, WINDOW)
+        with tempfile.TemporaryDirectory() as folder:
+            place = saved(lives, Path(folder) / "live")
+            for count in (1, given.clients):
+                row = rows.setdefault(name, {}).setdefault(str(count), {})
+                server = Server(place, folder=Path(folder) / f"acclimate-{count}", threads=given.threads)
+                row["acclimate"] = throughput(server.port, count, x, given.seconds)
+                server.stop()
+                peer = serving_peer.Peer(place, given.threads)
+                try:
+                    row[given.peer] = throughput(peer.port, count, x, given.seconds, serving_peer.ask)
+                finally:
+                    peer.stop()
+    return {"peer": given.peer, "version": version(given.peer), "clients": given.clients, "models": rows}
+
+
+def measure_kills(given: argparse.Namespace) -> dict[str, Any]:
+    """Restarts under load: of a service in this process, and of server processes."""
+    lives, x = deployed("tiny", 4)
+    found: dict[str, Any] = {"kills": given.kills, "real": given.real}
     with tempfile.TemporaryDirectory() as folder:
-        for name, ask in (("kills", kills), ("malformed", malformed), ("memory", memory)):
-            count = {"kills": given.kills, "malformed": given.malformed, "memory": given.samples}[name]
-            if count:
-                record[name] = ask(saved(lives, Path(folder) / name), x, count)
-                print(f"{name}: {record[name]}", flush=True)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(given.out, store.json_text(record, indent=1) + "\n")
-    print(f"wrote {given.out}")
+        if given.kills > given.real:
+            found["in_process"] = within(lives, x, Path(folder) / "within", given.kills - given.real)
+        if given.real:
+            found["by_sigkill"] = processes(saved(lives, Path(folder) / "live"), x, given.real)
+    return found
+
+
+def measure_malformed(given: argparse.Namespace) -> dict[str, Any]:
+    """Requests that must be refused."""
+    lives, x = deployed("tiny", 4)
+    with tempfile.TemporaryDirectory() as folder:
+        return malformed(saved(lives, Path(folder) / "live"), x, given.malformed)
+
+
+def measure_memory(given: argparse.Namespace) -> dict[str, Any]:
+    """The server's memory over so many samples of one client."""
+    lives, x = deployed("tiny", 4)
+    with tempfile.TemporaryDirectory() as folder:
+        return memory(saved(lives, Path(folder) / "live"), x, given.samples)
+
+
+PART_OF = {
+    "throughput": measure_throughput,
+    "engine": measure_engine,
+    "peer": measure_peer,
+    "kills": measure_kills,
+    "malformed": measure_malformed,
+    "memory": measure_memory,
+}
 
 
 def measured(model: str, given: argparse.Namespace) -> dict[str, Any]:
     """The figures of one model."""
-    lives, x = deployed(model, given.clients)
-    row: dict[str, Any] = {"live": alone(lives, x, given.seconds)} if given.device == "cpu" else {}
-    if given.engine:
-        row["engine"] = engine(lives, x, given)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            place = saved(lives, Path(folder) / "live")
-            for name, group in (("grouped", 0), ("one by one", 1)):
-                server = Server(place, "--group", str(group), folder=Path(folder) / name, threads=given.threads)
-                row[name] = throughput(server, given.clients, x, given.seconds)
-                server.stop()
-        row["ratio"] = row["grouped"]["requests_per_second"] / row["one by one"]["requests_per_second"]
-    print(f"{model}: {row}", flush=True)
+    lives, x = deployed(model, given.clients, WINDOW)
+    row: dict[str, Any] = {"live": alone(lives, x, given.seconds)}
+    with tempfile.TemporaryDirectory() as folder:
+        place = saved(lives, Path(folder) / "live")
+        for name, group in (("grouped", 0), ("one by one", 1)):
+            server = Server(place, "--group", str(group), folder=Path(folder) / name, threads=given.threads)
+            row[name] = throughput(server.port, given.clients, x, given.seconds)
+            server.stop()
+    row["ratio"] = row["grouped"]["requests_per_second"] / row["one by one"]["requests_per_second"]
     return row
 
 

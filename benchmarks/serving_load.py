@@ -10,14 +10,17 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import torch
 
-from acclimate.serving.replay import replay
+from acclimate.serving.checkpoint import LOG
+from acclimate.serving.segments import segments
 
 NAME = "digits"
 
@@ -29,12 +32,13 @@ class Server:
         code = "from acclimate.cli.main import main; main()"
         asked = ["serve", str(place), "--name", NAME, "--port", "0", "--folder", str(folder), *more]
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)} if threads else os.environ
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *asked], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
-        )
-        assert self.process.stdout is not None
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-c", code, *asked], **pipes, env=env)
+        assert self.process.stdout is not None and self.process.stderr is not None
         found = re.search(r"at http://127\.0\.0\.1:(\d+)", self.process.stdout.readline())
-        assert found, "the server did not start"
+        if not found:
+            raise RuntimeError(f"the server did not start: {self.process.stderr.read()[-2000:]}")
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()  # a full pipe would stop it
         self.port, self.folder = int(found[1]), folder
 
     def kill(self) -> None:
@@ -44,9 +48,10 @@ class Server:
 
     def stop(self) -> dict[int, str]:
         """Stop in order; the digests of all states."""
+        assert self.process.stdout is not None
         self.process.send_signal(signal.SIGTERM)
-        out, _ = self.process.communicate(timeout=120)
-        assert self.process.returncode == 0
+        out = self.process.stdout.read()
+        assert self.process.wait(timeout=120) == 0
         return {int(c): d for c, d in re.findall(r"client (\d+)  (\w{64})", out)}
 
     def digests(self, clients: int) -> list[str]:
@@ -60,12 +65,15 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", text)[1])  # type: ignore[index]
 
 
-def post(client: int | str, raw: bytes, header: str = "") -> bytes:
+def http(path: str, raw: bytes, header: str = "") -> bytes:
     """A whole HTTP request."""
-    top = (
-        f"POST /v2/models/{NAME}/versions/{client}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(raw)}\r\n"
-    )
+    top = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(raw)}\r\n"
     return f"{top}{header}\r\n".encode() + raw
+
+
+def post(client: int | str, raw: bytes, header: str = "") -> bytes:
+    """A request of a client, for inference."""
+    return http(f"/v2/models/{NAME}/versions/{client}/infer", raw, header)
 
 
 def infer(client: int, x: torch.Tensor, id: str = "") -> bytes:
@@ -100,14 +108,18 @@ class Connection:
         return int(top[9:12]), await self.reader.readexactly(length)
 
 
-def throughput(server: Server, clients: int, x: torch.Tensor, seconds: float) -> dict[str, float]:
+Ask = Callable[[int, torch.Tensor], bytes]
+"""The whole HTTP request of a client with samples."""
+
+
+def throughput(port: int, clients: int, x: torch.Tensor, seconds: float, ask: Ask = infer) -> dict[str, float]:
     """Requests per second and latencies; each client sends its next request when it has its answer."""
     times: list[float] = []
 
     async def one(client: int, until: float, warm: float) -> None:
-        connection, i = await Connection(server.port).open(), client
+        connection, i = await Connection(port).open(), client
         while (at := time.perf_counter()) < until:
-            status, body = await connection.ask(infer(client, x[i % len(x)][None]))
+            status, body = await connection.ask(ask(client, x[i % len(x)][None]))
             assert status == 200, body
             i += 1
             if at > warm:
@@ -124,53 +136,6 @@ def throughput(server: Server, clients: int, x: torch.Tensor, seconds: float) ->
     times.sort()
     p50, p99 = (times[min(int(len(times) * q), len(times) - 1)] * 1e3 for q in (0.5, 0.99))
     return {"requests_per_second": len(times) / took, "p50_ms": p50, "p99_ms": p99, "requests": len(times)}
-
-
-def kills(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:
-    """Kill the server under load so often: what was lost, doubled, or hung."""
-    folder = place.parent / "killed"
-    server, answered, wrong = [Server(place, folder=folder)], [0] * 4, []
-    hung, began = 0, time.perf_counter()
-
-    async def client(number: int, over: asyncio.Event) -> None:
-        connection: Connection | None = None
-        while not over.is_set():
-            i = answered[number]
-            raw = infer(number, x[i % len(x)][None], f"r{i}")
-            try:
-                connection = connection or await Connection(server[0].port).open()
-                status, body = await asyncio.wait_for(connection.ask(raw), 60)
-            except (OSError, EOFError, asyncio.IncompleteReadError):
-                connection = None
-                await asyncio.sleep(0.02)
-                continue
-            ids = next(o for o in json.loads(body)["outputs"] if o["name"] == "ids")["data"] if status == 200 else body
-            if ids != [f"{number}-{i}"]:
-                wrong.append((number, i, str(ids)[:80]))
-            answered[number] += 1
-
-    async def all_of_them() -> None:
-        nonlocal hung
-        draw, over = random.Random(0), asyncio.Event()
-        running = [asyncio.create_task(client(c, over)) for c in range(4)]
-        for _ in range(count):
-            target = sum(answered) + draw.randint(1, 60)
-            until = time.perf_counter() + 120
-            while sum(answered) < target and time.perf_counter() < until:
-                await asyncio.sleep(0.005)
-            hung += sum(answered) < target
-            server[0].kill()
-            server[0] = await asyncio.to_thread(lambda: Server(place, folder=folder))
-        over.set()
-        await asyncio.gather(*running)
-
-    asyncio.run(all_of_them())
-    digests = server[0].stop()
-    done = replay(folder)
-    found = {"kills": count, "requests": sum(answered), "wrong_places": len(wrong), "hangs": hung}
-    same = done.exact and done.digests == digests
-    logged = {"logged": done.requests, "same_bits": same, "seconds": round(time.perf_counter() - began, 1)}
-    return {**found, **logged, "lost_or_doubled": done.requests - sum(answered)}
 
 
 def malformed(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:
@@ -231,22 +196,25 @@ def broken(draw: random.Random, x: torch.Tensor) -> bytes:
     return post(client, raw, header)
 
 
-def memory(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:
-    """The server's memory after 1,000 samples of one client and after so many."""
+def memory(place: Path, x: torch.Tensor, count: int, each: int = 250) -> dict[str, Any]:
+    """The server's memory after 1,000 samples of one client and after so many; log and checkpoints as by default."""
     server, held = Server(place, folder=place.parent / "memory"), {}
     began = time.perf_counter()
 
     async def send() -> None:
         connection, sent = await Connection(server.port).open(), 0
-        many = x.repeat(1 + 256 // len(x), 1, 1, 1)[:256]
+        many = x.repeat(1 + each // len(x), 1, 1, 1)[:each]
         while sent < count:
-            now = many[: min(250, count - sent)]
-            status, body = await connection.ask(infer(0, now))
+            now = many[: min(each, count - sent)]
+            status, body = await connection.ask(infer(0, now, f"r{sent}"))
             assert status == 200, body
             sent += len(now)
-            if sent in (1_000, 10_000, 20_000, 100_000) or sent == count:
+            if sent in (1_000, 10_000, 100_000, 200_000, 500_000) or sent == count:
                 held[str(sent)] = server.kilobytes()
 
     asyncio.run(send())
+    found = segments(server.folder / LOG)
+    written = {"log_bytes": sum(s.size for s in found), "log_segments": len(found)}
     server.stop()
-    return {"samples": count, "resident_kb_after": held, "seconds": round(time.perf_counter() - began, 1)}
+    asked = {"samples": count, "samples_per_request": each, "seconds": round(time.perf_counter() - began, 1)}
+    return {**asked, "resident_kb_after": held, **written}

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from acclimate.adapters.knn import KNNPer
 from acclimate.adapters.shot import SHOT, information, pseudo_labels
 from acclimate.adapters.surgical import Surgical, relative_norms
+from acclimate.adapters.tent import Tent
 from acclimate.core import SGD, Out, rng, tree
 from support import gap, images, task
 
@@ -108,3 +109,19 @@ def test_the_weight_of_few_neighbours_is_tuned_on_those_that_are_there():
     assert float(KNNPer(k=2).init(t, lone)["lam"]) == 0.0
     coarse = float(KNNPer(k=1, grid=3).init(t, model)["lam"])
     assert coarse == 0.5
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_answer_of_tent_without_its_step_is_that_of_the_step(steps):
+    t = task("cnn-batch")
+    model, x, adapter = {"vars": t.init(KEY)}, images(8)[0], Tent(opt=SGD(lr=0.5), steps=steps)
+
+    def predict(model, x, mode="eval", key=None):
+        return t.apply(model["vars"], x, mode, key)
+
+    state = adapter.init(t, model)
+    for _ in range(2):  # the second time with parameters that differ from the model's own
+        logits, new = adapter.step(t, predict, model, state, x, KEY)
+        torch.testing.assert_close(adapter.answer(t, predict, model, state, x, KEY), logits)
+        assert gap(new["params"], state["params"]) > 0
+        state = new

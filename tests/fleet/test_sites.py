@@ -26,6 +26,8 @@ from acclimate.experiment.settings import expand
 from acclimate.fleet import keys, local_processes, loopback, server_app, site_folders
 from acclimate.fleet.site import Place
 from acclimate.live import load_live
+from acclimate.serving import Ask
+from acclimate.serving.run import open_front
 
 
 class SiteGrid(FakeGrid):
@@ -84,10 +86,15 @@ def test_what_is_deployed_at_a_site_is_a_live_model_that_its_own_labels_calibrat
     assert [r["adapter"] for r in results["table"]][:1] == ["guarded-tent-all"] and results["refused"] == []
     server_app.conduct(grid, config(tmp_path / "run", task="deploy"))
     for c, count in enumerate((60, 90)):
-        live = load_live(next(tmp_path.glob(f"site{c}*")) / "deployed" / str(c))
+        site = next(tmp_path.glob(f"site{c}*"))
+        live = load_live(site / "deployed" / str(c))
         assert isinstance(live.adapter, Guarded) and live.adapter.adapter == Tent(params="all")
         assert int(live.model["reference"]["real"].sum()) == min(round(count * 0.2), 64)
-        assert live(np.load(tmp_path / f"data{c}" / "site.npz")["x"][:40]).step == 1
+        x = np.load(tmp_path / f"data{c}" / "site.npz")["x"][:40]
+        assert live(x).step == 1
+        front = open_front([site])  # what `acclimate serve SITE` does
+        assert front.service.answer([Ask(c, "a", torch.from_numpy(x))])[0].step == 1
+        assert front.service.close().keys() == {c} and (site / "deployed" / "serving" / "server.json").exists()
 
 
 def test_sites_that_do_not_fit_are_named(tmp_path):

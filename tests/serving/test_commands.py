@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from federation import lives, stream
 
 import acclimate as ac
@@ -13,6 +14,7 @@ from acclimate.live import load_live
 from acclimate.serving import checkpoint
 from acclimate.serving.host import Host
 from acclimate.serving.records import Ask
+from acclimate.serving.run import open_front
 from acclimate.serving.service import Service
 from acclimate.store import RunError
 
@@ -51,6 +53,21 @@ def test_deploy_writes_live_folders(run, tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_site_serves_what_a_fleet_left_there(tmp_path):
+    """`acclimate fleet deploy` leaves deployed/CLIENT and a card in the folder of a site."""
+    lives()[2].save(tmp_path / "site" / "deployed" / "2")
+    (tmp_path / "site" / "deployed" / "card.json").write_text("{}")
+    for path in (tmp_path / "site", tmp_path / "site" / "deployed", tmp_path / "site" / "deployed" / "2"):
+        assert checkpoint.found([path]) == [tmp_path / "site" / "deployed" / "2"]
+    front = open_front([tmp_path / "site"])
+    answer = front.service.answer([Ask(2, "a", stream(2, 9))])[0]
+    assert torch.equal(answer.probabilities, lives()[2](stream(2, 9)).probabilities)
+    front.service.close()
+    (tmp_path / "empty" / "deployed").mkdir(parents=True)
+    with pytest.raises(RunError, match="holds no live model; make one with: acclimate deploy"):
+        checkpoint.found([tmp_path / "empty"])
+
+
 def test_predict_answers_as_the_live_model_and_saves_it(tmp_path, capsys):
     folder, x = tmp_path / "live", stream(0, 40)
     lives()[0].save(folder)
@@ -87,7 +104,7 @@ def test_tokens_and_replay_by_command(tmp_path, capsys):
         out = capsys.readouterr().out
         assert all(f"client {c}  {d}" in out for c, d in digests.items())
         assert "2 requests in 1 steps" in out and "the same bits" in out
-    with pytest.raises(RunError, match="does not exist; give a server's folder"):
+    with pytest.raises(RunError, match="holds no log; give a server's folder"):
         serve.replay(tmp_path / "nothing")
     with pytest.raises(ValueError, match="--queue 0 must be at least 1"):
         serve.serve([tmp_path / "live"], queue=0)

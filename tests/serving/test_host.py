@@ -1,11 +1,14 @@
 """A host's clients answer as their live models do one after the other."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from federation import lives, same, stream
 
+from acclimate.adapters import KNNPer
+from acclimate.core import tree
 from acclimate.serving.host import Call, Host
 
 
@@ -49,6 +52,35 @@ def test_answers_and_states_are_those_of_live_models_alone(name, guard, window):
             same(a, b, 1e-4)
 
 
+def test_a_client_alone_has_the_bits_of_its_live_model(monkeypatch):
+    """Without `vmap`, which costs a lone client half of its time."""
+    alone, host = lives()[2], Host(lives())
+    monkeypatch.setattr("acclimate.serving.host.torch.func.vmap", None)
+    for part in stream(2, 60).split([1] * 20 + [20, 3, 17]):
+        assert torch.equal(host([Call(2, part)])[0].probabilities, alone(part).probabilities)
+    assert alone.step == 7 and host.digest(2) == Host([alone]).digest(2)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_clients_share_what_is_the_same_and_keep_what_is_not(captured):
+    """Also in the form that is captured on a GPU: rows are tensors, and a group is filled up to a power of two."""
+    alone, mine = lives(), lives()
+    params = mine[1].model["vars"]["params"]
+    own = {**params, "head.weight": 1.5 * params["head.weight"]}
+    for live in (alone[1], mine[1]):
+        live.model = {**live.model, "vars": {**live.model["vars"], "params": own}}
+    host = Host(mine)
+    axes = tree.flatten(host.axes)
+    assert [name for name, axis in axes.items() if axis == 0] == ["vars/params/head.weight"]
+    if captured:
+        host.recorder.on, host.recorder.run = True, lambda what, f, inputs, often: f(*inputs)
+    for i in range(4):
+        parts = [stream(c, 40)[10 * i : 10 * i + 10] for c in range(4)]
+        got = host([Call(c, parts[c]) for c in range(4)]) if i < 3 else [host([Call(c, parts[c])])[0] for c in range(4)]
+        for answer, live, part in zip(got, alone, parts, strict=True):
+            torch.testing.assert_close(answer.probabilities, live(part).probabilities, atol=2e-5, rtol=1e-4)
+
+
 def test_reset_and_restore_go_back():
     alone, host = lives(), Host(lives())
     for part in stream(1, 80).split(10):
@@ -76,6 +108,18 @@ def test_what_is_computed_changes_nothing_until_it_is_kept():
     assert [c for c in host.clients if host.digest(c) != before[c]] == [2]
 
 
+@pytest.mark.parametrize("name", ["Tent", "T3A"])
+def test_a_warm_host_has_computed_every_kind_of_step(name, monkeypatch):
+    met, host = [], Host(lives(name))
+    before, run = host.digest(0), Host._run
+    monkeypatch.setattr(
+        Host, "_run", lambda self, rows, *more: met.append((len(rows), more[-1])) or run(self, rows, *more)
+    )
+    host.warm()
+    kinds = {(1, True), (2, True)} | ({(1, False), (2, False)} if host.size else set())
+    assert set(met) == kinds and host.digest(0) == before
+
+
 def test_a_host_has_one_federation():
     with pytest.raises(ValueError, match="client 1 has another experiment than client 0"):
         Host([lives("Tent")[0], lives("T3A")[1]])
@@ -83,6 +127,10 @@ def test_a_host_has_one_federation():
         Host([lives()[0], lives(window=16)[1]])
     with pytest.raises(ValueError, match="two live models are of the same client"):
         Host([lives()[0], lives()[0]])
+    bare = lives()
+    bare[1].experiment = bare[0].experiment = replace(bare[0].experiment, adapters=(KNNPer(),))
+    with pytest.raises(ValueError, match="client 0: KNNPer needs memory in the deployed model.*; deploy it again with"):
+        Host(bare[:2])
     with pytest.raises(ValueError, match="no live model"):
         Host([])
     with pytest.raises(KeyError, match="client=9 must be one of 0, 1, 2, 3"):

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.losses import entropy
+from ..ops.params import with_params
 from ..ops.unlabelled import descend, tuned_of
 
 
@@ -46,6 +47,11 @@ class Tent(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
         return descend(predict, model, state, x, self.opt.update, self.steps)
+
+    def answer(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tensor:
+        if self.steps > 1:
+            return super().answer(task, predict, model, state, x, key)
+        return predict(with_params(model, state["params"]), x, "adapt").logits  # they are from before the update
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

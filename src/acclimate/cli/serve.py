@@ -29,6 +29,8 @@ def serve(
     key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     remember: Annotated[int, typer.Option(help="Requests whose answers are kept for retries.")] = 10_000,
     checkpoint_seconds: Annotated[float, typer.Option(help="How often all states are written down.")] = 60.0,
+    log_mb: Annotated[float, typer.Option(help="Size of a segment of the log, after which the next begins.")] = 64.0,
+    log_segments: Annotated[int, typer.Option(help="Segments of the log that are kept, at least; 0 for all.")] = 0,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="A line for every step too.")] = False,
 ) -> None:
     """Serve live models over HTTP (Open Inference Protocol v2): they answer, adapt, and survive a crash.
@@ -38,6 +40,7 @@ def serve(
     at_least: dict[str, tuple[float, int]] = {"--window-ms": (window_ms, 0), "--group": (group, 0)}
     at_least |= {"--queue": (queue, 1), "--queue-all": (queue_all, 1), "--remember": (remember, 1)}
     at_least |= {"--samples": (samples, 1), "--body": (body, 1000), "--checkpoint-seconds": (checkpoint_seconds, 0)}
+    at_least |= {"--log-mb": (log_mb, 0), "--log-segments": (log_segments, 0)}
     for option, (value, least) in at_least.items():
         if value < least:
             raise ValueError(f"{option} {value} must be at least {least}")
@@ -45,6 +48,7 @@ def serve(
         from ..serving.app import Limits
         from ..serving.desk import Rules
         from ..serving.run import Address, open_front, run
+        from ..serving.service import Keeping
     except ImportError as e:
         raise ImportError(f"{e}; `acclimate serve` needs: pip install 'acclimate[serve]'") from e
     from .threads import use_half_of_the_cores
@@ -52,7 +56,8 @@ def serve(
     use_half_of_the_cores()
     place = Address(host, port, tokens, certificate, key)
     rules = Rules(window_ms / 1000, queue, queue_all, group or 1 << 20)
-    front = open_front(live, folder, name, device, place, rules, Limits(body, samples), remember, checkpoint_seconds)
+    keeping = Keeping(checkpoint_seconds, int(log_mb * (1 << 20)), log_segments, remember)
+    front = open_front(live, folder, name, device, place, rules, Limits(body, samples), keeping)
     for client, digest in run(front, place, verbose).items():
         typer.echo(f"client {client}  {digest}")
 

@@ -80,6 +80,10 @@ class Adapter:
         """Logits for one batch, and the state for the next."""
         return predict(model, x).logits, state
 
+    def answer(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tensor:
+        """The logits that `step` gives, where nobody wants the state for the next batch; it may save that work."""
+        return self.step(task, predict, model, state, x, key)[0]
+
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:

@@ -20,7 +20,7 @@ from ..experiment import Experiment, dumps
 from . import folder, inputs
 from .answer import Answer
 from .module import module_of
-from .session import Outcome, adapts, begin, cuts, request
+from .session import Outcome, adapts, begin, cuts, due, request
 
 WINDOW, SNAPSHOTS, REMEMBERED = 32, 8, 10_000
 """Samples that an adapter sees at a time; states that can be restored; answers for which a label may come later."""
@@ -109,7 +109,8 @@ class Live:
         waits = self.adapter.transductive and not self.prepared
         like = tree.leaves(model)[0]
         open = torch.full((), not waits, dtype=torch.bool, device=like.device)
-        outcome = request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open)
+        now = due(self.session["window"].shape[0], int(self.session["fresh"]), len(x))
+        outcome = request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open, now)
         return self._kept(outcome) if self.frozen else outcome
 
     def _kept(self, outcome: Outcome) -> Outcome:

@@ -59,15 +59,30 @@ def cuts(size: int, fresh: int, count: int) -> list[int]:
     return [first, *[size] * (rest // size), *([rest % size] if rest % size else [])]
 
 
+def due(size: int, fresh: int, count: int) -> bool:
+    """Whether a request of `count` samples may commit, where `fresh` came since the last one that did."""
+    return fresh + count >= size
+
+
 def request(
-    task: Task, predict: Predict, adapter: Adapter, model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor
+    task: Task,
+    predict: Predict,
+    adapter: Adapter,
+    model: Tree,
+    state: Tree,
+    x: Tensor,
+    key: rng.Key,
+    open: Tensor,
+    due: bool = True,
 ) -> Outcome:
     """Answer the samples x [n, ...] of one request; at most as many as the window holds.
 
-    `open` (bool) says whether the adapter may answer and commit: not while it waits for samples to prepare on.
+    `open` (bool) says whether the adapter may answer and commit: not while it waits for samples to prepare on. Where a
+    commit is not `due` the adapter need not compute the state that would be committed.
     """
-    whole = _free if adapter.batch_free else _windowed
-    return whole(task, predict, adapter, model, state, x, key, open)
+    if adapter.batch_free:
+        return _free(task, predict, adapter, model, state, x, key, open)
+    return _windowed(task, predict, adapter, model, state, x, key, open, due)
 
 
 def _free(
@@ -88,7 +103,15 @@ def _free(
 
 
 def _windowed(
-    task: Task, predict: Predict, adapter: Adapter, model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor
+    task: Task,
+    predict: Predict,
+    adapter: Adapter,
+    model: Tree,
+    state: Tree,
+    x: Tensor,
+    key: rng.Key,
+    open: Tensor,
+    due: bool,
 ) -> Outcome:
     size, n = state["window"].shape[0], x.shape[0]
     window = torch.cat((state["window"], x.to(state["window"].dtype)))[-size:]
@@ -99,13 +122,16 @@ def _windowed(
     if adapter.calibrates:
         logits, new, told = adapter.trace(task, predict, model, state["adapter"], window, now)
         told = tree.map(lambda v: v[-1], told)
-    else:
+    elif due:
         (logits, new), told = adapter.step(task, predict, model, state["adapter"], window, now), {}
+    else:
+        new, told = state["adapter"], {}
+        logits = adapter.answer(task, predict, model, new, window, now)
     ready = open & (filled == size)
     used = ready & (told["used"] > 0) if adapter.calibrates else ready
     commit = ready & (fresh >= size)
     after = {
-        "adapter": tree.where(commit, new, state["adapter"]),
+        "adapter": tree.where(commit, new, state["adapter"]) if due else state["adapter"],
         "window": window,
         "filled": filled,
         "fresh": torch.where(commit, 0, fresh),

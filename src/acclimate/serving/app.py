@@ -91,12 +91,12 @@ class Front:
             f"{version}/ready": self.ready,
             f"{one}/clients": self.clients,
         }
-        writes: dict[str, Handler] = {f"{one}/infer": self.infer, f"{version}/infer": self.infer}
+        writes: dict[str, Handler] = {f"{version}/infer": self.infer, f"{one}/infer": self.infer}
         writes[f"{version}/labels"] = self.labels
         for act in ACTS:
             writes |= {f"{one}/{act}": self.act, f"{version}/{act}": self.act}
-        routes = [Route(path, self._guarded(h), methods=["GET"]) for path, h in reads.items()]
-        routes += [Route(path, self._guarded(h), methods=["POST"]) for path, h in writes.items()]
+        routes = [Route(path, self._guarded(h), methods=["POST"]) for path, h in writes.items()]  # what is asked most
+        routes += [Route(path, self._guarded(h), methods=["GET"]) for path, h in reads.items()]
         return Starlette(routes=routes, lifespan=self._life, exception_handlers={404: self._nothing})
 
     @asynccontextmanager
@@ -249,7 +249,7 @@ class Front:
     async def healthy(self, request: Request) -> Response:
         """Whether the server lives, and can answer."""
         if self.service.log.broken:
-            raise Denied(503, "the log cannot be written; restart the server")
+            raise Denied(503, "the log cannot be written; is the disk full?")
         return JSONResponse({"live": True, "ready": True})
 
     async def metadata(self, request: Request) -> Response:

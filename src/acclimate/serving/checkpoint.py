@@ -25,20 +25,29 @@ from ..live.folder import CARD as LIVE_CARD
 from ..live.folder import JOINED_CARD
 from ..live.model import SNAPSHOTS
 from .host import Host
-from .log import Log, raw
+from .log import raw
+from .segments import Log
 
-SCHEMA, CARD, LOG, STATES, START = "acclimate.server/1", "server.json", "log", "states.safetensors", "start"
+DEPLOYED = "deployed"
+"""Where `acclimate fleet deploy` leaves live folders in the folder of a site."""
+SCHEMA, CARD, LOG, STATES, START = "acclimate.server/2", "server.json", "log", "states.safetensors", "start"
 
 
 def found(paths: Sequence[Path]) -> list[Path]:
-    """The live folders among these, and in those of them that are folders of live folders."""
+    """The live folders among these, in those that are folders of live folders, and in those of sites of a fleet."""
     out: list[Path] = []
     for path in paths:
-        inner = sorted(p for p in path.iterdir() if _is_live(p)) if path.is_dir() and not _is_live(path) else [path]
+        inner = [path]
+        if path.is_dir() and not _is_live(path):
+            inner = _within(path) or _within(path / DEPLOYED)
         if not inner:
             raise store.RunError(f"{path} holds no live model; make one with: acclimate deploy RUN -o {path}")
         out += inner
     return out
+
+
+def _within(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if _is_live(p)) if path.is_dir() else []
 
 
 def _is_live(path: Path) -> bool:
@@ -68,7 +77,10 @@ def begin(folder: Path, lives: Sequence[Live], name: str) -> None:
 def _card(folder: Path) -> dict[str, Any]:
     card = store.read_json(folder / CARD)
     if card.get("schema") != SCHEMA:
-        raise store.RunError(f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'")
+        raise store.RunError(
+            f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'; another version of acclimate "
+            "wrote it: serve it with that one, or choose another --folder"
+        )
     return card
 
 
@@ -84,7 +96,7 @@ def _model(live: Live) -> str:
     return total.hexdigest()
 
 
-def save(folder: Path, host: Host, digests: dict[int, str], log: Log, since: int) -> None:
+def save(path: Path, host: Host, digests: dict[int, str], log: Log, since: int) -> None:
     """Write all clients' states, as they are at the end of the log; ids are known from `since` on."""
     clients = [
         {"frozen": s.frozen, "prepared": s.prepared, "labelled": s.labelled, "kept": list(kept), "digest": digests[c]}
@@ -94,18 +106,19 @@ def save(folder: Path, host: Host, digests: dict[int, str], log: Log, since: int
     about["threads"] = torch.get_num_threads()
     flat = tree.flatten({"sessions": host.sessions, "ring": host.ring})
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items()}
-    store.write(folder / STATES, save_tensors(tensors, metadata={"about": json.dumps(about)}), mode=0o600)
+    store.write(path, save_tensors(tensors, metadata={"about": json.dumps(about)}), mode=0o600)
 
 
-def load(folder: Path, host: Host) -> dict[str, Any] | None:
-    """Put the last checkpoint's states into a host; what it says of itself. None where there is none."""
-    path = folder / STATES
+def load(path: Path, host: Host) -> dict[str, Any] | None:
+    """Put a checkpoint's states into a host; what it says of itself. None where there is none."""
     if not path.exists():
         return None
     try:
         whole = path.read_bytes()
         header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
         about: dict[str, Any] = json.loads(header["__metadata__"]["about"])
+        if about["schema"] != SCHEMA:
+            raise ValueError(f"schema={about['schema']!r} must be '{SCHEMA}'")
         states = tree.unflatten(load_tensors(whole), {"sessions": host.sessions, "ring": host.ring})
         host.sessions, host.ring = states["sessions"], states["ring"]
         for row, (client, saved) in enumerate(zip(host.clients, about["clients"], strict=True)):

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..backends.vmap.capture import Recorder
 from ..core import Tree, rng, tree
-from ..experiment import dumps
 from ..live import Answer, Live
 from ..live.model import SNAPSHOTS, WINDOW
-from ..live.session import Outcome, cuts, request
+from ..live.session import Outcome, cuts, due, request
+from .federation import check
 from .log import raw
 
 
@@ -58,6 +58,7 @@ class Piece:
     adapted: list[bool]
     told: dict[str, float]
     filled: int
+    fresh: int
     step: int
 
 
@@ -66,9 +67,11 @@ class Host:
 
     def __init__(self, lives: Sequence[Live], device: torch.device | str = "cpu", capture: bool = True) -> None:
         lives = sorted(lives, key=lambda live: live.client)
-        _check_alike(lives)
+        check(lives)
         self.device = torch.device(device)
-        self.models: Tree = tree.to(tree.stack([live.model for live in lives]), self.device)
+        self.axes: Tree = tree.map(_axis, *(live.model for live in lives))
+        """Per leaf of a model 0, or None where it is the same for all clients: it is kept, and computed with, once."""
+        self.models: Tree = tree.to(tree.map(_stacked, self.axes, *(live.model for live in lives)), self.device)
         self.sessions: Tree = tree.to(tree.stack([live.session for live in lives]), self.device)
         self.ring: Tree = tree.map(lambda s: s.new_zeros(len(lives) * SNAPSHOTS, *s.shape[1:]), self.sessions)
         self.kept: list[deque[tuple[int, int]]] = [deque(maxlen=SNAPSHOTS) for _ in lives]
@@ -77,8 +80,7 @@ class Host:
         self.fresh: list[int] = [int(live.session["fresh"]) for live in lives]
         self.rows = {live.client: i for i, live in enumerate(lives)}
         self.shells = [
-            replace(live, model=tree.take(self.models, i), session={}, snapshots=deque())
-            for i, live in enumerate(lives)
+            replace(live, model=self._models(i), session={}, snapshots=deque()) for i, live in enumerate(lives)
         ]
         """All of a live model but its session, which is a row of `sessions`."""
         self.keys = torch.stack([shell.key for shell in self.shells])
@@ -107,9 +109,11 @@ class Host:
         return done.answers
 
     def warm(self) -> None:
-        """Compute once what a first request needs, so that it does not wait longer than others; nothing is kept."""
+        """Compute once what first requests need, so that they do not wait longer than others; nothing is kept."""
         shape, dtype = self.task.shape, self.shells[0].dtype
-        self.compute([Call(client, torch.zeros(1, *shape, dtype=dtype)) for client in self.clients[:1]])
+        for count in {1, self.size or 1}:  # a window commits
+            for some in (self.clients[:1], self.clients[:2]):
+                self.compute([Call(client, torch.zeros(count, *shape, dtype=dtype)) for client in some])
 
     def compute(self, calls: Sequence[Call]) -> Computed:
         """The answers to one request of each of several clients, and what these make of their sessions."""
@@ -119,42 +123,44 @@ class Host:
         done = Computed(calls, rows, self._take(self.sessions, rows), [], [], [])
         sizes = [cuts(self.size, self.fresh[row], len(call.x)) for row, call in zip(rows, calls, strict=True)]
         starts, parts = [0] * len(calls), [[] for _ in calls]  # type: ignore[var-annotated]
+        fresh = [self.fresh[row] for row in rows]
         for depth in range(max(map(len, sizes))):
-            groups: dict[int, list[int]] = {}
+            groups: dict[tuple[int, bool], list[int]] = {}
             for j, cut in enumerate(sizes):
                 if depth < len(cut):
-                    groups.setdefault(cut[depth], []).append(j)
-            for n, members in groups.items():
+                    groups.setdefault((cut[depth], due(self.size, fresh[j], cut[depth])), []).append(j)
+            for (n, commits), members in groups.items():
                 x = torch.stack([calls[j].x[starts[j] : starts[j] + n] for j in members]).to(self.device)
-                for j, part in zip(members, self._group(done, members, x), strict=True):
+                for j, part in zip(members, self._group(done, members, x, commits), strict=True):
                     parts[j].append(part)
-                    starts[j] += n
+                    starts[j], fresh[j] = starts[j] + n, part.fresh
         for j, found in enumerate(parts):
             self._answer(done, j, found)
         return done
 
-    def _group(self, done: Computed, members: list[int], x: Tensor) -> list[Piece]:
-        """Run the samples [members, n, ...] of some of a step's clients together."""
+    def _group(self, done: Computed, members: list[int], x: Tensor, commits: bool) -> list[Piece]:
+        """Run the samples [members, n, ...] of some of a step's clients together: such as may commit, or cannot."""
         rows = [done.rows[j] for j in members]
         if self.adapter.transductive and x.shape[1] >= WINDOW:
             self._prepare(done, members, x)
         waits = [self.adapter.transductive and not self._ready(done, row) for row in rows]
         whole = len(members) == len(done.rows)
         sessions = done.sessions if whole else tree.take(done.sessions, torch.tensor(members, device=self.device))
-        out = self._run(rows, sessions, x, [not w for w in waits], [self.shells[row].frozen for row in rows])
+        frozen = [self.shells[row].frozen for row in rows]
+        out = self._run(rows, sessions, x, [not w for w in waits], frozen, commits)
         if whole:
             done.sessions = out.state
         else:
             done.sessions = tree.put(done.sessions, torch.tensor(members, device=self.device), out.state)
         logits, plain = out.logits.detach().cpu(), out.plain.argmax(-1).tolist()
         adapted, committed = out.adapted.tolist(), out.committed.tolist()
-        counts = {k: out.state[k].tolist() for k in ("filled", "step")}
+        counts = [out.state[k].tolist() for k in ("filled", "fresh", "step")]
         told = {k: v.tolist() for k, v in out.told.items()}
         if any(committed):
-            self._note(done, [j for j, c in enumerate(committed) if c], rows, counts["step"], out.state)
+            self._note(done, [j for j, c in enumerate(committed) if c], rows, counts[2], out.state)
         return [
-            Piece(logits[j], plain[j], adapted[j], {k: float(v[j]) for k, v in told.items()}, filled, step)
-            for j, (filled, step) in enumerate(zip(counts["filled"], counts["step"], strict=True))
+            Piece(logits[j], plain[j], adapted[j], {k: float(v[j]) for k, v in told.items()}, *count)
+            for j, count in enumerate(zip(*counts, strict=True))
         ]
 
     def _note(self, done: Computed, which: list[int], rows: list[int], steps: list[int], state: Tree) -> None:
@@ -162,7 +168,9 @@ class Host:
         rows_of = state if len(which) == len(rows) else tree.take(state, torch.tensor(which, device=self.device))
         done.snapshots.append(([rows[j] for j in which], [steps[j] for j in which], rows_of))
 
-    def _run(self, rows: list[int], sessions: Tree, x: Tensor, open: list[bool], hold: list[bool]) -> Outcome:
+    def _run(
+        self, rows: list[int], sessions: Tree, x: Tensor, open: list[bool], hold: list[bool], commits: bool
+    ) -> Outcome:
         """`session.request` of several clients at once; on a GPU captured, for a power of two of them."""
         many, task, predict, adapter = len(rows), self.task, self.shells[0].worker.predict(), self.adapter
         spare = (1 << (many - 1).bit_length()) - many if self.recorder.on else 0
@@ -171,20 +179,29 @@ class Host:
             sessions, x = tree.take(sessions, fill), x[fill]
 
         def one(model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor, hold: Tensor) -> Outcome:
-            out = request(task, predict, adapter, model, state, x, key, open)
+            out = request(task, predict, adapter, model, state, x, key, open, commits)
             held = {k: tree.where(hold, state[k], out.state[k]) for k in ("adapter", "step")}
             return out._replace(state={**out.state, **held}, committed=out.committed & ~hold)
 
         def all_of_them(rows: Tensor, sessions: Tree, x: Tensor, flags: Tensor) -> Outcome:
-            model = self.models if in_order else tree.take(self.models, rows)
-            vmapped = torch.func.vmap(one)
+            model = self.models if in_order else self._models(rows)
+            vmapped = torch.func.vmap(one, in_dims=(self.axes, 0, 0, 0, 0, 0))
             outcome: Outcome = vmapped(model, sessions, x, self.keys[rows], flags[0], flags[1])
             return outcome
+
+        def only(row: Tensor, session: Tree, x: Tensor, flags: Tensor) -> Outcome:
+            """A client alone, without `vmap`, which would take twice as long, and give other last bits."""
+            here = self.shells[rows[0]].model
+            if self.recorder.on:  # what is recorded must serve other rows too
+                here = tree.map(lambda axis, m: m if axis is None else m[0], self.axes, self._models(row))
+            rest = (tree.map(lambda v: v[0], part) for part in (session, x, self.keys[row], *flags))
+            return Outcome(*(tree.map(lambda v: v[None], part) for part in one(here, *rest)))
 
         in_order = rows == list(range(len(self.shells))) and not spare
         flags = torch.tensor([open + open[:1] * spare, hold + hold[:1] * spare], device=self.device)
         which = torch.tensor(rows + rows[:1] * spare, device=self.device)
-        out: Outcome = self.recorder.run(("live", in_order), all_of_them, (which, sessions, x, flags), often=True)
+        f = only if many == 1 else all_of_them
+        out: Outcome = self.recorder.run((f.__name__, in_order, commits), f, (which, sessions, x, flags), often=True)
         return Outcome(*(tree.map(lambda v: v[:many], part) for part in out)) if spare else out
 
     def _ready(self, done: Computed, row: int) -> bool:
@@ -207,7 +224,9 @@ class Host:
         row, last = done.rows[j], parts[-1]
         logits = torch.cat([p.logits for p in parts]) if len(parts) > 1 else last.logits
         adapted = tuple(a for p in parts for a in p.adapted)
-        shell = replace(self.shells[row], prepared=self._ready(done, row))
+        shell = self.shells[row]
+        if row in done.prepared and not shell.prepared:
+            shell = replace(shell, prepared=True)
         window = last.filled, self.size
         done.answers.append(shell.answered(logits, adapted, last.told, self.seen[row], last.step, window))
         done.chosen.append(logits.argmax(-1).tolist())
@@ -235,6 +254,11 @@ class Host:
         slot = kept[0][1] if len(kept) == SNAPSHOTS else len(kept)
         kept.append((step, slot))
         return slot
+
+    def _models(self, rows: Tensor | int) -> Tree:
+        """Clients' models: rows of what differs, and what is the same for all."""
+        found: Tree = tree.map(lambda axis, m: m if axis is None else m[rows], self.axes, self.models)
+        return found
 
     def _take(self, stack: Tree, rows: list[int]) -> Tree:
         """Clients' rows of a stack; of all in order the stack itself, which a step does not write into."""
@@ -284,29 +308,15 @@ class Host:
         return total.hexdigest()
 
 
+def _axis(first: Tensor, *others: Tensor) -> int | None:
+    """Along which axis clients' tensors are stacked: none where they are all the same."""
+    return None if all(other is first or torch.equal(other, first) for other in others) else 0
+
+
+def _stacked(axis: int | None, *tensors: Tensor) -> Tensor:
+    return tensors[0] if axis is None else torch.stack(tensors)
+
+
 def _write(stack: Tree, rows: Tensor, new: Tree) -> None:
     """Rows of a stack that only the host holds, in place: a copy of all clients' for each step would take longer."""
     tree.map(lambda s, n: s.index_copy_(0, rows, n), stack, new)
-
-
-def _check_alike(lives: Sequence[Live]) -> None:
-    """One host has one federation: everything but the weights, and the client's number, is the same."""
-    if not lives:
-        raise ValueError("serve: there is no live model; name at least one folder")
-    first = _form(lives[0])
-    for live in lives[1:]:
-        for what, mine, other in zip(("experiment", "inputs", "model", "session"), _form(live), first, strict=True):
-            if mine != other:
-                raise ValueError(
-                    f"serve: client {live.client} has another {what} than client {lives[0].client}; "
-                    "serve each federation by a server of its own"
-                )
-    if len({live.client for live in lives}) < len(lives):
-        raise ValueError("serve: two live models are of the same client; serve each by a server of its own")
-
-
-def _form(live: Live) -> tuple[object, ...]:
-    """What clients of one host have in common."""
-    shapes = [{k: (tuple(v.shape), v.dtype) for k, v in tree.flatten(t).items()} for t in (live.model, live.session)]
-    task = live.worker.task
-    return dumps(live.experiment), (task.shape, task.mean, task.std, live.classes, live.dtype), *shapes

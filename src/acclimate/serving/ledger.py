@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from ..live import Answer, Live
-from . import records
+from ..store import RunError
+from . import records, segments
 from .host import Host
-from .log import Record
+from .log import SCHEMA, Record
 from .records import Ask
 
 REMEMBERED = 10_000
@@ -24,25 +26,27 @@ class Conflict(ValueError):
 
 
 class Known(NamedTuple):
-    """An answer that is kept."""
+    """A request that was answered, and where in the log its answer is."""
 
     position: int
     fingerprint: bytes
-    answer: Answer
 
 
 class Ledger:
-    """A host, and the answers of late that it gave."""
+    """A host, and the requests of late that it answered; the answers themselves stay in the log."""
 
-    def __init__(self, host: Host, remember: int = REMEMBERED) -> None:
-        self.host, self.remember = host, remember
+    def __init__(self, host: Host, remember: int = REMEMBERED, log: Path = Path()) -> None:
+        self.host, self.remember, self.log = host, remember, log
         self.known: OrderedDict[tuple[int, str], Known] = OrderedDict()
 
     def apply(self, record: Record) -> bool:
         """Do what a record says; False where the answers are not those that went out, bit for bit."""
         head, same = record.head, True
-        if head["kind"] == "start" and head["device"] == "cpu":
-            torch.set_num_threads(head["threads"])  # sums over more threads have other bits
+        if head["kind"] == "start":
+            if head["schema"] != SCHEMA:
+                raise RunError(f"the log has schema={head['schema']!r}, which must be '{SCHEMA}'; take that version's")
+            if head["device"] == "cpu":
+                torch.set_num_threads(head["threads"])  # sums over more threads have other bits
         if head["kind"] == "step":
             done = self.host.compute(records.calls(record))
             self.host.keep(done)
@@ -58,17 +62,17 @@ class Ledger:
         if record.head["kind"] == "step":
             for given in records.answers(record, self.host.shells[0].classes):
                 self.host.shells[self.host.row(given.client)].remember(given.answer.ids, given.chosen, given.plain)
-                self.keep(record.position, Ask(given.client, given.id, given.x), given.answer)
+                self.keep(record.position, Ask(given.client, given.id, given.x))
         elif record.head["kind"] == "labels":
             shell = self.host.shells[self.host.row(record.head["client"])]
             shell.labelled = list(record.head["labelled"])
             for name in record.head["ids"]:
                 shell.recent.pop(name, None)
 
-    def keep(self, position: int, ask: Ask, answer: Answer) -> None:
-        """Keep an answer that goes out; the oldest makes room."""
+    def keep(self, position: int, ask: Ask) -> None:
+        """Remember a request whose answer goes out; the oldest makes room."""
         name = ask.id or f"\0{position}"  # one without an id cannot be asked for, but its samples can be labelled
-        self.known[ask.client, name] = Known(position, records.fingerprint(ask.x), answer)
+        self.known[ask.client, name] = Known(position, records.fingerprint(ask.x))
         while len(self.known) > self.remember:
             self.known.popitem(last=False)
 
@@ -77,7 +81,11 @@ class Ledger:
         found = self.known.get((ask.client, ask.id)) if ask.id else None
         if found is not None and found.fingerprint != records.fingerprint(ask.x):
             raise Conflict(f"id={ask.id!r} was used for other samples; give every request an id of its own")
-        return found.answer if found else None
+        if found is None:
+            return None
+        record = next(segments.read(self.log, found.position))
+        given = records.answers(record, self.host.shells[0].classes)
+        return next(g.answer for g in given if (g.client, g.id) == (ask.client, ask.id))
 
     def acted(self, act: str, clients: Sequence[int], step: int | None) -> list[Live]:
         """Copies of clients' live models after an administrative act, to be put in place."""

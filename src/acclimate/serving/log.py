@@ -1,12 +1,11 @@
-"""The log of a server: one file to which records are appended, each a JSON head and raw tensors, chained by SHA-256.
+"""The form of a server's log: records, each a JSON head and raw tensors, chained by SHA-256.
 
 A record names the digest of the one before, so that nothing can be taken out, put in or changed unseen. A record that
-was cut short by a crash is the last one; it is cut off when the log is opened to go on.
+was cut short by a crash is the last one; it is cut off when the log is opened to go on (see `segments`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from .. import store
 
-SCHEMA = "acclimate.log/1"
+SCHEMA = "acclimate.log/2"
 HEADER = struct.Struct("<4sIQ32s32s")
 """A mark, the lengths of head and tensors, the digest of the record before, and this one's."""
 MARK, NOTHING = b"aclg", bytes(32)
@@ -61,17 +60,18 @@ def packed(head: Mapping[str, Any], tensors: Mapping[str, Tensor], before: bytes
     return HEADER.pack(MARK, len(text), len(body), before, digest) + text + body, digest
 
 
-def read(path: Path, start: int = 0, before: bytes | None = None) -> Iterator[Record]:
-    """The records from a position on; `Torn` where the file ends within one. Damage elsewhere is a `RunError`.
+def read(path: Path, first: int = 0, start: int = 0, before: bytes | None = None) -> Iterator[Record]:
+    """The records of a file whose first byte is byte `first` of the log, from byte `start` of the log on.
 
-    `before` is the digest of the record that ends at `start`, where that is known.
+    `Torn` where the file ends within one; damage elsewhere is a `RunError`. `before` is the digest of the record that
+    ends at `start`, where that is known.
     """
     with path.open("rb") as f:
-        size, position = os.fstat(f.fileno()).st_size, start
+        size, position = first + os.fstat(f.fileno()).st_size, start
         if start > size:
             raise store.RunError(f"{path} is damaged: it ends at byte {size}, before byte {start}, which was written")
         while position < size:
-            f.seek(position)
+            f.seek(position - first)
             top = f.read(HEADER.size)
             if len(top) < HEADER.size:
                 raise Torn(position)
@@ -80,21 +80,22 @@ def read(path: Path, start: int = 0, before: bytes | None = None) -> Iterator[Re
             if mark != MARK or heads + bodies > MOST:
                 if not any(top) and not any(f.read()):  # a disk that had the length of the file, but not its content
                     raise Torn(position)
-                raise _damaged(path, position)
+                raise damaged(path, position)
             if end > size:
                 raise Torn(position)
             text, body = f.read(heads), f.read(bodies)
             found = hashlib.sha256(previous + struct.pack("<IQ", heads, bodies) + text + body).digest()
             if found != digest:
-                raise Torn(position) if end == size else _damaged(path, position)
+                raise Torn(position) if end == size else damaged(path, position)
             if before is not None and previous != before:
-                raise _damaged(path, position)
+                raise damaged(path, position)
             head = json.loads(text)
             yield Record(position, end, digest, head, _tensors(head.pop("tensors"), body))
             position, before = end, digest
 
 
-def _damaged(path: Path, position: int) -> store.RunError:
+def damaged(path: Path, position: int) -> store.RunError:
+    """What to say of bytes that nobody wrote."""
     return store.RunError(f"{path} is damaged at byte {position}: a record there is not what was written")
 
 
@@ -108,68 +109,3 @@ def _tensors(about: list[Any], body: bytes) -> dict[str, Tensor]:
         out[name] = empty
         place += count
     return out
-
-
-def store_entry(folder: Path) -> None:
-    """Wait until the names of a folder's files are on the disk, without which a new file would be lost."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-class Log:
-    """A log that is open to be written, by one process at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o600)
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.file)
-            raise store.RunError(f"{path} is in use by another server; stop it, or choose another --folder") from None
-        store_entry(path.parent)
-        self.end = os.fstat(self.file).st_size
-        self.digest = NOTHING
-        self.broken = False
-        """Whether a write failed and could not be taken back: nothing can be appended any more."""
-
-    def records(self, start: int = 0) -> Iterator[Record]:
-        """The records from a position on; a torn last one is cut off. To append, all must have been read."""
-        try:
-            for record in read(self.path, start, None if start else NOTHING):
-                self.digest = record.digest
-                yield record
-        except Torn as torn:
-            os.ftruncate(self.file, torn.position)
-            os.fsync(self.file)
-            self.end = torn.position
-
-    def append(self, head: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> int:
-        """Write a record and wait until it is on the disk; its position. On an error the log is as before."""
-        if self.broken:
-            raise store.RunError(f"{self.path}: an earlier write failed and cannot be taken back; restart the server")
-        whole, digest = packed(head, tensors or {}, self.digest)
-        try:
-            left = memoryview(whole)
-            while left:
-                left = left[os.write(self.file, left) :]
-            self.broken = True  # what a failed flush leaves is unknown until the file is read again
-            os.fsync(self.file)
-            self.broken = False
-        except OSError as e:
-            try:
-                os.ftruncate(self.file, self.end)
-            except OSError:
-                self.broken = True
-            raise store.RunError(f"cannot write {self.path}: {e.strerror or e}; nothing has changed") from e
-        position = self.end
-        self.end, self.digest = position + len(whole), digest
-        return position
-
-    def close(self) -> None:
-        """Let another process write."""
-        os.close(self.file)

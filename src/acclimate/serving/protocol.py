@@ -161,10 +161,11 @@ def _short(value: Any) -> str:
 def response(model: str, client: int, id: str, answer: Answer, names: tuple[str, ...]) -> dict[str, Any]:
     """An answer as an inference response."""
     count, classes = answer.probabilities.shape
+    rows = answer.probabilities.tolist()
     tensors: dict[str, Any] = {
-        "probabilities": ("FP32", [count, classes], lambda: answer.probabilities.flatten().tolist()),
+        "probabilities": ("FP32", [count, classes], lambda: [p for row in rows for p in row]),
         "labels": ("BYTES", [count], lambda: list(answer.labels)),
-        "classes": ("INT64", [count], answer.classes.tolist),
+        "classes": ("INT64", [count], lambda: [row.index(max(row)) for row in rows]),
         "ids": ("BYTES", [count], lambda: list(answer.ids)),
         "adapted": ("BOOL", [count], lambda: list(answer.adapted)),
     }

@@ -12,7 +12,8 @@ from .. import store
 from ..live import load_live
 from . import checkpoint
 from .ledger import Ledger
-from .log import NOTHING, Torn, read
+from .log import NOTHING, Torn
+from .segments import Segment, read, segments
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,32 @@ class Replayed:
 
 def replay(path: Path, start: Path | None = None, device: str = "cpu") -> Replayed:
     """Do all that a log says again; `start` holds the live folders that the server began with (default: beside it)."""
-    path = path / checkpoint.LOG if path.is_dir() else path
-    if not path.exists():
-        raise store.RunError(f"{path} does not exist; give a server's folder, or its log")
+    path = path / checkpoint.LOG if (path / checkpoint.LOG).exists() else path
+    if path.is_file():
+        raise store.RunError(
+            f"{path} is a file, and must be a folder of segments; another version of acclimate wrote it"
+        )
+    if not (kept := segments(path)):
+        raise store.RunError(f"{path} holds no log; give a server's folder, or the log in it")
     lives = checkpoint.started(path.parent) if start is None else [load_live(f) for f in checkpoint.found([start])]
     threads = torch.get_num_threads()
     try:
-        return _replayed(path, Ledger(checkpoint.on(lives, device)))
+        return _replayed(path, kept[0], Ledger(checkpoint.on(lives, device)))
     finally:
         torch.set_num_threads(threads)
 
 
-def _replayed(path: Path, ledger: Ledger) -> Replayed:
-    counts: Counter[str] = Counter()
+def _replayed(path: Path, first: Segment, ledger: Ledger) -> Replayed:
+    """From the first segment on: where those before are deleted, from the states that were kept with it."""
+    counts, before = Counter[str](), NOTHING
+    if first.start:
+        about = checkpoint.load(first.states, ledger.host)
+        if about is None:
+            raise store.RunError(f"{path} begins at byte {first.start} without {first.states.name}; bring it back")
+        torch.set_num_threads(about["threads"])
+        before = bytes.fromhex(about["chain"])
     try:
-        for record in read(path, 0, NOTHING):
+        for record in read(path, None, before):
             head = record.head
             counts[head["kind"]] += 1
             counts["requests"] += len(head.get("requests", ()))

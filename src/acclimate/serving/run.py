@@ -19,8 +19,7 @@ from ..live import load_live
 from . import checkpoint
 from .app import Front, Limits, say
 from .desk import Rules
-from .ledger import REMEMBERED
-from .service import Service
+from .service import Keeping, Service
 from .tokens import load as load_tokens
 
 
@@ -65,8 +64,7 @@ def open_front(
     place: Address = Address(),
     rules: Rules = Rules(),
     limits: Limits = Limits(),
-    remember: int = REMEMBERED,
-    checkpoint_s: float = 60.0,
+    keeping: Keeping = Keeping(),
 ) -> Front:
     """A server of these live folders, as its folder and log say it was left."""
     found = checkpoint.found(paths)
@@ -79,7 +77,7 @@ def open_front(
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
         raise ValueError(f"--name {name!r} must be letters, digits, '.', '_' and '-'")
     checkpoint.begin(folder, lives, name)
-    return Front(Service(host, folder, remember, checkpoint_s), name, rules, limits, tokens)
+    return Front(Service(host, folder, keeping), name, rules, limits, tokens)
 
 
 def run(front: Front, place: Address, verbose: bool = False) -> dict[int, str]:
@@ -101,6 +99,7 @@ def run(front: Front, place: Address, verbose: bool = False) -> dict[int, str]:
         access_log=False,
         ws="none",
         server_header=False,
+        proxy_headers=False,
         ssl_certfile=None if place.certificate is None else str(place.certificate),
         ssl_keyfile=None if place.key is None else str(place.key),
         timeout_graceful_shutdown=30,

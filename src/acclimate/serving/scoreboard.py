@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
+import torch
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -41,14 +44,12 @@ class Tally:
         """Keep an event."""
         self.events.append((time.time(), what))
 
-    def count(self, answer: Answer) -> None:
-        """Count an answer."""
+    def count(self, answer: Answer, now: float) -> None:
+        """Count an answer, and the mean entropy of its samples."""
         self.requests += 1
         self.samples += len(answer.ids)
         self.adapted += sum(answer.adapted)
         self.step, self.estimate = answer.step, answer.estimate
-        p = answer.probabilities
-        now = float(-(p * p.clamp_min(1e-12).log()).sum(-1).mean())
         self.entropy = now if self.entropy is None else 0.98 * self.entropy + 0.02 * now
         holding = answer.note.startswith("the guard holds")
         self.held += holding
@@ -76,8 +77,10 @@ class Scoreboard(Collector):
         """Count a step."""
         self.seconds.observe(seconds)
         self.group.observe(len(asks))
+        p = torch.cat([answer.probabilities for answer in answers])
+        entropies = iter((-(p * p.clamp_min(1e-12).log()).sum(-1)).tolist())
         for ask, answer in zip(asks, answers, strict=True):
-            self.tallies[ask.client].count(answer)
+            self.tallies[ask.client].count(answer, statistics.fmean(islice(entropies, len(answer.ids))))
 
     def collect(self) -> Iterable[Metric]:
         """What is counted, for Prometheus."""

@@ -10,7 +10,7 @@ import logging
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,38 @@ from ..live import Answer
 from . import checkpoint, records
 from .host import Call, Host
 from .ledger import REMEMBERED, Ledger
-from .log import SCHEMA, Log
+from .log import SCHEMA
 from .records import Ask
+from .segments import Log, Segment, segments
+from .segments import at as segment_at
 
 log = logging.getLogger("acclimate.serving")
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What is written down, how often, and how much of it is kept."""
+
+    checkpoint_s: float = 60.0
+    """Seconds between checkpoints of all states."""
+    segment: int = 64 << 20
+    """Bytes of a segment of the log, after which a checkpoint is written and a new one begins."""
+    segments: int = 0
+    """Segments that are kept, the last one included; 0 for all."""
+    remember: int = REMEMBERED
+    """Requests whose answers are kept for those who ask again."""
 
 
 class Service:
     """A host, its log and its checkpoints. Not for several threads at once."""
 
-    def __init__(self, host: Host, folder: Path, remember: int = REMEMBERED, checkpoint_s: float = 60.0) -> None:
-        self.host, self.folder, self.checkpoint_s = host, folder, checkpoint_s
-        self.ledger = Ledger(host, remember)
+    def __init__(self, host: Host, folder: Path, keeping: Keeping = Keeping()) -> None:
+        self.host, self.folder, self.keeping = host, folder, keeping
         self.log = Log(folder / checkpoint.LOG)
+        self.ledger = Ledger(host, keeping.remember, self.log.folder)
         self.steps = self.requests = 0
         """What came since this process began."""
-        self._due, self._marked = time.monotonic() + checkpoint_s, -1
+        self._due, self._marked, self._most = time.monotonic() + keeping.checkpoint_s, -1, keeping.segment
         try:
             threads = torch.get_num_threads()
             try:
@@ -51,18 +67,21 @@ class Service:
 
     def _recover(self) -> None:
         """Load the last checkpoint and do what came after it again."""
-        saved = checkpoint.load(self.folder, self.host)
+        first = next(iter(segments(self.log.folder)), Segment(0, self.log.folder))
+        saved = checkpoint.load(self.folder / checkpoint.STATES, self.host)
+        if saved is None and first.start:
+            saved = checkpoint.load(first.states, self.host)
         if saved is not None:
             self.log.digest = bytes.fromhex(saved["chain"])
             torch.set_num_threads(saved["threads"])
         position = saved["position"] if saved is not None else 0
-        for record in self.log.records(saved["since"] if saved is not None else 0):
+        for record in self.log.records(max(saved["since"], first.start) if saved is not None else 0):
             if record.position >= position:
                 self.ledger.apply(record)
                 continue
             self.ledger.memorise(record)
             if saved is not None and record.end == position and record.digest.hex() != saved["chain"]:
-                raise store.RunError(f"{self.log.path} is not the log that {self.folder} was written with")
+                raise store.RunError(f"{self.log.folder} is not the log that {self.folder} was written with")
 
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer one request of each of several clients; what is new is on the disk when it returns."""
@@ -72,13 +91,13 @@ class Service:
             done = self.host.compute([Call(ask.client, ask.x) for ask in new])
             position = self.log.append(*records.step(new, done))
             self.host.keep(done)
-            for ask, answer in zip(new, done.answers, strict=True):
-                self.ledger.keep(position, ask, answer)
+            for ask in new:
+                self.ledger.keep(position, ask)
             self.steps, self.requests = self.steps + 1, self.requests + len(new)
         fresh = iter(done.answers if new else ())
         answers = [next(fresh) if known is None else known for known in old]
-        if time.monotonic() > self._due:
-            self._checkpoint_when_due()
+        if time.monotonic() > self._due or self.log.size >= self._most:
+            self._tidy()
         return answers
 
     def act(self, act: str, clients: Sequence[int], step: int | None = None) -> list[dict[str, Any]]:
@@ -110,19 +129,35 @@ class Service:
         if self.log.end == self._marked:
             return digests
         self.log.append({"kind": "mark", "digests": {str(c): d for c, d in digests.items()}})
-        since = next(iter(self.ledger.known.values())).position if self.ledger.known else self.log.end
-        checkpoint.save(self.folder, self.host, digests, self.log, since)
+        checkpoint.save(self.folder / checkpoint.STATES, self.host, digests, self.log, self._since())
         self._marked = self.log.end
         return digests
 
-    def _checkpoint_when_due(self) -> None:
-        began = time.monotonic()
+    def _since(self) -> int:
+        """The byte of the log from which on requests' ids are known."""
+        return next(iter(self.ledger.known.values())).position if self.ledger.known else self.log.end
+
+    def rotate(self) -> None:
+        """Write a checkpoint and begin a new segment of the log; where not all are kept, delete the oldest."""
+        digests = self.checkpoint()
+        if self.keeping.segments:  # what a replay begins with when the segments before are gone
+            states = segment_at(self.log.folder, self.log.end).states
+            checkpoint.save(states, self.host, digests, self.log, self._since())
+        self.log.rotate()
+        if self.keeping.segments:
+            self.log.prune(self.keeping.segments, self._since())
+
+    def _tidy(self) -> None:
+        """Write a checkpoint, and begin a new segment where the last is full; where that fails, the log has all."""
+        began, full = time.monotonic(), self.log.size >= self._most
+        self._most = self.log.size + self.keeping.segment  # where it fails, the next try is after as much again
         try:
-            self.checkpoint()
-        except store.RunError as e:  # the log has all: serving goes on
+            self.rotate() if full else self.checkpoint()
+            self._most = self.keeping.segment
+        except (store.RunError, OSError) as e:
             log.warning("no checkpoint: %s", e)
         ended = time.monotonic()
-        self._due = ended + max(self.checkpoint_s, 20 * (ended - began))
+        self._due = ended + max(self.keeping.checkpoint_s, 20 * (ended - began))
 
     def close(self) -> dict[int, str]:
         """Write a last checkpoint and let another process go on; the digest of every client's state."""
