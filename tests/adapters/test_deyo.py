@@ -20,7 +20,7 @@ def patches(image, side, tall, wide):
     return sorted(tuple(image[:, i : i + tall, j : j + wide].flatten().tolist()) for i in rows for j in columns)
 
 
-@pytest.mark.parametrize(("height", "width", "side"), [(8, 8, 4), (8, 4, 2), (7, 10, 3)])
+@pytest.mark.parametrize(("height", "width", "side"), [(8, 8, 4), (8, 4, 2), (7, 11, 3)])
 def test_shuffling_keeps_all_patches_and_the_rest_in_place(height, width, side):
     x = torch.arange(5 * 2 * height * width).reshape(5, 2, height, width)
     mixed, tall, wide = shuffle_patches(x, rng.key(1), side), height // side, width // side
@@ -88,10 +88,12 @@ def test_two_steps_by_hand():
 
 
 def test_no_step_where_no_sample_counts():
-    adapter = DeYO(params="all", opt=SGD(lr=1.0, momentum=0.9), patches=2, least=1.0)
-    start = model()
-    state = adapter.init(WIDE, start)
-    _, new = adapter.step(WIDE, pixels, start, state, torch.rand(4, 1, 2, 2, dtype=torch.float64), rng.key(0))
+    """Nor does the momentum of a step before move anything."""
+    first, adapter = (DeYO(params="all", opt=SGD(lr=0.1, momentum=0.9), patches=2, least=at) for at in (-1.0, 1.0))
+    start, x = model(), torch.rand(4, 1, 2, 2, dtype=torch.float64)
+    _, state = first.step(WIDE, pixels, start, first.init(WIDE, start), x, rng.key(0))
+    assert not torch.equal(state["params"]["w"], start["vars"]["params"]["w"])
+    _, new = adapter.step(WIDE, pixels, start, state, x, rng.key(0))
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(new), tree.leaves(state), strict=True))
 
 

@@ -52,7 +52,7 @@ class NEO(Adapter):
         now, seen = features.mean(0), state["count"] + len(x)
         share = len(x) / seen
         if self.keep is not None:
-            share = torch.where(state["count"] == 0, 1.0, 1.0 - self.keep)
+            share = 1.0 - self.keep * (state["count"] > 0)
         mean = state["mean"] + share * (now - state["mean"])
         shift = mean if self.against == "origin" else mean - mean_of_means(model["means"])
         return linear(head_of(task, model["vars"]), features - shift), {"mean": mean, "count": seen}
