@@ -44,9 +44,9 @@ def small():
 BATCHES = np.random.default_rng(5).normal(size=(3, 6, 3)) * np.array([1.0, 2.0, 0.5]) + np.arange(3)[:, None, None] / 2
 
 
-def by_hand(renorm, balance, frequency, lr=0.3):
+def by_hand(renorm, balance, frequency, lr=0.3, moving=None):
     """Three batches: logits, the affine parameters after the step, the moving statistics and the frequencies."""
-    affine, moving = np.array([[1.0] * 3, [0.0] * 3]), None
+    affine = np.array([[1.0] * 3, [0.0] * 3])
     for x in BATCHES:
         own = x.mean(0), np.sqrt(x.var(0) + EPS)
         moving = own if moving is None or renorm is None else moving
@@ -81,6 +81,21 @@ def test_three_batches_by_hand(small, renorm, balance):
             close(state["buffers"]["norm.running_var"], hand[2][1], 1e-6)  # standard deviations are averaged
         if balance is not None:
             close(state["frequency"], hand[3], 1e-6)
+
+
+def test_statistics_may_start_at_the_models(small):
+    made, model, predict = small
+    mean, var = np.array([0.5, -1.0, 0.2]), np.array([4.0, 0.3, 1.0])
+    own = {"norm.running_mean": torch.tensor(mean), "norm.running_var": torch.tensor(var)}
+    trained = {"vars": {**model["vars"], "buffers": own}}
+    adapter = Tent(opt=SGD(lr=0.3), renorm=0.8, start="model")
+    state = adapter.init(made, trained)
+    hands = by_hand(0.8, None, None, moving=(mean, np.sqrt(var + EPS)))
+    for x, hand in zip(BATCHES, hands, strict=True):
+        logits, state = adapter.step(made, predict, trained, state, torch.tensor(x), rng.key(0))
+        close(logits, hand[0], 1e-6)
+        close(state["buffers"]["norm.running_mean"], hand[2][0], 1e-6)
+        close(state["buffers"]["norm.running_var"], hand[2][1], 1e-6)
 
 
 def test_frequencies_may_start_at_the_clients_prior(small):
@@ -148,5 +163,7 @@ def test_refusals_and_bad_fields():
     assert "the shares of 7 classes" in Tent(balance=0.9, prior="client").refusal(group, {"prior": torch.ones(7) / 7})
     with pytest.raises(ValueError, match="prior='client' needs balance"):
         Tent(prior="client")
+    with pytest.raises(ValueError, match="start='model' needs renorm"):
+        Tent(start="model")
     with pytest.raises(ValueError, match="renorm=1.5"):
         Tent(renorm=1.5)

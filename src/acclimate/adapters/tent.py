@@ -7,7 +7,8 @@ tunes every parameter of models that have no normalisation at all (as FedTTA's c
 DELTA (Zhao, Chen & Xia, ICLR 2023) is two options, both off in Tent:
 
 - `renorm`, its test-time batch renormalisation: batch norm gives what moving statistics of the stream give, with the
-  gradient of the batch's own. They start at the first batch's; standard deviations are averaged, nothing is clipped.
+  gradient of the batch's own. Standard deviations are averaged, nothing is clipped. They start at the first batch's,
+  or with `start="model"` at the training ones (our own: a first batch of one class is a bad place to start).
 - `balance`, its dynamic online re-weighting: a sample counts by 1 / the moving frequency of the class that it is
   answered with, the weights of a batch having mean one. The frequencies start equal, or with `prior="client"` at those
   of the client's training data (our own; the personaliser ClassPrior notes them).
@@ -22,12 +23,12 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.func import grad
 
-from ..core import Adam, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import Adam, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.losses import entropy
 from ..ops.params import with_params
 from ..ops.priors import PriorKind, class_prior, prior_refusal
-from ..ops.statistics import Renorm, running_of, with_buffers
+from ..ops.statistics import Renorm, moving, running_of, with_buffers
 from ..ops.unlabelled import descend, tuned_of
 
 
@@ -40,6 +41,8 @@ class Tent(Adapter):
     steps: int = 1
     renorm: float | None = check.later(None)
     """Weight of the past in DELTA's moving statistics, 0.95 there; None: the batch's own statistics."""
+    start: Literal["batch", "model"] = check.later("batch")
+    """Where the statistics of `renorm` start."""
     balance: float | None = check.later(None)
     """Weight of the past in DELTA's moving class frequencies, 0.95 there; None: every sample counts as one."""
     prior: PriorKind = check.later("uniform")
@@ -54,8 +57,9 @@ class Tent(Adapter):
         for name in ("renorm", "balance"):
             if getattr(self, name) is not None:
                 check.within(self, name, 0.0, 1.0)
-        if self.prior != "uniform" and self.balance is None:
-            raise check.FieldError(f"Tent: prior={self.prior!r} needs balance, such as 0.95", "prior", "balance")
+        for name, given, of in (("prior", "uniform", "balance"), ("start", "batch", "renorm")):
+            if getattr(self, name) != given and getattr(self, of) is None:
+                raise check.FieldError(f"Tent: {name}={getattr(self, name)!r} needs {of}, such as 0.95", name, of)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         missing = requirements.norm_layers(task, "Tent") if self.params == "norm" else None
@@ -67,7 +71,7 @@ class Tent(Adapter):
         tuned = tuned_of(task, model, self.params)
         state: Tree = {"params": tuned, "opt": self.opt.init(tuned)}
         if self.renorm is not None:
-            state["buffers"] = tree.zeros(running_of(task, model["vars"]["buffers"]))
+            state["buffers"] = moving(task, model["vars"]["buffers"], self.start == "batch")
         if self.balance is not None:
             state["frequency"] = class_prior(task, model, self.prior)
         return state

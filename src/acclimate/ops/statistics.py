@@ -62,6 +62,16 @@ class Renorm(Normaliser):
         return _affine(layer, moved, input)
 
 
+def moving(task: Task, buffers: Tree, first: bool) -> Tree:
+    """Where Renorm starts: at the first batch's statistics, or at the model's running ones."""
+    running = running_of(task, buffers)
+    if first:
+        return tree.zeros(running)
+    spread = {n: v for n, v in running.items() if n.endswith("running_var")}
+    eps = {n: task.norm_eps[n.removesuffix("running_var").removesuffix(".")] for n in spread}
+    return {**running, **{n: (v + eps[n]).sqrt() for n, v in spread.items()}}
+
+
 @dataclass(frozen=True)
 class Unmix(Normaliser):
     """UnMix-TNS (Tomar et al., ICLR 2024): every instance meets a mixture of its own statistics and K components.
