@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 DATA, HELD, STREAM = shards((8, 6, 7)), shards((5, 0, 6), seed=1), shards((6, 9, 4), seed=2)
 NEEDS = {"the": "fedthe", "theplus": "fedthe", "tsa": "fedthe", "fedtta": "fedtta", "fedtta-plus": "fedtta"}
 NEEDS |= {"ttt": "fedttt", "ttt-episodic": "fedttt", "odpfl": "odpfl", "atp": "fedatp", "atp-online": "fedatp"}
-MADE_BY = {"eata": "fisher", "bbse": "confusion", "knn": "memory"}
+MADE_BY = {"eata": "fisher", "bbse": "confusion", "knn": "memory", "neo-client": "means", "santa": "means"}
 INSIDE = [name for name in catalogue.ADAPTERS if name != "guarded-tent"]
 
 

@@ -111,10 +111,10 @@ def test_the_weight_of_few_neighbours_is_tuned_on_those_that_are_there():
     assert coarse == 0.5
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_an_answer_of_tent_without_its_step_is_that_of_the_step(steps):
+@pytest.mark.parametrize("change", [{}, {"steps": 2}, {"renorm": 0.9}, {"balance": 0.9}])
+def test_an_answer_of_tent_without_its_step_is_that_of_the_step(change):
     t = task("cnn-batch")
-    model, x, adapter = {"vars": t.init(KEY)}, images(8)[0], Tent(opt=SGD(lr=0.5), steps=steps)
+    model, x, adapter = {"vars": t.init(KEY)}, images(8)[0], Tent(opt=SGD(lr=0.5), **change)
 
     def predict(model, x, mode="eval", key=None):
         return t.apply(model["vars"], x, mode, key)

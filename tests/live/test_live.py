@@ -26,6 +26,7 @@ NEEDS = {
     "eata": ("fedavg", "fisher"),
     "bbse": ("fedavg", "confusion"),
     "knn": ("fedavg", "memory"),
+    **dict.fromkeys(("neo-client", "santa"), ("fedavg", "means")),
 }
 
 

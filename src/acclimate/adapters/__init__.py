@@ -3,6 +3,7 @@
 from .atp import ATP
 from .bbse import BBSE
 from .bn import BNStats
+from .deyo import DeYO
 from .eata import EATA
 from .em import EM
 from .fedtta import FedTTA
@@ -11,8 +12,11 @@ from .icon import ICON
 from .knn import KNNPer
 from .mbsl import MBSL
 from .memo import MEMO
+from .neo import NEO
 from .none import NoAdapt
 from .odpfl import ODPFL
+from .roid import ROID
+from .santa import SANTA
 from .shot import SHOT
 from .surgical import Surgical
 from .t3a import T3A
@@ -21,6 +25,7 @@ from .the import THE
 from .theplus import THEPlus
 from .tsa import TSA
 from .ttt import TTT
+from .unmix import UnMixTNS
 
 __all__ = [
     "ATP",
@@ -30,13 +35,17 @@ __all__ = [
     "ICON",
     "MBSL",
     "MEMO",
+    "NEO",
     "ODPFL",
+    "ROID",
+    "SANTA",
     "SHOT",
     "T3A",
     "THE",
     "TSA",
     "TTT",
     "BNStats",
+    "DeYO",
     "FedTTA",
     "Guarded",
     "KNNPer",
@@ -44,4 +53,5 @@ __all__ = [
     "Surgical",
     "THEPlus",
     "Tent",
+    "UnMixTNS",
 ]

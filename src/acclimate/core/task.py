@@ -16,7 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.func import functional_call
 
 from . import rng, tree
-from .nn.layers import NORM_LAYERS, PureBatchNorm, purify
+from .nn.layers import NORM_LAYERS, Normaliser, PureBatchNorm, purify
 from .nn.modules import Changes, changing, check_outputs, head_width, skeletons
 from .tree import Tree
 
@@ -28,8 +28,9 @@ class Blend:
     prior: float
 
 
-Mode: TypeAlias = Literal["train", "eval", "adapt"] | Blend
-"""`train`: batch statistics, dropout. `eval`: running statistics. `adapt`: eval, but with batch statistics."""
+Mode: TypeAlias = Literal["train", "eval", "adapt"] | Blend | Normaliser
+"""`train`: batch statistics, dropout. `eval`: running statistics. `adapt`: eval, but with batch statistics. A record
+that is a `Normaliser`: adapt, with its own way in the place of batch norm."""
 
 
 class Out(NamedTuple):
@@ -220,16 +221,17 @@ class Task:
         if self.dtype is None:
             return given
         used: Tree = tree.map(lambda t: t.to(self.dtype), given)
-        return {**used, "buffers": given["buffers"]} if mode == "train" else used
+        return {**used, "buffers": given["buffers"]} if mode == "train" or isinstance(mode, Normaliser) else used
 
     def _skeleton(self, mode: Mode) -> nn.Module:
         if mode not in self._skeletons:
-            if not isinstance(mode, Blend):
-                raise ValueError(f"mode={mode!r} must be 'train', 'eval', 'adapt' or Blend(prior)")
+            if not isinstance(mode, Blend | Normaliser):
+                raise ValueError(f"mode={mode!r} must be 'train', 'eval', 'adapt', Blend(prior) or a Normaliser")
             self._skeletons[mode] = copy.deepcopy(self._skeletons["adapt"])
             for layer in self._skeletons[mode].modules():
                 if isinstance(layer, PureBatchNorm):
-                    layer.prior = mode.prior
+                    layer.prior = mode.prior if isinstance(mode, Blend) else 0.0
+                    layer.normaliser = mode if isinstance(mode, Normaliser) else None
         return self._skeletons[mode]
 
     def loss(self, vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:

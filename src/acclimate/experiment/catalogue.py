@@ -79,6 +79,7 @@ SUMMARIES = {
     "fedicon-us": "FedICON without labels before the classifier (Tan et al., 2023).",
     "fedtta-prox": "FedTTA held near the received model's answers (Ye et al., 2023).",
     "fedmd": "Clients of several architectures learn from the mean of their logits on a public set (Li & Wang, 2019).",
+    "delta": "Tent with moving statistics and samples weighed by class frequency (Zhao et al., ICLR 2023).",
     "lenet": "FedTTA's network: two padded convolutions and a hidden layer of 512 (as released).",
     "am-shared": "AM with the mean amplitude of all clients (Xu et al., CVPR 2021).",
     "pfl-sampled": "FedPer whose newcomers get one trained client's head (baseline of Ye et al., 2023).",
@@ -96,6 +97,8 @@ PERSONALS: dict[str, Personalizer] = {
     "fisher": personal.Fisher(),
     "confusion": personal.Confusion(),
     "memory": personal.Memory(),
+    "prior": personal.ClassPrior(),
+    "means": personal.ClassMeans(),
 }
 
 ADAPTERS: dict[str, Adapter] = {
@@ -103,6 +106,14 @@ ADAPTERS: dict[str, Adapter] = {
     "bn": adapters.BNStats(),
     "tent": adapters.Tent(),
     "tent-all": adapters.Tent(params="all"),
+    "delta": adapters.Tent(renorm=0.95, balance=0.95),
+    "roid": adapters.ROID(),
+    "unmix": adapters.UnMixTNS(),
+    "deyo": adapters.DeYO(),
+    "neo": adapters.NEO(),
+    "neo-continual": adapters.NEO(keep=0.9),
+    "neo-client": adapters.NEO(against="client"),
+    "santa": adapters.SANTA(),
     "t3a": adapters.T3A(),
     "mbsl": adapters.MBSL(),
     "memo": adapters.MEMO(),

@@ -228,3 +228,19 @@ def rotate(x: Tensor, degrees: float) -> Tensor:
     grid = F.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
     seen = F.grid_sample(x.to(torch.float32), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return seen.round().clamp(0, 255).to(torch.uint8) if x.dtype == torch.uint8 else seen.to(x.dtype)
+
+
+def shuffle_patches(x: Tensor, key: rng.Key, side: int) -> Tensor:
+    """Each image cut into side x side patches, which are put together in a random order of its own (DeYO).
+
+    Rows and columns beyond a multiple of `side` stay where they are.
+    """
+    b, c, h, w = x.shape
+    tall, wide = h // side, w // side
+    inner = x[..., : side * tall, : side * wide]
+    cut = inner.reshape(b, c, side, tall, side, wide).permute(0, 2, 4, 1, 3, 5).reshape(b, side * side, c, tall, wide)
+    order = torch.argsort(rng.bits(key, b, side * side), dim=-1, stable=True)
+    mixed = torch.take_along_dim(cut, order[:, :, None, None, None], 1)
+    whole = mixed.reshape(b, side, side, c, tall, wide).permute(0, 3, 1, 4, 2, 5).reshape(inner.shape)
+    below = torch.cat((whole, x[..., : side * tall, side * wide :]), -1)
+    return torch.cat((below, x[..., side * tall :, :]), -2)

@@ -25,6 +25,11 @@ def class_means(features: Tensor, y: Tensor, n: Tensor, num_classes: int) -> tup
     return (member.mT @ features) / counts.clamp_min(1.0)[:, None], counts
 
 
+def mean_of_means(means: Tree) -> Tensor:
+    """The mean feature of all examples, from `prototypes` and `counts` as ClassMeans notes them; zero without any."""
+    return (means["counts"] @ means["prototypes"]) / means["counts"].sum().clamp_min(1.0)
+
+
 def own_prototypes(task: Task, vars: Tree, data: Tree, unit: bool = False) -> tuple[Tensor, Tensor]:
     """Prototypes and counts of a client's examples under a model, of its features as they are or as unit vectors."""
     features = features_of(task, vars, data)

@@ -30,3 +30,12 @@ def norm_layers(task: Task, who: str) -> str | None:
     if task.norm:
         return None
     return f"{who} needs normalisation layers, and this model has none; set params='all' or the model's norm"
+
+
+def batch_norm(task: Task, who: str, maps: bool = False) -> str | None:
+    """Batch norm, for records that change its statistics; with `maps` in a model that has feature maps."""
+    if not task.has_batch_norm:
+        return f"{who} needs batch norm, and this model has none; build it with norm='batch'"
+    if maps and not task.stages:
+        return f"{who} needs batch norm over feature maps, and this model has none; build a CNN with norm='batch'"
+    return None

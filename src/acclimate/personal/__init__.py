@@ -6,9 +6,11 @@ from ..core import Personalizer
 from .confusion import Confusion
 from .finetune import FineTune
 from .fisher import Fisher
+from .means import ClassMeans
 from .memory import Memory
+from .prior import ClassPrior
 
-__all__ = ["Confusion", "FineTune", "Fisher", "Memory", "NoPersonal"]
+__all__ = ["ClassMeans", "ClassPrior", "Confusion", "FineTune", "Fisher", "Memory", "NoPersonal"]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,18 @@ NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._
 """Layers whose affine parameters are the `norm` role of a task."""
 
 
+class Normaliser:
+    """The mode `adapt`, with batch norm as `normalise` has it: the base of frozen records that take its place.
+
+    What a record keeps from batch to batch lies in a layer's running statistics, in shapes of its own choice: who
+    calls the model puts them there, and finds the new ones in `Out.buffers`.
+    """
+
+    def normalise(self, layer: PureBatchNorm, input: Tensor) -> Tensor:
+        """The layer's output; may assign new running statistics to it."""
+        raise NotImplementedError
+
+
 class PureBatchNorm(_BatchNorm):
     """Batch norm over all axes but the second; assigns new running statistics instead of writing into the old."""
 
@@ -30,9 +42,13 @@ class PureBatchNorm(_BatchNorm):
 
     prior: float = 0.0
     """Samples that the running statistics count for beside a batch's own (see `task.Blend`)."""
+    normaliser: Normaliser | None = None
+    """What takes the place of this layer's own way, where there are running statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
+        if self.normaliser is not None and self.running_mean is not None:
+            return self.normaliser.normalise(self, input)
         if not self.training and self.running_mean is not None:
             return self._normalise(input, self.running_mean, self.running_var)
         axes = [d for d in range(input.dim()) if d != 1]

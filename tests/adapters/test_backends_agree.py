@@ -1,0 +1,33 @@
+"""The newer adapters on both backends of one process, in batches of four and of one: the same finite numbers."""
+
+import pytest
+import torch
+
+from acclimate.core import Protocol
+from acclimate.experiment import catalogue
+from acclimate.methods import FedAvg
+from acclimate.personal import ClassMeans
+from support import SMALL, fitted, shards
+
+NAMES = ("delta", "roid", "unmix", "deyo", "neo", "neo-continual", "neo-client", "santa")
+
+
+@pytest.fixture(scope="module")
+def sides():
+    out = []
+    for backend in ("serial", "vmap"):
+        worker, engine, state = fitted(FedAvg(work=SMALL), backend, rounds=1)
+        down = worker.method.download(worker.task, state.server)
+        out.append((engine, engine.deploy(down, state.mine, ClassMeans())))
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_serial_and_vmap_agree(sides, name):
+    test = shards((9, 4, 0, 5, 3, 6), seed=2)
+    for batch in (4, 1):
+        found = [
+            engine.serve(models, test, catalogue.ADAPTERS[name], Protocol(batch=batch)) for engine, models in sides
+        ]
+        assert bool(torch.isfinite(found[0]["loss"]).all())
+        torch.testing.assert_close(found[0]["loss"], found[1]["loss"], rtol=1e-4, atol=1e-5)
