@@ -28,6 +28,7 @@ from ..ops import requirements
 from ..ops.losses import entropy
 from ..ops.params import with_params
 from ..ops.priors import PriorKind, class_prior, prior_refusal
+from ..ops.self_training import rarity
 from ..ops.statistics import Renorm, moving, running_of, with_buffers
 from ..ops.unlabelled import descend, tuned_of
 
@@ -117,9 +118,3 @@ class Tent(Adapter):
     ) -> tuple[Tensor, Tree, Tree]:
         logits, new = self.step(task, predict, model, state, x, key)
         return logits, new, {"entropy": entropy(logits)}
-
-
-def rarity(logits: Tensor, frequency: Tensor) -> Tensor:
-    """Weights of samples, of mean one: one over the frequency of the class that each is answered with."""
-    weight = 1.0 / frequency.clamp_min(1e-6)[logits.argmax(-1)]
-    return weight / weight.mean()

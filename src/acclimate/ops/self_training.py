@@ -21,3 +21,9 @@ def scaled(values: Tensor) -> Tensor:
     """Values from 0 to 1 over the batch; zeros where all are alike."""
     low = values.amin()
     return (values - low) / (values.amax() - low).clamp_min(torch.finfo(values.dtype).tiny)
+
+
+def rarity(logits: Tensor, frequency: Tensor) -> Tensor:
+    """Weights of samples, of mean one: one over the frequency of the class that each is answered with."""
+    weight = 1.0 / frequency.clamp_min(1e-6)[logits.argmax(-1)]
+    return weight / weight.mean()
