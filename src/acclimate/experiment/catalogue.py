@@ -96,6 +96,7 @@ PERSONALS: dict[str, Personalizer] = {
     "fisher": personal.Fisher(),
     "confusion": personal.Confusion(),
     "memory": personal.Memory(),
+    "prior": personal.ClassPrior(),
 }
 
 ADAPTERS: dict[str, Adapter] = {

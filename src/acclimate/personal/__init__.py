@@ -7,8 +7,9 @@ from .confusion import Confusion
 from .finetune import FineTune
 from .fisher import Fisher
 from .memory import Memory
+from .prior import ClassPrior
 
-__all__ = ["Confusion", "FineTune", "Fisher", "Memory", "NoPersonal"]
+__all__ = ["ClassPrior", "Confusion", "FineTune", "Fisher", "Memory", "NoPersonal"]
 
 
 @dataclass(frozen=True)
