@@ -13,6 +13,7 @@ from .lanes import Lanes
 from .local import Loss, Work, difference, train
 from .message import Gather, Mean, Partial, Rule, Rules, Sum
 from .method import Method, Weighted
+from .nn.layers import Normaliser, PureBatchNorm
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepDecay
 from .personal import Personalizer
 from .private import Private, Stacked
@@ -50,6 +51,7 @@ __all__ = [
     "Mode",
     "Model",
     "NonFinite",
+    "Normaliser",
     "Optimizer",
     "Out",
     "Partial",
@@ -57,6 +59,7 @@ __all__ = [
     "Predict",
     "Private",
     "Protocol",
+    "PureBatchNorm",
     "Reply",
     "Rule",
     "Rules",

@@ -21,6 +21,18 @@ NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._
 """Layers whose affine parameters are the `norm` role of a task."""
 
 
+class Normaliser:
+    """The mode `adapt`, with batch norm as `normalise` has it: the base of frozen records that take its place.
+
+    What a record keeps from batch to batch lies in a layer's running statistics, in shapes of its own choice: who
+    calls the model puts them there, and finds the new ones in `Out.buffers`.
+    """
+
+    def normalise(self, layer: PureBatchNorm, input: Tensor) -> Tensor:
+        """The layer's output; may assign new running statistics to it."""
+        raise NotImplementedError
+
+
 class PureBatchNorm(_BatchNorm):
     """Batch norm over all axes but the second; assigns new running statistics instead of writing into the old."""
 
@@ -30,9 +42,13 @@ class PureBatchNorm(_BatchNorm):
 
     prior: float = 0.0
     """Samples that the running statistics count for beside a batch's own (see `task.Blend`)."""
+    normaliser: Normaliser | None = None
+    """What takes the place of this layer's own way, where there are running statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
+        if self.normaliser is not None and self.running_mean is not None:
+            return self.normaliser.normalise(self, input)
         if not self.training and self.running_mean is not None:
             return self._normalise(input, self.running_mean, self.running_var)
         axes = [d for d in range(input.dim()) if d != 1]
@@ -45,6 +61,15 @@ class PureBatchNorm(_BatchNorm):
         """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
         own = mean is None
         return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
+
+    def normalised(self, input: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """With statistics of every channel [C], or of every sample and channel [B, C]; gradients go through them."""
+        shape = (*(mean.shape if mean.dim() == 2 else (1, -1)), *[1] * (input.dim() - 2))
+        out = (input - mean.reshape(shape)) * (var + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            out = out * self.weight.reshape(1, -1, *[1] * (input.dim() - 2))
+            out = out + self.bias.reshape(1, -1, *[1] * (input.dim() - 2))
+        return out.to(input.dtype)
 
     def _blend(self, mean: Tensor, var: Tensor, samples: int) -> tuple[Tensor | None, Tensor | None]:
         """The statistics to use: None for the batch's own."""
@@ -83,7 +108,8 @@ def purify(module: nn.Module) -> tuple[str, ...]:
         if isinstance(layer, _BatchNorm):
             if layer.momentum is None and layer.track_running_stats:
                 raise ValueError(f"layer '{name}': batch norm with momentum=None is not supported; give a number")
-            layer.__class__ = PureBatchNorm
+            if not isinstance(layer, PureBatchNorm):
+                layer.__class__ = PureBatchNorm
             if layer.num_batches_tracked is not None:
                 del layer.num_batches_tracked
                 layer.register_buffer("num_batches_tracked", None)
