@@ -30,3 +30,10 @@ def norm_layers(task: Task, who: str) -> str | None:
     if task.norm:
         return None
     return f"{who} needs normalisation layers, and this model has none; set params='all' or the model's norm"
+
+
+def tunable_norm(task: Task, who: str) -> str | None:
+    """Normalisation layers, for records that tune nothing else."""
+    if task.norm:
+        return None
+    return f"{who} needs normalisation layers, and this model has none; build it with norm='batch' or 'group'"
