@@ -97,6 +97,14 @@ def test_it_needs_feature_maps():
         MLP(norm="iabn").build((4,), 3)
 
 
+def test_one_value_has_no_statistics():
+    t = Task(MLP(hidden=(4,), norm="batch"), (3,), 2)
+    v = t.init(rng.key(0))
+    assert t.apply(v, torch.ones(1, 3)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"shape \(1, 4\) has one: give it batches of at least 2 samples"):
+        t.apply(v, torch.ones(1, 3), "adapt")
+
+
 @dataclass(frozen=True)
 class Shifting(Normaliser):
     """Normalises as in eval mode, and moves the statistics for the next time."""

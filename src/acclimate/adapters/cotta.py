@@ -7,8 +7,9 @@ weight of the student goes back to the source's with the chance `restore` (Eq. 7
 teacher's target, from before the update. All parameters are tuned; batch norm uses the batch's statistics.
 
 The text does not say over what the confidence is taken; the published code means the batch (`per="batch"`), here it can
-also be decided for every sample. With fixed shapes the views are always computed; `unsure=0` never needs them and makes
-none, `unsure=1` takes them always. Published for ImageNet: `SGD(lr=0.01)`, restore=0.001, unsure=0.1.
+also be decided for every sample. With fixed shapes the views are always computed; `unsure=1` takes them always,
+`unsure=0` never and makes none: a student that says what its teacher says then has nothing to learn. Published for
+ImageNet: `SGD(lr=0.01)`, restore=0.001, unsure=0.1.
 """
 
 from __future__ import annotations

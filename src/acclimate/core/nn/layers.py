@@ -60,6 +60,11 @@ class PureBatchNorm(_BatchNorm):
     def _normalise(self, input: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
         """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
         own = mean is None
+        if own and input.numel() == input.shape[1]:
+            raise ValueError(
+                "batch norm needs two values per channel for the statistics of a batch, and an input of shape "
+                f"{tuple(input.shape)} has one: give it batches of at least 2 samples"
+            )
         return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
 
     def normalised(self, input: Tensor, mean: Tensor, var: Tensor) -> Tensor:
