@@ -46,6 +46,8 @@ def test_turns_shifts_and_scales():
     square = X[:, :, :7]
     wide = tilted(square, torch.full((6,), np.deg2rad(30.0)), ONE, ZERO, ZERO)
     torch.testing.assert_close(wide[:, :, 2:5, 2:5], rotate(square, 30.0)[:, :, 2:5, 2:5], rtol=1e-4, atol=1e-5)
+    tall = tilted(X, torch.full((6,), np.deg2rad(30.0)), ONE, ZERO, ZERO)
+    torch.testing.assert_close(tall[:, :, 3:6, 2:5], rotate(X, 30.0)[:, :, 3:6, 2:5], rtol=1e-4, atol=1e-5)
     one_right = tilted(X, ZERO, ONE, ZERO + 2 / 7, ZERO)  # a pixel is 2/7 of half the width
     torch.testing.assert_close(one_right[..., 1:], X[..., :-1], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one_right[..., 0], X[..., 0], rtol=1e-4, atol=1e-5)  # the edge goes on

@@ -1,9 +1,9 @@
 """CoTTA. Wang et al., CVPR 2022: a mean teacher's targets, and weights that find back to the source now and then.
 
-Per batch, the student learns from the teacher's soft answer by cross-entropy (Eq. 2). That answer is the mean of the
+Per batch, the student learns from the teacher's soft answer by cross-entropy. That answer is the mean of the
 teacher's logits over `views` augmented views where the source model is unsure, its mean confidence being below
-`unsure`, and else the answer to the image itself (Eq. 4). The teacher then follows the student (Eq. 3), and every
-weight of the student goes back to the source's with the chance `restore` (Eq. 7, 8). A batch is answered with the
+`unsure`, and else the answer to the image itself. The teacher then follows the student, and every
+weight of the student goes back to the source's with the chance `restore`. A batch is answered with the
 teacher's target, from before the update. All parameters are tuned; batch norm uses the batch's statistics.
 
 The text does not say over what the confidence is taken; the published code means the batch (`per="batch"`), here it can

@@ -1,4 +1,4 @@
-"""LAME. Boudiaf et al., CVPR 2022, Eq. 4-5: parameters stay, the answers of a batch are made to agree with each other.
+"""LAME. Boudiaf et al., CVPR 2022: parameters stay, the answers of a batch are made to agree with each other.
 
 The assignments z minimise sum_i KL(z_i || p_i) - lam * sum_ij w_ij z_i . z_j over the simplex, where p are the model's
 probabilities and w_ij how near the features of two samples are. Bounding the concave part gives the fixed point

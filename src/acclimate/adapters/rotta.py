@@ -1,9 +1,9 @@
 """RoTTA. Yuan et al., CVPR 2023: for streams in which classes come in waves and the images change.
 
-- Robust batch norm (Eq. 2, 3): running statistics go slowly to those of the memory, and these normalise.
+- Robust batch norm: running statistics go slowly to those of the memory, and these normalise.
 - A memory with room for all classes (Algorithm 1), in which old and uncertain samples make way (`ops/memories.py`).
 - Every `every` samples one step: the student sees augmented samples of the memory, the teacher plain ones; their
-  cross-entropy counts by exp(-a) / (1 + exp(-a)), a being a sample's age by the capacity (Eq. 6, 7). The norm layers'
+  cross-entropy counts by exp(-a) / (1 + exp(-a)), a being a sample's age by the capacity. The norm layers'
   affine parameters are tuned; the teacher follows slowly.
 
 The teacher answers with its running statistics, before the update: a batch's own statistics touch no answer. Arrivals

@@ -1,7 +1,7 @@
 """SAR. Niu et al., ICLR 2023: Tent that leaves out what is unreliable and goes to flat minima, for small batches.
 
-- Samples count whose entropy is below the margin E0 (Eq. 2).
-- The gradient is taken `rho` uphill of the parameters, along the gradient of the mean entropy there (Eq. 4, 5); of the
+- Samples count whose entropy is below the margin E0.
+- The gradient is taken `rho` uphill of the parameters, along the gradient of the mean entropy there; of the
   samples that counted, those count that are still below the margin.
 - Where the moving mean of that second loss is too low, the model has collapsed to one answer: it starts afresh.
 

@@ -54,7 +54,7 @@ def held_per_class(memory: Tree, classes: int) -> Tensor:
 
 
 def oldest_or_least_sure(memory: Tree, classes: int, timeliness: float, uncertainty: float) -> Tensor:
-    """RoTTA's score of every place: the higher, the sooner its sample goes (Yuan et al., CVPR 2023, Eq. 5)."""
+    """RoTTA's score of every place: the higher, the sooner its sample goes (Yuan et al., CVPR 2023)."""
     age = torch.sigmoid(memory["age"] / len(memory["age"]))
     return timeliness * age + uncertainty * memory["entropy"] / math.log(classes)
 

@@ -1,4 +1,4 @@
-"""Instance-aware batch norm. Gong et al., NeurIPS 2022 (NOTE), Sec. 3.1 and Eq. 1-4.
+"""Instance-aware batch norm. Gong et al., NeurIPS 2022 (NOTE).
 
 A layer's statistics (of the batch in training, the running ones else) are corrected for a sample whose own, taken over
 its feature map of L values, differ by more than `k` standard errors: the difference is shrunk by so many and added. A
