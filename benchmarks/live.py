@@ -43,6 +43,7 @@ class Case(NamedTuple):
     adapter: str
     method: str = "fedavg"
     personal: str = "none"
+    norm: str = "batch"
 
     @property
     def label(self) -> str:
@@ -85,6 +86,11 @@ CASES = (
     Case("fedtta-plus", "fedtta"),
     Case("memo"),
     Case("mbsl"),
+    Case("lame"),
+    Case("rotta"),
+    Case("sar"),
+    Case("note", norm="iabn"),
+    Case("cotta"),
 )
 """Every adapter of the catalogue, those that take long last."""
 CIFAR10 = ("bn", "tent", "t3a", "em", "eata", "bbse", "knn", "the", "surgical", "tent-all")
@@ -95,30 +101,32 @@ class Lab:
 
     def __init__(self, base: ac.Experiment, streams: Sequence[str]) -> None:
         self.base, self.names = base, streams
-        self._fits: dict[tuple[str, int], ac.Fit] = {}
+        self._fits: dict[tuple[str, str, int], ac.Fit] = {}
         self._streams: dict[int, Any] = {}
-        self._models: dict[tuple[str, str, int], Any] = {}
+        self._models: dict[tuple[str, str, str, int], Any] = {}
 
-    def fit(self, method: str, seed: int) -> ac.Fit:
-        """The training of one method with one seed."""
-        if (method, seed) not in self._fits:
+    def fit(self, case: Case, seed: int) -> ac.Fit:
+        """The training of one method, of a model with one normalisation, with one seed."""
+        key = (case.method, case.norm, seed)
+        if key not in self._fits:
             began = time.perf_counter()
-            self._fits[method, seed] = ac.train(replace(self.base, method=catalogue.METHODS[method], seed=seed))
-            print(f"{method}, seed {seed}: trained in {time.perf_counter() - began:.0f} s", flush=True)
-        return self._fits[method, seed]
+            own = replace(self.base, model=replace(self.base.model, norm=case.norm))
+            self._fits[key] = ac.train(replace(own, method=catalogue.METHODS[case.method], seed=seed))
+            print(f"{case.method}, seed {seed}: trained in {time.perf_counter() - began:.0f} s", flush=True)
+        return self._fits[key]
 
-    def streams(self, method: str, seed: int) -> Any:
+    def streams(self, case: Case, seed: int) -> Any:
         """The seed's streams by name: the world, and so what clients meet, does not depend on the method."""
         if seed not in self._streams:
-            world = self.fit(method, seed).world
+            world = self.fit(case, seed).world
             self._streams[seed] = streams_of(world, [catalogue.STREAMS[name] for name in self.names])
         return self._streams[seed]
 
     def models(self, case: Case, seed: int) -> Any:
         """The deployed models, with what the guard knows of each client's validation examples."""
-        key = (case.method, case.personal, seed)
+        key = (case.method, case.personal, case.norm, seed)
         if key not in self._models:
-            fit = self.fit(case.method, seed)
+            fit = self.fit(case, seed)
             down = fit.worker.method.download(fit.worker.task, fit.state.server)
             models = fit.engine.deploy(down, fit.state.mine, catalogue.PERSONALS[case.personal])
             held = fit.world.shards(fit.world.val)
@@ -128,8 +136,8 @@ class Lab:
 
 def measured(lab: Lab, case: Case, stream: str, seed: int) -> Cell:
     """One cell: the accuracy of every client in percent, three ways, and how often adapted answers went out."""
-    engine, models = lab.fit(case.method, seed).engine, lab.models(case, seed)
-    shift, built = lab.streams(case.method, seed)[stream]
+    engine, models = lab.fit(case, seed).engine, lab.models(case, seed)
+    shift, built = lab.streams(case, seed)[stream]
     inside = catalogue.ADAPTERS[case.adapter]
 
     def served(adapter: Adapter, trace: bool = False) -> dict[str, Tensor]:

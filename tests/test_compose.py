@@ -11,7 +11,7 @@ from support import SMALL, fitted, quick_or_slow, shards, small
 
 PERSONALS = {k: small(v, SMALL) for k, v in catalogue.PERSONALS.items()}
 COSTLY = {"views": 2, "steps": 1, "chunk": 4, "epochs": 1, "kept": 4}
-CHEAPER = ("memo", "theplus", "fedtta-plus", "mbsl", "shot", "icon", "guarded-tent")
+CHEAPER = ("memo", "theplus", "fedtta-plus", "mbsl", "shot", "icon", "cotta", "guarded-tent")
 
 
 def cheaper(name, adapter):

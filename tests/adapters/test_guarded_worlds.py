@@ -1,6 +1,7 @@
 """The guard around every adapter of the catalogue, on every engine, by every name, in files and in tables."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from acclimate.experiment.settings import expand
 from acclimate.methods import FedAvg
 from acclimate.models import MLP
 from acclimate.personal import NoPersonal
-from support import client_data, shards, small
+from support import CLASSES, MODELS, client_data, shards, small
 from support import task as task_of
 from test_compose import ADAPTERS, PERSONALS
 
@@ -25,6 +26,8 @@ DATA, HELD, STREAM = shards((8, 6, 7)), shards((5, 0, 6), seed=1), shards((6, 9,
 NEEDS = {"the": "fedthe", "theplus": "fedthe", "tsa": "fedthe", "fedtta": "fedtta", "fedtta-plus": "fedtta"}
 NEEDS |= {"ttt": "fedttt", "ttt-episodic": "fedttt", "odpfl": "odpfl", "atp": "fedatp", "atp-online": "fedatp"}
 MADE_BY = {"eata": "fisher", "bbse": "confusion", "knn": "memory", "neo-client": "means", "santa": "means"}
+NORMS = {"note": "iabn"}
+"""Adapters that need another normalisation than batch norm."""
 INSIDE = [name for name in catalogue.ADAPTERS if name != "guarded-tent"]
 
 
@@ -42,10 +45,14 @@ def opened(method, backend, task=None):
         engine.close()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedthe", "fedtta", "fedttt", "odpfl", "fedatp"])
+@pytest.mark.parametrize("method", ["fedavg", "fedthe", "fedtta", "fedttt", "odpfl", "fedatp", "fedavg-iabn"])
 def test_it_guards_every_adapter_of_the_catalogue(method):
-    with opened(catalogue.METHODS[method], Serial()) as (worker, engine, deployed):
-        for name in [n for n in INSIDE if NEEDS.get(n, "fedavg") == method]:
+    method, _, norm = method.partition("-")
+    names = [n for n in INSIDE if NEEDS.get(n, "fedavg") == method and NORMS.get(n, "batch") == (norm or "batch")]
+    task = Task(replace(MODELS["cnn-batch"], norm=norm), (3, 10, 10), CLASSES) if norm else None
+    with opened(catalogue.METHODS[method], Serial(), task) as (worker, engine, deployed):
+        assert names
+        for name in names:
             guard, model = Guarded(ADAPTERS[name], kept=4), deployed(MADE_BY.get(name, "none"))[0]
             assert guard.refusal(worker.task, model) is None, name
             model = {**model, "reference": worker.calibrate(model, client_data(HELD, 0), guard)}

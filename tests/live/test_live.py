@@ -28,11 +28,13 @@ NEEDS = {
     "knn": ("fedavg", "memory"),
     **dict.fromkeys(("neo-client", "santa"), ("fedavg", "means")),
 }
+NORMS = {"note": "iabn"}
+"""Adapters that need another normalisation than batch norm."""
 
 
 @functools.cache
-def trained(method: str = "fedavg", personal: str = "none") -> ac.Fit:
-    model = ac.models.CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch")
+def trained(method: str = "fedavg", personal: str = "none", norm: str = "batch") -> ac.Fit:
+    model = ac.models.CNN(widths=(3, 4), hidden=8, kernel=3, norm=norm)
     e = ac.Experiment(
         data=ac.data.Digits(clients=3, split=(0.3, 0.2, 0.5)),
         model=model,
@@ -46,7 +48,7 @@ def trained(method: str = "fedavg", personal: str = "none") -> ac.Fit:
 
 def deployed(name: str, guard: bool = False, **more) -> Live:
     method, personal = NEEDS.get(name, ("fedavg", "none"))
-    return trained(method, personal).deploy(1, ADAPTERS[name], guard, **more)
+    return trained(method, personal, NORMS.get(name, "batch")).deploy(1, ADAPTERS[name], guard, **more)
 
 
 def stream(count: int = 96, client: int = 1) -> torch.Tensor:

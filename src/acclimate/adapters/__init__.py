@@ -3,6 +3,7 @@
 from .atp import ATP
 from .bbse import BBSE
 from .bn import BNStats
+from .cotta import CoTTA
 from .deyo import DeYO
 from .eata import EATA
 from .em import EM
@@ -10,13 +11,17 @@ from .fedtta import FedTTA
 from .guarded import Guarded
 from .icon import ICON
 from .knn import KNNPer
+from .lame import LAME
 from .mbsl import MBSL
 from .memo import MEMO
 from .neo import NEO
 from .none import NoAdapt
+from .note import NOTE
 from .odpfl import ODPFL
 from .roid import ROID
+from .rotta import RoTTA
 from .santa import SANTA
+from .sar import SAR
 from .shot import SHOT
 from .surgical import Surgical
 from .t3a import T3A
@@ -33,23 +38,28 @@ __all__ = [
     "EATA",
     "EM",
     "ICON",
+    "LAME",
     "MBSL",
     "MEMO",
     "NEO",
+    "NOTE",
     "ODPFL",
     "ROID",
     "SANTA",
+    "SAR",
     "SHOT",
     "T3A",
     "THE",
     "TSA",
     "TTT",
     "BNStats",
+    "CoTTA",
     "DeYO",
     "FedTTA",
     "Guarded",
     "KNNPer",
     "NoAdapt",
+    "RoTTA",
     "Surgical",
     "THEPlus",
     "Tent",

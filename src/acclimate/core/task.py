@@ -16,8 +16,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.func import functional_call
 
 from . import rng, tree
+from .nn.iabn import InstanceAwareBatchNorm
 from .nn.layers import NORM_LAYERS, Normaliser, PureBatchNorm, purify
-from .nn.modules import Changes, changing, check_outputs, head_width, skeletons
+from .nn.modules import Changes, changing, check_outputs, head_width, normalising, skeletons
 from .tree import Tree
 
 
@@ -121,6 +122,7 @@ class Task:
         self.norm_momentum = {n: m.momentum or 1.0 for n, m in base.named_modules() if isinstance(m, PureBatchNorm)}
         """How far running statistics, by layer, go to a batch's own in one pass."""
         self.has_batch_norm = any(isinstance(m, PureBatchNorm) for m in base.modules())
+        self.has_iabn = any(isinstance(m, InstanceAwareBatchNorm) for m in base.modules())
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in base.modules())
         constants = {n: b for n, b in base.named_buffers() if not b.is_floating_point() and n not in self.dropout_keys}
         self._constants = {torch.device("cpu"): constants}
@@ -208,7 +210,8 @@ class Task:
             tensors |= {name: rng.fold(key, "dropout", i) for i, name in enumerate(self.dropout_keys)}
         # functional_call leaves what the layers assigned (new batch statistics) in `tensors`.
         skeleton = self._skeleton(mode)
-        with changing(skeleton, change or {}):
+        way = mode if isinstance(mode, Normaliser) else None
+        with changing(skeleton, change or {}), normalising(skeleton, way):
             features, logits = functional_call(skeleton, tensors, (used["input"],))
         if self.dtype is None:
             return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
@@ -224,14 +227,15 @@ class Task:
         return {**used, "buffers": given["buffers"]} if mode == "train" or isinstance(mode, Normaliser) else used
 
     def _skeleton(self, mode: Mode) -> nn.Module:
+        if isinstance(mode, Normaliser):  # not a copy for each: some carry weights of the samples of one call
+            return self._skeletons["adapt"]
         if mode not in self._skeletons:
-            if not isinstance(mode, Blend | Normaliser):
+            if not isinstance(mode, Blend):
                 raise ValueError(f"mode={mode!r} must be 'train', 'eval', 'adapt', Blend(prior) or a Normaliser")
             self._skeletons[mode] = copy.deepcopy(self._skeletons["adapt"])
             for layer in self._skeletons[mode].modules():
                 if isinstance(layer, PureBatchNorm):
-                    layer.prior = mode.prior if isinstance(mode, Blend) else 0.0
-                    layer.normaliser = mode if isinstance(mode, Normaliser) else None
+                    layer.prior = mode.prior
         return self._skeletons[mode]
 
     def loss(self, vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:

@@ -134,6 +134,11 @@ ADAPTERS: dict[str, Adapter] = {
     "atp-online": adapters.ATP(online=True),
     "the": adapters.THE(),
     "theplus": adapters.THEPlus(),
+    "lame": adapters.LAME(),
+    "rotta": adapters.RoTTA(),
+    "sar": adapters.SAR(),
+    "cotta": adapters.CoTTA(),
+    "note": adapters.NOTE(),
     "guarded-tent": adapters.Guarded(),
 }
 GUARDED = "guarded-"

@@ -17,13 +17,14 @@ from typing import Any
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import SGD, Adam, AdamW, Adapter, Constant, Cosine, Personalizer, Protocol, StepDecay, Work
 from ..ops.augment import CropJitter, FlipCrop, Views
+from ..ops.strong_views import StrongViews
 
 ALLOW = "ACCLIMATE_ALLOW"
 """The environment variable that names a user's own classes, `module:Class`, separated by commas."""
 PACKAGES: tuple[types.ModuleType, ...] = (adapters, backends, data, filters, methods, models, personal, shifts)
 """Every record that these export has a public name."""
 CORE = (SGD, Adam, AdamW, Adapter, Constant, Cosine, Personalizer, Protocol, StepDecay, Work)
-OPS = (CropJitter, FlipCrop, Views)
+OPS = (CropJitter, FlipCrop, StrongViews, Views)
 LATER = {"fleet": "acclimate.fleet.remote", "recipes": "acclimate.recipes"}
 """Modules above this one that have records of their own, which they give to `allow` when they are imported."""
 

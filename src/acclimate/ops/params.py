@@ -22,6 +22,12 @@ def with_params(model: Tree, params: Tree) -> Tree:
     return {**model, "vars": {**vars, "params": {**vars["params"], **params}}}
 
 
+def with_vars(model: Tree, params: Tree, buffers: Tree) -> Tree:
+    """The deployed model with these parameters and buffers; those that are not named stay as they are."""
+    new = with_params(model, params)
+    return {**new, "vars": {**new["vars"], "buffers": {**new["vars"]["buffers"], **buffers}}}
+
+
 def shared(vars: Tree, names: frozenset[str]) -> Tree:
     """The variables without the named ones: what is sent."""
     return {kind: tree.drop(vars[kind], names) for kind in ("params", "buffers")}

@@ -39,3 +39,10 @@ def batch_norm(task: Task, who: str, maps: bool = False) -> str | None:
     if maps and not task.stages:
         return f"{who} needs batch norm over feature maps, and this model has none; build a CNN with norm='batch'"
     return None
+
+
+def tunable_norm(task: Task, who: str) -> str | None:
+    """Normalisation layers, for records that tune nothing else."""
+    if task.norm:
+        return None
+    return f"{who} needs normalisation layers, and this model has none; build it with norm='batch' or 'group'"

@@ -60,7 +60,21 @@ class PureBatchNorm(_BatchNorm):
     def _normalise(self, input: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
         """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
         own = mean is None
+        if own and input.numel() == input.shape[1]:
+            raise ValueError(
+                "batch norm needs two values per channel for the statistics of a batch, and an input of shape "
+                f"{tuple(input.shape)} has one: give it batches of at least 2 samples"
+            )
         return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
+
+    def normalised(self, input: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+        """With statistics of every channel [C], or of every sample and channel [B, C]; gradients go through them."""
+        shape = (*(mean.shape if mean.dim() == 2 else (1, -1)), *[1] * (input.dim() - 2))
+        out = (input - mean.reshape(shape)) * (var + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            out = out * self.weight.reshape(1, -1, *[1] * (input.dim() - 2))
+            out = out + self.bias.reshape(1, -1, *[1] * (input.dim() - 2))
+        return out.to(input.dtype)
 
     def _blend(self, mean: Tensor, var: Tensor, samples: int) -> tuple[Tensor | None, Tensor | None]:
         """The statistics to use: None for the batch's own."""
@@ -99,7 +113,8 @@ def purify(module: nn.Module) -> tuple[str, ...]:
         if isinstance(layer, _BatchNorm):
             if layer.momentum is None and layer.track_running_stats:
                 raise ValueError(f"layer '{name}': batch norm with momentum=None is not supported; give a number")
-            layer.__class__ = PureBatchNorm
+            if not isinstance(layer, PureBatchNorm):
+                layer.__class__ = PureBatchNorm
             if layer.num_batches_tracked is not None:
                 del layer.num_batches_tracked
                 layer.register_buffer("num_batches_tracked", None)

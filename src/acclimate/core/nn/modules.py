@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .layers import PureBatchNorm
+from .layers import Normaliser, PureBatchNorm
 
 Changes: TypeAlias = Mapping[str, Callable[[Tensor], Tensor | None]]
 """Functions of the outputs of named modules."""
@@ -95,6 +95,19 @@ def changing(module: nn.Module, change: Changes) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def normalising(module: nn.Module, way: Normaliser | None) -> Iterator[None]:
+    """Batch norm layers that normalise in this way; None leaves them as they are."""
+    layers = [layer for layer in module.modules() if isinstance(layer, PureBatchNorm)] if way is not None else []
+    for layer in layers:
+        layer.normaliser = way
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.normaliser = None
 
 
 def skeletons(base: nn.Module) -> dict[Any, nn.Module]:

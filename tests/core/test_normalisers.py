@@ -1,0 +1,129 @@
+"""Instance-aware batch norm by hand, and what takes the place of batch norm."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from acclimate.core import Blend, Normaliser, Task, rng
+from acclimate.core.nn.iabn import InstanceAwareBatchNorm
+from acclimate.models import CNN, MLP, ResNet20
+from support import CLASSES, gap, images
+
+SHAPE = (3, 10, 10)
+
+
+def by_hand(x, mean, var, weight, bias, k=4.0, eps=1e-5):
+    """Every sample and channel by itself, in float64."""
+    x, size, out = x.astype(np.float64), x[0, 0].size, np.zeros(x.shape)
+    for b in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            own = x[b, c]
+            away, wide = own.mean() - mean[c], own.var(ddof=1) - var[c]
+            error, error_of_var = np.sqrt((var[c] + eps) / size), (var[c] + eps) * np.sqrt(2 / (size - 1))
+            m = mean[c] + np.sign(away) * max(abs(away) - k * error, 0)
+            v = max(var[c] + np.sign(wide) * max(abs(wide) - k * error_of_var, 0), 0)
+            out[b, c] = (own - m) / np.sqrt(v + eps) * weight[c] + bias[c]
+    return out
+
+
+def layer_and_input():
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(6, 4, 9, 8, generator=g)
+    x[1] *= 9.0
+    x[2] += 6.0
+    x[3] *= 0.01
+    layer = InstanceAwareBatchNorm(4)
+    with torch.no_grad():
+        layer.weight.copy_(torch.rand(4, generator=g) + 0.5)
+        layer.bias.copy_(torch.randn(4, generator=g))
+        layer.running_mean.copy_(torch.randn(4, generator=g) * 0.1)
+        layer.running_var.copy_(torch.rand(4, generator=g) + 0.5)
+    return layer, x
+
+
+def as_batch_norm(layer, x):
+    mean, var = layer.running_mean, layer.running_var
+    return torch.nn.functional.batch_norm(x, mean, var, layer.weight, layer.bias).detach()
+
+
+def test_statistics_are_corrected_where_a_sample_is_unlike_them():
+    layer, x = layer_and_input()
+    weight, bias = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+    mean, var = layer.running_mean.numpy().copy(), layer.running_var.numpy().copy()
+    got = layer.eval()(x).detach()
+    np.testing.assert_allclose(got, by_hand(x.numpy(), mean, var, weight, bias), rtol=1e-4, atol=1e-4)
+    plain = as_batch_norm(layer, x)
+    like, unlike = (got - plain).abs().amax((1, 2, 3))[[0, 4, 5]], (got - plain).abs().amax((1, 2, 3))[[1, 2, 3]]
+    assert float(like.max()) < 1e-4 and float(unlike.min()) > 0.01  # training-like samples are normalised as before
+    data = x.numpy()
+    own = data.mean((0, 2, 3)), data.var((0, 2, 3), ddof=1)
+    trained = layer.train()(x)
+    np.testing.assert_allclose(trained.detach(), by_hand(data, *own, weight, bias), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(layer.running_mean, 0.9 * mean + 0.1 * own[0], rtol=1e-5)
+    np.testing.assert_allclose(layer.running_var, 0.9 * var + 0.1 * own[1], rtol=1e-5)
+
+
+def test_a_map_of_one_value_is_normalised_as_by_batch_norm():
+    layer, x = layer_and_input()
+    one = x[:, :, :1, :1]
+    plain = as_batch_norm(layer, one)
+    torch.testing.assert_close(layer.eval()(one).detach(), plain)
+
+
+@pytest.mark.parametrize("model", [CNN(widths=(3, 4), hidden=8, kernel=3, norm="iabn"), ResNet20("iabn", width=0.25)])
+def test_models_train_with_it_alone_and_side_by_side(model):
+    t = Task(model, SHAPE, CLASSES)
+    x, y = images(12)
+    assert t.has_iabn and t.has_batch_norm and t.norm
+
+    def loss(p, x, y):
+        return t.loss({**t.init(rng.key(0)), "params": p}, {"x": x, "y": y}, rng.key(1))[0]
+
+    params = t.init(rng.key(0))["params"]
+    both = vmap(grad(loss), in_dims=(None, 0, 0))(params, x.view(2, 6, *SHAPE), y.view(2, 6))
+    alone = grad(loss)(params, x[6:], y[6:])
+    assert max(float(g.abs().max()) for g in alone.values()) > 0
+    assert gap({k: v[1] for k, v in both.items()}, alone) < 1e-4
+    assert t.apply(t.init(rng.key(0)), x, Blend(8.0)).logits.isfinite().all()
+
+
+def test_it_needs_feature_maps():
+    with pytest.raises(
+        ValueError, match="norm='iabn' corrects feature maps, and this model has none; use norm='batch'"
+    ):
+        MLP(norm="iabn").build((4,), 3)
+
+
+def test_one_value_has_no_statistics():
+    t = Task(MLP(hidden=(4,), norm="batch"), (3,), 2)
+    v = t.init(rng.key(0))
+    assert t.apply(v, torch.ones(1, 3)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=r"shape \(1, 4\) has one: give it batches of at least 2 samples"):
+        t.apply(v, torch.ones(1, 3), "adapt")
+
+
+@dataclass(frozen=True)
+class Shifting(Normaliser):
+    """Normalises as in eval mode, and moves the statistics for the next time."""
+
+    seen: list
+
+    def normalise(self, layer, input):
+        self.seen.append(layer)
+        layer.running_mean = layer.running_mean + 2.0
+        return layer.normalised(input, layer.running_mean - 2.0, layer.running_var)
+
+
+def test_a_normaliser_takes_the_place_of_batch_norm_and_its_statistics_come_back():
+    t = Task(CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch"), SHAPE, CLASSES)
+    v, x, way = t.init(rng.key(0)), images(5)[0], Shifting([])
+    out = t.apply(v, x, way)
+    torch.testing.assert_close(out.logits, t.apply(v, x).logits)
+    assert [layer.num_features for layer in way.seen] == [3, 4]
+    means = [n for n in v["buffers"] if n.endswith("mean")]
+    assert len(means) == 2 and all(torch.equal(out.buffers[n], v["buffers"][n] + 2.0) for n in means)
+    t.apply(v, x, "adapt")
+    assert len(way.seen) == 2  # it is gone
