@@ -20,6 +20,13 @@ def moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean, (away.square() * weight).sum(axes) / count, count
 
 
+def _normalised(layer: PureBatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """With these statistics [C], corrected for every sample where the layer does so."""
+    if isinstance(layer, InstanceAwareBatchNorm):
+        return layer.corrected(x, mean, var)
+    return layer.normalised(x, mean, var)
+
+
 @dataclass(frozen=True, eq=False)
 class RobustNorm(Normaliser):
     """RoTTA's: the running statistics go to the memory's by `rate`, and then normalise (Yuan et al., CVPR 2023)."""
@@ -33,12 +40,12 @@ class RobustNorm(Normaliser):
         mean = (1.0 - self.rate) * layer.running_mean + self.rate * mean
         var = (1.0 - self.rate) * layer.running_var + self.rate * var
         layer.running_mean, layer.running_var = mean.detach(), var.detach()
-        return layer.normalised(input, mean, var)
+        return _normalised(layer, input, mean, var)
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryNorm(Normaliser):
-    """NOTE's: the memory's statistics, corrected for every sample; the running ones follow (Gong et al., 2022)."""
+    """NOTE's: the memory's own statistics normalise, and the running ones follow by `rate` (Gong et al., 2022)."""
 
     rate: float
     weight: Tensor
@@ -49,6 +56,4 @@ class MemoryNorm(Normaliser):
         var = var * (count / (count - 1.0).clamp_min(1.0))
         layer.running_mean = (1.0 - self.rate) * layer.running_mean + self.rate * mean.detach()
         layer.running_var = (1.0 - self.rate) * layer.running_var + self.rate * var.detach()
-        if isinstance(layer, InstanceAwareBatchNorm):
-            return layer.corrected(input, mean, var)
-        return layer.normalised(input, mean, var)
+        return _normalised(layer, input, mean, var)
