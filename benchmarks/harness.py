@@ -146,16 +146,15 @@ def environment(device: torch.device) -> Record:
 
 
 def commit() -> str | None:
-    """What git says about this tree, else the variable ACCLIMATE_COMMIT (for a copy without its history)."""
-    root = Path(__file__).resolve().parents[1]
-    if (root / ".git").exists():
-        try:
-            line = ["git", "describe", "--always", "--dirty"]
-            done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=10, check=True)
-            return done.stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            pass
-    return os.environ.get("ACCLIMATE_COMMIT")
+    """The variable ACCLIMATE_COMMIT (for a copy whose history is another's), else what git says about this tree."""
+    root, told = Path(__file__).resolve().parents[1], os.environ.get("ACCLIMATE_COMMIT")
+    if told or not (root / ".git").exists():
+        return told
+    try:
+        line = ["git", "describe", "--always", "--dirty"]
+        return subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 PLACES = ("--out",)
