@@ -171,10 +171,25 @@ def test_a_lead_on_validation_examples_counts_and_fades_with_foreign_answers():
 
 def test_a_stream_that_is_not_this_clients_is_answered_un_adapted():
     data = held(batch([0] * B, HOME), HOME)
-    strangers = batch([1] * 4 + [0] * 4, [0] * 4 + [1] * 4)
-    assert served(replace(GUARD, foreign=0.5), [strangers], data)[0]["used"] == 1
-    (seen,) = served(replace(GUARD, foreign=0.49), [strangers], data)
-    assert seen["used"] == 0 and seen["foreign"] == 0.5 and seen["harmful"] == 0
+    strangers = batch([1] * 2 + [0] * 6, [0] * 2 + [1] * 6)
+    assert served(replace(GUARD, foreign=0.25), [strangers], data)[0]["used"] == 1
+    (seen,) = served(replace(GUARD, foreign=0.24), [strangers], data)
+    assert seen["used"] == 0 and seen["foreign"] == 0.25 and seen["harmful"] == 0
+    fit = (6 * math.log(3 * 9 / 11) + 2 * math.log(3 / 11)) / 8  # eight answers of class 0 at home, one more of each
+    level = math.log(3 * 8 / 10)  # each by the seven others
+    assert seen["likely"] == pytest.approx(fit, rel=1e-5)
+    for share, used in ((fit / level - 0.01, 1), (fit / level + 0.01, 0)):
+        assert served(replace(GUARD, likely=share), [strangers], data)[0]["used"] == used
+
+
+def test_where_all_classes_are_a_clients_own_no_answer_is_foreign():
+    logits = torch.eye(4)[torch.arange(64) % 4]
+    found = guarding.home(logits, torch.ones(64, dtype=torch.bool))
+    assert found["ratio"].tolist() == [0.0] * 4
+    assert float(found["level"]) == pytest.approx(math.log(4 * 16 / 67))
+    assert float(guarding.least_likely(found["level"], 0.15)) == pytest.approx(math.log(64 / 67) - 0.3)
+    none = guarding.home(logits, torch.zeros(64, dtype=torch.bool))
+    assert none["ratio"].tolist() == [0.0] * 4 and float(none["level"]) == 0.0
 
 
 def test_a_model_that_is_surer_than_at_home_has_not_met_this_clients_stream():

@@ -40,7 +40,7 @@ class Guarded(GuardSettings):
         logits = predict(model, x).logits
         plain = guarding.known(logits, y, real, most=guarding.MOST_PLAIN)
         mix = {"prior": guarding.prior(y, real, task.num_classes), "rare": guarding.rare(logits, real)}
-        return {"x": x, "y": y, "real": real, "plain": plain, **mix}
+        return {"x": x, "y": y, "real": real, "plain": plain, "home": guarding.home(logits, real), **mix}
 
     def init(self, task: Task, model: Tree) -> Tree:
         inner = self.adapter.init(task, model)
@@ -91,6 +91,7 @@ class Guarded(GuardSettings):
         sound = torch.isfinite(adapted).all() & guarding.numbers(new)
         near, calibrated = sound & (moved <= self.distance) & (state["frozen"] == 0), ref["real"].any()
         own = calibrated & (seen["foreign"] <= self.foreign) & (seen["surer"] <= self.surer)
+        own = own & (seen["likely"] > guarding.least_likely(ref["home"]["level"], self.likely))
         used, harmful = near & own & (gain > bar), ~near | (calibrated & (gain < -bar))
         adapted_estimate = guarding.accuracy(q, live)
         estimate = torch.where(used, adapted_estimate, guarding.accuracy(p, ref["plain"]))

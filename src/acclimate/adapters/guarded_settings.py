@@ -37,6 +37,9 @@ class GuardSettings(Adapter):
     surer: float = 0.15
     """The most by which un-adapted answers may be more confident than on validation examples: a model that is good
     here and bad on this client's examples has not met this client's stream."""
+    likely: float = 0.15
+    """How well un-adapted answers must fit the shares that classes have among the answers to validation examples, as a
+    share of how well these do themselves (`guarding.home`)."""
     distance: float = 0.5
     """How far tuned parameters may go from the deployed ones, relative to the length of these."""
     every: int | None = None
@@ -51,6 +54,7 @@ class GuardSettings(Adapter):
         "gain": "estimated gain of accuracy over not adapting",
         "flips": "share of the batch that adapting answers otherwise",
         "foreign": "share of un-adapted answers that are not of this client's classes",
+        "likely": "nats by which un-adapted answers are likelier by this client's shares than by equal ones",
         "surer": "how much more confident un-adapted answers are than on validation examples",
         "nearer": "nats by which the mean prediction is nearer to the client's class frequencies",
         "moved": "distance from the deployed weights, relative",
@@ -62,7 +66,7 @@ class GuardSettings(Adapter):
         check.choices(self)
         for name in ("margin", "errors", "bonus", "validated"):
             check.at_least(self, name, 0.0)
-        for name in ("forget", "familiar", "foreign", "surer"):
+        for name in ("forget", "familiar", "foreign", "surer", "likely"):
             check.within(self, name, 0.0, 1.0)
         for name in ("foreign", "distance"):
             check.positive(self, name)

@@ -93,6 +93,30 @@ def rare(logits: Tensor, real: Tensor) -> Tensor:
     return (counts < RARE * real.sum()).to(logits.dtype)
 
 
+def home(logits: Tensor, real: Tensor) -> Tree:
+    """How well answers fit those to a client's validation examples: likelihood ratios, in nats per answer.
+
+    `ratio` [classes] is the log of how much more often a class is answered there than one in so many classes; every
+    class counts for one answer more, so that none is impossible. `level` is the mean ratio of the answers there, each
+    by the shares of the others.
+    """
+    classes = logits.shape[-1]
+    counts = (F.one_hot(logits.argmax(-1), classes) * real[:, None]).sum(0).to(logits.dtype)
+    total = counts.sum()
+    others = (classes * counts.clamp_min(1.0) / (total - 1.0 + classes)).log()
+    level = (counts * others).sum() / total.clamp_min(1.0)
+    return {"ratio": (classes * (counts + 1.0) / (total + classes)).log(), "level": level}
+
+
+NEARBY = 0.3
+"""Nats by which answers may always fit worse than at home: where all classes are a client's own, none are foreign."""
+
+
+def least_likely(level: Tensor, share: float) -> Tensor:
+    """The mean ratio that answers of this client's own stream have at least."""
+    return torch.minimum(share * level, level - NEARBY)
+
+
 def in_batches(answer: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tensor:
     """Answers to kept examples in batches as large as the stream's; the last one wraps around. NaN is made 0."""
     at = torch.arange(-(-len(x) // size) * size, device=x.device) % len(x)
@@ -109,20 +133,22 @@ def evidence(plain: Tensor, adapted: Tensor) -> tuple[Tensor, Tensor]:
     return gain.sum(-1), gain.square().sum(-1)
 
 
-SUMS = ("gain", "squares", "foreign", "confidence", "samples")
+SUMS = ("gain", "squares", "foreign", "confidence", "likely", "samples")
 
 
 def weighed(sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float) -> tuple[Tree, Tree]:
     """The sums (`SUMS`) over all batches so far, an earlier one counting `forget` times as much per batch since, and
     what they say of the two models' probabilities [B, C]."""
     gain, squares = evidence(plain, adapted)
-    foreign, sure = ref["rare"][plain.argmax(-1)].sum(), plain.amax(-1).sum()
-    now = dict(zip(SUMS, (gain, squares, foreign, sure, torch.full_like(gain, len(plain))), strict=True))
+    foreign, likely = (table[plain.argmax(-1)].sum() for table in (ref["rare"], ref["home"]["ratio"]))
+    each = (gain, squares, foreign, plain.amax(-1).sum(), likely, torch.full_like(gain, len(plain)))
+    now = dict(zip(SUMS, each, strict=True))
     sums = tree.add(now, sums, forget)
-    mean = {name: sums[name] / sums["samples"] for name in ("gain", "foreign", "confidence")}
+    mean = {name: sums[name] / sums["samples"] for name in ("gain", "foreign", "confidence", "likely")}
     return sums, {
         "gain": mean["gain"],
         "foreign": mean["foreign"],
+        "likely": mean["likely"],
         "surer": torch.nan_to_num(mean["confidence"] - ref["plain"]["confidence"]),
         "nearer": divergence(plain.mean(0), ref["prior"]) - divergence(adapted.mean(0), ref["prior"]),
         "flips": (plain.argmax(-1) != adapted.argmax(-1)).to(plain.dtype).mean(),
