@@ -5,10 +5,12 @@ from .bbse import BBSE
 from .bn import BNStats
 from .eata import EATA
 from .em import EM
+from .fedctta import FedCTTA
 from .fedtta import FedTTA
 from .guarded import Guarded
 from .icon import ICON
 from .knn import KNNPer
+from .latte import Latte
 from .mbsl import MBSL
 from .memo import MEMO
 from .none import NoAdapt
@@ -19,6 +21,7 @@ from .t3a import T3A
 from .tent import Tent
 from .the import THE
 from .theplus import THEPlus
+from .together import Together
 from .tsa import TSA
 from .ttt import TTT
 
@@ -37,11 +40,14 @@ __all__ = [
     "TSA",
     "TTT",
     "BNStats",
+    "FedCTTA",
     "FedTTA",
     "Guarded",
     "KNNPer",
+    "Latte",
     "NoAdapt",
     "Surgical",
     "THEPlus",
     "Tent",
+    "Together",
 ]

@@ -124,6 +124,10 @@ ADAPTERS: dict[str, Adapter] = {
     "the": adapters.THE(),
     "theplus": adapters.THEPlus(),
     "guarded-tent": adapters.Guarded(),
+    "together": adapters.Together(),
+    "together-uniform": adapters.Together(weights="uniform"),
+    "fedctta": adapters.FedCTTA(),
+    "latte": adapters.Latte(),
 }
 GUARDED = "guarded-"
 """Before the name of any adapter: that adapter with a guard around it, such as `guarded-t3a`."""
