@@ -2,7 +2,7 @@
 
 A stretch of `every` batches is a round: a client receives what the server sent, serves its batches, and sends. Its
 private state is its live model, the adapter's state and the answers so far. So whatever runs rounds of training runs
-this too: filters, rules, partial sums, buckets, recordings, workers. Who sends is who has more batches to come; the last
+this too: filters, rules, partial sums, buckets, recordings, workers. Who has more batches to come sends; the last
 stretch of a stream ends without a message.
 """
 

@@ -83,16 +83,16 @@ def run(
 
 
 class Part(NamedTuple):
-    """A stretch of a stream: `count` batches of `batch` samples, of which the first is number `first`."""
+    """A stretch of a stream: `steps` batches of `batch` samples, of which the first is number `first`."""
 
     first: int | Tensor
     """A tensor where one recording serves all stretches."""
-    count: int
+    steps: int
     batch: int
 
     def places(self, device: torch.device) -> Tensor:
-        """Where its samples are in the stream, [count, batch]."""
-        at = torch.arange(self.count * self.batch, device=device).view(self.count, self.batch)
+        """Where its samples are in the stream, [steps, batch]."""
+        at = torch.arange(self.steps * self.batch, device=device).view(self.steps, self.batch)
         return at if isinstance(self.first, int) and self.first == 0 else at + self.first * self.batch
 
 
@@ -109,14 +109,14 @@ def stretch(
     part: Part,
     trace: bool = False,
 ) -> tuple[Served, Tree]:
-    """Serve a part of a client's stream: what it got, [count * batch, ...], and the adapter's state after it.
+    """Serve a part of a client's stream: what it got, [steps * batch, ...], and the adapter's state after it.
 
     `fresh` is the state at the start of the stream, which resets go back to.
     """
     n = data["n"].clamp_min(1)
     x_rows = data["rows"][part.places(n.device) % n]
     whole, out, seen = isinstance(part.first, int), [], []
-    for i in range(part.count):
+    for i in range(part.steps):
         t = part.first + i
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
         now = rng.advance(rng.fold(key, "samples"), t * part.batch)

@@ -215,6 +215,7 @@ STREAMS: dict[str, shifts.Shift] = {
     "label-sorted": shifts.LabelSorted(),
     "correlated": shifts.Correlated(),
     "repeated": shifts.Repeated(),
+    "grouped": shifts.Grouped(),
 }
 
 BACKENDS: dict[str, Backend] = {
