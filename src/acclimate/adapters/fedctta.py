@@ -7,9 +7,10 @@ a client, the server trains nothing, and it keeps nothing.
 
 Where paper and published code differ, or leave something open: `similarity` is the cosine of the mean answers (logits)
 divided by `temperature`; the published code takes exp of the cosine before the softmax (`released=True`), which hardly
-sharpens it. Its config has the cosine; the negative Euclidean distance and KL are its other choices. There each client draws noise of its own; here the noise is the same for all, as in the text. Parameters are sent as
-moves from the deployed model, as in `Together`, which is the same mean where clients share one model. The paper tunes
-all parameters; its step size belongs to its networks, so the adapter inside and what it tunes are settings.
+sharpens it. Its config has the cosine; the negative Euclidean distance and KL are its other choices. There each client
+draws noise of its own; here the noise is the same for all, as in the text. Parameters are sent as moves from the
+deployed model, as in `Together`: the same mean, where clients share one model. The paper tunes all parameters; its step
+size belongs to its networks, so the adapter inside and what it tunes are settings.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ stretch of a stream ends without a message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeGuard
 
@@ -116,7 +116,7 @@ class Serving(Method):
         adapter, model, state, data = self.adapter, mine["model"], mine["state"], tree.drop(data, ("y",))
         if down:
             at = (down[WHO] == data["id"]).to(torch.int64).argmax()
-            state = adapter.receive(task, model, state, {**down["all"], **tree.take(down["own"], at)})
+            state = adapter.receive(task, model, state, {**down.get("all", {}), **tree.take(down.get("own", {}), at)})
         fresh, part = adapter.init(task, model), self.part(data["round"])
         served, state = stream.stretch(
             task, predict, adapter, model, data, self.protocol, mine["key"], state, fresh, part
@@ -159,11 +159,11 @@ def serve(
     engine.mine = private(_begun(worker, half, models, test))
     exchanged = torch.zeros(test.clients, dtype=torch.int64)
     try:
-        exchanged = _stretches(half, engine, test.sizes)
+        exchanged = stretches(half, engine.train, engine.train, test.sizes, engine.device)
     except ArithmeticError as e:  # the grid says of such clients that they diverged
         answered[getattr(e, "clients", slice(None))] = False
     answers = engine.mine.saved()["answers"].cpu()
-    scores = [_scored(answers[c], test, c) for c in range(test.clients)]
+    scores = [_scored_of(answers[c], test, c) for c in range(test.clients)]
     metrics: Tree = tree.stack(scores)
     return {**metrics, "loss": torch.where(answered, metrics["loss"], torch.nan), "exchanged": exchanged}
 
@@ -178,44 +178,71 @@ def _begun(worker: Worker, half: Worker, models: Tree, test: Holdings) -> Tree:
     return begun
 
 
-def _stretches(half: Worker, engine: Rounds, sizes: Tensor) -> Tensor:
-    """Run all stretches of the clients' streams; the bytes that each client sent and got."""
+Train = Callable[[Tree, Tensor, int], Any]
+"""Runs a stretch of a cohort, as `Engine.train` runs a round."""
+
+
+def stretches(half: Worker, train: Train, alone: Train, sizes: Tensor, device: torch.device) -> Tensor:
+    """Run all stretches of the clients' streams; the bytes that each client sent and got.
+
+    `train` gives the reply of clients that send; `alone` runs clients of whom nobody wants a message. Those who do not
+    reply are left out from then on.
+    """
     assert isinstance(half.method, Serving)
-    samples, least = half.method.samples, _least(half)
+    samples, least, there = half.method.samples, _least(half), torch.ones_like(sizes, dtype=torch.bool)
     server: Tree = {}
     down: Tree = {}
     exchanged = torch.zeros(len(sizes), dtype=torch.int64)
     for i in range(-(-int(sizes.max()) // samples)):
-        going, ending = sizes > (i + 1) * samples, (sizes > i * samples) & (sizes <= (i + 1) * samples)
+        going, ending = there & (sizes > (i + 1) * samples), there & (sizes > i * samples)
+        ending &= ~going
         if int(going.sum()) < least:  # a client that is left over goes on alone
             going, ending = going & False, going | ending
         if bool(ending.any()):
-            engine.train(down, ending.nonzero()[:, 0], i)  # the message is of no use to anyone, and is not sent
+            alone(down, ending.nonzero()[:, 0], i)
         if not bool(going.any()):
             down = {}
             continue
-        server, down, cost = _exchange(half, engine, server, down, going.nonzero()[:, 0], i)
-        exchanged[going] += cost
+        cohort = going.nonzero()[:, 0]
+        reply: Reply = train(down, cohort, i)
+        there[going] = torch.isin(cohort, reply.part.clients.cpu())
+        cohort = cohort[there[going]]
+        server, down = _exchange(half, server, reply, cohort, i, device)
+        exchanged[cohort] += tree.nbytes(reply.up) + sent_bytes(down)
     return exchanged
 
 
 def _exchange(
-    half: Worker, engine: Rounds, server: Tree, down: Tree, cohort: Tensor, round: int
-) -> tuple[Tree, Tree, int]:
-    """A stretch that ends with an exchange: the server's state, what it sends, and what that costs each client."""
-    reply = engine.train(down, cohort, round)
+    half: Worker, server: Tree, reply: Reply, cohort: Tensor, round: int, device: torch.device
+) -> tuple[Tree, Tree]:
+    """The server's half of an exchange: its state, and what it sends."""
     try:
-        server = fit.update(half, server, reply, cohort, round, engine.device)
+        server = fit.update(half, server, reply, cohort, round, device)
     except ValueError as e:  # a robust reducer that needs more clients
         raise CannotExchange(f"an exchange at test time between {len(cohort)} clients: {e}") from e
-    down = {**half.method.download(half.task, server), WHO: cohort.to(engine.device)}
-    got = tree.nbytes(down["all"]) + tree.nbytes(tree.take(down["own"], 0))
-    return server, down, tree.nbytes(reply.up) + got
+    return server, {**half.method.download(half.task, server), WHO: cohort.to(device)}
 
 
-def _scored(answers: Tensor, test: Holdings, client: int) -> Tree:
-    """One client's metrics from its answers; an empty stream has one row that is not counted."""
+def sent_bytes(down: Tree) -> int:
+    """What one client gets: what all get, and its own row."""
+    return tree.nbytes(down["all"]) + tree.nbytes(tree.take(down["own"], 0))
+
+
+def for_some(down: Tree, clients: Sequence[int]) -> Tree:
+    """What is sent to some clients: of `own` their rows alone."""
+    if not down:
+        return {}
+    at = torch.isin(down[WHO], torch.tensor(clients)).nonzero()[:, 0]
+    return {**down, "own": tree.take(down["own"], at), WHO: down[WHO][at]}
+
+
+def scored(answers: Tensor, y: Tensor, n: Tensor) -> Tree:
+    """One client's metrics from its answers and the labels of its stream in order."""
+    return stream.score(answers.flatten(0, 1)[: len(y)], y, n)
+
+
+def _scored_of(answers: Tensor, test: Holdings, client: int) -> Tree:
+    """The metrics of a client; an empty stream has one row that is not counted."""
     n = test.sizes[client]
     rows = test.own(client) if int(n) else test.table(torch.tensor([client]), 1)[0]
-    y = test.y[rows.to(test.y.device)].cpu()
-    return stream.score(answers.flatten(0, 1)[: len(rows)], y, n)
+    return scored(answers, test.y[rows.to(test.y.device)].cpu(), n)
