@@ -93,10 +93,12 @@ class Serving(Method):
     """The method whose models are served."""
     adapter: Exchanging = Exchanging()
     protocol: stream.Protocol = stream.Protocol()
+    alone: bool = False
+    """Whether a stretch ends without a message."""
 
     @property
     def uplink(self) -> Rules:
-        return self.adapter.uplink
+        return {} if self.alone else self.adapter.uplink
 
     @property
     def samples(self) -> int:
@@ -123,7 +125,8 @@ class Serving(Method):
         )
         now = torch.arange(len(mine["answers"]), device=data["round"].device) == data["round"]
         answers = torch.where(now[:, None, None], served.logits.to(mine["answers"].dtype), mine["answers"])
-        return adapter.send(task, predict, model, state, key), {**mine, "state": state, "answers": answers}
+        up = {} if self.alone else adapter.send(task, predict, model, state, key)
+        return up, {**mine, "state": state, "answers": answers}
 
     def part(self, round: int | Tensor) -> stream.Part:
         """The batches of a stretch."""
@@ -134,10 +137,18 @@ class Serving(Method):
         return {"all": {}, "own": {}, **made}
 
 
-def serving(worker: Worker, adapter: Exchanging, protocol: stream.Protocol) -> Worker:
-    """The client half that serves. Its keys are none of training's: noise that comes twice can be taken off."""
+def serving(worker: Worker, adapter: Exchanging, protocol: stream.Protocol, alone: bool = False) -> Worker:
+    """The client half that serves, and sends unless `alone`.
+
+    Its keys are none of training's: noise that comes twice can be taken off.
+    """
     seed = int(rng.fold(rng.key(worker.seed), "exchange")) & (2**62 - 1)
-    return replace(worker, method=Serving(worker.method, adapter, protocol), seed=seed)
+    return replace(
+        worker,
+        method=Serving(worker.method, adapter, protocol, alone),
+        filters=() if alone else worker.filters,
+        seed=seed,
+    )
 
 
 def serve(
@@ -155,11 +166,18 @@ def serve(
     half = serving(worker, adapter, protocol)
     if reason := refusal(worker, adapter, int((test.sizes > 0).sum())):
         raise CannotExchange(reason)
-    engine, answered = opened(half), torch.ones(test.clients, dtype=torch.bool)
+    engine, quiet = opened(half), opened(serving(worker, adapter, protocol, alone=True))
+    answered = torch.ones(test.clients, dtype=torch.bool)
     engine.mine = private(_begun(worker, half, models, test))
     exchanged = torch.zeros(test.clients, dtype=torch.int64)
+
+    def alone(down: Tree, cohort: Tensor, round: int) -> None:
+        quiet.mine = engine.mine
+        quiet.train(down, cohort, round)
+        engine.mine = quiet.mine
+
     try:
-        exchanged = stretches(half, engine.train, engine.train, test.sizes, engine.device)
+        exchanged = stretches(half, engine.train, alone, test.sizes, engine.device)
     except ArithmeticError as e:  # the grid says of such clients that they diverged
         answered[getattr(e, "clients", slice(None))] = False
     answers = engine.mine.saved()["answers"].cpu()

@@ -149,7 +149,7 @@ class Site:
         adapter, protocol = (decode(fields[name], where=name) for name in ("adapter", "protocol"))
         test = self._stream(str(fields["test"]))
         if "stretch" in fields:
-            half = exchange.serving(self.worker, adapter, protocol)
+            half = exchange.serving(self.worker, adapter, protocol, alone=not fields["send"])
             return self._stretch(half, live, test, fields, exchanged, failed), {**answer, "round": fields["stretch"]}
         scores = {}
         for c, model in live.items():

@@ -25,7 +25,6 @@ from ...core import (
     Adapter,
     Backend,
     Engine,
-    Exchanging,
     NonFinite,
     Personalizer,
     Private,
@@ -119,10 +118,10 @@ class ClientRunner:
         return self._round(self._engine(self.data, ids), down, round, ids, mine)
 
     def stretch(
-        self, down: Tree, round: int, adapter: Exchanging, protocol: Protocol, ids: Tensor, mine: Tree, test: Shards
+        self, down: Tree, round: int, how: tuple[Any, ...], ids: Tensor, mine: Tree, test: Shards
     ) -> GroupResult:
-        """A stretch of some clients' streams, in which they exchange with others."""
-        half = replace(self, worker=exchange.serving(self.worker, adapter, protocol))
+        """A stretch of some clients' streams; `how` is what `exchange.serving` wants to know."""
+        half = replace(self, worker=exchange.serving(self.worker, *how))
         return self._round(half._engine(test, ids), down, round, ids, mine)
 
     def _round(self, engine: Engine, down: Tree, round: int, ids: Tensor, mine: Tree) -> GroupResult:
@@ -269,7 +268,7 @@ class WorkersEngine(Engine):
                 test,
                 adapter,
                 protocol,
-                lambda _: Stretches(self, test, adapter, protocol),
+                lambda half: Stretches(self, test, (adapter, protocol, half.method.uplink == {})),
             )
 
         def arguments(i: int) -> Job:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class Stretches:
     """Serves streams in the workers of an engine, a stretch at a time. It owns the clients' states meanwhile."""
 
-    def __init__(self, engine: WorkersEngine, test: Shards, adapter: Exchanging, protocol: Protocol) -> None:
-        self.engine, self.test, self.how, self.device = engine, test, (adapter, protocol), engine.device
+    def __init__(self, engine: WorkersEngine, test: Shards, how: tuple[Exchanging, Protocol, bool]) -> None:
+        """`how` as `exchange.serving` has it: the adapter, the protocol, and whether clients are alone."""
+        self.engine, self.test, self.how, self.device = engine, test, how, engine.device
         self.mine: Private = Stacked({})
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         """One stretch of the cohort's clients."""
-        common = (down, round, *self.how)
+        common = (down, round, self.how)
         reply, self.mine = self.engine.round_of("stretch", common, self.mine, self.test.n, cohort, self._data)
         return reply
 
