@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from acclimate.adapters import FedCTTA, Latte, Tent, Together
+from acclimate.adapters import FedCTTA, Latte, RunningStats, Tent, Together
 from acclimate.adapters.latte import lowest
 from acclimate.core import Worker, rng, tree
 from acclimate.core.adapter import Exchanging
@@ -21,10 +21,12 @@ def draw(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_similarity_weighs_moves_by_their_cosines():
+@pytest.mark.parametrize("centred", [True, False])
+def test_similarity_weighs_moves_by_their_cosines(centred):
     moves = {"a": draw(4, 3), "b": draw(4, 2, 2)}
     flat = torch.cat([moves["a"], moves["b"].reshape(4, 4)], 1)
-    down = Together(temperature=0.5).exchange(task(), {}, {"move": moves}, KEY)
+    flat = flat - sum(flat) / 4 if centred else flat
+    down = Together(temperature=0.5, centred=centred).exchange(task(), {}, {"move": moves}, KEY)
     for i in range(4):
         weights = [math.exp(float(F.cosine_similarity(flat[i], flat[j], dim=0)) / 0.5) for j in range(4)]
         for name, part in moves.items():
@@ -104,6 +106,22 @@ def test_latte_sends_the_nearest_prototypes_of_others_class_by_class():
     few = Latte(neighbours=9).exchange(task(), {}, total, KEY)["own"]
     assert few["features"].shape == (4, 2, 9, 3) and bool((few["features"][:, :, 3:] == 0).all())
     assert bool((few["entropy"][:, :, 3:] == 1).all())
+
+
+def test_running_statistics_move_as_in_training_and_answer():
+    t, adapter = task(), RunningStats(speed=2.0)
+    worker, model = Worker(t, FedAvg()), {"vars": t.init(KEY)}
+    x = (torch.rand(6, 3, 10, 10, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
+    logits, new = adapter.step(t, worker.predict(), model, adapter.init(t, model), x, KEY)
+    start, after = model["vars"]["buffers"], t.apply(model["vars"], x, "train").buffers
+    assert set(new["params"]) == set(start)
+    want = {name: start[name] + 2 * (after[name] - start[name]) for name in start}
+    for name, value in want.items():
+        torch.testing.assert_close(new["params"][name], value)
+    torch.testing.assert_close(logits, t.apply({**model["vars"], "buffers": want}, x).logits)
+    up = Together(adapter).send(t, worker.predict(), model, new, KEY)
+    torch.testing.assert_close(up["move"], {name: want[name] - start[name] for name in start})
+    assert "needs batch norm" in adapter.refusal(task("cnn-group"), model)
 
 
 def test_a_lone_live_model_exchanges_with_nobody():

@@ -15,6 +15,7 @@ from .mbsl import MBSL
 from .memo import MEMO
 from .none import NoAdapt
 from .odpfl import ODPFL
+from .running import RunningStats
 from .shot import SHOT
 from .surgical import Surgical
 from .t3a import T3A
@@ -46,6 +47,7 @@ __all__ = [
     "KNNPer",
     "Latte",
     "NoAdapt",
+    "RunningStats",
     "Surgical",
     "THEPlus",
     "Tent",

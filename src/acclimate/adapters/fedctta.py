@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core import Gather, Predict, Rules, Task, Tree, check, rng
 from ..ops.mixing import cosines, mixed, moved
-from ..ops.params import with_params
+from ..ops.params import with_vars
 from .together import Around
 
 
@@ -57,7 +57,7 @@ class FedCTTA(Around):
     def send(self, task: Task, predict: Predict, model: Tree, state: Tree, key: rng.Key) -> Tree:
         params = state["params"]
         images = self.images(task, model["vars"]["params"][task.head_weight])
-        answer = predict(with_params(model, params), images).logits.mean(0)
+        answer = predict(with_vars(model, params), images).logits.mean(0)
         return {"move": moved(model, params), "answer": answer}
 
     def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:

@@ -7,7 +7,9 @@ of adapted parameters; where models are personal, what is personal about them st
 
 `weights` says whose moves count how much. "uniform": all alike, so the server needs the mean alone. "similarity": each
 client gets its own mix, with weights softmax(cosine / temperature) over the cosines between its move and those of all,
-its own (1) among them; the server sees every client's move. "own": nothing is sent, and the adapter inside runs alone.
+its own (1) among them; the server sees every client's move. The mean move is taken off before (`centred`): all clients
+move alike to a large part, whatever they meet, and what they share does not tell who is near to whom. (Two clients are
+then each other's opposite, and each keeps its own.) "own": nothing is sent, and the adapter inside runs alone.
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ class Together(Around):
     weights: Literal["uniform", "similarity", "own"] = "similarity"
     temperature: float = 0.1
     """For weights="similarity": how sharply alike clients are preferred; at 0.1 a cosine of 0 counts e^-10 of one."""
+    centred: bool = True
+    """For weights="similarity": whether moves are compared without the mean of all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,5 +110,6 @@ class Together(Around):
     def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         if self.weights == "uniform":
             return {"all": {"move": total["move"]}}
-        alike = (cosines(rows(total["move"])) / self.temperature).softmax(-1)
-        return {"own": {"move": mixed(alike, total["move"])}}
+        each = rows(total["move"])
+        alike = cosines(each - each.mean(0) if self.centred else each)
+        return {"own": {"move": mixed((alike / self.temperature).softmax(-1), total["move"])}}

@@ -101,6 +101,7 @@ PERSONALS: dict[str, Personalizer] = {
 ADAPTERS: dict[str, Adapter] = {
     "none": adapters.NoAdapt(),
     "bn": adapters.BNStats(),
+    "bn-running": adapters.RunningStats(),
     "tent": adapters.Tent(),
     "tent-all": adapters.Tent(params="all"),
     "t3a": adapters.T3A(),

@@ -13,15 +13,19 @@ TINY = 1e-12
 
 
 def moved(model: Tree, params: Tree) -> Tree:
-    """How far tuned parameters are from those of the deployed model."""
-    move: Tree = tree.sub(params, tree.pick(model["vars"]["params"], params))
+    """How far tuned parameters, or buffers, are from those of the deployed model."""
+    move: Tree = tree.sub(params, _deployed(model, params))
     return move
 
 
 def moved_by(model: Tree, move: Tree) -> Tree:
     """The deployed model's parameters, moved: the inverse of `moved`."""
-    params: Tree = tree.add(tree.pick(model["vars"]["params"], move), move)
+    params: Tree = tree.add(_deployed(model, move), move)
     return params
+
+
+def _deployed(model: Tree, names: Tree) -> Tree:
+    return {name: value for kind in model["vars"].values() for name, value in tree.pick(kind, names).items()}
 
 
 def rows(stacked: Tree) -> Tensor:

@@ -22,6 +22,12 @@ def with_params(model: Tree, params: Tree) -> Tree:
     return {**model, "vars": {**vars, "params": {**vars["params"], **params}}}
 
 
+def with_vars(model: Tree, tuned: Tree) -> Tree:
+    """The deployed model with these parameters and buffers, each in its place."""
+    kinds = model["vars"]
+    return {**model, "vars": {kind: {**kinds[kind], **tree.pick(tuned, kinds[kind])} for kind in kinds}}
+
+
 def shared(vars: Tree, names: frozenset[str]) -> Tree:
     """The variables without the named ones: what is sent."""
     return {kind: tree.drop(vars[kind], names) for kind in ("params", "buffers")}
