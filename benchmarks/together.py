@@ -124,9 +124,8 @@ def main() -> None:
     record = entry(given)
     print("\n| variant | accuracy, % | bytes per client |\n| --- | --- | --- |")
     for r in record["rows"]:
-        print(
-            f"| {r['variant']} | {100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f} | {r['exchanged_bytes']:,} |"
-        )
+        accuracy = f"{100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f}"
+        print(f"| {r['variant']} | {accuracy} | {r['exchanged_bytes']:,} |")
     kept = json.loads(given.out.read_text()) if given.out.exists() else {}
     kept[f"{given.data}, {given.clients} clients"] = record
     given.out.parent.mkdir(parents=True, exist_ok=True)

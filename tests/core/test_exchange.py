@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 SIZES = (40, 24, 16, 33, 17, 0)
 TENT = Tent(opt=SGD(lr=0.5))
 ADAPTERS = {
-    "similarity": Together(TENT),
+    "similarity": Together(TENT, temperature=1.0),
     "uniform": Together(TENT, weights="uniform", every=2),
     "fedctta": FedCTTA(TENT, noise=4, temperature=0.1),
     "latte": Latte(slots=3, neighbours=2),

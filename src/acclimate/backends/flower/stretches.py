@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...core import CannotExchange, Exchanging, Fault, Reply, Shards, Tree, Worker, exchange, tree
 from ...core.stream import Protocol as StreamProtocol
-from .live_models import ModelRecipe
+from .live_models import ModelRecipe, Trees
 from .messages import RoundMessages, metrics_of, without_secrets
-from .protocol import FleetError, stream_name
-
-if TYPE_CHECKING:
-    from .engine import FlowerEngine
+from .protocol import FleetError, Link, NodeAnswer, stream_name
 
 DOWN = "exchange"
 """The name of what the server sends in an exchange: `down` is what live models are made of."""
 
 
-def serve(
-    engine: FlowerEngine, models: ModelRecipe, test: Shards, adapter: Exchanging, protocol: StreamProtocol
-) -> Tree:
+class Asking(Protocol):
+    """What is asked of the engine that has the nodes."""
+
+    worker: Worker
+    link: Link
+
+    def model_of(self, models: ModelRecipe, client: int) -> Tree:
+        """A model of zeros of the right form."""
+        ...
+
+    def ask(
+        self,
+        models: ModelRecipe,
+        clients: list[int],
+        fields: Mapping[str, Any],
+        wait_for_all: bool = False,
+        trees: Trees = lambda _: {},
+    ) -> list[tuple[NodeAnswer, list[int]]]:
+        """Ask the nodes of these clients."""
+        ...
+
+    def leave_out(self, client: int, kind: str, reason: str) -> None:
+        """Note a client that is left out of a test."""
+        ...
+
+
+def serve(engine: Asking, models: ModelRecipe, test: Shards, adapter: Exchanging, protocol: StreamProtocol) -> Tree:
     """The metrics of clients that exchange; those whose nodes do not answer are left out, as in any test."""
     if models.personal is None:
         raise CannotExchange(
@@ -46,7 +68,7 @@ class NodeStretches:
     """Asks nodes for stretches of their clients' streams. Metrics come with the last one of each client."""
 
     def __init__(
-        self, engine: FlowerEngine, models: ModelRecipe, test: Shards, adapter: Exchanging, protocol: StreamProtocol
+        self, engine: Asking, models: ModelRecipe, test: Shards, adapter: Exchanging, protocol: StreamProtocol
     ) -> None:
         self.engine, self.models, self.n = engine, models, test.n
         self.half = exchange.serving(engine.worker, adapter, protocol)
