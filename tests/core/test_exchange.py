@@ -103,7 +103,7 @@ def test_a_stream_in_parts_is_the_stream():
         fresh = state = TENT.init(t, model)
         parts = []
         for first, steps in ((0, 1), (1, 3), (torch.tensor(4), 2)):
-            part = stream.Part(first, steps, 4)
+            part = stream.Stretch(first, steps, 4)
             found, state = stream.stretch(t, predict, TENT, model, own, protocol, key, state, fresh, part)
             parts.append(found.logits)
         assert torch.equal(torch.cat(parts)[:21], whole)

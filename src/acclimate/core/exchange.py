@@ -32,7 +32,7 @@ LEAST = 2
 """The fewest clients between which there is anything to exchange."""
 
 
-class Rounds(Protocol):
+class StretchRunner(Protocol):
     """What the loop needs of an engine."""
 
     device: torch.device
@@ -128,9 +128,9 @@ class Serving(Method):
         up = {} if self.alone else adapter.send(task, predict, model, state, key)
         return up, {**mine, "state": state, "answers": answers}
 
-    def part(self, round: int | Tensor) -> stream.Part:
+    def part(self, round: int | Tensor) -> stream.Stretch:
         """The batches of a stretch."""
-        return stream.Part(round * self.adapter.every, self.adapter.every, self.protocol.batch)
+        return stream.Stretch(round * self.adapter.every, self.adapter.every, self.protocol.batch)
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         made = self.adapter.exchange(task, server, total, key)
@@ -157,7 +157,7 @@ def serve(
     test: Holdings,
     adapter: Exchanging,
     protocol: stream.Protocol,
-    opened: Callable[[Worker], Rounds],
+    opened: Callable[[Worker], StretchRunner],
 ) -> Tree:
     """The metrics of clients that exchange, and the bytes that each of them sent and got (`exchanged`).
 

@@ -77,12 +77,12 @@ def run(
         place = torch.arange(size, device=n.device)
         everything, real = data["x"][data["rows"][place % n]], place < n
         fresh = adapter.prepare(task, predict, model, fresh, everything, real, rng.fold(key, "prepare"))
-    part = Part(0, -(-size // batch), batch)
+    part = Stretch(0, -(-size // batch), batch)
     served, _ = stretch(task, predict, adapter, model, data, protocol, key, fresh, fresh, part, trace)
     return Served(served.logits[:size], tree.map(lambda x: x[:size], served.trace))
 
 
-class Part(NamedTuple):
+class Stretch(NamedTuple):
     """A stretch of a stream: `steps` batches of `batch` samples, of which the first is number `first`."""
 
     first: int | Tensor
@@ -106,7 +106,7 @@ def stretch(
     key: rng.Key,
     state: Tree,
     fresh: Tree,
-    part: Part,
+    part: Stretch,
     trace: bool = False,
 ) -> tuple[Served, Tree]:
     """Serve a part of a client's stream: what it got, [steps * batch, ...], and the adapter's state after it.
