@@ -7,7 +7,7 @@ and the speed of the running statistics were looked at with seed 0 on the digits
     python benchmarks/together.py [--data digits] [--clients 20] [--seeds 1,2,3] [--rate 0.001] [--device cpu]
     python benchmarks/together.py --data cifar10 --clients 100 --rounds 100 --device cuda
 
-The file holds one entry per data set and number of clients; a run replaces its own.
+The file holds one entry per data set, number of clients and batch size; a run replaces its own.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def main() -> None:
         accuracy = f"{100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f}"
         print(f"| {r['variant']} | {accuracy} | {r['exchanged_bytes']:,} |")
     kept = json.loads(given.out.read_text()) if given.out.exists() else {}
-    kept[f"{given.data}, {given.clients} clients"] = record
+    kept[f"{given.data}, {given.clients} clients, batch {given.batch}"] = record
     given.out.parent.mkdir(parents=True, exist_ok=True)
     store.write(given.out, store.json_text(kept, indent=1) + "\n")
 
