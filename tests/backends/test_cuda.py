@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from acclimate.adapters import MEMO, THE, NoAdapt, Tent
+from acclimate.adapters import MEMO, THE, FedCTTA, Latte, NoAdapt, Tent, Together
 from acclimate.backends import Auto, Serial, Vmap
+from acclimate.backends.vmap.engine import VmapEngine
 from acclimate.backends.vmap.lanes import Lane
 from acclimate.core import Protocol, Worker, fit, rng, tree
 from acclimate.core.nn import kernels
@@ -179,6 +180,24 @@ def test_tests_that_come_again_are_captured_and_answer_the_same(adapter):
     served = [engine.serve(models[0], shards(seed=2), adapter, Protocol(4)) for _ in range(3)]
     assert {key[0][0] for key in engine.recorder.recorded} == {"train", "deploy", "serve"}
     assert gap(served[0], served[2]) < 1e-6
+
+
+@pytest.mark.parametrize("adapter", [Together(), Together(weights="uniform", every=2), FedCTTA(), Latte(neighbours=2)])
+def test_an_exchange_is_captured_once_for_all_stretches_and_equals_the_eager_one(adapter, monkeypatch):
+    opened, begin = [], VmapEngine.__init__
+    monkeypatch.setattr(VmapEngine, "__init__", lambda self, *a: (opened.append(self), begin(self, *a))[1])
+    worker, engine, state = train(FedAvg(work=SMALL), Vmap(), CUDA, rounds=1)
+
+    def served(backend, device):
+        other = backend.open(worker, shards(), torch.device(device))
+        models = other.deploy(tree.to(state.server, device), other.mine, NoPersonal())
+        return other.serve(models, shards((64,) * 6, seed=2), adapter, Protocol(batch=8))
+
+    captured = served(Vmap(), CUDA)
+    sends = opened[-2]  # the last one is for clients that do not send
+    assert len(sends.recorder.recorded) == 2, "one for the first stretch, which receives nothing, one for all others"
+    assert equal(captured, served(Vmap(capture=False), CUDA))
+    assert gap(captured, served(Serial(), "cpu")) < 1e-4
 
 
 def test_traces_and_maps_work_on_the_gpu():

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acclimate import backends
-from acclimate.adapters import THE, Guarded, Tent
+from acclimate.adapters import THE, Guarded, Latte, Tent, Together
 from acclimate.backends import Auto, Processes, Serial, Vmap
 from acclimate.backends.workers import engine, process_pool, processes
 from acclimate.backends.workers.engine import shares
@@ -86,6 +86,19 @@ def test_every_method_has_the_bits_of_serial(name, two):
     assert equal(a.server, b.server)
     assert equal(a.mine, b.mine)
     assert (a.cost, a.history) == (b.cost, b.history)
+
+
+@pytest.mark.parametrize("adapter", [Together(every=2), Together(weights="uniform"), Latte(neighbours=2)])
+def test_clients_that_exchange_while_they_adapt_have_the_bits_of_serial(adapter, two):
+    def served(name):
+        _, engine, state = fitted(FedAvg(work=SMALL), name, rounds=1)
+        models = engine.deploy(state.server, engine.mine, NoPersonal())
+        return engine.serve(models, shards((40, 24, 16, 33, 17, 0), seed=2), adapter, Protocol(batch=8))
+
+    ours = served("serial")
+    assert int(ours["exchanged"].sum()) > 0
+    assert equal(ours, served("two"))
+    assert gap(ours, served("two-vmap")) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedthe", "fedrod", "apfl"])

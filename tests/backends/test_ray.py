@@ -18,7 +18,7 @@ import torch
 if find_spec("ray") is None:  # not imported here: the backend must tell Ray where to listen before that
     pytest.skip("the extra `ray` is not installed", allow_module_level=True)
 
-from acclimate.adapters import THE, Tent
+from acclimate.adapters import THE, Tent, Together
 from acclimate.backends.workers import ray_actors
 from acclimate.backends.workers import ray_cluster as module
 from acclimate.backends.workers.process_pool import Failure
@@ -125,6 +125,20 @@ def trained(worker, engine, rounds=3):
 
 
 # --- the same numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("backend", "most"), [("ray", 0.0), pytest.param("ray-vmap", 1e-5, marks=pytest.mark.slow)])
+def test_clients_that_exchange_while_they_adapt_agree_with_serial(backend, most, engines):
+    def served(name):
+        _, engine, state = fitted(METHODS["fedavg"], name, rounds=1)
+        models = engine.deploy(state.server, engine.mine, FineTune(work=SMALL))
+        found = engine.serve(models, shards(seed=2), Together(), Protocol(batch=8))
+        engine.close()
+        return found
+
+    ours = served("serial")
+    assert int(ours["exchanged"].sum()) > 0
+    assert gap(ours, served(backend)) <= most
 
 
 def agrees(name: str, backend: str, bits: bool) -> None:

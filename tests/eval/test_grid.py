@@ -41,3 +41,28 @@ def test_what_is_tested_together_is_refused_alike(monkeypatch):
     for fit, table in zip(fits, ac.evaluate_together(fits), strict=True):
         assert table.refused and table.refused == ac.evaluate(fit).refused
         assert {r["adapter"] for r in table.rows} == {"none"}
+
+
+def test_an_exchange_has_its_bytes_in_the_table_and_what_cannot_exchange_is_refused():
+    import acclimate as ac
+
+    def table(clients, *adapters, filters=()):
+        e = ac.Experiment(
+            data=ac.data.Digits(clients=clients, fraction=0.3),
+            model=ac.models.MLP(hidden=(8,), norm="batch"),
+            method=ac.methods.FedAvg(work=ac.Work(epochs=1)),
+            adapters=adapters,
+            streams=(ac.shifts.Original(batch=8),),
+            filters=filters,
+            rounds=1,
+            backend=ac.backends.Serial(),
+        )
+        return ac.evaluate(ac.train(e))
+
+    both = table(3, ac.adapters.Together(weights="own"), ac.adapters.Together(weights="uniform"))
+    own, uniform = (r["exchanged_bytes"] for r in both.rows if r["selection"] == "last")
+    assert own == 0 and uniform > 0 and uniform % 8 == 0
+    assert "exchanged" in str(both).splitlines()[0] and str(both).splitlines()[2].split()[-2:] == [f"{uniform}", "B"]
+    alone = table(1, ac.adapters.Tent(), ac.adapters.Together())
+    assert [r["adapter"] for r in alone.rows if r["selection"] == "last"] == ["tent"]
+    assert "at least 2 clients" in alone.refused[0]["reason"] and "exchanged" not in str(alone)

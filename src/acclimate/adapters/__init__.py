@@ -7,11 +7,13 @@ from .cotta import CoTTA
 from .deyo import DeYO
 from .eata import EATA
 from .em import EM
+from .fedctta import FedCTTA
 from .fedtta import FedTTA
 from .guarded import Guarded
 from .icon import ICON
 from .knn import KNNPer
 from .lame import LAME
+from .latte import Latte
 from .mbsl import MBSL
 from .memo import MEMO
 from .neo import NEO
@@ -20,6 +22,7 @@ from .note import NOTE
 from .odpfl import ODPFL
 from .roid import ROID
 from .rotta import RoTTA
+from .running import RunningStats
 from .santa import SANTA
 from .sar import SAR
 from .shot import SHOT
@@ -28,6 +31,7 @@ from .t3a import T3A
 from .tent import Tent
 from .the import THE
 from .theplus import THEPlus
+from .together import Together
 from .tsa import TSA
 from .ttt import TTT
 from .unmix import UnMixTNS
@@ -55,13 +59,17 @@ __all__ = [
     "BNStats",
     "CoTTA",
     "DeYO",
+    "FedCTTA",
     "FedTTA",
     "Guarded",
     "KNNPer",
+    "Latte",
     "NoAdapt",
     "RoTTA",
+    "RunningStats",
     "Surgical",
     "THEPlus",
     "Tent",
+    "Together",
     "UnMixTNS",
 ]

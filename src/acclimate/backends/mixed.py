@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core import (
     Adapter,
     Backend,
+    CannotExchange,
     Engine,
     NonFinite,
     Personalizer,
@@ -28,6 +29,7 @@ from ..core import (
     Shards,
     Tree,
     Worker,
+    exchange,
     message,
     tree,
 )
@@ -253,6 +255,11 @@ class MixedEngine(Engine):
         return Models(models.parts, tuple(done), models.first)
 
     def serve(self, models: Models, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
+        if exchange.exchanges(adapter):
+            raise CannotExchange(
+                f"{type(adapter).__name__} exchanges at test time, and clients of several architectures have no common "
+                "server for that; train one model"
+            )
         test, done = test.to(self.device), []
         for part, handle in zip(models.parts, models.handles, strict=True):
             worker = self._workers[int(part.name)]

@@ -19,6 +19,7 @@ from ..core import (
     Reply,
     Tree,
     Worker,
+    exchange,
     message,
     tree,
 )
@@ -86,6 +87,11 @@ class SerialEngine(Engine):
         self, models: list[Tree], test: Holdings, adapter: Adapter, protocol: Protocol, trace: bool = False
     ) -> Tree:
         test = test.to(self.device)
+        if exchange.exchanges(adapter):
+            stacked = tree.stack(models)
+            return exchange.serve(
+                self.worker, stacked, test, adapter, protocol, lambda half: SerialEngine(half, test, self.device)
+            )
         rows = test.longest if trace else None
         empty = (test.n == 0).tolist()
         scores = []

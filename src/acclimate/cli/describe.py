@@ -206,13 +206,15 @@ def print_pivot(out: Console, table: Table, selection: str, title: str) -> None:
 
 def _pivot(table: Table, selection: str, streams: list[str], room: int, title: str | None = None) -> RichTable:
     """A block of streams. Names of methods are whole up to half of the room, and go on in the next line beyond it."""
-    upload = table.uploads()
+    upload, exchanged = table.uploads(), table.exchanged(selection)
     out = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     out.add_column("method", overflow="fold", max_width=room // 2)
     out.add_column("adapter", no_wrap=True)
     for s in streams:
         out.add_column(Text(s), justify="right", no_wrap=True)
     out.add_column("upload", justify="right", no_wrap=True)
+    if exchanged:
+        out.add_column("exchanged", justify="right", no_wrap=True)
     rows = table.pivot(selection)
     best = {s: max((c[s][0] for _, c in rows if s in c), default=None) for s in streams}
     for (method, adapter), cells in rows:
@@ -220,7 +222,8 @@ def _pivot(table: Table, selection: str, streams: list[str], room: int, title: s
             Text(percent(*cells[s]), "bold green" if cells[s][0] == best[s] else "") if s in cells else "-"
             for s in streams
         ]
-        out.add_row(Text(method), Text(adapter), *marked, size(upload[method]))  # text: brackets in names stay
+        told = [size(upload[method]), *([size(exchanged[method, adapter])] if exchanged else [])]
+        out.add_row(Text(method), Text(adapter), *marked, *told)  # text: brackets in names stay
     return out
 
 

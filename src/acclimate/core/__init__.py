@@ -1,12 +1,13 @@
 """The contract, on torch and numpy alone: what methods, adapters, personalisers, filters and backends are made of.
 
-What is named here is public: a method or adapter needs one or two import lines. `check`, `fit`, `local`, `message`,
-`optim`, `rng`, `stream` and `tree` are the modules whose functions are called by their module's name.
+What is named here is public: a method or adapter needs one or two import lines. `check`, `exchange`, `fit`, `local`,
+`message`, `optim`, `rng`, `stream` and `tree` are the modules whose functions are called by their module's name.
 """
 
-from . import check, fit, local, message, optim, rng, stream, tree
-from .adapter import Adapter, Predict
+from . import check, exchange, fit, local, message, optim, rng, stream, tree
+from .adapter import Adapter, Exchanging, Predict
 from .backend import Backend, CannotCalibrate, Engine, Fault, NonFinite, Reply
+from .exchange import CannotExchange
 from .filter import Arrived, Filter, Sender
 from .fit import Best, State
 from .lanes import Lanes
@@ -35,9 +36,11 @@ __all__ = [
     "Best",
     "Blend",
     "CannotCalibrate",
+    "CannotExchange",
     "Constant",
     "Cosine",
     "Engine",
+    "Exchanging",
     "Fault",
     "Filter",
     "Gather",
@@ -78,6 +81,7 @@ __all__ = [
     "Worker",
     "check",
     "difference",
+    "exchange",
     "fit",
     "local",
     "message",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from . import rng
+from . import check, rng
+from .message import Rules
 from .task import Mode, Out, Task
 from .tree import Tree
 
@@ -92,3 +93,40 @@ class Adapter:
         Called in the place of `step` where an analysis is wanted; it must answer as `step` does.
         """
         return *self.step(task, predict, model, state, x, key), {}
+
+
+@dataclass(frozen=True)
+class Exchanging(Adapter):
+    """An adapter whose clients exchange while they adapt. Only what `send` returns ever leaves a client.
+
+    After every `every` batches each client sends a message, the server combines the messages by the rules of `uplink`,
+    as it does in training, and what it makes of them comes back before the next batch. A client whose stream has ended
+    neither sends nor counts. Alone, as a live model is, the adapter is its `step`.
+    """
+
+    every: int = field(default=1, kw_only=True)
+    """Batches between two exchanges."""
+
+    def __post_init__(self) -> None:
+        check.whole(self, "every", 1)
+
+    @property
+    def uplink(self) -> Rules:
+        """What a client sends, group by group, and how it is combined; empty: it exchanges with nobody."""
+        return {}
+
+    def send(self, task: Task, predict: Predict, model: Tree, state: Tree, key: rng.Key) -> Tree:
+        """A client's message, as `uplink` says."""
+        return {}
+
+    def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        """The server's new state from the combined messages; the first `server` is empty.
+
+        Of it `all` is sent to every client whose message counted, and of `own`, where each leaf has a row for each of
+        these clients, its own row. Everything else stays at the server.
+        """
+        return {}
+
+    def receive(self, task: Task, model: Tree, state: Tree, down: Tree) -> Tree:
+        """The client's state for the next batch; `down` has the entries of `all` and those of its row of `own`."""
+        return state

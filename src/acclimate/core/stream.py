@@ -72,23 +72,59 @@ def run(
     """Serve a client's stream. Without `trace` the adapter's plain `step` runs, and nothing is kept but logits."""
     size, n = data["rows"].shape[-1], data["n"].clamp_min(1)
     batch = _batch(adapter, protocol, size)
-    steps = -(-size // batch)
-    at = torch.arange(steps * batch, device=n.device).view(steps, batch)
-    x_rows = data["rows"][at % n]
-    fresh, out, seen = adapter.init(task, model), [], []
+    fresh = adapter.init(task, model)
     if adapter.transductive:
         place = torch.arange(size, device=n.device)
         everything, real = data["x"][data["rows"][place % n]], place < n
         fresh = adapter.prepare(task, predict, model, fresh, everything, real, rng.fold(key, "prepare"))
-    state = fresh
-    for t in range(steps):
+    part = Stretch(0, -(-size // batch), batch)
+    served, _ = stretch(task, predict, adapter, model, data, protocol, key, fresh, fresh, part, trace)
+    return Served(served.logits[:size], tree.map(lambda x: x[:size], served.trace))
+
+
+class Stretch(NamedTuple):
+    """A stretch of a stream: `steps` batches of `batch` samples, of which the first is number `first`."""
+
+    first: int | Tensor
+    """A tensor where one recording serves all stretches."""
+    steps: int
+    batch: int
+
+    def places(self, device: torch.device) -> Tensor:
+        """Where its samples are in the stream, [steps, batch]."""
+        at = torch.arange(self.steps * self.batch, device=device).view(self.steps, self.batch)
+        return at if isinstance(self.first, int) and self.first == 0 else at + self.first * self.batch
+
+
+def stretch(
+    task: Task,
+    predict: Predict,
+    adapter: Adapter,
+    model: Tree,
+    data: Tree,
+    protocol: Protocol,
+    key: rng.Key,
+    state: Tree,
+    fresh: Tree,
+    part: Stretch,
+    trace: bool = False,
+) -> tuple[Served, Tree]:
+    """Serve a part of a client's stream: what it got, [steps * batch, ...], and the adapter's state after it.
+
+    `fresh` is the state at the start of the stream, which resets go back to.
+    """
+    n = data["n"].clamp_min(1)
+    x_rows = data["rows"][part.places(n.device) % n]
+    whole, out, seen = isinstance(part.first, int), [], []
+    for i in range(part.steps):
+        t = part.first + i
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
-        now = rng.advance(rng.fold(key, "samples"), t * batch)
+        now = rng.advance(rng.fold(key, "samples"), t * part.batch)
         if trace:
-            logits, new, traced = adapter.trace(task, predict, model, state, data["x"][x_rows[t]], now)
+            logits, new, traced = adapter.trace(task, predict, model, state, data["x"][x_rows[i]], now)
             seen.append(traced)
         else:
-            logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], now)
+            logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[i]], now)
         if not isinstance(logits, Tensor):
             kind = type(logits).__name__
             raise TypeError(
@@ -96,8 +132,9 @@ def run(
             )
         out.append(logits)
         new = _carry(protocol, t, logits, new, fresh)
-        state = tree.where(t * batch < n, new, state) if "ragged" in data else new
-    return Served(torch.cat(out)[:size], tree.map(lambda *xs: torch.cat(xs)[:size], *seen) if seen else {})
+        # of a whole stream no client has batches to spare unless some are padded; of a part any may
+        state = new if whole and "ragged" not in data else tree.where(t * part.batch < n, new, state)
+    return Served(torch.cat(out), tree.map(lambda *xs: torch.cat(xs), *seen) if seen else {}), state
 
 
 LARGE = 256
@@ -118,13 +155,15 @@ def lengthened(trace: Tree, rows: int) -> Tree:
     return padded
 
 
-def _carry(protocol: Protocol, step: int, logits: Tensor, new: Tree, fresh: Tree) -> Tree:
+def _carry(protocol: Protocol, step: int | Tensor, logits: Tensor, new: Tree, fresh: Tree) -> Tree:
     """The state that the next batch meets: what the adapter left, or a fresh one, as the reset policy says."""
     if protocol.reset == "batch":
         return fresh
     if protocol.reset == "shift":
         assert protocol.segment is not None
-        return fresh if (step + 1) * protocol.batch % protocol.segment == 0 else new
+        over = (step + 1) * protocol.batch % protocol.segment == 0
+        ended: Tree = tree.where(over, fresh, new) if isinstance(over, Tensor) else fresh if over else new
+        return ended
     if protocol.reset == "collapse":
         mean = logits.softmax(-1).mean(0)
         entropy = -(mean * mean.clamp_min(1e-12).log()).sum() / math.log(logits.shape[-1])

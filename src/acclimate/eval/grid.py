@@ -9,7 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import Adapter, CannotCalibrate, Engine, Personalizer, Private, Protocol, Shards, State, Task, Worker, tree
+from ..core import (
+    Adapter,
+    CannotCalibrate,
+    CannotExchange,
+    Engine,
+    Personalizer,
+    Private,
+    Protocol,
+    Shards,
+    State,
+    Task,
+    Worker,
+    tree,
+)
 from .analysis import Traces, flat
 from .rows import summary_of
 from .table import Refused, Row, Table
@@ -82,7 +95,11 @@ def evaluate(
             for stream, test in first.streams.items():
                 trace = traces is not None and "last" in picked[0].selections
                 live = _live(engine, down, ready, test, adapter)
-                metrics = engine.serve(live, tests[stream], adapter, test.protocol, trace)
+                try:
+                    metrics = engine.serve(live, tests[stream], adapter, test.protocol, trace)
+                except CannotExchange as e:
+                    refused += (_refused(first.names, name, str(e)),)
+                    break
                 seen = metrics.pop("trace", {})
                 for own, p, found, some in zip(rows, picked, lanes.each(metrics), chosen, strict=True):
                     sound = turn >= len(some) or own.add(found, name, stream, p.selections, p.round)
@@ -145,17 +162,23 @@ def stream_accuracy(
     down = worker.method.download(worker.task, state.server)
     models = engine.deploy(down, state.mine, personal)
     model = engine.model_of(models, 0)
-    able = (name for name, a in adapters.items() if not a.calibrates and a.refusal(worker.task, model) is None)
-    name = next(able, None)
-    if name is None:
-        return {}
+    for name in (n for n, a in adapters.items() if not a.calibrates and a.refusal(worker.task, model) is None):
+        try:
+            return {"adapter": name, "streams": _accuracies(engine, down, models, streams, adapters[name])}
+        except CannotExchange:
+            continue
+    return {}
+
+
+def _accuracies(engine: Engine, down: tree.Tree, models: Any, streams: Streams, adapter: Adapter) -> dict[str, float]:
+    """The accuracy of every stream on which the adapter does not diverge."""
     seen = {}
     for stream, test in streams.items():
-        live = _live(engine, down, models, test, adapters[name])
-        metrics = engine.serve(live, test.shards, adapters[name], test.protocol)
+        live = _live(engine, down, models, test, adapter)
+        metrics = engine.serve(live, test.shards, adapter, test.protocol)
         if not diverged(metrics):
             seen[stream] = summary_of(metrics).accuracy
-    return {"adapter": name, "streams": seen}
+    return seen
 
 
 def _live(engine: Engine, down: tree.Tree, models: Any, test: Test, adapter: Adapter) -> Any:
@@ -225,5 +248,6 @@ def _row(metrics: Mapping[str, Tensor], names: Names, adapter: str, stream: str,
         selection=selection,
         round=round,
         up_bytes=names.up_bytes,
+        exchanged_bytes=found.exchanged,
         per_client=found.per_client,
     )

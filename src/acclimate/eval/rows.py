@@ -20,11 +20,13 @@ class Summary(NamedTuple):
     ece: float
     per_client: list[float]
     """The accuracy of each of them, in six digits."""
+    exchanged: int = 0
+    """Bytes that a client sent and got in the middle of its stream, on average; adapters that exchange have some."""
 
     def rounded(self) -> Summary:
         """The same, with every number in six digits."""
         accuracy, std, loss, ece = (round_float(v) for v in (self.accuracy, self.std, self.loss, self.ece))
-        return Summary(self.clients, accuracy, std, loss, ece, self.per_client)
+        return Summary(self.clients, accuracy, std, loss, ece, self.per_client, self.exchanged)
 
 
 def summary_of(metrics: Mapping[str, Tensor]) -> Summary:
@@ -36,7 +38,9 @@ def summary_of(metrics: Mapping[str, Tensor]) -> Summary:
     accuracy = metrics["accuracy"][held].double()
     loss, ece = (float(metrics[name][held].double().mean()) for name in ("loss", "ece"))
     per_client = [round_float(a) for a in accuracy.tolist()]
-    return Summary(clients, float(accuracy.mean()), float(accuracy.std(correction=0)), loss, ece, per_client)
+    exchanged = round(float(metrics["exchanged"][held].double().mean())) if "exchanged" in metrics else 0
+    std = float(accuracy.std(correction=0))
+    return Summary(clients, float(accuracy.mean()), std, loss, ece, per_client, exchanged)
 
 
 def round_float(value: float) -> float:

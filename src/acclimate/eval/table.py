@@ -28,6 +28,9 @@ class Row(TypedDict):
     round: int
     up_bytes: int
     """What one client uploads in one round."""
+    exchanged_bytes: int
+    """What one client sent and got while its stream was served, on average; 0 where the adapter exchanges nothing.
+    Runs before this was measured do not have it."""
     per_client: list[float]
 
 
@@ -100,11 +103,21 @@ class Table:
         return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in [head, *body])
 
     def _cells(self, selection: str) -> tuple[list[str], list[list[str]]]:
-        streams = self.streams()
-        body = []
+        streams, body, exchanged = self.streams(), [], self.exchanged(selection)
         for (method, adapter), cells in self.pivot(selection):
             body.append([method, adapter, *(percent(*cells[s]) if s in cells else "-" for s in streams)])
-        return ["method", "adapter", *streams], body
+            if exchanged:
+                body[-1].append(f"{exchanged[method, adapter]:,} B")
+        return ["method", "adapter", *streams, *(["exchanged"] if exchanged else [])], body
+
+    def exchanged(self, selection: str = "last") -> dict[tuple[str, str], int]:
+        """(row name, adapter) to bytes that a client exchanged in a stream, on average; empty where none did any."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for name, r in zip(row_names(self.rows), self.rows, strict=True):
+            if r["selection"] == selection:
+                found.setdefault((name, r["adapter"]), []).append(r.get("exchanged_bytes", 0))
+        means = {key: round(sum(each) / len(each)) for key, each in found.items()}
+        return means if any(means.values()) else {}
 
 
 def row_names(rows: Sequence[Row]) -> list[str]:

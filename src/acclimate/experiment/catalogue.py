@@ -104,6 +104,7 @@ PERSONALS: dict[str, Personalizer] = {
 ADAPTERS: dict[str, Adapter] = {
     "none": adapters.NoAdapt(),
     "bn": adapters.BNStats(),
+    "bn-running": adapters.RunningStats(),
     "tent": adapters.Tent(),
     "tent-all": adapters.Tent(params="all"),
     "delta": adapters.Tent(renorm=0.95, balance=0.95),
@@ -140,6 +141,10 @@ ADAPTERS: dict[str, Adapter] = {
     "cotta": adapters.CoTTA(),
     "note": adapters.NOTE(),
     "guarded-tent": adapters.Guarded(),
+    "together": adapters.Together(),
+    "together-uniform": adapters.Together(weights="uniform"),
+    "fedctta": adapters.FedCTTA(),
+    "latte": adapters.Latte(),
 }
 GUARDED = "guarded-"
 """Before the name of any adapter: that adapter with a guard around it, such as `guarded-t3a`."""
@@ -227,6 +232,7 @@ STREAMS: dict[str, shifts.Shift] = {
     "label-sorted": shifts.LabelSorted(),
     "correlated": shifts.Correlated(),
     "repeated": shifts.Repeated(),
+    "grouped": shifts.Grouped(),
 }
 
 BACKENDS: dict[str, Backend] = {

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ..backends.flower.protocol import stream_name
-from ..core import Adapter, Shards, Task, Tree, Worker, tree
+from ..backends.flower.stretches import DOWN
+from ..core import Adapter, Shards, Task, Tree, Worker, exchange, tree
 from ..data import FileDataset, World
 from ..experiment import Experiment, decode
 from ..ops import guarding
@@ -84,7 +85,7 @@ class Site:
         if kind == "train":
             return self.train(trees["down"], fields)
         if kind == "evaluate":
-            return self.evaluate(trees.get("down"), fields)
+            return self.evaluate(trees.get("down"), fields, trees.get(DOWN, {}))
         raise ValueError(f"kind='{kind}' must be query, train or evaluate")
 
     def card(self) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class Site:
 
     # --- live models ----------------------------------------------------------------------------------------------
 
-    def evaluate(self, down: Tree | None, fields: Mapping[str, Any]) -> TreesAndFields:
+    def evaluate(self, down: Tree | None, fields: Mapping[str, Any], exchanged: Tree) -> TreesAndFields:
         """Make live models, and if asked serve a test stream with them, or leave them for the site's own programs."""
         live, failed = {}, {}
         for name, version in fields["versions"].items():
@@ -147,6 +148,9 @@ class Site:
             return {}, answer
         adapter, protocol = (decode(fields[name], where=name) for name in ("adapter", "protocol"))
         test = self._stream(str(fields["test"]))
+        if "stretch" in fields:
+            half = exchange.serving(self.worker, adapter, protocol, alone=not fields["send"])
+            return self._stretch(half, live, test, fields, exchanged, failed), {**answer, "round": fields["stretch"]}
         scores = {}
         for c, model in live.items():
             try:
@@ -159,6 +163,42 @@ class Site:
             except Exception as e:
                 failed[str(c)] = _reason(str(c), e)
         return tree.to(scores, "cpu"), answer
+
+    def _stretch(
+        self,
+        half: Worker,
+        live: Mapping[int, Tree],
+        test: Shards,
+        fields: Mapping[str, Any],
+        down: Tree,
+        failed: dict[str, Any],
+    ) -> dict[str, Tree]:
+        """A stretch of the clients' streams: their messages, or once a stream is over its metrics."""
+        out: dict[str, Tree] = {}
+        for c, model in live.items():
+            try:
+                out |= self._served(half, c, model, test, fields, down)
+            except Exception as e:
+                failed[str(c)] = _reason(str(c), e)
+        return tree.to(out, "cpu")
+
+    def _served(
+        self, half: Worker, client: int, model: Tree, test: Shards, fields: Mapping[str, Any], down: Tree
+    ) -> dict[str, Tree]:
+        """One client's stretch. What it keeps for the next one stays in the vault."""
+        assert isinstance(half.method, exchange.Serving)
+        round, session, data = int(fields["stretch"]), str(fields["session"]), self._data(test, client, 0)
+        if round:
+            mine = self.vault.session(session, client, round)
+        else:
+            mine = half.method.begin(half.task, model, len(data["rows"]), self.worker.key("adapt", client))
+        up, mine, fine = half.train(down, mine, {**data, "round": data["round"] + round})
+        if not bool(fine):
+            raise ArithmeticError("adapting gave values that are not finite; nothing was sent or kept")
+        if int(data["n"]) <= (round + 1) * half.method.samples:
+            return {f"metrics.{client}": exchange.scored(mine["answers"], data["y"][data["rows"]], data["n"])}
+        self.vault.keep_session(session, client, round + 1, mine)
+        return {f"up.{client}": up} if fields["send"] else {}
 
     def _leave(self, models: Mapping[int, Tree], adapter: Adapter, card: Mapping[str, Any]) -> None:
         """Leave live models for the site's own programs: guarded, and calibrated on this site's validation examples."""

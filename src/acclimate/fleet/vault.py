@@ -104,6 +104,22 @@ class Vault:
         for old in sets[:-MODELS_KEPT]:
             remove(old)
 
+    def _session(self, name: str, client: int, stretch: int) -> Path:
+        return self.folder / "sessions" / safe("session", name) / f"{client}-{stretch}.safetensors"
+
+    def session(self, name: str, client: int, stretch: int) -> Tree:
+        """What a client that exchanges at test time kept for a stretch of its stream."""
+        return read_tree(self._session(name, client, stretch))
+
+    def keep_session(self, name: str, client: int, stretch: int, mine: Tree) -> None:
+        """Store it for the next stretch. The one before stays, should the server ask again; other sessions go."""
+        path = self._session(name, client, stretch)
+        write_tree(path, mine)
+        self._session(name, client, stretch - 2).unlink(missing_ok=True)
+        for old in path.parent.parent.iterdir():
+            if old != path.parent:
+                remove(old)
+
 
 def deployed_folder(site: Path, client: int) -> Path:
     """The folder of a client's live model, which `acclimate serve` and `ac.load_live` read."""

@@ -28,6 +28,12 @@ def with_vars(model: Tree, params: Tree, buffers: Tree) -> Tree:
     return {**new, "vars": {**new["vars"], "buffers": {**new["vars"]["buffers"], **buffers}}}
 
 
+def with_tuned(model: Tree, tuned: Tree) -> Tree:
+    """The deployed model with these parameters and buffers, each in its place."""
+    kinds = model["vars"]
+    return {**model, "vars": {kind: {**kinds[kind], **tree.pick(tuned, kinds[kind])} for kind in kinds}}
+
+
 def shared(vars: Tree, names: frozenset[str]) -> Tree:
     """The variables without the named ones: what is sent."""
     return {kind: tree.drop(vars[kind], names) for kind in ("params", "buffers")}

@@ -4,6 +4,7 @@ from .base import Shift, Stream
 from .benchmark_streams import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
 from .correlated import Correlated, LabelSorted, Repeated
 from .drift import Continual, Gradual, LabelDrift, Recurring, severity_sweep
+from .grouped import Grouped
 from .unseen import NewClients, Reduced, Rotated, UnseenDomain
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Correlated",
     "Corrupted",
     "Gradual",
+    "Grouped",
     "Interleaved",
     "LabelDrift",
     "LabelSorted",

@@ -32,10 +32,12 @@ from ...core import (
     Tree,
     Worker,
     check,
+    exchange,
     tree,
 )
 from ...core.stream import Protocol as StreamProtocol
-from .live_models import LiveModels, ModelRecipe
+from . import stretches
+from .live_models import LiveModels, ModelRecipe, Trees
 from .messages import RoundMessages, expected_message, metrics_of
 from .protocol import LINK, FleetError, Link, NodeAnswer, Request, brief, stream_name
 from .roster import Roster
@@ -186,6 +188,8 @@ class FlowerEngine(Engine):
     ) -> Tree:
         if trace:
             raise ValueError("analysis=true keeps traces of single samples, which may not leave the nodes of a fleet")
+        if exchange.exchanges(adapter):
+            return stretches.serve(self, models, test, adapter, protocol)
         name = stream_name(test)
         fields = {"test": self.link.stream_names.get(name, name), "adapter": adapter, "protocol": protocol}
         scores: dict[int, Tree] = {}
@@ -194,7 +198,7 @@ class FlowerEngine(Engine):
             for c in asked:  # metrics of other clients are not read: this node may not speak for them
                 found = metrics_of(answer.parcels.get(f"metrics.{c}"), c, self._rounds_done)
                 if isinstance(found, Fault):
-                    self._leave_out(c, found.kind, f"not tested: {found.reason}")
+                    self.leave_out(c, found.kind, f"not tested: {found.reason}")
                 else:
                     scores[c] = found
         if not scores:
@@ -203,7 +207,12 @@ class FlowerEngine(Engine):
         return tree.stack([scores.get(c, nothing) for c in range(test.clients)])
 
     def ask(
-        self, models: ModelRecipe, clients: list[int], fields: Mapping[str, Any], wait_for_all: bool = False
+        self,
+        models: ModelRecipe,
+        clients: list[int],
+        fields: Mapping[str, Any],
+        wait_for_all: bool = False,
+        trees: Trees = lambda _: {},
     ) -> list[tuple[NodeAnswer, list[int]]]:
         """Ask the nodes of these clients to do something with live models; see `LiveModels.ask`.
 
@@ -211,10 +220,10 @@ class FlowerEngine(Engine):
         """
         everyone = self.shards.clients
         there = self.roster.find(range(everyone), None if wait_for_all else self.options.needed(everyone))
-        answers, missing = self._live.ask(models, clients, there, fields)
+        answers, missing = self._live.ask(models, clients, there, fields, trees)
         what = "not tested" if "test" in fields else "no live model"
         for client, (kind, reason) in missing.items():
-            self._leave_out(client, kind, f"{what}: {reason}")
+            self.leave_out(client, kind, f"{what}: {reason}")
         return answers
 
     def missed(self) -> tuple[Fault, ...]:
@@ -225,7 +234,7 @@ class FlowerEngine(Engine):
     def _rounds_done(self) -> int:
         return int(self._versions.max())
 
-    def _leave_out(self, client: int, kind: str, reason: str) -> None:
+    def leave_out(self, client: int, kind: str, reason: str) -> None:
         """Note a client that is left out of a test: logged now, and reported with the next round or by `missed`."""
         fault = Fault(self._rounds_done, client, kind, brief(reason))
         if fault not in self._missed:  # every adapter and stream is a test of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from ...core import Personalizer, Tree, tree
@@ -15,6 +15,10 @@ from .roster import Roster
 
 Missing = dict[int, tuple[str, str]]
 """Clients whose nodes did not do what they were asked for: the kind of the fault, and the reason."""
+
+
+Trees = Callable[[list[int]], Mapping[str, Tree]]
+"""Trees by name for some clients of one node."""
 
 
 class ModelRecipe(NamedTuple):
@@ -61,12 +65,18 @@ class LiveModels:
         return self._forms.get(recipe.form)
 
     def ask(
-        self, recipe: ModelRecipe, clients: list[int], there: Collection[int], fields: Mapping[str, Any]
+        self,
+        recipe: ModelRecipe,
+        clients: list[int],
+        there: Collection[int],
+        fields: Mapping[str, Any],
+        trees: Trees = lambda _: {},
     ) -> tuple[list[tuple[NodeAnswer, list[int]]], Missing]:
         """Ask the nodes of those clients that are `there` to do something with live models.
 
         Gives the good answers, each with the clients for which its node may speak: those that the node was asked for
         and that did not fail. The models travel once to each node; a node that has lost them is sent them again.
+        `trees` gives what else some clients are sent.
         """
         newcomers = recipe.personal is None
         groups = (
@@ -76,7 +86,7 @@ class LiveModels:
         missing: Missing = dict.fromkeys(absent, ("lost", self._roster.why_absent()))
         good: list[tuple[NodeAnswer, list[int]]] = []
         for _ in range(2):
-            answers, lacking = self._exchange(recipe, groups, fields)
+            answers, lacking = self._exchange(recipe, groups, fields, trees)
             failed = self._failed(groups, answers)
             missing |= failed
             usable = [a for a in answers if a.error is None and a.node not in lacking]
@@ -88,13 +98,14 @@ class LiveModels:
         return good, missing | dict.fromkeys(itertools.chain(*groups.values()), lost)
 
     def _exchange(
-        self, recipe: ModelRecipe, groups: Mapping[int, list[int]], fields: Mapping[str, Any]
+        self, recipe: ModelRecipe, groups: Mapping[int, list[int]], fields: Mapping[str, Any], trees: Trees
     ) -> tuple[list[NodeAnswer], set[int]]:
         """Ask nodes, sending them `down` where they have not made the models yet; and the nodes that lack it."""
         ready, requests = self._nodes.setdefault(recipe.name, set()), []
         for node, clients in groups.items():
-            trees = {} if node in ready else {"down": recipe.down}
-            requests.append(Request(node, "evaluate", trees, {**fields, **recipe.fields(clients)}))
+            needed = {} if node in ready else {"down": recipe.down}
+            sent = {**trees(clients), **needed}
+            requests.append(Request(node, "evaluate", sent, {**fields, **recipe.fields(clients)}))
         answers = self._link.exchange(requests, self._deadline, "test")
         lacking = {a.node for a in answers if a.fields.get("lacks")}
         good = [a for a in answers if a.error is None and a.node not in lacking]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -140,7 +140,7 @@ def _out_of_range(metrics: Tree, client: int, round: int) -> Fault | None:
 
 def expected_message(worker: Worker, like: Shards) -> Tree:
     """The form of one client's message (meta tensors), from one batch of zeros: messages are compared with it."""
-    worker = replace(worker, filters=tuple(_without_secret(f) for f in worker.filters))
+    worker = replace(worker, filters=without_secrets(worker.filters))
     works = [w for w in vars(worker.method).values() if isinstance(w, Work)]
     count = max([w.batch for w in works], default=1)
     x = torch.zeros(count, *like.x.shape[1:], dtype=like.x.dtype)
@@ -153,7 +153,7 @@ def expected_message(worker: Worker, like: Shards) -> Tree:
     return meta
 
 
-def _without_secret(filter: Filter) -> Filter:
-    """The filter as simulations have it: messages have the same form, and the server must not have the secret."""
-    named = {f.name: "" for f in fields(filter) if f.name == "secret"}
-    return replace(filter, **named) if named else filter
+def without_secrets(filters: Sequence[Filter]) -> tuple[Filter, ...]:
+    """The filters as simulations have them: messages have the same form, and the server must not have the secret."""
+    named = [{f.name: "" for f in fields(one) if f.name == "secret"} for one in filters]
+    return tuple(replace(one, **none) if none else one for one, none in zip(filters, named, strict=True))

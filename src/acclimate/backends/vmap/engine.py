@@ -20,7 +20,9 @@ from ...core import (
     Adapter,
     Backend,
     CannotCalibrate,
+    CannotExchange,
     Engine,
+    Exchanging,
     Holdings,
     Lanes,
     Personalizer,
@@ -32,6 +34,7 @@ from ...core import (
     Tree,
     Worker,
     check,
+    exchange,
     message,
     tree,
 )
@@ -252,6 +255,8 @@ class VmapEngine(Engine):
 
     def serve(self, models: Any, test: Holdings, adapter: Adapter, protocol: Protocol, trace: bool = False) -> Tree:
         test = self.options.placed(test, self.device)
+        if exchange.exchanges(adapter):
+            return self._serve_together(models, test, adapter, protocol)
         rows = test.longest if trace else None
 
         def group(g: Group) -> Tree:
@@ -264,3 +269,21 @@ class VmapEngine(Engine):
 
         found: Tree = tree.to(self.buckets.collect(test, torch.arange(test.clients), group), "cpu")
         return found
+
+    def _serve_together(self, models: Any, test: Holdings, adapter: Exchanging, protocol: Protocol) -> Tree:
+        """Serve clients that exchange with those of their own lane, one lane after the other."""
+        if isinstance(models, Undeployed):
+            raise CannotExchange(f"{type(adapter).__name__} needs the models in memory: set backend.private=device")
+        options = replace(self.options, private="device")
+        each, found = test.clients // self.lanes.count, []
+        for lane, half in enumerate(self._halves):
+            ids = torch.arange(lane * each, (lane + 1) * each)
+            own = test if self.lanes.count == 1 else test.some(ids)
+
+            def opened(worker: Worker, own: Holdings = own) -> Engine:
+                return VmapEngine([Lane(worker, own)], self.device, options)
+
+            live = tree.take(models, self.feeder.there(ids))
+            found.append(exchange.serve(half, live, own, adapter, protocol, opened))
+        metrics: Tree = tree.map(lambda *xs: torch.cat(xs), *found)
+        return metrics

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -34,11 +34,13 @@ from ...core import (
     Stacked,
     Tree,
     Worker,
+    exchange,
     message,
     tree,
 )
 from ..serial import Serial, stacked_start
 from ..vmap.engine import Vmap
+from .stretches import Stretches
 
 GROUPS = 64
 """The largest number of groups of clients with inside="serial": enough to keep many workers evenly busy, and a bound on
@@ -113,7 +115,16 @@ class ClientRunner:
 
     def train(self, down: Tree, round: int, ids: Tensor, mine: Tree) -> GroupResult:
         """One round of some clients."""
-        engine = self._engine(self.data, ids)
+        return self._round(self._engine(self.data, ids), down, round, ids, mine)
+
+    def stretch(
+        self, down: Tree, round: int, how: tuple[Any, ...], ids: Tensor, mine: Tree, test: Shards
+    ) -> GroupResult:
+        """A stretch of some clients' streams; `how` is what `exchange.serving` wants to know."""
+        half = replace(self, worker=exchange.serving(self.worker, *how))
+        return self._round(half._engine(test, ids), down, round, ids, mine)
+
+    def _round(self, engine: Engine, down: Tree, round: int, ids: Tensor, mine: Tree) -> GroupResult:
         engine.mine = self._on_device(mine)
         try:
             reply = engine.train(self._on_device(down), torch.arange(len(ids)), round)
@@ -203,15 +214,26 @@ class WorkersEngine(Engine):
         """The values of handles."""
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        groups = [cohort[g] for g in self._groups(self.shards.n[cohort])]
-        handles = self._run("train", (down, round), groups, self.shards.n, self._states(self.mine, groups))
+        reply, self.mine = self.round_of("train", (down, round), self.mine, self.shards.n, cohort, lambda: ())
+        return reply
+
+    def round_of(
+        self, name: str, common: tuple[Any, ...], mine: Private, sizes: Tensor, cohort: Tensor, data: Callable[[], Job]
+    ) -> tuple[Reply, Private]:
+        """A round of the cohort, as `ClientRunner` has it under this name: the reply, and all private states after it.
+
+        `common` begins with what is sent down and the number of the round; `data` gives what every job needs besides.
+        """
+        groups = [cohort[g] for g in self._groups(sizes[cohort])]
+        states = self._states(mine, groups)
+        handles = self._run(name, common, groups, sizes, lambda i: (*states(i), *data()))
         results: list[GroupResult] = self._values(handles)
         if nonfinite := sorted(c for r in results for c in r.nonfinite):
-            raise NonFinite(nonfinite, round)
+            raise NonFinite(nonfinite, common[1])
         replies = [r.reply for r in results if r.reply is not None]
         new = tree.map(lambda *xs: torch.cat(xs), *(r.mine for r in results))
-        self.mine = self.mine.put(torch.cat(groups), new)
-        return Reply(functools.reduce(message.combine, (r.part for r in replies)), replies[0].up)
+        after = mine.put(torch.cat(groups), new)
+        return Reply(functools.reduce(message.combine, (r.part for r in replies)), replies[0].up), after
 
     def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> ModelGroups:
         groups = self._groups(self.shards.n)
@@ -232,20 +254,38 @@ class WorkersEngine(Engine):
 
     def calibrated(self, models: ModelGroups, held: Shards, adapter: Adapter) -> ModelGroups:
         def arguments(i: int) -> Job:
-            return models.handles[i], self._test_handle(held)
+            return models.handles[i], self.test_handle(held)
 
         return ModelGroups(models.groups, self._run("calibrated", (adapter,), models.groups, held.n, arguments))
 
     def serve(
         self, models: ModelGroups, test: Shards, adapter: Adapter, protocol: Protocol, trace: bool = False
     ) -> Tree:
+        if exchange.exchanges(adapter):
+            return exchange.serve(
+                self.worker,
+                self._stacked(models),
+                test,
+                adapter,
+                protocol,
+                lambda half: Stretches(self, test, (adapter, protocol, half.method.uplink == {})),
+            )
+
         def arguments(i: int) -> Job:
-            return models.handles[i], self._test_handle(test)
+            return models.handles[i], self.test_handle(test)
 
         handles = self._run("serve", (adapter, protocol, trace), models.groups, test.n, arguments)
         order = torch.argsort(torch.cat(models.groups))
         metrics: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *self._values(handles))
         return metrics
+
+    def _stacked(self, models: ModelGroups) -> Tree:
+        """The live models of all clients in this process: between two stretches nothing stays in a worker."""
+        found = self._values(models.handles)
+        parts = [tree.stack(f) for f in found] if self.inside == "serial" else found
+        order = torch.argsort(torch.cat(models.groups))
+        stacked: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *parts)
+        return stacked
 
     def close(self) -> None:
         self._last_test = None
@@ -260,7 +300,7 @@ class WorkersEngine(Engine):
         """The argument that the job of group i alone gets: the private states of its clients."""
         return lambda i: (self._for_one_job(mine.take(groups[i])),)
 
-    def _test_handle(self, test: Shards) -> Handle:
+    def test_handle(self, test: Shards) -> Handle:
         """A handle of test data. The last one is kept, because validation needs the same data after every round."""
         if self._last_test is None or self._last_test[0] is not test:
             self._last_test = (test, self._for_many_jobs(test, (self.shards.x, self.shards.y)))

@@ -1,0 +1,115 @@
+"""Clients average what they tune: the plain baseline of test-time exchange. Our own.
+
+After every `every` batches a client sends how far the adapter inside has moved its parameters from the deployed ones
+(`state["params"]`, the normalisation layers' for Tent), and goes on from a mean of the moves of all clients. The
+optimiser's state, features and samples stay where they are. Where clients share one deployed model this is the average
+of adapted parameters; where models are personal, what is personal about them stays.
+
+`weights` says whose moves count how much. "uniform": all alike, so the server needs the mean alone. "similarity": each
+client gets its own mix, with weights softmax(cosine / temperature) over the cosines between its move and those of all,
+its own (1) among them; the server sees every client's move. The mean move is taken off before (`centred`): all clients
+move alike to a large part, whatever they meet, and what they share does not tell who is near to whom. (Two clients are
+then each other's opposite, and each keeps its own.) "own": nothing is sent, and the adapter inside runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ..core import Adapter, Exchanging, Gather, Mean, Predict, Rules, Task, Tree, check, rng
+from ..ops.mixing import cosines, mixed, moved, moved_by, rows
+from .tent import Tent
+
+
+@dataclass(frozen=True)
+class Around(Exchanging):
+    """The base of exchanges around another adapter, which does all adapting."""
+
+    adapter: Adapter = Tent()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.adapter, Exchanging) or self.adapter.calibrates:
+            name, inner = type(self).__name__, type(self.adapter).__name__
+            says = f"{name}: adapter={inner} exchanges or has a guard of its own; name an adapter that has neither"
+            raise check.FieldError(says, "adapter")
+
+    @property
+    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.adapter.requires
+
+    @property
+    def transductive(self) -> bool:  # type: ignore[override]
+        return self.adapter.transductive
+
+    @property
+    def traces(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self.adapter.traces
+
+    @property
+    def batch_free(self) -> bool:
+        return self.adapter.batch_free
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        if reason := self.adapter.refusal(task, model):
+            return reason
+        if self.uplink and "params" not in self.adapter.init(task, model):
+            name, inner = type(self).__name__, type(self.adapter).__name__
+            return f"{name} mixes the parameters that an adapter tunes, and {inner} tunes none"
+        return None
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        return self.adapter.init(task, model)
+
+    def prepare(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
+    ) -> Tree:
+        return self.adapter.prepare(task, predict, model, state, x, real, key)
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return self.adapter.step(task, predict, model, state, x, key)
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        return self.adapter.trace(task, predict, model, state, x, key)
+
+    def receive(self, task: Task, model: Tree, state: Tree, down: Tree) -> Tree:
+        return {**state, "params": moved_by(model, down["move"])}
+
+
+@dataclass(frozen=True)
+class Together(Around):
+    """Runs an adapter on every client, and averages what the clients have tuned."""
+
+    weights: Literal["uniform", "similarity", "own"] = "similarity"
+    temperature: float = 0.1
+    """For weights="similarity": how sharply alike clients are preferred; at 0.1 a cosine of 0 counts e^-10 of one."""
+    centred: bool = True
+    """For weights="similarity": whether moves are compared without the mean of all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.choices(self)
+        check.positive(self, "temperature")
+
+    @property
+    def uplink(self) -> Rules:
+        rules: dict[str, Rules] = {"uniform": {"move": Mean()}, "similarity": {"move": Gather()}, "own": {}}
+        return rules[self.weights]
+
+    def send(self, task: Task, predict: Predict, model: Tree, state: Tree, key: rng.Key) -> Tree:
+        return {"move": moved(model, state["params"])}
+
+    def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        if self.weights == "uniform":
+            return {"all": {"move": total["move"]}}
+        each = rows(total["move"])
+        alike = cosines(each - each.mean(0) if self.centred else each)
+        return {"own": {"move": mixed((alike / self.temperature).softmax(-1), total["move"])}}

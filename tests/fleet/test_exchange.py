@@ -1,0 +1,50 @@
+"""Clients at the nodes of a fleet that exchange while they adapt: the numbers of Serial, and nodes that go away."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
+
+from fakes import FakeGrid, changed, experiment, run
+
+from acclimate.backends import Serial
+from acclimate.running import run as api
+from support import quick_or_slow
+
+STREAM = ["streams=grouped", "streams.grouped.length=40", "streams.grouped.batch=8", "model.norm=batch"]
+NUMBERS = ("accuracy", "loss", "exchanged_bytes", "clients")
+
+
+def of(adapter, *more):
+    name = adapter.partition(",")[0]
+    return experiment("method=fedavg", "method.work.epochs=1", "rounds=1", f"adapters={adapter}", *STREAM, *more), name
+
+
+@pytest.mark.parametrize("adapter", quick_or_slow(["together", "together-uniform", "fedctta", "latte"], ("together",)))
+def test_a_fleet_exchanges_as_serial_does(tmp_path, adapter):
+    e, _ = of(adapter, *([f"adapters.{adapter}.adapter.opt=sgd"] if adapter != "latte" else []), "filters=fp16")
+    ours = run(FakeGrid(tmp_path), e, tmp_path / "run")
+    api.run(replace(e, backend=Serial()), tmp_path / "serial")
+    theirs = api.store.RunFolder(tmp_path / "serial").load()["results"]
+    assert ours["faults"] == [] and ours["table"][0]["exchanged_bytes"] > 0
+    for a, b in zip(ours["table"], theirs["table"], strict=True):
+        assert [a[n] for n in NUMBERS] == pytest.approx([b[n] for n in NUMBERS], abs=1e-5)
+
+
+def test_a_node_that_spoils_a_message_is_left_out_and_the_others_go_on(tmp_path):
+    seen = []
+
+    def tamper(node, request, reply):
+        told = [name for name in reply.content if name.startswith("up.")]
+        seen.append((request.metadata.message_type, sorted(told)))
+        if node == 101 and request.metadata.message_type == "evaluate" and told:
+            return [changed(reply, lambda name, record: type(record)({}) if name == "up.1" else record)]
+        return [reply]
+
+    e, _ = of("together-uniform")
+    results = run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")
+    assert results["table"][0]["clients"] == 3
+    assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "groups")}
+    # five batches of eight: a message after each of the first four, and none with the last
+    assert sum(kind == "evaluate" and told == ["up.0", "up.2"] for kind, told in seen) == 4
