@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core import Adapter, Personalizer
+from ..data import World
 from ..eval import Test
 from ..eval.selection import Chooser
 from ..eval.selection_table import By, Selection
@@ -43,7 +44,9 @@ def selected(
     personal: Personalizer | None = None,
 ) -> Selection:
     """The same, for streams that are there already."""
-    _check(strategies, by)
+    if by not in ("stream", "client"):
+        raise ValueError(f"by={by!r} is not possible; allowed: stream, client")
+    check(fit.world, built, strategies)
     worker, engine, world, found = fit.worker, fit.engine, fit.world, Selection()
     down = worker.method.download(worker.task, fit.state.server)
     models = engine.deploy(down, fit.state.mine, personal or fit.experiment.personal)
@@ -52,24 +55,24 @@ def selected(
     able = {name: a for name, a in named.items() if name not in refused}
     if not able:
         raise ValueError(f"there is nothing to choose from: {'; '.join(refused.values())}")
-    if "source" in strategies and not any(len(rows) for rows in world.val):
-        raise ValueError(f"strategy source: {world.name} has no validation examples; leave it out")
     chooser = Chooser(engine, models, world.shards(world.val), able)
     for name, (shift, stream) in built.items():
         if stream.new:
             found += Selection(left_out=(f"{name}: its clients are newcomers",))
             continue
-        if "consistency" in strategies and stream.shards.x.dim() != 4:
-            raise ValueError(f"strategy consistency: {name} has no images to augment; leave it out")
         test = Test(stream.shards, shift.protocol)
         found += chooser.measure(name, test, strategies, by == "client")
     return Selection(left_out=tuple(f"{name}: {reason}" for name, reason in refused.items())) + found
 
 
-def _check(strategies: Sequence[str], by: str) -> None:
+def check(world: World, built: Built, strategies: Sequence[str]) -> None:
+    """Refuse strategies that are unknown, or that these data cannot serve."""
     if unknown := [s for s in strategies if s not in STRATEGIES]:
         raise ValueError(f"strategies: {unknown[0]!r} is not possible; allowed: {', '.join(STRATEGIES)}")
     if not strategies:
         raise ValueError(f"strategies=() must name at least one of {', '.join(STRATEGIES)}")
-    if by not in ("stream", "client"):
-        raise ValueError(f"by={by!r} is not possible; allowed: stream, client")
+    if "source" in strategies and not any(len(rows) for rows in world.val):
+        raise ValueError(f"strategy source: {world.name} has no validation examples; leave it out")
+    for name, (_, stream) in built.items():
+        if "consistency" in strategies and stream.shards.x.dim() != 4:
+            raise ValueError(f"strategy consistency: stream {name} has no images to augment; leave it out")
