@@ -12,7 +12,7 @@ import acclimate as ac
 from acclimate.core import Protocol, rng, stream
 from acclimate.eval.estimates import Session
 from acclimate.eval.selection import VIEWS, Viewed
-from acclimate.eval.selection_table import Row, Selection
+from acclimate.eval.selection_table import Pick, Selection
 from acclimate.experiment import catalogue
 from acclimate.ops.selection import STRATEGIES, WITHOUT_LABELS
 
@@ -142,7 +142,7 @@ def test_what_is_not_possible_is_named(fit):
 
 
 def row(stream, strategy, chosen, accuracy, gap, by="stream"):
-    return Row(stream=stream, strategy=strategy, by=by, chosen=chosen, accuracy=accuracy, gap=gap, per_client=[])
+    return Pick(stream=stream, strategy=strategy, by=by, chosen=chosen, accuracy=accuracy, gap=gap, per_client=[])
 
 
 def test_the_table_says_what_was_chosen_and_labels_the_oracle():

@@ -35,6 +35,10 @@ class Protocol:
     """Samples between two changes of the stream, for reset="shift"."""
     collapse: float = 0.1
     """For reset="collapse": the least entropy of a batch's mean prediction, as a share of log(classes)."""
+    every: int = 1
+    """Of so many batches, the adapter learns from the first alone: what the others leave in its state is dropped."""
+    until: int | None = None
+    """Samples after which the adapter learns no more; None: it always does."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "batch", 1)
@@ -48,6 +52,18 @@ class Protocol:
                 "segment",
                 "batch",
             )
+        check.whole(self, "every", 1)
+        if self.until is not None and (self.until < 1 or self.until % self.batch):
+            raise check.FieldError(
+                f"Protocol: until={self.until} must be a multiple of batch={self.batch}, which is learned from whole",
+                "until",
+                "learn",
+                "batch",
+            )
+
+    def learns(self, step: int) -> bool:
+        """Whether the adapter keeps what it learns from this batch."""
+        return step % self.every == 0 and (self.until is None or step * self.batch < self.until)
 
 
 class Served(NamedTuple):
@@ -77,8 +93,8 @@ def run(
     x_rows = data["rows"][at % n]
     fresh, out, seen = adapter.init(task, model), [], []
     if adapter.transductive:
-        place = torch.arange(size, device=n.device)
-        everything, real = data["x"][data["rows"][place % n]], place < n
+        place, shown = torch.arange(size, device=n.device), n if protocol.until is None else n.clamp_max(protocol.until)
+        everything, real = data["x"][data["rows"][place % shown]], place < shown
         fresh = adapter.prepare(task, predict, model, fresh, everything, real, rng.fold(key, "prepare"))
     state = fresh
     for t in range(steps):
@@ -87,6 +103,9 @@ def run(
         if trace:
             logits, new, traced = adapter.trace(task, predict, model, state, data["x"][x_rows[t]], now)
             seen.append(traced)
+            new = new if protocol.learns(t) else state
+        elif not protocol.learns(t):
+            logits, new = adapter.answer(task, predict, model, state, data["x"][x_rows[t]], now), state
         else:
             logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[t]], now)
         if not isinstance(logits, Tensor):
@@ -106,7 +125,7 @@ LARGE = 256
 
 def _batch(adapter: Adapter, protocol: Protocol, size: int) -> int:
     """The stream's own batch size, or a larger one where that changes no answer."""
-    if not adapter.batch_free or protocol.reset != "stream":
+    if not adapter.batch_free or protocol.reset != "stream" or protocol.every > 1 or protocol.until is not None:
         return protocol.batch
     even = -(-size // -(-size // LARGE))  # as few batches as possible, all of one size: padding is computed too
     return max(protocol.batch, even)

@@ -23,7 +23,7 @@ from .estimates import Outputs, Session
 from .grid import Test
 from .observed import Observed
 from .rows import round_float
-from .selection_table import Row, Selection
+from .selection_table import Pick, Selection
 
 VIEWS = Views(zoom=0.7, flip=False, jitter=0.3, grey=0.0)
 """What answers are compared under: a window of each image in another light; nothing that turns a 6 into another."""
@@ -70,8 +70,8 @@ class Chooser:
         names, picked = list(kept), {s: _picked(v, each) for s, v in scores.items()}
         accuracy = {s: hits.gather(1, p[:, None])[:, 0] for s, p in picked.items()}
         top = float(accuracy["oracle"].double().mean())
-        rows: list[Row] = [
-            Row(
+        rows: list[Pick] = [
+            Pick(
                 stream=stream,
                 strategy=s,
                 by="client" if each else "stream",

@@ -12,7 +12,7 @@ ORACLE = "oracle (test labels)"
 """How tables call the oracle, so that nobody takes it for a result."""
 
 
-class Row(TypedDict):
+class Pick(TypedDict):
     """What one strategy chose on one stream. Accuracies are fractions."""
 
     stream: str
@@ -31,7 +31,7 @@ class Row(TypedDict):
 class Selection:
     """Choices of strategies, and what every candidate would have reached; `str` shows the choices in points."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Pick, ...] = ()
     candidates: tuple[Mapping[str, Any], ...] = ()
     """stream, adapter, accuracy, and `scores`: what each strategy thinks of it, higher being better."""
     left_out: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Selection:
         accuracy, gap = 100 * self.accuracy(strategy, stream), 100 * self.gap(strategy, stream)
         return f"| {stream or 'mean'} | {name} | {chosen} | {accuracy:.1f} | {gap:.1f} |"
 
-    def _of(self, strategy: str, stream: str | None) -> list[Row]:
+    def _of(self, strategy: str, stream: str | None) -> list[Pick]:
         return [r for r in self.rows if r["strategy"] == strategy and stream in (None, r["stream"])]
 
     def _mean(self, field: Literal["accuracy", "gap"], strategy: str, stream: str | None) -> float:
@@ -101,7 +101,7 @@ class Selection:
         return self.to_markdown()
 
 
-def _chosen(rows: Iterable[Row]) -> str:
+def _chosen(rows: Iterable[Pick]) -> str:
     """`tent x2, bn`: candidates by how many clients, or how many seeds, chose them; the most often chosen first."""
     every: dict[str, int] = {}
     for row in rows:

@@ -227,6 +227,12 @@ STREAMS: dict[str, shifts.Shift] = {
     "label-sorted": shifts.LabelSorted(),
     "correlated": shifts.Correlated(),
     "repeated": shifts.Repeated(),
+    "blends": shifts.Blends(),
+    "gradual-labels": shifts.GradualLabels(),
+    "recurring-labels": shifts.RecurringLabels(),
+    "few-samples": shifts.FewSamples(),
+    "few-classes": shifts.FewClasses(),
+    "periodic": shifts.Periodic(),
 }
 
 BACKENDS: dict[str, Backend] = {
