@@ -174,3 +174,22 @@ def test_the_overall_choice_is_by_the_mean_score_of_those_that_are_on_every_stre
     assert found.overall("entropy") == "bn"
     assert json.loads(json.dumps(found.to_dict()))["candidates"][2]["scores"] == {"entropy": -2.0}
     assert math.isclose((found + found).candidates[5]["scores"]["entropy"] or 9.0, 9.0)
+
+
+def test_clients_together_choose_and_learn_as_one_by_one(fit, found):
+    from acclimate.running.build import Fit, build
+
+    experiment = replace(fit.experiment, backend=ac.backends.Vmap())
+    world, worker, engine = build(experiment)
+    together = Fit(experiment, world, worker, engine, fit.state)
+    again = ac.select(together, CANDIDATES, STREAMS, STRATEGIES)
+    assert [r["chosen"] for r in again.rows] == [r["chosen"] for r in found.rows]
+    for a, b in zip(again.candidates, found.candidates, strict=True):
+        assert a["scores"] == pytest.approx(b["scores"], abs=2e-3)
+    device = [ac.shifts.Periodic(kinds=("contrast",), batch=16), ac.shifts.FewSamples(kinds=("contrast",))]
+    one, both = (ac.evaluate(f, CANDIDATES[2:], device) for f in (fit, together))
+    assert [r["per_client"] for r in one.rows] == [r["per_client"] for r in both.rows]
+    always = ac.evaluate(fit, CANDIDATES[3:], [replace(device[0], every=1)])
+    assert (
+        always.rows[0]["per_client"] != one.where(stream="periodic", adapter="tent(opt.lr=0.3)").rows[0]["per_client"]
+    )
