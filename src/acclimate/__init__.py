@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         train,
         train_together,
     )
+    from .running.select import select
     from .running.watch import Watch
 
 _MODULES = ("adapters", "backends", "data", "eval", "filters", "methods", "models", "ops", "personal", "shifts")
@@ -78,6 +79,7 @@ _NAMES = {
     "eval.table": ("Table",),
     "live": ("Answer", "Joined", "Live", "load_joined", "load_live"),
     "running.join": ("join",),
+    "running.select": ("select",),
     "running.watch": ("Watch",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
@@ -128,6 +130,7 @@ __all__ = [
     "rng",
     "run",
     "run_all",
+    "select",
     "shifts",
     "traces",
     "train",

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from acclimate.adapters import FedCTTA, Latte, NoAdapt, Tent, Together
 from acclimate.backends import Serial, Vmap
@@ -123,6 +124,45 @@ def test_clients_whose_stream_has_ended_neither_send_nor_count():
     assert heard == [5, 4, 2, 2]
     assert found["exchanged"].tolist() == [4 * 12, 2 * 12, 12, 4 * 12, 2 * 12, 0]
     assert served(Idle(), sizes=(40, 8, 8))["exchanged"].tolist() == [0, 0, 0]
+
+
+@dataclass(frozen=True)
+class Echo(Exchanging):
+    """Sends a mark of its own stream and gets it back; it is unsure as long as the mark is its own."""
+
+    @property
+    def uplink(self):
+        return {"mark": Gather()}
+
+    def init(self, task, model):
+        return {"mark": torch.zeros(()), "heard": torch.zeros(())}
+
+    def step(self, task, predict, model, state, x, key):
+        first = F.one_hot(torch.zeros(len(x), dtype=torch.int64), 5)
+        apart = 1000 * (state["heard"] - state["mark"]).abs()
+        return first * apart, {"mark": x.float().mean(), "heard": state["heard"]}
+
+    def send(self, task, predict, model, state, key):
+        return {"mark": state["mark"]}
+
+    def exchange(self, task, server, total, key):
+        return {"own": {"mark": total["mark"]}}
+
+    def receive(self, task, model, state, down):
+        return {**state, "heard": down["mark"]}
+
+
+@pytest.mark.parametrize("backend", [Serial(), Vmap(chunk=2)])
+def test_every_client_gets_its_own_row(backend):
+    confidence = served(Echo(), backend, sizes=(17, 24, 9, 40, 33))["confidence"]
+    torch.testing.assert_close(confidence, torch.full((5,), 0.2))
+
+
+def test_keys_of_an_exchange_are_none_of_training():
+    worker = Worker(task(), FedAvg(), (), 3)
+    half = exchange.serving(worker, Together(TENT), Protocol(8))
+    for purpose in ("train", "filter", "server", "adapt"):
+        assert int(half.key(purpose, 0, 1)) != int(worker.key(purpose, 0, 1))
 
 
 @pytest.mark.parametrize("name", ADAPTERS)

@@ -4,8 +4,11 @@ import json
 import re
 from dataclasses import replace
 
+import pytest
+
 import acclimate as ac
 from acclimate.running import evaluate, train
+from acclimate.running.check import check_all
 
 WILD = ac.adapters.MEMO(views=2, steps=2, opt=ac.optim.SGD(lr=1e30))
 SMALL = ac.Experiment(
@@ -44,25 +47,24 @@ def test_what_is_tested_together_is_refused_alike(monkeypatch):
 
 
 def test_an_exchange_has_its_bytes_in_the_table_and_what_cannot_exchange_is_refused():
-    import acclimate as ac
-
-    def table(clients, *adapters, filters=()):
-        e = ac.Experiment(
+    def of(clients, *adapters):
+        return ac.Experiment(
             data=ac.data.Digits(clients=clients, fraction=0.3),
             model=ac.models.MLP(hidden=(8,), norm="batch"),
             method=ac.methods.FedAvg(work=ac.Work(epochs=1)),
             adapters=adapters,
             streams=(ac.shifts.Original(batch=8),),
-            filters=filters,
             rounds=1,
             backend=ac.backends.Serial(),
         )
-        return ac.evaluate(ac.train(e))
 
-    both = table(3, ac.adapters.Together(weights="own"), ac.adapters.Together(weights="uniform"))
+    own, uniform = ac.adapters.Together(weights="own"), ac.adapters.Together(weights="uniform")
+    both = ac.evaluate(ac.train(of(3, own, uniform)))
     own, uniform = (r["exchanged_bytes"] for r in both.rows if r["selection"] == "last")
     assert own == 0 and uniform > 0 and uniform % 8 == 0
     assert "exchanged" in str(both).splitlines()[0] and str(both).splitlines()[2].split()[-2:] == [f"{uniform}", "B"]
-    alone = table(1, ac.adapters.Tent(), ac.adapters.Together())
+    with pytest.raises(ValueError, match="no adapter can be tested.*at least 2 clients"):
+        check_all([of(1, ac.adapters.Together())])
+    alone = ac.evaluate(ac.train(of(1, ac.adapters.Tent(), ac.adapters.Together())))
     assert [r["adapter"] for r in alone.rows if r["selection"] == "last"] == ["tent"]
     assert "at least 2 clients" in alone.refused[0]["reason"] and "exchanged" not in str(alone)

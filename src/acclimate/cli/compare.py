@@ -14,6 +14,10 @@ def compare(
         list[str] | None,
         typer.Option("--row", help="Which two, where there are more: fedavg+finetune, or fedavg/tent. Give it twice."),
     ] = None,
+    select: Annotated[
+        str | None,
+        typer.Option(help="Compare what this strategy chose, in runs with select=: source, entropy, consistency, ..."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Also write all numbers: .json, or a table: .md")
     ] = None,
@@ -32,7 +36,7 @@ def compare(
 
     if out is not None and out.suffix not in (".json", ".md"):
         raise ValueError(f"--out={out}: must end in .json or .md")
-    found = compare.compare(*runs, rows=rows or [])
+    found = compare.compare(*runs, rows=rows or [], select=select)
     head = ("stream", "round", found.first, found.second, "difference", "interval", "seeds x clients")
     table = Table(*head, box=SIMPLE, pad_edge=False, padding=0)  # 80 columns have room for it
     for column in (table.columns[0], table.columns[5]):
@@ -43,6 +47,8 @@ def compare(
         table.add_row(*cells)
     console().print(table)
     for sentence in found.sentences():
+        typer.echo(sentence)
+    for sentence in found.choices:
         typer.echo(sentence)
     if caveat := found.caveat():
         typer.echo(caveat)

@@ -174,9 +174,12 @@ def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[A
 
 
 def _show(table: Any, root: Path) -> None:
+    from ..running.chosen import tables
     from .describe import results_table
 
     results_table(table, root)
+    for label, chosen in tables(root).items():
+        typer.echo(f"\nadapters of {label}, chosen by strategies:\n{chosen.to_markdown()}")
     if not table.rows:  # known only now where a personaliser might have added what the adapters lack
         _fail("no adapter could be tested: nothing was measured", 2)
 

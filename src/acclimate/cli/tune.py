@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..tuning import Grid, Search
+    from ..tuning import Grid, Search, Selected
 
 
 def tune(
@@ -26,11 +26,18 @@ def tune(
     trials: Annotated[int | None, typer.Option(help="How many (default: a grid of up to 20 points, or 20).")] = None,
     seeds: Annotated[int, typer.Option(help="Seeds per trial; its score is their mean.")] = 1,
     sampler: Annotated[str, typer.Option(help="auto, tpe, random or grid.")] = "auto",
+    select: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose between settings of adapters on the unlabelled streams instead: by fixed, source, entropy, "
+            "consistency, snd or (with test labels) oracle. Of several, with commas, the first chooses."
+        ),
+    ] = None,
     on: Annotated[str, typer.Option(help="Streams to make of the validation data, with commas.")] = "original",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder (default: runs/NNN-tune).")] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
 ) -> None:
-    """Search for good settings on validation data; test data is never looked at.
+    """Search for good settings on validation data; test data is never looked at, but for --select its inputs.
 
     Run it again with the same --out to go on where it was stopped, or with more --trials to search on. best.toml has
     the chosen settings: test them with `acclimate run -c`.
@@ -38,6 +45,7 @@ def tune(
     from rich.console import Console
 
     from .. import store, tuning
+    from ..experiment import ConfigError
     from ..experiment.settings import expand, merged
     from .progress import display
     from .threads import use_half_of_the_cores
@@ -46,6 +54,9 @@ def tune(
         typer.echo(_listing(tuning.GRIDS))
         return
     pairs = merged(config, list(settings or []))
+    if select is not None and (trials, sampler, on, grid) != (None, "auto", "original", None):
+        more = "leave out --trials, --sampler, --on and --grid"
+        raise ConfigError(f"--select={select} serves every candidate on the experiment's streams; {more}")
     root = out or store.next_free(Path("runs"), "tune")
     if store.holds_run(root):
         raise store.RunError(f"{root} holds a run, whose report.html a search would replace; choose another --out")
@@ -54,6 +65,10 @@ def tune(
     use_half_of_the_cores()
     try:
         with display(quiet, console) as watch:
+            if select is not None:
+                choice = tuning.choose(pairs, root, select.split(","), seeds, watch)
+                _show_choice(choice)
+                return
             search = tuning.tune(
                 pairs,
                 root,
@@ -66,7 +81,8 @@ def tune(
                 _reporter(console) if not quiet else lambda search, total: None,
             )
     except KeyboardInterrupt:
-        typer.echo(f"stopped; the same command with --out {root} goes on where it was", err=True)
+        again = "starts over" if select is not None else "goes on where it was"
+        typer.echo(f"stopped; the same command with --out {root} {again}", err=True)
         raise typer.Exit(130) from None
     _show(search)
 
@@ -117,3 +133,15 @@ def _show(search: Search) -> None:
     typer.echo("".join(f"  {key} = {value}\n" for key, value in best.values.items()), nl=False)
     typer.echo(f"all trials: {root / 'tune.json'} and {root / 'report.html'}")
     typer.echo(f"test it: acclimate run -c {root / 'best.toml'}")
+
+
+def _show_choice(choice: Selected) -> None:
+    labels = " (by test labels: no result)" if choice.strategy == "oracle" else ""
+    gap = 100 * choice.selection.gap(choice.strategy)
+    typer.echo(choice.selection.to_markdown())
+    for reason in dict.fromkeys(choice.selection.left_out):
+        typer.echo(f"left out: {reason}")
+    typer.echo(f"{choice.strategy}{labels} chose {choice.name} over all streams")
+    typer.echo(f"chosen stream by stream, it is {gap:.1f} points below the oracle, which knows the test labels")
+    typer.echo(f"all scores: {choice.path / 'select.json'}")
+    typer.echo(f"test it: acclimate run -c {choice.path / 'best.toml'}")

@@ -132,7 +132,8 @@ class Engine(ABC):
         """Adapt every client's model on its test stream and score it: metrics [clients], on the CPU.
 
         Where asked, `trace` is there besides: what the adapter's `trace` tells per sample, each [clients, size, ...],
-        `size` being the longest stream. Rows beyond a client's own number mean nothing.
+        `size` being the longest stream. Rows beyond a client's own number mean nothing. Where clients exchange,
+        `exchanged` has the bytes that each sent and got, and there are no traces (`core.exchange`).
         """
 
     def missed(self) -> tuple[Fault, ...]:

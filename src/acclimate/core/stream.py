@@ -35,6 +35,10 @@ class Protocol:
     """Samples between two changes of the stream, for reset="shift"."""
     collapse: float = 0.1
     """For reset="collapse": the least entropy of a batch's mean prediction, as a share of log(classes)."""
+    every: int = 1
+    """Of so many batches, the adapter learns from the first alone: what the others leave in its state is dropped."""
+    until: int | None = None
+    """Samples after which the adapter learns no more; None: it always does."""
 
     def __post_init__(self) -> None:
         check.at_least(self, "batch", 1)
@@ -48,6 +52,20 @@ class Protocol:
                 "segment",
                 "batch",
             )
+        check.whole(self, "every", 1)
+        if self.until is not None and (self.until < 1 or self.until % self.batch):
+            raise check.FieldError(
+                f"Protocol: until={self.until} must be a multiple of batch={self.batch}, which is learned from whole",
+                "until",
+                "learn",
+                "batch",
+            )
+
+    def learns(self, step: int | Tensor) -> bool | Tensor:
+        """Whether the adapter keeps what it learns from this batch."""
+        if self.every == 1 and self.until is None:
+            return True
+        return (step % self.every == 0) & (self.until is None or step * self.batch < self.until)
 
 
 class Served(NamedTuple):
@@ -74,8 +92,8 @@ def run(
     batch = _batch(adapter, protocol, size)
     fresh = adapter.init(task, model)
     if adapter.transductive:
-        place = torch.arange(size, device=n.device)
-        everything, real = data["x"][data["rows"][place % n]], place < n
+        place, shown = torch.arange(size, device=n.device), n if protocol.until is None else n.clamp_max(protocol.until)
+        everything, real = data["x"][data["rows"][place % shown]], place < shown
         fresh = adapter.prepare(task, predict, model, fresh, everything, real, rng.fold(key, "prepare"))
     part = Stretch(0, -(-size // batch), batch)
     served, _ = stretch(task, predict, adapter, model, data, protocol, key, fresh, fresh, part, trace)
@@ -120,11 +138,16 @@ def stretch(
         t = part.first + i
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
         now = rng.advance(rng.fold(key, "samples"), t * part.batch)
+        x, learns = data["x"][x_rows[i]], protocol.learns(t)
         if trace:
-            logits, new, traced = adapter.trace(task, predict, model, state, data["x"][x_rows[i]], now)
+            logits, new, traced = adapter.trace(task, predict, model, state, x, now)
             seen.append(traced)
+        elif learns is False:
+            logits, new = adapter.answer(task, predict, model, state, x, now), state
         else:
-            logits, new = adapter.step(task, predict, model, state, data["x"][x_rows[i]], now)
+            logits, new = adapter.step(task, predict, model, state, x, now)
+        if learns is not True:
+            new = tree.where(learns, new, state) if isinstance(learns, Tensor) else state
         if not isinstance(logits, Tensor):
             kind = type(logits).__name__
             raise TypeError(
@@ -143,7 +166,7 @@ LARGE = 256
 
 def _batch(adapter: Adapter, protocol: Protocol, size: int) -> int:
     """The stream's own batch size, or a larger one where that changes no answer."""
-    if not adapter.batch_free or protocol.reset != "stream":
+    if not adapter.batch_free or protocol.reset != "stream" or protocol.every > 1 or protocol.until is not None:
         return protocol.batch
     even = -(-size // -(-size // LARGE))  # as few batches as possible, all of one size: padding is computed too
     return max(protocol.batch, even)

@@ -4,6 +4,7 @@ from .analysis import Traces, summary
 from .estimate_table import Estimates
 from .grid import Names, Test, Tested, evaluate, rounds_to_test, stream_accuracy
 from .rows import Summary, summary_of
+from .selection_table import Selection
 from .table import Refused, Row, Table
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Names",
     "Refused",
     "Row",
+    "Selection",
     "Summary",
     "Table",
     "Test",

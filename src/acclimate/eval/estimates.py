@@ -77,8 +77,13 @@ class Session:
 
     def serve(self, adapter: Adapter, shards: Shards, served: Protocol, passes: int = 0) -> Outputs:
         """An adapter's outputs on every client's stream."""
+        return self.serve_as(Observed(adapter, passes), shards, served)
+
+    def serve_as(self, observed: Observed, shards: Shards, served: Protocol) -> Outputs:
+        """The outputs of the adapter inside, and whatever else is traced of it."""
+        adapter = observed.adapter
         models = self.engine.calibrated(self.models, self.held, adapter) if adapter.calibrates else self.models
-        metrics = self.engine.serve(models, shards, Observed(adapter, passes), served, trace=True)
+        metrics = self.engine.serve(models, shards, observed, served, trace=True)
         trace: Tree = tree.to(metrics["trace"], "cpu")
         rows, n = shards.rows.cpu(), shards.n.cpu()
         return Outputs(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])

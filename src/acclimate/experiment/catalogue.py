@@ -233,6 +233,12 @@ STREAMS: dict[str, shifts.Shift] = {
     "correlated": shifts.Correlated(),
     "repeated": shifts.Repeated(),
     "grouped": shifts.Grouped(),
+    "blends": shifts.Blends(),
+    "gradual-labels": shifts.GradualLabels(),
+    "recurring-labels": shifts.RecurringLabels(),
+    "few-samples": shifts.FewSamples(),
+    "few-classes": shifts.FewClasses(),
+    "periodic": shifts.Periodic(),
 }
 
 BACKENDS: dict[str, Backend] = {

@@ -18,13 +18,14 @@ from ..core import Adapter, Backend, Filter, Method, Model, Personalizer, check
 from ..data import Dataset, Digits
 from ..methods import FedAvg
 from ..models import CNN
+from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
 from . import labels, names
 from .encoding import ConfigError, by_name, decode, encode
 
 SCHEMA = "acclimate.config/1"
-EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "analysis")
+EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "analysis", "select")
 """Fields that do not change what is trained: experiments that differ in them alone share one training."""
 RUNTIME_FIELDS = ("backend", "device")
 """Fields that say where it is trained: a checkpoint may be gone on with elsewhere."""
@@ -56,6 +57,9 @@ class Experiment:
     analysis: bool = False
     """Also keep what the adapters did with every sample, and every stream's accuracy at each look at the validation
     data (with the first adapter that can serve): for the report's analysis. Training and results stay the same."""
+    select: tuple[Strategy, ...] = ()
+    """Also choose one of the adapters for every stream by these strategies, and note what they chose in results.json:
+    fixed, source, entropy, consistency, snd or oracle. The table stays the same."""
     backend: Backend = Auto()
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
@@ -84,6 +88,10 @@ class Experiment:
             raise ValueError("Experiment: adapters=() must name at least one; use 'none' for no adaptation")
         if not self.streams:
             raise ValueError("Experiment: streams=() must name at least one")
+        if unknown := [s for s in self.select if s not in STRATEGIES]:
+            raise check.FieldError(
+                f"Experiment: select={unknown[0]!r} is not possible; allowed: {', '.join(STRATEGIES)}", "select"
+            )
 
     @property
     def cohort_size(self) -> int:
@@ -103,7 +111,8 @@ class Experiment:
 
         Those of methods, personalisers, adapters and streams are the defaults of the catalogue entry.
         """
-        own = {f: getattr(self, f) for f in ("method", "personal", "adapters", "streams", "seed", "analysis")}
+        aside = ("method", "personal", "adapters", "streams", "seed", "analysis", "select")
+        own = {f: getattr(self, f) for f in aside}
         out = labels.differences(replace(Experiment(), **own), self)
         for part in ("method", "personal"):
             out += [f"{part}.{change}" for change in labels.entry_of(own[part])[1]]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .. import store
-from ..core import Personalizer, Worker
+from ..core import Personalizer, Worker, exchange
 from ..data import World
 from ..experiment import Experiment, dumps, encode
 from .build import check_mixed, check_sizes, device_of, worker_of
@@ -76,7 +76,7 @@ def untestable(experiment: Experiment, world: World, worker: Worker) -> str | No
     if type(experiment.personal).run is not Personalizer.run:
         return None
     model = method.deploy(task, method.download(task, server), own)
-    reasons = [a.refusal(task, model) for a in experiment.adapters]
+    reasons = [a.refusal(task, model) or exchange.refusal(worker, a, world.clients) for a in experiment.adapters]
     if None in reasons:
         return None
     because = "; ".join(dict.fromkeys(r for r in reasons if r))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import store
 from ..eval.table import row_names
+from . import cards, chosen
 
 SCHEMA = "acclimate.comparison/1"
 DRAWS, LEVEL = 10_000, 0.95
@@ -66,6 +67,10 @@ class Comparison:
     """Best accuracy over all rounds of both sides by stream: chosen on test data, so an upper bound and no result."""
     left_out: tuple[str, ...] = ()
     """Streams that both have under one name, but not with the same examples."""
+    choices: tuple[str, ...] = ()
+    """Where a strategy chose the adapters: what it chose on every stream, and its gap to the oracle."""
+    select: str | None = None
+    """That strategy."""
 
     def sentences(self, selection: str = "last") -> list[str]:
         """The result in plain words, a sentence per stream."""
@@ -94,6 +99,7 @@ class Comparison:
         rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.differs} for d in self.differences]
         body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
         body |= {"differences": rows, "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
+        body |= {"select": self.select, "choices": self.choices} if self.select else {}
         return json.dumps(body, indent=1) + "\n"
 
     def to_markdown(self) -> str:
@@ -178,17 +184,21 @@ class Side:
     """Accuracy at every evaluated round, by seed and stream."""
     doubt: str | None = None
     """Why its numbers cannot be used: two runs of one seed that do not agree."""
+    choices: tuple[Mapping[str, Any], ...] = ()
+    """What a strategy chose, where it chose the adapter."""
 
     @property
     def title(self) -> str:
         """How sentences call it."""
-        return self.name if self.adapter == "none" else f"{self.name} with {self.adapter}"
+        adapter = f"what {self.adapter} chose" if self.choices else self.adapter
+        return self.name if adapter == "none" else f"{self.name} with {adapter}"
 
 
-def sides(paths: Iterable[Path]) -> list[Side]:
-    """Every row of every finished run at or below these folders."""
+def sides(paths: Iterable[Path], select: str | None = None) -> list[Side]:
+    """Every row of every finished run at or below these folders, and those whose adapter a strategy chose."""
     runs = [folder.load() for path in paths for folder in store.find_runs(path) if folder.finished]
-    rows = [(row, run) for run in runs for row in run["results"]["table"]]
+    chosen.check(runs, select)
+    rows = [(row, run) for run in runs for row in (*run["results"]["table"], *chosen.rows_of(run, select))]
     found: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
     for name, (row, run) in zip(row_names([r for r, _ in rows]), rows, strict=True):
         found.setdefault((name, row["adapter"]), []).append((row, run))
@@ -206,10 +216,11 @@ def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
         stream, seed = row["stream"], row["seed"]
         if counted.setdefault((stream, seed), run) is run:
             cells.setdefault((stream, row["selection"]), {})[seed] = row["per_client"]
-            data.setdefault(seed, _data(run))
-            streams.setdefault(seed, {}).update(_stream(run, stream))
-            curves.setdefault(seed, {})[stream] = _curve(run, adapter, stream)
-    return Side(name, adapter, cells, data, streams, curves, _doubt(members))
+            data.setdefault(seed, cards.data(run))
+            streams.setdefault(seed, {}).update(cards.stream(run, stream))
+            curves.setdefault(seed, {})[stream] = cards.curve(run, adapter, stream)
+    choices = tuple(row for row, _ in members if "gap" in row)
+    return Side(name, adapter, cells, data, streams, curves, _doubt(members), choices)
 
 
 def _doubt(members: Sequence[tuple[Any, Any]]) -> str | None:
@@ -222,9 +233,9 @@ def _doubt(members: Sequence[tuple[Any, Any]]) -> str | None:
         seed, stream = row["seed"], row["stream"]
         _, earlier = first.setdefault(seed, (row, run))
         twin, twin_run = first.setdefault((seed, stream, row["selection"]), (row, run))
-        if others := _apart(_data(earlier), _data(run)):
+        if others := _apart(cards.data(earlier), cards.data(run)):
             return _said_twice(seed, earlier, run, f"on different data (not the same: {', '.join(others)})")
-        if _apart(_stream(twin_run, stream), _stream(run, stream)):
+        if _apart(cards.stream(twin_run, stream), cards.stream(run, stream)):
             return _said_twice(seed, twin_run, run, f"on different examples of {stream}")
         if twin["per_client"] != row["per_client"]:
             return _said_twice(seed, twin_run, run, f"with different accuracies on {stream}")
@@ -235,52 +246,36 @@ def _said_twice(seed: int, first: Any, second: Any, how: str) -> str:
     return f"seed {seed} was run in {first['path']} and in {second['path']}, {how}; give only one of these folders"
 
 
-def _data(run: Any) -> dict[str, str]:
-    """The hashes of a run's examples and splits."""
-    card = run["results"].get("data") or {}
-    return _hashes({"examples": card, **card.get("splits", {})})
-
-
-def _stream(run: Any, stream: str) -> dict[str, str]:
-    """The hash of one of a run's streams, by its name."""
-    cards = (run["results"].get("data") or {}).get("streams", {})
-    return _hashes({stream: cards.get(stream, {})})
-
-
-def _curve(run: Any, adapter: str, stream: str) -> list[float]:
-    """A stream's accuracy at every evaluated round, where the run kept it with this adapter."""
-    return [
-        m["streams"][stream] for m in run["metrics"] if m.get("adapter") == adapter and stream in m.get("streams", {})
-    ]
-
-
-def _hashes(cards: Mapping[str, Any]) -> dict[str, str]:
-    """The hashes that cards hold, by name; a fleet's server knows none of its sites' data."""
-    return {name: card["hash"] for name, card in cards.items() if card.get("hash") is not None}
-
-
 def _apart(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
     """The names under which two sides have different hashes."""
     return [name for name in first if name in second and first[name] != second[name]]
 
 
-def compare(*runs: Path | str, rows: Sequence[str] = ()) -> Comparison:
+def compare(*runs: Path | str, rows: Sequence[str] = (), select: str | None = None) -> Comparison:
     """Compare two rows of finished runs, given as run folders or folders of them.
 
     `rows` names the two where the folders hold more: `method`, `method+personal`, or either with `/adapter`. Without
-    it they are the only two, or the only two without adaptation.
+    it they are the only two, or the only two without adaptation. `select` names a strategy that chose adapters in the
+    runs: the two are then the only two it chose for, or one and the same method without adaptation; `rows` may name
+    one as `method/entropy`.
     """
-    found = sides(Path(r) for r in runs)
-    chosen = [_named(found, row) for row in rows] if rows else found
-    if not rows and len(found) > 2:
-        chosen = [s for s in found if s.adapter == "none"]
-    if len(chosen) != 2:
+    found = sides((Path(r) for r in runs), select)
+    two = [_named(found, row) for row in rows] if rows else _only(found, select)
+    if len(two) != 2:
         known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
         raise ValueError(
             f"rows={list(rows)}: a comparison is of two rows, and these runs hold {known}; "
             "name two of them (rows=, or --row twice)"
         )
-    return compared(*chosen)
+    return replace(compared(*two), select=select)
+
+
+def _only(found: list[Side], select: str | None) -> list[Side]:
+    """The sides that are compared where nobody names them."""
+    plain, picked = [s for s in found if s.adapter == "none"], [s for s in found if s.choices]
+    if select is None:
+        return found if len(found) <= 2 else plain
+    return picked if len(picked) != 1 else [*picked, *(s for s in plain if s.name == picked[0].name)]
 
 
 def _named(found: Sequence[Side], row: str) -> Side:
@@ -316,7 +311,8 @@ def compared(first: Side, second: Side) -> Comparison:
         )
     pairs = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
     found = tuple(difference(s, how, first.cells[s, how], second.cells[s, how]) for s, how in pairs)
-    return Comparison(first.title, second.title, found, _best(first, second, streams), left_out)
+    words = tuple(w for side in (first, second) for w in chosen.words(side.name, side.choices))
+    return Comparison(first.title, second.title, found, _best(first, second, streams), left_out, words)
 
 
 def _best(first: Side, second: Side, streams: Sequence[str]) -> dict[str, tuple[float, float]]:

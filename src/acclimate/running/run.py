@@ -24,6 +24,8 @@ from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
 from .check import check_all, naming, untestable
 from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
+from .select import check as check_select
+from .select import selected
 from .train import can_join, train, train_from, train_lanes, train_together
 from .watch import Watch
 
@@ -96,10 +98,14 @@ def _ready(experiment: Experiment) -> _Ready | None:
     """All that training and testing need; None where another process builds it."""
     check_mixed(experiment)
     if experiment.backend.conducted() is not None:
+        if experiment.select:
+            raise ValueError("select= needs answers to single samples, which may not leave the nodes of a fleet")
         return None
     began = time.perf_counter()
     world, worker, engine = build(experiment)
     streams = streams_of(world, experiment.streams)  # before training: what cannot be tested should not cost an hour
+    if experiment.select:
+        check_select(world, streams, experiment.select)
     return _Ready(world, worker, engine, streams, time.perf_counter() - began)
 
 
@@ -120,6 +126,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
     trained = time.perf_counter()
     kept: Traces | None = {} if experiment.analysis else None
     table, cards = evaluated(fit, None, streams, None, watch, kept)
+    chosen = selected(fit, None, streams, experiment.select) if experiment.select else None
     if kept is not None:
         meanings = {name: a.traces for name, a in by_name(experiment.adapters).items()}
         found = {**summary(kept, meanings, engine.device), "estimates": of_built(fit, None, streams, None).to_dict()}
@@ -137,6 +144,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "command": store.command_line(),
         "table": list(table.rows),
         "refused": list(table.refused),
+        **({"selected": chosen.to_dict()} if chosen is not None else {}),
         "cost": cost_card(fit),
         "faults": [*fit.state.faults, *(f._asdict() for f in engine.missed())],
         "data": {**world.card(), **_dealing(experiment, world), "streams": cards},

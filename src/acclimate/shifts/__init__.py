@@ -2,16 +2,23 @@
 
 from .base import Shift, Stream
 from .benchmark_streams import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
+from .blends import Blends
 from .correlated import Correlated, LabelSorted, Repeated
 from .drift import Continual, Gradual, LabelDrift, Recurring, severity_sweep
 from .grouped import Grouped
+from .label_clocks import GradualLabels, RecurringLabels
+from .on_device import FewClasses, FewSamples, Periodic
 from .unseen import NewClients, Reduced, Rotated, UnseenDomain
 
 __all__ = [
+    "Blends",
     "Continual",
     "Correlated",
     "Corrupted",
+    "FewClasses",
+    "FewSamples",
     "Gradual",
+    "GradualLabels",
     "Grouped",
     "Interleaved",
     "LabelDrift",
@@ -21,7 +28,9 @@ __all__ = [
     "NewClients",
     "Original",
     "OutOfClient",
+    "Periodic",
     "Recurring",
+    "RecurringLabels",
     "Reduced",
     "Repeated",
     "Rotated",

@@ -139,6 +139,11 @@ class Mixture(Shift):
                     f"Mixture: part {type(part).__name__} has {field}={value!r}, but the mixture is served with "
                     f"{field}={own!r}; set {field} for the mixture"
                 )
+        if (part.protocol.every, part.protocol.until) != (1, None):
+            raise ValueError(
+                f"Mixture: part {type(part).__name__} says what the adapter learns from, which a mixture cannot; "
+                "give it as a stream of its own"
+            )
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         # the same key: the same streams as on their own

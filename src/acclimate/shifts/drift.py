@@ -46,7 +46,7 @@ class Segments(Corrupting):
 
     def walked(self, world: Federation, key: rng.Key) -> list[Tensor]:
         """Every client's rows, in stream order: as many as all segments together have."""
-        return [_walk(r, self.segment * len(self.plan())) for r in ordered(world, key)]
+        return [walk(r, self.segment * len(self.plan())) for r in ordered(world, key)]
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         plan, walked = self.plan(), self.walked(world, key)
@@ -156,6 +156,6 @@ def severity_sweep(kinds: tuple[str, ...] = COMMON) -> tuple[Shift, ...]:
     return tuple(Corrupted(severity=s, kinds=kinds) for s in range(1, 6))
 
 
-def _walk(rows: Tensor, length: int) -> Tensor:
+def walk(rows: Tensor, length: int) -> Tensor:
     """Rows again and again, up to a length; nothing for a client that has none."""
     return rows[torch.arange(length) % len(rows)] if len(rows) else rows

@@ -4,6 +4,7 @@ from .grids import GRIDS, Grid, grid
 from .outcome import Search, Trial
 from .search import tune
 from .search_page import page, section_html, sections
+from .selecting import Selected, choose
 from .space import Choice, Range, Space, parse
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "Grid",
     "Range",
     "Search",
+    "Selected",
     "Space",
     "Trial",
+    "choose",
     "grid",
     "page",
     "parse",

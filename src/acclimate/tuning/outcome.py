@@ -94,13 +94,13 @@ def write(path: Path, card: dict[str, Any], space: Space, total: int, done: Sequ
     store.write(path / "tune.json", json.dumps(search.card, indent=1) + "\n")
     if best is not None:
         score = f"{100 * (best.score or 0):.2f} % on validation data (trial {best.number})"
-        settings = _with_method(space.settings(best.values))
+        settings = with_method(space.settings(best.values))
         store.write(path / "best.toml", to_toml(settings, f"the best of {len(done)} trials: {score}"))
     store.write(path / "report.html", page(search.card))
     return search
 
 
-def _with_method(settings: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def with_method(settings: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """With the method and personaliser that were searched: `acclimate run` without a method compares several."""
     named, default = {key for key, _ in settings}, Experiment()
     if "method" in named:

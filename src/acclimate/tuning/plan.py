@@ -66,6 +66,7 @@ class SearchPlan:
             **self.space.card,
             "grid": None if grid is None else {"name": grid.name, "place": grid.place, "note": grid.note},
             "sampler": self.sampler,
+            "strategy": "source",
             "seeds": [first.seed + s for s in range(self.seeds)],
             "score": {"data": "validation", "round": "validation-selected", **scored},
         }

@@ -1,0 +1,111 @@
+"""The table of choices: what each strategy chose on each stream, its accuracy, and the gap to the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypedDict
+
+By = Literal["stream", "client"]
+"""Whether all clients of a stream get one candidate, or each chooses its own."""
+ORACLE = "oracle (test labels)"
+"""How tables call the oracle, so that nobody takes it for a result."""
+
+
+class Pick(TypedDict):
+    """What one strategy chose on one stream. Accuracies are fractions."""
+
+    stream: str
+    strategy: str
+    by: By
+    chosen: dict[str, int]
+    """The candidates that were chosen, and for how many clients."""
+    accuracy: float
+    """The mean over clients, each with the candidate that was chosen for it."""
+    gap: float
+    """How far that is below the oracle, which chooses by the stream's labels."""
+    per_client: list[float]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Choices of strategies, and what every candidate would have reached; `str` shows the choices in points."""
+
+    rows: tuple[Pick, ...] = ()
+    candidates: tuple[Mapping[str, Any], ...] = ()
+    """stream, adapter, accuracy, and `scores`: what each strategy thinks of it, higher being better."""
+    left_out: tuple[str, ...] = ()
+    """Candidates and streams that nothing was chosen of, and why."""
+
+    def __add__(self, other: Selection) -> Selection:
+        return Selection(self.rows + other.rows, self.candidates + other.candidates, (*self.left_out, *other.left_out))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON."""
+        return asdict(self)
+
+    def strategies(self) -> list[str]:
+        """The strategies, in order of appearance."""
+        return list(dict.fromkeys(r["strategy"] for r in self.rows))
+
+    def streams(self) -> list[str]:
+        """The streams, in order of appearance."""
+        return list(dict.fromkeys(r["stream"] for r in self.rows))
+
+    def accuracy(self, strategy: str, stream: str | None = None) -> float:
+        """The mean accuracy of a strategy's choices, on one stream or over all; an error where there is none."""
+        return self._mean("accuracy", strategy, stream)
+
+    def gap(self, strategy: str, stream: str | None = None) -> float:
+        """The mean distance of a strategy's choices from the oracle's, on one stream or over all."""
+        return self._mean("gap", strategy, stream)
+
+    def overall(self, strategy: str) -> str:
+        """The candidate with the highest score of a strategy, mean over all streams: the first of equals.
+
+        Candidates that are missing on a stream, because their answers were not finite there, are not chosen.
+        """
+        scores: dict[str, list[float]] = {}
+        for c in self.candidates:
+            value = c["scores"].get(strategy)
+            scores.setdefault(c["adapter"], []).extend([] if value is None else [value])
+        most = max(map(len, scores.values()), default=0)
+        known = {name: sum(v) / len(v) for name, v in scores.items() if v and len(v) == most}
+        if not known:
+            raise KeyError(f"no candidate has a score by {strategy!r}")
+        return max(known, key=lambda name: known[name])
+
+    def to_markdown(self) -> str:
+        """A line per stream and strategy, and one per strategy over all streams; accuracies in per cent."""
+        lines = ["| stream | strategy | chosen | accuracy | gap to the oracle |", "|---|---|---|---:|---:|"]
+        for stream in self.streams():
+            lines += [self._line(stream, s, _chosen(self._of(s, stream))) for s in self.strategies()]
+        lines += [self._line(None, s, "") for s in self.strategies()]
+        return "\n".join(lines)
+
+    def _line(self, stream: str | None, strategy: str, chosen: str) -> str:
+        name = ORACLE if strategy == "oracle" else strategy
+        accuracy, gap = 100 * self.accuracy(strategy, stream), 100 * self.gap(strategy, stream)
+        return f"| {stream or 'mean'} | {name} | {chosen} | {accuracy:.1f} | {gap:.1f} |"
+
+    def _of(self, strategy: str, stream: str | None) -> list[Pick]:
+        return [r for r in self.rows if r["strategy"] == strategy and stream in (None, r["stream"])]
+
+    def _mean(self, field: Literal["accuracy", "gap"], strategy: str, stream: str | None) -> float:
+        found = [r[field] for r in self._of(strategy, stream)]
+        if not found:
+            raise KeyError(f"no choice by {strategy!r} on {stream or 'any stream'}")
+        return sum(found) / len(found)
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+
+def _chosen(rows: Iterable[Pick]) -> str:
+    """`tent x2, bn`: candidates by how many clients, or how many seeds, chose them; the most often chosen first."""
+    every: dict[str, int] = {}
+    for row in rows:
+        for name, clients in row["chosen"].items():
+            every[name] = every.get(name, 0) + (clients if row["by"] == "client" else 1)
+    ranked = sorted(every.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} x{n}" if n > 1 else name for name, n in ranked)

@@ -1,0 +1,78 @@
+"""Adapters chosen without test labels, of a trained experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core import Adapter, Personalizer
+from ..data import World
+from ..eval import Test
+from ..eval.selection import Chooser
+from ..eval.selection_table import By, Selection
+from ..ops.selection import STRATEGIES, WITHOUT_LABELS, Strategy
+from ..shifts import Shift
+from .build import Fit
+from .evaluate import Built, by_name, streams_of
+
+
+def select(
+    fit: Fit,
+    adapters: Sequence[Adapter] | None = None,
+    streams: Sequence[Shift] | None = None,
+    strategies: Sequence[Strategy] = WITHOUT_LABELS,
+    by: By = "stream",
+    personal: Personalizer | None = None,
+) -> Selection:
+    """Choose one of the adapters for every stream, by every strategy, at the last round; the defaults are the
+    experiment's own.
+
+    `fixed` takes the first, `source` the most accurate on the clients' labelled validation data, `entropy` the most
+    certain, `consistency` the one whose answers change least under augmentation, `snd` the one with the highest soft
+    neighbourhood density. `oracle` takes the most accurate by the stream's own labels: it is no strategy, and measured
+    for the gap alone unless it is named. With by="client" every client chooses for itself. Adapters that cannot serve
+    the model are left out, and so are streams of newcomers.
+    """
+    return selected(fit, adapters, streams_of(fit.world, streams or fit.experiment.streams), strategies, by, personal)
+
+
+def selected(
+    fit: Fit,
+    adapters: Sequence[Adapter] | None,
+    built: Built,
+    strategies: Sequence[Strategy],
+    by: By = "stream",
+    personal: Personalizer | None = None,
+) -> Selection:
+    """The same, for streams that are there already."""
+    if by not in ("stream", "client"):
+        raise ValueError(f"by={by!r} is not possible; allowed: stream, client")
+    check(fit.world, built, strategies)
+    worker, engine, world, found = fit.worker, fit.engine, fit.world, Selection()
+    down = worker.method.download(worker.task, fit.state.server)
+    models = engine.deploy(down, fit.state.mine, personal or fit.experiment.personal)
+    model, named = engine.model_of(models, 0), by_name(adapters or fit.experiment.adapters)
+    refused = {name: reason for name, a in named.items() if (reason := a.refusal(worker.task, model))}
+    able = {name: a for name, a in named.items() if name not in refused}
+    if not able:
+        raise ValueError(f"there is nothing to choose from: {'; '.join(refused.values())}")
+    chooser = Chooser(engine, models, world.shards(world.val), able)
+    for name, (shift, stream) in built.items():
+        if stream.new:
+            found += Selection(left_out=(f"{name}: its clients are newcomers",))
+            continue
+        test = Test(stream.shards, shift.protocol)
+        found += chooser.measure(name, test, strategies, by == "client")
+    return Selection(left_out=tuple(f"{name}: {reason}" for name, reason in refused.items())) + found
+
+
+def check(world: World, built: Built, strategies: Sequence[str]) -> None:
+    """Refuse strategies that are unknown, or that these data cannot serve."""
+    if unknown := [s for s in strategies if s not in STRATEGIES]:
+        raise ValueError(f"strategies: {unknown[0]!r} is not possible; allowed: {', '.join(STRATEGIES)}")
+    if not strategies:
+        raise ValueError(f"strategies=() must name at least one of {', '.join(STRATEGIES)}")
+    if "source" in strategies and not any(len(rows) for rows in world.val):
+        raise ValueError(f"strategy source: {world.name} has no validation examples; leave it out")
+    for name, (_, stream) in built.items():
+        if "consistency" in strategies and stream.shards.x.dim() != 4:
+            raise ValueError(f"strategy consistency: stream {name} has no images to augment; leave it out")
