@@ -88,7 +88,14 @@ def test_every_method_has_the_bits_of_serial(name, two):
     assert (a.cost, a.history) == (b.cost, b.history)
 
 
-@pytest.mark.parametrize("adapter", [Together(every=2), Together(weights="uniform"), Latte(neighbours=2)])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        Together(every=2),
+        pytest.param(Together(weights="uniform"), marks=pytest.mark.slow),
+        pytest.param(Latte(neighbours=2), marks=pytest.mark.slow),
+    ],
+)
 def test_clients_that_exchange_while_they_adapt_have_the_bits_of_serial(adapter, two):
     def served(name):
         _, engine, state = fitted(FedAvg(work=SMALL), name, rounds=1)
