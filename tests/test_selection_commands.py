@@ -12,6 +12,7 @@ from acclimate import tuning
 from acclimate.cli.main import app
 from acclimate.experiment import ConfigError, Experiment, dumps, loads
 from acclimate.experiment.settings import expand
+from acclimate.running.chosen import words
 from acclimate.store import RunError
 
 SMALL = ["model=mlp", "model.norm=batch", "model.hidden=8", "data.clients=3", "rounds=1", "method.work.epochs=1"]
@@ -133,3 +134,11 @@ def test_what_tune_cannot_choose_is_refused(tmp_path, settings, strategies, said
 def test_options_of_the_search_do_not_go_with_select(tmp_path):
     done = CliRunner().invoke(app, ["tune", *SMALL, *RATES, "--select", "snd", "--on", "corrupted"])
     assert done.exit_code != 0 and "leave out --trials" in str(done.exception)
+
+
+def test_words_say_the_mean_gap_over_seeds():
+    rows = [
+        {"stream": "a", "strategy": "snd", "chosen": {"bn": 3}, "gap": 0.05},
+        {"stream": "a", "strategy": "snd", "chosen": {"tent": 3}, "gap": 0.15},
+    ]
+    assert words("fedavg", rows) == ["On a, snd chose bn, tent for fedavg: 10.0 points below the oracle."]
