@@ -206,7 +206,7 @@ def test_a_guard_is_there_unless_told_otherwise():
 def test_a_guarded_answer_says_what_the_guard_saw():
     live = trained().deploy(0)
     answer = live(stream(32, 0))
-    assert set(answer.guard) == {"gain", "flips", "foreign", "surer", "nearer", "moved", "harmful"}
+    assert set(answer.guard) == {"gain", "flips", "foreign", "likely", "surer", "nearer", "moved", "harmful"}
     assert answer.estimate is not None and 0 <= answer.estimate <= 1
     assert live(stream(3, 0)).ids == ("0-32", "0-33", "0-34")
 
