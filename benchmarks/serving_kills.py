@@ -114,6 +114,12 @@ class Tally:
         }
 
 
+def told(done: int, count: int, began: float) -> None:
+    """A line of progress every twentieth."""
+    if done and done % max(count // 20, 1) == 0:
+        print(f"{done} of {count} restarts, {time.perf_counter() - began:.0f} s", flush=True)
+
+
 def within(lives: list[Live], x: torch.Tensor, folder: Path, count: int) -> dict[str, Any]:
     """End the service in this process so often, and open its folder again by the same code as a server's start."""
     checkpoint.begin(folder, lives, "digits")
@@ -140,7 +146,8 @@ class _Within:
         self.running = asyncio.ensure_future(self.desk.run())
         load = [asyncio.ensure_future(self.client(c)) for c in clients]
         recoveries = []
-        for _ in range(count):
+        for i in range(count):
+            told(i, count, began)
             self.service.begin(self.draw)
             self.moments[self.service.moment] += 1
             until = time.perf_counter() + LIMIT
@@ -210,7 +217,8 @@ class _Processes:
         """Kill so often under load."""
         began, draw = time.perf_counter(), random.Random(0)
         load = [asyncio.ensure_future(self.client(c)) for c in range(len(self.tally.answered))]
-        for _ in range(count):
+        for i in range(count):
+            told(i, count, began)
             target, until = sum(self.tally.answered) + draw.randint(1, 60), time.perf_counter() + LIMIT
             while sum(self.tally.answered) < target and time.perf_counter() < until:
                 await asyncio.sleep(0.001)
