@@ -19,15 +19,15 @@ class GuardSettings(Adapter):
     policy: Literal["warn", "skip", "restore", "reset", "freeze"] = "reset"
     """What becomes of a state that is judged harmful: it stays, the step is dropped, the last one that was judged good
     comes back, the adapter starts afresh, or it never adapts again."""
-    margin: float = 0.06
+    margin: float = 0.05
     """The least estimated gain of accuracy with which adapted answers go out ..."""
-    errors: float = 2.5
+    errors: float = 3.5
     """... and so many standard errors of that estimate on top of it."""
-    forget: float = 0.9
+    forget: float = 0.97
     """How much an earlier batch counts, per batch since."""
-    bonus: float = 0.01
+    bonus: float = 0.04
     """What a mean prediction nearer to the client's class frequencies counts for, per nat, at most one."""
-    validated: float = 1.0
+    validated: float = 0.85
     """What the adapted model's lead on validation examples counts for, as a share of that lead in accuracy."""
     familiar: float = 0.2
     """The share of un-adapted answers with classes that the model hardly ever gives on validation examples, up to which
@@ -37,7 +37,7 @@ class GuardSettings(Adapter):
     surer: float = 0.15
     """The most by which un-adapted answers may be more confident than on validation examples: a model that is good
     here and bad on this client's examples has not met this client's stream."""
-    likely: float = 0.15
+    likely: float = 0.1
     """How well un-adapted answers must fit the shares that classes have among the answers to validation examples, as a
     share of how well these do themselves (`guarding.home`)."""
     distance: float = 0.5
