@@ -55,8 +55,9 @@ def test_dropout_passes_are_the_head_on_partly_zero_features(trained):
     data = client_data(shards(), 0)
     out = worker.predict()(model, data["x"][data["rows"]])
     params = model["vars"]["params"]
-    key = rng.fold(rng.advance(rng.fold(rng.key(3), "samples"), 0), "passes")
-    passes = torch.stack([dropout(out.features, 0.4, k) @ params["head.weight"].T for k in rng.rows(key, 2)])
+    keys = rng.rows(rng.fold(rng.key(3), "samples"), 40)
+    masks = [rng.fold(keys, "passes", number) for number in range(2)]
+    passes = torch.stack([dropout(out.features, 0.4, m) @ params["head.weight"].T for m in masks])
     passes = passes + params["head.bias"]
     torch.testing.assert_close(probed.trace["dropped"], passes.softmax(-1).mean(0))
     other = (passes.argmax(-1) != out.logits.argmax(-1)).float().mean(0)
@@ -188,6 +189,18 @@ class Counts(ac.Adapter):
     def step(self, task, predict, model, state, x, key):
         sure = 20.0 * torch.nn.functional.one_hot(state["count"] % task.num_classes, task.num_classes)
         return sure.expand(len(x), -1) + 0.0 * predict(model, x).logits, {"count": state["count"] + 1}
+
+
+@dataclass(frozen=True)
+class Plain(ac.Adapter):
+    """Does not adapt, and is served in batches of the size that is asked for."""
+
+    batch_free = False
+
+
+def test_a_sample_has_the_same_dropout_however_its_stream_is_cut(trained):
+    one, some = (served(trained, Observed(Plain(), 2), True, batch)[0].trace for batch in (40, 8))
+    torch.testing.assert_close(some["dropped"], one["dropped"])
 
 
 def test_dropout_passes_start_from_the_state_that_the_adapter_has(trained):

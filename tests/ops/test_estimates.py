@@ -115,10 +115,10 @@ def test_smoothing_mixes_what_came_before():
 
 def test_dropout_keeps_the_mean_and_a_row_has_its_own_draws():
     x = torch.ones(400, 50)
-    dropped = E.dropout(x, 0.4, rng.key(1))
+    dropped = E.dropout(x, 0.4, rng.rows(rng.key(1), len(x)))
     assert sorted(set(dropped.flatten().tolist())) == pytest.approx([0.0, 1 / 0.6])
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
-    assert torch.equal(E.dropout(x[:7], 0.4, rng.key(1)), dropped[:7])
+    assert torch.equal(E.dropout(x[:7], 0.4, rng.rows(rng.key(1), 7)), dropped[:7])
 
 
 def test_chances_and_groups_by_hand():

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..core import Adapter, Task, Tree, check
+from ..core import Adapter, Wrapping, check
 from ..ops.restarts import Rule
 from .tent import Tent
 
 
 @dataclass(frozen=True)
-class GuardSettings(Adapter):
+class GuardSettings(Wrapping):
     """The base of `Guarded`: its fields, and their checks."""
 
     adapter: Adapter = Tent()
@@ -80,12 +80,5 @@ class GuardSettings(Adapter):
             raise check.FieldError("Guarded: adapter=Guarded(...) must be an adapter without a guard", "adapter")
 
     @property
-    def transductive(self) -> bool:  # type: ignore[override]
-        return self.adapter.transductive
-
-    @property
-    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.adapter.requires
-
-    def refusal(self, task: Task, model: Tree) -> str | None:
-        return self.adapter.refusal(task, model)
+    def batch_free(self) -> bool:
+        return False  # it judges by batches, whatever the adapter inside does

@@ -80,9 +80,9 @@ def agreement(logits: Tensor, other: Tensor, real: Tensor) -> Tensor:
     return mean((logits.argmax(-1) == other.argmax(-1)).to(logits.dtype), real)
 
 
-def dropout(features: Tensor, rate: float, key: rng.Key) -> Tensor:
-    """Features [N, D] of which a share is zero and the rest larger; a row has the same draws in batches of any size."""
-    draws = vmap(lambda k: rng.uniform(k, features.shape[-1]))(rng.rows(key, features.shape[0]))
+def dropout(features: Tensor, rate: float, keys: Tensor) -> Tensor:
+    """Features [N, D] of which a share is zero and the rest larger; every row draws from its own of the `keys` [N]."""
+    draws = vmap(lambda k: rng.uniform(k, features.shape[-1]))(keys)
     return features * (draws >= rate) / (1.0 - rate)
 
 
