@@ -263,3 +263,62 @@ def test_a_client_without_validation_data_has_no_estimate_and_the_others_have():
     assert clients.pop("aetta-uniform") == 3  # it knows of no reference
     assert set(clients.values()) == {2} and all(r["error"] is not None for r in found.rows)
     assert {r["clients"] for r in found.drift} == {2}
+
+
+def outputs(seed, clients, size, classes=3, counted=None):
+    logits = 2.0 * rng.normal(rng.key(seed), clients, size, classes)
+    y = rng.randint(rng.key(seed + 1), 0, classes, clients, size)
+    real = torch.arange(size) < T(counted or [size] * clients)[:, None]
+    return estimates.Outputs({"logits": logits}, y, real)
+
+
+def by_hand(hard, base, temperatures, seen, plain, client, rows, stretch):
+    """The class-wise estimate of one client's rows, given what was met before, one number after the other."""
+
+    def parts(adapted, un, i):
+        own, other = ((x / t).softmax(-1) for x, t in zip((adapted[i], un[i]), temperatures, strict=True))
+        answer, sure = int(own.argmax()), bool(other.max() > 0.6)
+        group = answer, answer != int(other.argmax())
+        return float(own[answer] + other[answer]) / 2, group, (int(other.argmax()), sure)
+
+    gap, cells = [{}, {}], [{}, {}]
+    for c in range(2):
+        for i in range(hard.y.shape[1]):
+            chance, group, cell = parts(hard.logits[c], base.logits[c], i)
+            right = float(int(hard.logits[c, i].argmax()) == int(hard.y[c, i]))
+            gap[c].setdefault(group, []).append(right - chance)
+            cells[c][cell] = cells[c].get(cell, 0) + 1
+    every = [(a, b) for a in range(3) for b in (False, True)]
+    rest = {k: (cells[1 - client].get(k, 0) + 1) / (hard.y.shape[1] + 6) for k in every}
+    usual = {k: (cells[client].get(k, 0) + 100 * rest[k]) / (hard.y.shape[1] + 100) for k in every}
+    met = [parts(seen.logits[client], plain.logits[client], i) for i in stretch]
+    share = 0.5
+    for _ in range(100):
+        likely = [share * usual[k] / (share * usual[k] + (1 - share) * rest[k]) for *_, k in met]
+        share = sum(likely) / len(likely)
+    out = []
+    for i in rows:
+        chance, group, k = parts(seen.logits[client], plain.logits[client], i)
+        mine, both = gap[client].get(group, []), gap[0].get(group, []) + gap[1].get(group, [])
+        everyone = sum(both) / (len(both) + 20)
+        belongs = share * usual[k] / (share * usual[k] + (1 - share) * rest[k])
+        offset = belongs * (sum(mine) + everyone) / (len(mine) + 1) + (1 - belongs) * everyone
+        out.append(min(max(chance + offset, 0.0), 1.0))
+    return sum(out) / len(out)
+
+
+def test_the_classwise_estimate_along_a_stream_by_hand():
+    clean, plain_clean, hard, base = (outputs(s, 2, n) for s, n in ((0, 20), (2, 20), (4, 44), (6, 44)))
+    seen, plain = (outputs(s, 2, 10, counted=[10, 7]) for s in (8, 10))
+    session = SimpleNamespace(
+        serve=lambda adapter, shards, served: {"clean": clean, "bent": hard}[shards],
+        plain=lambda name, shards: {"clean": plain_clean, "bent": base}[shards],
+    )
+    fit = estimates._fit(session, ac.Adapter(), "clean", "bent", 3)
+    found, whole = estimates._curves(fit, seen, plain, None, 4)
+    known = hard, base, (fit.ref["pooled"][0], fit.plain_temperature), seen, plain
+    for c, n in ((0, 10), (1, 7)):
+        for t, got in enumerate(found["classwise"][c, : -(-n // 4)].tolist()):
+            met = range(min(4 * t + 4, n))
+            assert got == pytest.approx(by_hand(*known, c, met[4 * t :], met), abs=1e-4)
+        assert float(whole["classwise"][c]) == pytest.approx(by_hand(*known, c, range(n), range(n)), abs=1e-4)
