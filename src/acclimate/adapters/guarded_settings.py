@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..core import Adapter, Task, Tree, check
+from ..core import Adapter, Task, Tree, Wrapping, check
 from ..ops.restarts import Rule
 from .tent import Tent
 
@@ -15,7 +15,7 @@ KNOWN = ("x", "y", "real", "soft", "plain", "home", "prior", "rare")
 
 
 @dataclass(frozen=True)
-class GuardSettings(Adapter):
+class GuardSettings(Wrapping):
     """The base of `Guarded`: its fields, and their checks."""
 
     adapter: Adapter = Tent()
@@ -83,14 +83,10 @@ class GuardSettings(Adapter):
             raise check.FieldError("Guarded: adapter=Guarded(...) must be an adapter without a guard", "adapter")
 
     @property
-    def transductive(self) -> bool:  # type: ignore[override]
-        return self.adapter.transductive
-
-    @property
-    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.adapter.requires
+    def batch_free(self) -> bool:
+        return False  # it judges by batches, whatever the adapter inside does
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         if set(model.get("reference", KNOWN)) != set(KNOWN):
             return "what the guard knows of validation examples is of another version of acclimate; deploy again"
-        return self.adapter.refusal(task, model)
+        return super().refusal(task, model)
