@@ -232,9 +232,7 @@ class Task:
             return self._skeletons["adapt"]
         if mode not in self._skeletons:
             if not isinstance(mode, Blend):
-                raise ValueError(
-                    f"mode={mode!r} must be 'train', 'eval', 'adapt', 'still', Blend(prior) or a Normaliser"
-                )
+                raise ValueError(f"mode={mode!r} must be 'train', 'eval', 'adapt', 'still', a Blend or Normaliser")
             self._skeletons[mode] = copy.deepcopy(self._skeletons["adapt"])
             for layer in self._skeletons[mode].modules():
                 if isinstance(layer, PureBatchNorm):

@@ -16,6 +16,7 @@ a grouped convolution. Outside `vmap`, and on a GPU without Triton, torch's own 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,16 +88,24 @@ def _supported(x: Tensor) -> bool:
 
 def is_batched(x: Tensor) -> bool:
     """Whether some `vmap` is mapping over this tensor."""
-    level = torch._C._functorch
-    while level.is_functorch_wrapped_tensor(x):
-        if level.is_batchedtensor(x):
-            return True
-        x = level.get_unwrapped(x)
-    return False
+    return any(map(torch._C._functorch.is_batchedtensor, _levels(x)))
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Whether some gradient is to go through this tensor."""
+    return any(one.requires_grad for one in _levels(x))
+
+
+def _levels(x: Tensor) -> Iterator[Tensor]:
+    """A tensor, and what is within it, transform by transform."""
+    yield x
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+        yield x
 
 
 FEW, SIDE = 2**18, 16
-"""Numbers in the patches of one client's batch up to which they are written out on a CPU, and examples from which on."""
+"""Numbers in the patches of a client's batch up to which they are written out on a CPU, and examples from which on."""
 
 
 def _few(x: Tensor, w: Tensor, g: Geometry) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels
-from .conv import is_batched
+from .conv import is_batched, is_tracked
 
 
 class PureMaxPool2d(nn.MaxPool2d):
@@ -43,29 +43,10 @@ def fits(layer: nn.Module) -> bool:
 
 def _halved(x: Tensor, axis: int) -> Tensor:
     """The larger of every two neighbours along an axis; an odd last one is left out."""
-    pairs = x.narrow(axis, 0, x.shape[axis] // 2 * 2).unflatten(axis, (-1, 2))
-    larger: Tensor = _Larger.apply(*pairs.unbind(axis))
-    return larger
-
-
-class _Larger(torch.autograd.Function):
-    """The larger of two tensors; of equal numbers the first one's gradient, as pooling has it, is all."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
+    a, b = x.narrow(axis, 0, x.shape[axis] // 2 * 2).unflatten(axis, (-1, 2)).unbind(axis)
+    if not is_tracked(x):
         return torch.maximum(a, b)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        second = (b > a) | b.isnan()
-        return dy.masked_fill(second, 0.0), dy.masked_fill(~second, 0.0)
+    return torch.where((b > a) | b.isnan(), b, a)  # the maximum of equal numbers would share the gradient among them
 
 
 def _mapped(f: Any, info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Tensor, ...], *rest: Any) -> Any:
