@@ -26,6 +26,12 @@ from acclimate.serving.segments import segments
 NAME = "digits"
 
 
+def cpu_seconds(process: str) -> float:
+    """Seconds of processor time of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Server:
     """A server process of live folders, with a log in `folder`."""
 
@@ -62,8 +68,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """What the process and its threads have computed so far, whatever else the machine did."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(str(self.process.pid))
 
     def kilobytes(self) -> int:
         """The memory that the process holds."""
@@ -130,11 +135,11 @@ class Measured:
     cpu: float = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Requests per second, latencies, and what a request costs the server's process."""
+        """Requests per second, latencies, and what a request costs the server's processes."""
         times = sorted(self.times)
         p50, p99 = (times[min(int(len(times) * q), len(times) - 1)] * 1e3 for q in (0.5, 0.99))
         found = {"requests_per_second": len(times) / self.took, "p50_ms": p50, "p99_ms": p99, "requests": len(times)}
-        return {**found, **({"cpu_ms_per_request": self.cpu / self.requests * 1e3} if self.cpu else {})}
+        return {**found, "cpu_ms_per_request": self.cpu / self.requests * 1e3}
 
 
 TURNS = 5
@@ -151,7 +156,7 @@ def in_turns(sides: Mapping[str, tuple[Any, Ask]], clients: int, x: torch.Tensor
 
 def load(server: Any, found: Measured, clients: int, x: torch.Tensor, seconds: float, ask: Ask) -> None:
     """Each client sends its next request when it has its answer."""
-    before = server.cpu_seconds() if isinstance(server, Server) else 0.0
+    before = server.cpu_seconds()
 
     async def one(client: int, until: float, warm: float) -> None:
         connection, i = await Connection(server.port).open(), client
@@ -171,7 +176,7 @@ def load(server: Any, found: Measured, clients: int, x: torch.Tensor, seconds: f
         return time.perf_counter() - warm
 
     found.took += asyncio.run(all_of_them())
-    found.cpu += server.cpu_seconds() - before if isinstance(server, Server) else 0.0
+    found.cpu += server.cpu_seconds() - before
 
 
 def malformed(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:
