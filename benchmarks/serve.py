@@ -3,6 +3,7 @@
 A server process and a load of another process on the same machine: every client sends one sample, waits for the answer,
 and sends the next. Tent adapts, with a window of 32, full from the start, and without a guard. `--group 1` of the same
 server is one client after the other; `live` calls the clients' live models in turn in this process, without a server.
+The servers that are compared run at the same time, and are asked in turns.
 
     python benchmarks/serve.py [--seconds 10] [--clients 100]              requests per second
     python benchmarks/serve.py --peer litserve                             the same beside LitServe, in one run
@@ -33,7 +34,7 @@ import serving_peer
 import torch
 from harness import environment
 from serving_kills import processes, within
-from serving_load import Server, malformed, memory, throughput
+from serving_load import Server, in_turns, infer, malformed, memory
 
 import acclimate as ac
 from acclimate import store
@@ -143,12 +144,12 @@ def measure_peer(given: argparse.Namespace) -> dict[str, Any]:
             place = saved(lives, Path(folder) / "live")
             for count in (1, given.clients):
                 row = rows.setdefault(name, {}).setdefault(str(count), {})
-                server = Server(place, folder=Path(folder) / f"acclimate-{count}", threads=given.threads)
-                row["acclimate"] = throughput(server.port, count, x, given.seconds)
-                server.stop()
                 peer = serving_peer.Peer(place, given.threads)
                 try:
-                    row[given.peer] = throughput(peer.port, count, x, given.seconds, serving_peer.ask)
+                    server = Server(place, folder=Path(folder) / f"acclimate-{count}", threads=given.threads)
+                    sides = {"acclimate": (server, infer), given.peer: (peer, serving_peer.ask)}
+                    row |= in_turns(sides, count, x, given.seconds)
+                    server.stop()
                 finally:
                     peer.stop()
     return {"peer": given.peer, "version": version(given.peer), "clients": given.clients, "models": rows}
@@ -196,11 +197,16 @@ def measured(model: str, given: argparse.Namespace) -> dict[str, Any]:
     row: dict[str, Any] = {"live": alone(lives, x, given.seconds)}
     with tempfile.TemporaryDirectory() as folder:
         place = saved(lives, Path(folder) / "live")
-        for name, group in (("grouped", 0), ("one by one", 1)):
-            server = Server(place, "--group", str(group), folder=Path(folder) / name, threads=given.threads)
-            row[name] = throughput(server.port, given.clients, x, given.seconds)
+        servers = {
+            name: Server(place, "--group", group, folder=Path(folder) / name, threads=given.threads)
+            for name, group in (("grouped", "0"), ("one by one", "1"))
+        }
+        sides = {name: (server, infer) for name, server in servers.items()}
+        row |= in_turns(sides, given.clients, x, given.seconds)
+        for server in servers.values():
             server.stop()
     row["ratio"] = row["grouped"]["requests_per_second"] / row["one by one"]["requests_per_second"]
+    row["cpu_ratio"] = row["one by one"]["cpu_ms_per_request"] / row["grouped"]["cpu_ms_per_request"]
     return row
 
 

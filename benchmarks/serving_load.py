@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -23,6 +24,12 @@ from acclimate.serving.checkpoint import LOG
 from acclimate.serving.segments import segments
 
 NAME = "digits"
+
+
+def cpu_seconds(process: str) -> float:
+    """Seconds of processor time of a process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Server:
@@ -58,6 +65,10 @@ class Server:
         """The digests of all states as the server has them now."""
         base = f"http://127.0.0.1:{self.port}/v2/models/{NAME}/versions"
         return [json.load(urlopen(f"{base}/{c}"))["parameters"]["digest"] for c in range(clients)]
+
+    def cpu_seconds(self) -> float:
+        """What the process and its threads have computed so far, whatever else the machine did."""
+        return cpu_seconds(str(self.process.pid))
 
     def kilobytes(self) -> int:
         """The memory that the process holds."""
@@ -112,18 +123,50 @@ Ask = Callable[[int, torch.Tensor], bytes]
 """The whole HTTP request of a client with samples."""
 
 
-def throughput(port: int, clients: int, x: torch.Tensor, seconds: float, ask: Ask = infer) -> dict[str, float]:
-    """Requests per second and latencies; each client sends its next request when it has its answer."""
-    times: list[float] = []
+@dataclass
+class Measured:
+    """What a server did under load, in one or several turns."""
+
+    times: list[float] = field(default_factory=list)
+    """Of requests that were sent after the first moments of a turn."""
+    took: float = 0.0
+    requests: int = 0
+    """All of them."""
+    cpu: float = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Requests per second, latencies, and what a request costs the server's processes."""
+        times = sorted(self.times)
+        p50, p99 = (times[min(int(len(times) * q), len(times) - 1)] * 1e3 for q in (0.5, 0.99))
+        found = {"requests_per_second": len(times) / self.took, "p50_ms": p50, "p99_ms": p99, "requests": len(times)}
+        return {**found, "cpu_ms_per_request": self.cpu / self.requests * 1e3}
+
+
+TURNS = 5
+
+
+def in_turns(sides: Mapping[str, tuple[Any, Ask]], clients: int, x: torch.Tensor, seconds: float) -> dict[str, Any]:
+    """Figures of several servers, a part of the time each and again, so that what else the machine does hits all."""
+    found = {name: Measured() for name in sides}
+    for _ in range(TURNS):
+        for name, (server, ask) in sides.items():
+            load(server, found[name], clients, x, seconds / TURNS, ask)
+    return {name: one.figures() for name, one in found.items()}
+
+
+def load(server: Any, found: Measured, clients: int, x: torch.Tensor, seconds: float, ask: Ask) -> None:
+    """Each client sends its next request when it has its answer."""
+    before = server.cpu_seconds()
 
     async def one(client: int, until: float, warm: float) -> None:
-        connection, i = await Connection(port).open(), client
+        connection, i = await Connection(server.port).open(), client
         while (at := time.perf_counter()) < until:
             status, body = await connection.ask(ask(client, x[i % len(x)][None]))
             assert status == 200, body
             i += 1
+            found.requests += 1
             if at > warm:
-                times.append(time.perf_counter() - at)
+                found.times.append(time.perf_counter() - at)
         connection.writer.close()
 
     async def all_of_them() -> float:
@@ -132,10 +175,8 @@ def throughput(port: int, clients: int, x: torch.Tensor, seconds: float, ask: As
         await asyncio.gather(*(one(c, began + seconds * 1.3, warm) for c in range(clients)))
         return time.perf_counter() - warm
 
-    took = asyncio.run(all_of_them())
-    times.sort()
-    p50, p99 = (times[min(int(len(times) * q), len(times) - 1)] * 1e3 for q in (0.5, 0.99))
-    return {"requests_per_second": len(times) / took, "p50_ms": p50, "p99_ms": p99, "requests": len(times)}
+    found.took += asyncio.run(all_of_them())
+    found.cpu += server.cpu_seconds() - before
 
 
 def malformed(place: Path, x: torch.Tensor, count: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import torch
-from serving_load import http
+from serving_load import cpu_seconds, http
 
 HOW = "--peer litserve: litserve is not installed; it is no part of acclimate: pip install litserve"
 
@@ -60,6 +60,15 @@ class Peer:
                 return bool(reply.status == 200)
         except (URLError, OSError):
             return False
+
+    def cpu_seconds(self) -> float:
+        """Seconds of processor time of all its processes so far, which are those of its session."""
+        total = 0.0
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getsid(int(place.name)) == self.process.pid:
+                    total += cpu_seconds(place.name)
+        return total
 
     def stop(self) -> None:
         """End it and its workers, which are all of its session."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad, jacrev, vmap
+from torch.func import functional_call, grad, jacrev, vmap
 
 from acclimate.core.nn.conv import PureConv2d, fits, is_batched
 from acclimate.core.nn.layers import purify
+from acclimate.core.nn.pool import PureMaxPool2d
 
 CASES = [(3, 5, 5, 1, 0), (4, 6, 3, 1, 1), (4, 5, 3, 2, 1), (2, 3, 1, 2, 0), (3, 2, 3, 2, 0)]
 """Input channels, output channels, kernel, step, padding."""
@@ -111,3 +112,44 @@ def test_copies_are_spared_only_between_layers_that_do_not_mind() -> None:
     purify(plain), purify(normed)
     assert [m.loose for m in plain if hasattr(m, "loose")] == [True, True, True]
     assert [m.loose for m in normed if hasattr(m, "loose")] == [False, False]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_many_examples_of_clients_that_share_weights_are_those_of_a_loop(case: tuple[int, ...]) -> None:
+    conv = layer(case)
+    conv.turned = True
+    (_, w, b), x = tensors(case), tensors(case, 3, 10)[0].flatten(1, 2)  # 3 clients of 20 examples
+
+    def loss(f):  # type: ignore[no-untyped-def]
+        return lambda x, w: f(x, w, b).sin().sum()
+
+    out = vmap(conv._conv_forward, in_dims=(0, None, None))(x, w, b)
+    assert out.stride(1) == 1  # examples lie side by side, so this is the way that is meant
+    torch.testing.assert_close(out, torch.stack([plain(conv, one, w, b) for one in x]))
+    ours = vmap(grad(loss(conv._conv_forward), (0, 1)), in_dims=(0, None))(x, w)
+    for c, one in enumerate(x):
+        for mine, loop in zip(ours, grad(loss(lambda *a: plain(conv, *a)), (0, 1))(one, w), strict=True):
+            torch.testing.assert_close(mine[c], loop)
+
+
+def test_a_whole_network_is_the_same_whatever_the_order_in_memory() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    net = net.double()
+    x = torch.randn(3, 20, 3, 11, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loop = torch.stack([net(one) for one in x])
+    purify(net)
+    orders: list[int] = []
+    net[2].register_forward_hook(lambda _m, _x, out: orders.append(out.stride(0)))
+    torch.testing.assert_close(vmap(lambda one: functional_call(net, dict(net.named_buffers()), (one,)))(x), loop)
+    assert orders == [1]
+
+
+def test_pooling_chooses_the_first_of_equal_numbers_and_keeps_what_is_no_number() -> None:
+    draw = torch.randint(0, 3, (3, 2, 4, 7, 5), generator=torch.Generator().manual_seed(0)).double()  # many are equal
+    draw[0, 0, 0, 1, 1] = draw[1, 1, 2, 2, 3] = torch.nan
+    pool, weights = PureMaxPool2d(2), torch.randn(2, 4, 3, 2, dtype=torch.float64)
+    for one in (pool, nn.MaxPool2d(2)):
+        out = torch.stack([nn.functional.max_pool2d(x, 2) for x in draw])
+        assert torch.equal(vmap(one)(draw).nan_to_num(9.0), out.nan_to_num(9.0))
+    theirs = torch.stack([grad(lambda x: (nn.functional.max_pool2d(x, 2) * weights).sum())(x) for x in draw])
+    assert torch.equal(vmap(grad(lambda x: (pool(x) * weights).sum()))(draw), theirs)

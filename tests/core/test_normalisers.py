@@ -127,3 +127,14 @@ def test_a_normaliser_takes_the_place_of_batch_norm_and_its_statistics_come_back
     assert len(means) == 2 and all(torch.equal(out.buffers[n], v["buffers"][n] + 2.0) for n in means)
     t.apply(v, x, "adapt")
     assert len(way.seen) == 2  # it is gone
+
+
+@pytest.mark.parametrize("norm", ["batch", "iabn"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_still_answers_as_adapt_does_and_leaves_the_running_statistics(norm, dtype):
+    task = Task(CNN(widths=(3, 4), hidden=8, kernel=3, norm=norm), SHAPE, CLASSES, dtype=dtype)
+    vars, x = task.init(rng.key(0)), images(6)[0]
+    adapted, still = (task.apply(vars, x, mode) for mode in ("adapt", "still"))
+    assert torch.equal(adapted.logits, still.logits)
+    assert all(torch.equal(b, vars["buffers"][k]) for k, b in still.buffers.items())
+    assert not all(torch.equal(b, vars["buffers"][k]) for k, b in adapted.buffers.items())

@@ -111,7 +111,7 @@ class Tent(Adapter):
     def answer(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tensor:
         if self.steps > 1 or self.renorm is not None:
             return super().answer(task, predict, model, state, x, key)
-        return predict(with_params(model, state["params"]), x, "adapt").logits  # they are from before the update
+        return predict(with_params(model, state["params"]), x, "still").logits  # they are from before the update
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -29,9 +29,10 @@ class Blend:
     prior: float
 
 
-Mode: TypeAlias = Literal["train", "eval", "adapt"] | Blend | Normaliser
-"""`train`: batch statistics, dropout. `eval`: running statistics. `adapt`: eval, but with batch statistics. A record
-that is a `Normaliser`: adapt, with its own way in the place of batch norm."""
+Mode: TypeAlias = Literal["train", "eval", "adapt", "still"] | Blend | Normaliser
+"""`train`: batch statistics, dropout. `eval`: running statistics. `adapt`: eval, but with batch statistics. `still`:
+adapt, for those who do not want the new running statistics. A record that is a `Normaliser`: adapt, with its own way in
+the place of batch norm."""
 
 
 class Out(NamedTuple):
@@ -215,7 +216,7 @@ class Task:
             features, logits = functional_call(skeleton, tensors, (used["input"],))
         if self.dtype is None:
             return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
-        buffers = {k: b if mode == "eval" else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
+        buffers = {k: b if mode in ("eval", "still") else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
         return Out(logits.to(input.dtype), features.to(input.dtype), buffers)
 
     def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
@@ -231,7 +232,7 @@ class Task:
             return self._skeletons["adapt"]
         if mode not in self._skeletons:
             if not isinstance(mode, Blend):
-                raise ValueError(f"mode={mode!r} must be 'train', 'eval', 'adapt', Blend(prior) or a Normaliser")
+                raise ValueError(f"mode={mode!r} must be 'train', 'eval', 'adapt', 'still', a Blend or Normaliser")
             self._skeletons[mode] = copy.deepcopy(self._skeletons["adapt"])
             for layer in self._skeletons[mode].modules():
                 if isinstance(layer, PureBatchNorm):

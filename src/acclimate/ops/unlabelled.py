@@ -32,7 +32,7 @@ def descend(predict: Predict, model: Tree, state: Tree, x: Tensor, update: Updat
     """
 
     def loss(tuned: Tree) -> tuple[Tensor, Tensor]:
-        logits = predict(with_params(model, tuned), x, "adapt").logits
+        logits = predict(with_params(model, tuned), x, "still").logits
         return entropy(logits).mean(), logits
 
     tuned, opt = state["params"], state["opt"]

@@ -16,6 +16,7 @@ a grouped convolution. Outside `vmap`, and on a GPU without Triton, torch's own 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,8 @@ class PureConv2d(nn.Conv2d):
 
     loose: bool = False
     """Whether what follows takes the result in the order it was computed in, a pixel's channels side by side."""
+    turned: bool = False
+    """Whether what follows takes a result whose examples lie side by side in memory."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not (_supported(input) and (is_batched(input) or is_batched(weight))):
@@ -58,6 +61,8 @@ class PureConv2d(nn.Conv2d):
         assert not isinstance(self.padding, str)
         kernel, pad = (weight.shape[-2], weight.shape[-1]), (self.padding[0], self.padding[1])
         geometry = Geometry((input.shape[-2], input.shape[-1]), kernel, self.stride[0], pad)
+        if self.turned and _few(input, weight, geometry):
+            return _turned(input, weight, bias, geometry)
         # squeeze, not [0]: the gradient of a selection is a copy into zeros
         y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry)[0].squeeze(0)
         y = y if bias is None else y + bias[:, None, None]
@@ -83,12 +88,45 @@ def _supported(x: Tensor) -> bool:
 
 def is_batched(x: Tensor) -> bool:
     """Whether some `vmap` is mapping over this tensor."""
-    level = torch._C._functorch
-    while level.is_functorch_wrapped_tensor(x):
-        if level.is_batchedtensor(x):
-            return True
-        x = level.get_unwrapped(x)
-    return False
+    return any(map(torch._C._functorch.is_batchedtensor, _levels(x)))
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Whether some gradient is to go through this tensor."""
+    return any(one.requires_grad for one in _levels(x))
+
+
+def _levels(x: Tensor) -> Iterator[Tensor]:
+    """A tensor, and what is within it, transform by transform."""
+    yield x
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+        yield x
+
+
+FEW, SIDE = 2**18, 16
+"""Numbers in the patches of a client's batch up to which they are written out on a CPU, and examples from which on."""
+
+
+def _few(x: Tensor, w: Tensor, g: Geometry) -> bool:
+    """Whether clients on a CPU share a small convolution of many examples each."""
+    size = len(x) * math.prod(g.out) * math.prod(w.shape[1:])
+    return not x.is_cuda and not is_batched(w) and len(x) >= SIDE and size <= FEW
+
+
+def _turned(x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry) -> Tensor:
+    """A convolution as one matrix product per client, y [B, O, oh, ow] of x [B, I, h, w], examples side by side.
+
+    With few channels torch's own takes several times as long, and so does batch norm in another order.
+    """
+    padded = F.pad(x, (g.pad[1], g.pad[1], g.pad[0], g.pad[0])) if any(g.pad) else x
+    rows = padded.permute(1, 2, 3, 0).contiguous()
+    down, right = (range(k) for k in g.kernel)
+    high, wide = ((n - 1) * g.step + 1 for n in g.out)
+    seen = [rows[:, i : i + high : g.step, j : j + wide : g.step] for i in down for j in right]
+    y = w.flatten(1) @ torch.stack(seen, 1).flatten(0, 1).flatten(1)
+    y = y if bias is None else y + bias[:, None]
+    return y.unflatten(1, (*g.out, len(x))).permute(3, 0, 1, 2)
 
 
 class _Convolve(torch.autograd.Function):

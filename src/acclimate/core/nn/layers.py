@@ -44,6 +44,8 @@ class PureBatchNorm(_BatchNorm):
     """Samples that the running statistics count for beside a batch's own (see `task.Blend`)."""
     normaliser: Normaliser | None = None
     """What takes the place of this layer's own way, where there are running statistics."""
+    follows: bool = True
+    """Whether running statistics follow a batch's own; finding these takes longer than normalising with them."""
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -51,6 +53,8 @@ class PureBatchNorm(_BatchNorm):
             return self.normaliser.normalise(self, input)
         if not self.training and self.running_mean is not None:
             return self._normalise(input, self.running_mean, self.running_var)
+        if not self.follows and not self.prior:
+            return self._normalise(input, None, None)
         axes = [d for d in range(input.dim()) if d != 1]
         var, mean = torch.var_mean(input.detach(), axes, correction=0)
         used = self._blend(mean, var, input.shape[0])
@@ -65,7 +69,12 @@ class PureBatchNorm(_BatchNorm):
                 "batch norm needs two values per channel for the statistics of a batch, and an input of shape "
                 f"{tuple(input.shape)} has one: give it batches of at least 2 samples"
             )
-        return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
+        if not (own and input.dim() > 2 and input.stride(0) == 1):
+            return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
+        rows = input.movedim(0, -1)  # as `PureConv2d.turned` left it: torch would copy it
+        flat = rows.flatten(1).unsqueeze(0)
+        out = F.batch_norm(flat, None, None, self.weight, self.bias, training=True, momentum=0.0, eps=self.eps)
+        return out.squeeze(0).unflatten(1, rows.shape[1:]).movedim(-1, 0)
 
     def normalised(self, input: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         """With statistics of every channel [C], or of every sample and channel [B, C]; gradients go through them."""
@@ -84,7 +93,7 @@ class PureBatchNorm(_BatchNorm):
         return share * mean + (1 - share) * self.running_mean, share * var + (1 - share) * self.running_var
 
     def _remember(self, mean: Tensor, var: Tensor, count: int) -> None:
-        if self.running_mean is None or self.running_var is None:
+        if self.running_mean is None or self.running_var is None or not self.follows:
             return
         rate = self.momentum or 0.0
         unbiased = var * (count / max(count - 1, 1))
@@ -140,4 +149,7 @@ def _loosen(chain: list[nn.Module]) -> None:
     for i, layer in enumerate(chain):
         if isinstance(layer, conv.PureConv2d | pool.PureMaxPool2d):
             rest = (n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | pool.PureMaxPool2d))
-            layer.loose = isinstance(next(rest, None), conv.PureConv2d | nn.Flatten)
+            after = next(rest, None)
+            layer.loose = isinstance(after, conv.PureConv2d | nn.Flatten)
+            if isinstance(layer, conv.PureConv2d):
+                layer.turned = layer.loose or isinstance(after, PureBatchNorm)

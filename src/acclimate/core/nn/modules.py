@@ -116,4 +116,8 @@ def skeletons(base: nn.Module) -> dict[Any, nn.Module]:
     for layer in adapt.modules():
         if isinstance(layer, PureBatchNorm):
             layer.train()
-    return {"train": train, "eval": evaluate, "adapt": adapt}
+    still = copy.deepcopy(adapt)
+    for layer in still.modules():
+        if isinstance(layer, PureBatchNorm):
+            layer.follows = False
+    return {"train": train, "eval": evaluate, "adapt": adapt, "still": still}
