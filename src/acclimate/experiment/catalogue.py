@@ -68,10 +68,19 @@ METHODS: dict[str, Method] = {
     "ditto": methods.Ditto(),
     "fedrod": methods.FedRoD(),
     "fedavg-balanced": methods.FedAvg(balanced=True),
+    "feddyn": methods.FedDyn(),
+    "moon": methods.MOON(),
+    "fedbabu": methods.FedAvg(private=("head",), frozen=("head",)),
+    "lg-fedavg": methods.FedAvg(private=("body",)),
+    "fedlc": methods.FedLC(),
+    "fedntd": methods.FedNTD(),
+    "feddecorr": methods.FedDecorr(),
 }
 
 SUMMARIES = {
     "fedper": "FedAvg that keeps the last layer at the client (Arivazhagan et al., 2019).",
+    "fedbabu": "FedAvg on the body under a common frozen head, for `+finetune` (Oh et al., ICLR 2022).",
+    "lg-fedavg": "FedAvg that keeps all but the last layer at the client (Liang et al., 2020).",
     "fedbn": "FedAvg that keeps the normalisation layers at the client (Li et al., ICLR 2021).",
     "fedavgm": "FedAvg with momentum on the server (Hsu et al., 2019).",
     "fedadam": "FedAvg with Adam on the server (Reddi et al., ICLR 2021).",

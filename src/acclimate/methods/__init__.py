@@ -10,8 +10,12 @@ from .fedadg import FedADG
 from .fedatp import FedATP
 from .fedavg import FedAvg
 from .fedcsa import FedCSA
+from .feddecorr import FedDecorr
+from .feddyn import FedDyn
 from .fedicon import FedICON
+from .fedlc import FedLC
 from .fednova import FedNova
+from .fedntd import FedNTD
 from .fedpcl import FedPCL
 from .fedproto import FedProto
 from .fedprox import FedProx
@@ -28,6 +32,7 @@ from .gma import GMA
 from .harmofl import HarmoFL
 from .heterofedtta import HeteroFedTTA
 from .local import Local
+from .moon import MOON
 from .odpfl import ODPFL
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
@@ -43,6 +48,7 @@ __all__ = [
     "ELCFS",
     "GA",
     "GMA",
+    "MOON",
     "ODPFL",
     "PFL",
     "RSC",
@@ -52,7 +58,11 @@ __all__ = [
     "FedATP",
     "FedAvg",
     "FedCSA",
+    "FedDecorr",
+    "FedDyn",
     "FedICON",
+    "FedLC",
+    "FedNTD",
     "FedNova",
     "FedPCL",
     "FedProto",
