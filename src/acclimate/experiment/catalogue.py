@@ -75,6 +75,10 @@ METHODS: dict[str, Method] = {
     "fedlc": methods.FedLC(),
     "fedntd": methods.FedNTD(),
     "feddecorr": methods.FedDecorr(),
+    "fedala": methods.FedALA(),
+    "ifca": methods.IFCA(),
+    "fedas": methods.FedAS(),
+    "fedem": methods.FedEM(),
 }
 
 SUMMARIES = {

@@ -7,11 +7,14 @@ from .ditto import Ditto
 from .dsbn import DSBN
 from .elcfs import ELCFS
 from .fedadg import FedADG
+from .fedala import FedALA
+from .fedas import FedAS
 from .fedatp import FedATP
 from .fedavg import FedAvg
 from .fedcsa import FedCSA
 from .feddecorr import FedDecorr
 from .feddyn import FedDyn
+from .fedem import FedEM
 from .fedicon import FedICON
 from .fedlc import FedLC
 from .fednova import FedNova
@@ -31,6 +34,7 @@ from .ga import GA
 from .gma import GMA
 from .harmofl import HarmoFL
 from .heterofedtta import HeteroFedTTA
+from .ifca import IFCA
 from .local import Local
 from .moon import MOON
 from .odpfl import ODPFL
@@ -48,6 +52,7 @@ __all__ = [
     "ELCFS",
     "GA",
     "GMA",
+    "IFCA",
     "MOON",
     "ODPFL",
     "PFL",
@@ -55,11 +60,14 @@ __all__ = [
     "SCAFFOLD",
     "Ditto",
     "FedADG",
+    "FedALA",
+    "FedAS",
     "FedATP",
     "FedAvg",
     "FedCSA",
     "FedDecorr",
     "FedDyn",
+    "FedEM",
     "FedICON",
     "FedLC",
     "FedNTD",

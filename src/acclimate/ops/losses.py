@@ -53,11 +53,16 @@ def proximal(loss: Loss, anchor: Tree, weight: float) -> Loss:
     return tied
 
 
-def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
-    """The mean cross-entropy over all of a client's examples, in eval mode, a chunk at a time to bound memory."""
+def sample_losses(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
+    """Cross-entropy of each of a client's rows (padding included), in eval mode, a chunk at a time to bound memory."""
     parts = data["rows"].split(chunk, dim=-1)
     logits = torch.cat([task.apply(vars, data["x"][rows]).logits for rows in parts])
-    each = F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
+    return F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
+
+
+def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
+    """The mean cross-entropy over all of a client's examples, in eval mode."""
+    each = sample_losses(task, vars, data, chunk)
     return mean_of(each, real_rows(each.shape[0], data["n"]))
 
 
