@@ -77,8 +77,10 @@ METHODS: dict[str, Method] = {
     "feddecorr": methods.FedDecorr(),
     "fedala": methods.FedALA(),
     "ifca": methods.IFCA(),
+    "fedpac": methods.FedPAC(),
     "fedas": methods.FedAS(),
     "fedem": methods.FedEM(),
+    "ccvr": methods.CCVR(),
 }
 
 SUMMARIES = {

@@ -3,6 +3,7 @@
 from .afl import AFL
 from .am import AM
 from .apfl import APFL
+from .ccvr import CCVR
 from .ditto import Ditto
 from .dsbn import DSBN
 from .elcfs import ELCFS
@@ -19,6 +20,7 @@ from .fedicon import FedICON
 from .fedlc import FedLC
 from .fednova import FedNova
 from .fedntd import FedNTD
+from .fedpac import FedPAC
 from .fedpcl import FedPCL
 from .fedproto import FedProto
 from .fedprox import FedProx
@@ -48,6 +50,7 @@ __all__ = [
     "AFL",
     "AM",
     "APFL",
+    "CCVR",
     "DSBN",
     "ELCFS",
     "GA",
@@ -72,6 +75,7 @@ __all__ = [
     "FedLC",
     "FedNTD",
     "FedNova",
+    "FedPAC",
     "FedPCL",
     "FedProto",
     "FedProx",
