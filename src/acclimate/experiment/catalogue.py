@@ -81,6 +81,8 @@ METHODS: dict[str, Method] = {
     "fedas": methods.FedAS(),
     "fedem": methods.FedEM(),
     "ccvr": methods.CCVR(),
+    "fedfomo": methods.FedFomo(),
+    "cfl": methods.CFL(),
 }
 
 SUMMARIES = {

@@ -4,6 +4,7 @@ from .afl import AFL
 from .am import AM
 from .apfl import APFL
 from .ccvr import CCVR
+from .cfl import CFL
 from .ditto import Ditto
 from .dsbn import DSBN
 from .elcfs import ELCFS
@@ -16,6 +17,7 @@ from .fedcsa import FedCSA
 from .feddecorr import FedDecorr
 from .feddyn import FedDyn
 from .fedem import FedEM
+from .fedfomo import FedFomo
 from .fedicon import FedICON
 from .fedlc import FedLC
 from .fednova import FedNova
@@ -51,6 +53,7 @@ __all__ = [
     "AM",
     "APFL",
     "CCVR",
+    "CFL",
     "DSBN",
     "ELCFS",
     "GA",
@@ -71,6 +74,7 @@ __all__ = [
     "FedDecorr",
     "FedDyn",
     "FedEM",
+    "FedFomo",
     "FedICON",
     "FedLC",
     "FedNTD",

@@ -6,7 +6,8 @@ round. In its first round that is the received one, too, and the term is a const
 
 The paper contrasts the outputs of a projection head of two layers that it adds to the network; here they are the
 features that enter the last layer, so that the model stays the user's own. All three networks see the same view of a
-batch, with the batch's own statistics. The paper's mu is tuned in 0.1, 1, 5, 10.
+batch, with the batch's own statistics. The paper tunes mu in 0.1, 1, 5 and 10; without the projection head larger ones
+hold a small network back, so 1 is the default.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..core import SGD, Optimizer, Task, Tree, Weighted, Work, check, rng, train
 class MOON(Weighted):
     """FedAvg whose features stay near the received model's, away from the client's last (Li et al., CVPR 2021)."""
 
-    mu: float = 5.0
+    mu: float = 1.0
     """The weight of the contrastive term."""
     tau: float = 0.5
     """The temperature."""
