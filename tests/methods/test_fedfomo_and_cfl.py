@@ -123,11 +123,19 @@ def test_cfl_splits_clients_that_point_apart_and_each_half_goes_on_alone():
     assert equal(server["cluster"], torch.zeros(6, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("settings", [{"still": 0.0}, {"moving": 3.3}, {"start": 1}])
-def test_cfl_splits_only_where_the_mean_is_still_and_a_client_moves(settings):
+@pytest.mark.parametrize("settings", [{"still": 0.0}, {"start": 1}])
+def test_cfl_splits_only_where_updates_cancel_and_late_enough(settings):
     method = CFL(**{"start": 0, **settings})
     assert not method.server(TASK, method.init_server(TASK, 6, KEY), total(), KEY)["cluster"].any()
     assert dict(method.uplink) == dict.fromkeys(("delta", "n", "id"), Gather())
+
+
+def test_cfl_splits_below_a_share_of_the_largest_update():
+    heavy = {**total(), "n": torch.tensor([5, 2, 4, 3])}  # the mean is (15 - 6.4 + 12.4 - 8.7) / 14, the largest 3.2
+    for still, split in ((0.28, True), (0.26, False)):
+        method = CFL(start=0, still=still)
+        found = method.server(TASK, method.init_server(TASK, 6, KEY), heavy, KEY)["cluster"]
+        assert bool(found.any()) is split
 
 
 def test_cfls_clusters_count_by_examples():
@@ -159,7 +167,6 @@ def test_cfls_clients_read_their_own_row_and_newcomers_that_of_the_largest_clust
         (lambda: FedFomo(parts=1), "parts"),
         (lambda: FedFomo(explore=1.5), "explore"),
         (lambda: CFL(still=-1.0), "still"),
-        (lambda: CFL(moving=-1.0), "moving"),
         (lambda: CFL(start=-1), "start"),
         (lambda: CFL(weights="none"), "weights"),
     ],
