@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import SGD, Gather, Optimizer, Rules, Task, Tree, Weighted, Work, check, difference, rng, tree
-from ..ops.masks import own_share
+from ..ops.masks import own_row
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CFL(Weighted):
         return {"row": torch.full((), -1, device=key.device)}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        received = tree.map(lambda m: own_share(m, data["id"]), down["models"])
+        received = own_row(down["models"], data["id"])
         delta = difference(task.loss, received, data, self.opt, self.work, key)
         return {"delta": delta, "n": data["n"], "id": data["id"]}, {"row": data["id"]}
 
@@ -87,7 +87,7 @@ class CFL(Weighted):
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
         largest = (down["cluster"][:, None] == down["cluster"]).sum(1).argmax()
         row = torch.where(mine["row"] < 0, largest, mine["row"])
-        return {"vars": tree.map(lambda m: own_share(m, row), down["models"])}
+        return {"vars": own_row(down["models"], row)}
 
 
 def halves(updates: Tensor) -> Tensor:

@@ -2,26 +2,22 @@
 
 A shared body and private heads, as in FedPer, and
 
-- at receipt, parameter alignment: the received body is trained for a little (`align_work`) so that the class means of
-  its features are those of the client's own model of the round before; mean squared difference, over the classes of a
-  batch. A client that takes part for the first time has no such model and skips it.
-- at the server, client synchronisation: clients count by the trace of their Fisher information, here the mean squared
-  norm of the gradients of batches in one pass over the client's examples, at the trained model.
-
-The client goes live with the model that it trained last.
+- at receipt, the received body is trained for a little (`align_work`) so that the class means of its features in a
+  batch are those of the client's own model of the round before, by mean squared difference; not in its first round;
+- at the server, clients count by the trace of their Fisher information: here the mean squared norm of the gradients of
+  batches, in one pass over the client's examples at the trained model. The client goes live with that model.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, rng, train, tree
-from ..core.local import batch_of
+from ..ops.losses import fisher_trace
 from ..ops.params import merge, private, shared
 from ..ops.prototypes import class_means, own_prototypes
 
@@ -47,7 +43,7 @@ class FedAS(Method):
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         start = self.aligned(task, down, mine, data, rng.fold(key, "align"))
         w = train(task.loss, start, data, self.opt, self.work, key)
-        fisher = self.fisher_trace(task, w, data, rng.fold(key, "fisher"))
+        fisher = fisher_trace(task, w, data, self.work, rng.fold(key, "fisher"))
         up = {"delta": tree.sub(shared(w, task.head), down["vars"]), "fisher": fisher}
         return up, {"vars": w, "seen": torch.ones_like(mine["seen"])}
 
@@ -67,21 +63,6 @@ class FedAS(Method):
         new = train(loss, received, data, self.align_opt, self.align_work, key, only=task.body)
         moved: Tree = tree.where(mine["seen"] > 0, new, received)
         return moved
-
-    def fisher_trace(self, task: Task, vars: Tree, data: Tree, key: rng.Key) -> Tensor:
-        """The mean over batches of the gradient's squared norm."""
-        once = replace(self.work, epochs=1, iterations=None)
-        positions, active = once.plan(data, rng.fold(key, "plan"))
-        total = torch.zeros((), device=data["n"].device)
-        for t in range(positions.shape[0]):
-            batch, step = batch_of(data, positions[t]), rng.fold(key, t)
-
-            def loss(params: Tree, batch: Tree = batch, step: rng.Key = step) -> Tensor:
-                return task.loss({**vars, "params": params}, batch, step)[0]
-
-            slope = grad(loss)(vars["params"])
-            total = total + active[t] * tree.dot(slope, slope)
-        return total / active.sum().clamp_min(1)
 
 
 def _whole(task: Task, down: Tree, mine: Tree) -> Tree:

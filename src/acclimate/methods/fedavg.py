@@ -2,8 +2,7 @@
 
 - `private="head"` keeps the last layer at the client: FedPer (Arivazhagan et al., 2019).
 - `private="norm"` keeps the normalisation layers there, statistics included: FedBN (Li et al., ICLR 2021).
-- `private="body"` keeps all but the last layer there: LG-FedAvg (Liang et al., 2020). Newcomers start with the common
-  initial body, where the paper asks all clients' models.
+- `private="body"` keeps all but the last layer there: LG-FedAvg (Liang et al., 2020; newcomers take the initial body).
 - `private="head", frozen="head"` trains the body under the initial head, which all clients have in common and nobody
   sends: FedBABU (Oh, Kim & Yun, ICLR 2022). The paper fine-tunes the model at the client at last (`+finetune`).
 - `balanced=True` trains with balanced softmax (Ren et al., NeurIPS 2020) under the client's own class counts.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..core import SGD, Gather, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
 from ..ops.losses import local_risk
-from ..ops.masks import held_out, own_share
+from ..ops.masks import held_out, own_row, own_share
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FedFomo(Method):
 def better(task: Task, models: Tree, old: Tree, chosen: Tensor, judged: Tree) -> tuple[Tree, Tensor]:
     """The client's model with the chosen ones mixed in, and their weights."""
     now, mixed, steps = local_risk(task, old, judged), old, []
-    others = [tree.map(lambda m, j=j: own_share(m, j), models) for j in chosen]
+    others = [own_row(models, j) for j in chosen]
     for other in others:
         far = tree.norm(tree.sub(other["params"], old["params"])).clamp_min(1e-12)
         steps.append(((now - local_risk(task, other, judged)) / far).clamp_min(0.0))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core import SGD, Gather, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, rng, train, tree
-from ..ops.masks import mean_of, own_share, real_rows
+from ..ops.masks import mean_of, own_row, real_rows
 from ..ops.nets import features_of, fit_head, head_of, named
 from ..ops.params import merge, shared
 from ..ops.prototypes import class_means, own_prototypes, pulled
@@ -91,8 +91,7 @@ class FedPAC(Weighted):
 
     def _fitted(self, down: Tree, mine: Tree, features: Tensor, data: Tree, key: rng.Key) -> Tree:
         """The private state with the head that the server mixed for this client, trained on the received body."""
-        mixed = tree.map(lambda heads: own_share(heads, data["id"]), down["heads"])
-        head = fit_head(mixed, features, data, self.head_opt, self.head_work, key)
+        head = fit_head(own_row(down["heads"], data["id"]), features, data, self.head_opt, self.head_work, key)
         return {"head": head, "seen": torch.ones_like(mine["seen"])}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:

@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ..core import SGD, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, rng, train, tree
 from ..ops.losses import local_risk
-from ..ops.masks import own_share
+from ..ops.masks import own_row
 from ..ops.nets import drawn_apart
 
 
@@ -49,7 +48,7 @@ class IFCA(Weighted):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         mine = self.finish_personal(task, down, mine, data, key)
-        received = picked(down["models"], mine["choice"])
+        received = own_row(down["models"], mine["choice"])
         delta = tree.sub(train(task.loss, received, data, self.opt, self.work, key), received)
         chosen = (torch.arange(self.clusters, device=data["n"].device) == mine["choice"]).to(torch.float32)
         up = tree.map(lambda d: chosen.view(-1, *[1] * d.dim()) * d, delta)
@@ -64,10 +63,4 @@ class IFCA(Weighted):
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
         choice = torch.where(mine["choice"] < 0, down["votes"].argmax(), mine["choice"])
-        return {"vars": picked(down["models"], choice)}
-
-
-def picked(models: Tree, choice: Tensor) -> Tree:
-    """One of several models that lie along the leading axis."""
-    model: Tree = tree.map(lambda m: own_share(m, choice), models)
-    return model
+        return {"vars": own_row(down["models"], choice)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core import Tree
+from ..core import Tree, tree
 
 
 def real_rows(size: int, n: Tensor) -> Tensor:
@@ -22,6 +22,12 @@ def mean_of(rows: Tensor, real: Tensor) -> Tensor:
 def own_share(shares: Tensor, client: Tensor) -> Tensor:
     """A client's own entry of a table that has one for each; plain indexing would ask the host."""
     return shares.index_select(0, client.reshape(1))[0]
+
+
+def own_row(table: Tree, client: Tensor) -> Tree:
+    """A client's own row of every leaf of a tree that has one for each."""
+    row: Tree = tree.map(lambda rows: own_share(rows, client), table)
+    return row
 
 
 def held_out(data: Tree, parts: int) -> tuple[Tree, Tree]:
