@@ -15,7 +15,7 @@ from acclimate.methods.feddecorr import correlation
 from acclimate.methods.fedntd import not_true_divergence
 from acclimate.methods.moon import contrast
 from acclimate.personal import FineTune
-from linear import BODY, DATA, DOWN, HEAD, KEY, ONCE, TASK, F, X, Y, both_layers, close, regression, tensor
+from linear import BODY, DATA, DOWN, HEAD, KEY, ONCE, TASK, F, X, Y, both_layers, close, regression, tensor, variables
 from support import SMALL, equal, fitted, gap
 
 TWICE = Work(iterations=2, batch=4)
@@ -130,6 +130,10 @@ def test_moons_step_is_that_of_both_terms_and_its_last_model_is_kept():
 
 
 def test_moons_first_round_is_fedavg():
+    fresh = {"vars": variables(-HEAD), "seen": MOON().init_mine(TASK, KEY)["seen"]}
+    fresh["vars"]["params"]["project.weight"] = tensor(BODY[::-1].copy())
+    up, _ = MOON(opt=SGD(lr=0.5), work=ONCE).client(TASK, DOWN, fresh, DATA, KEY)  # whenever that round is
+    close(up["delta"]["params"]["project.weight"], -0.5 * both_layers(BODY, HEAD)[0])
     moon, plain = MOON(work=SMALL), FedAvg(work=SMALL)
     assert gap(trained(moon, 1), trained(plain, 1)) < 1e-5
     assert gap(trained(moon, 3), trained(plain, 3)) > 1e-3

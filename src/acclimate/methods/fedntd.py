@@ -38,7 +38,7 @@ class FedNTD(Weighted):
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = task.apply(vars, batch["x"], "train", key)
-            teacher = task.apply(down["vars"], batch["x"], "train", key).logits.detach()
+            teacher = task.apply(down["vars"], batch["x"], "train", key).logits
             kept = not_true_divergence(out.logits, teacher, batch["y"], self.tau)
             return F.cross_entropy(out.logits, batch["y"]) + self.beta * self.tau**2 * kept, out.buffers
 

@@ -46,7 +46,7 @@ class MOON(Weighted):
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out, near, far = (task.apply(v, batch["x"], "train", key) for v in (vars, received, last))
-            term = contrast(out.features, near.features.detach(), far.features.detach(), self.tau)
+            term = contrast(out.features, near.features, far.features, self.tau)
             return F.cross_entropy(out.logits, batch["y"]) + self.mu * term, out.buffers
 
         w = train(loss, received, data, self.opt, self.work, key)
@@ -56,5 +56,5 @@ class MOON(Weighted):
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
     """-log of the softmax of the two similarities at `near`, mean over the batch."""
-    towards, away = F.cosine_similarity(z, near, dim=-1), F.cosine_similarity(z, far, dim=-1)
+    towards, away = F.cosine_similarity(z, near), F.cosine_similarity(z, far)
     return F.softplus((away - towards) / tau).mean()
