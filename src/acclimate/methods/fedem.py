@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Loss, Mode, Optimizer, Out, Task, Tree, Weighted, Work, check, difference, rng, tree
+from ..core import SGD, Loss, Mode, Normaliser, Optimizer, Out, Task, Tree, Weighted, Work, check, difference, rng, tree
 from ..ops.losses import sample_losses
 from ..ops.masks import mean_of, real_rows
 from ..ops.nets import drawn_apart, on_features
@@ -74,7 +74,8 @@ class FedEM(Weighted):
 
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         out = task.apply(model["vars"], x, mode, key)
-        answers = [out.logits, *(task.apply(vars, x, mode, key).logits for vars in model["others"].values())]
+        fixed: Mode = "eval" if isinstance(mode, Normaliser) else mode  # whose statistics lie in `vars` alone
+        answers = [out.logits, *(task.apply(vars, x, fixed, key).logits for vars in model["others"].values())]
         shares = torch.stack(answers).log_softmax(-1) + model["pi"].clamp_min(1e-12).log()[:, None, None]
         return out._replace(logits=shares.logsumexp(0))
 
