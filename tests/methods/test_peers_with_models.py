@@ -1,13 +1,14 @@
 """Methods with several models or with parts that each client has for itself: IFCA, FedEM, FedALA and FedAS, by their
 equalities and by value on the linear model of linear.py."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from acclimate.core import SGD, Mean, Sum, Work, rng, tree
+from acclimate.core import SGD, Mean, Normaliser, Sum, Work, rng, tree
 from acclimate.methods import IFCA, FedALA, FedAS, FedAvg, FedEM
 from acclimate.ops.losses import fisher_trace
 from acclimate.ops.nets import head_of
@@ -32,7 +33,7 @@ from linear import (
     tensor,
     variables,
 )
-from support import SMALL, client_data, equal, fitted, gap, shards
+from support import SMALL, client_data, equal, fitted, gap, shards, task
 
 OTHER = np.array([[-0.2, 0.4], [0.3, -0.1], [0.2, 0.6]])
 BOTH = tree.stack([variables(OTHER), VARS])
@@ -137,6 +138,26 @@ def test_fedem_answers_with_the_mixture(pi):
     out = method.predict(TASK, model, BATCH["x"])
     close(out.logits.softmax(-1), pi[0] * softmax(F @ HEAD.T) + pi[1] * softmax(F @ OTHER.T))
     assert equal(model["vars"], MODELS["models"][str(int(np.argmax(pi)))])
+
+
+@dataclass(frozen=True)
+class Doubled(Normaliser):
+    """Batch norm that only doubles its input."""
+
+    def normalise(self, layer, input):
+        return 2.0 * input
+
+
+def test_fedems_other_learners_stay_as_they_are_where_an_adapter_normalises():
+    t, method = task("mlp-dropout"), FedEM(learners=2)
+    model = method.deploy(t, method.init_server(t, 3, KEY), {"pi": tensor([0.6, 0.4])})
+    x = shards().x[:5]
+    out = method.predict(t, model, x, Doubled())
+    main, other = t.apply(model["vars"], x, Doubled()).logits, t.apply(model["others"]["1"], x).logits
+    close(out.logits.softmax(-1), 0.6 * main.softmax(-1) + 0.4 * other.softmax(-1))
+    train = method.predict(t, model, x, "train", KEY).logits
+    both = [t.apply(v, x, "train", KEY).logits.softmax(-1) for v in (model["vars"], model["others"]["1"])]
+    close(train.softmax(-1), 0.6 * both[0] + 0.4 * both[1])
 
 
 def test_fedems_learners_start_apart_and_weights_alike():
