@@ -58,13 +58,15 @@ def test_a_client_that_is_sure_of_itself_keeps_its_own_head():
 
 
 def test_fedpacs_head_then_body_by_value():
-    method = FedPAC(lam=0.7, opt=SGD(lr=0.5), work=ONCE, head_opt=SGD(lr=0.3), head_work=ONCE)
+    method = FedPAC(lam=0.7, opt=SGD(lr=0.5), work=Work(iterations=2, batch=4), head_opt=SGD(lr=0.3), head_work=ONCE)
     up, mine = method.client(TASK, sent(), fresh(), DATA, KEY)
     head = HEAD - 0.3 * regression(F @ HEAD.T)
     close(mine["head"]["weight"], head)
     close(up["head"]["weight"], head)
-    pull = 2 * (F - PROTOTYPES[Y]) / 2 / 4 * np.array([1.0, 0.0, 1.0])[Y][:, None]  # mean over two features, four rows
-    body = BODY - 0.5 * (both_layers(BODY, head)[0] + 0.7 * pull.T @ X)
+    body, known = BODY, np.array([1.0, 0.0, 1.0])[Y][:, None]
+    for _ in range(2):
+        pull = 2 * (X @ body.T - PROTOTYPES[Y]) / 2 / 4 * known  # mean over two features and four rows
+        body = body - 0.5 * (both_layers(body, head)[0] + 0.7 * pull.T @ X)
     close(up["delta"]["params"]["project.weight"], body - BODY)
     assert set(up["delta"]["params"]) == {"project.weight"}
     close(up["prototypes"], np.stack([(X @ body.T)[c == Y].mean(0) for c in range(3)]))
@@ -83,6 +85,9 @@ def test_the_variance_is_that_of_the_sum_over_classes():
     joint = np.einsum("nc,nd->ncd", np.eye(3)[y], f).reshape(50, -1)
     data = {"y": torch.tensor(y), "rows": torch.arange(50), "n": torch.tensor(50)}
     close(described(tensor(f), data, 3)[1], joint.var(0).sum() / 50)
+    h, lone = described(tensor(f), {**data, "n": torch.tensor(1)}, 3)
+    close(h.sum(0), f[0])
+    close(lone, 0.0)
 
 
 def test_fedpacs_server_mixes_the_cohorts_heads_and_leaves_the_others():
