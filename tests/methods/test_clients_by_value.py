@@ -23,6 +23,7 @@ from acclimate.methods.pfedme import PFedMe
 from acclimate.methods.rsc import RSC, _sure
 from acclimate.methods.scaffold import SCAFFOLD
 from acclimate.models.frozen import Projection
+from acclimate.ops.masks import held_out
 from linear import (
     BATCH,
     BODY,
@@ -269,7 +270,7 @@ def test_a_mixed_map_is_so_much_its_own():
 @pytest.mark.parametrize(("n", "held"), [(7, 2), (4, 1), (2, 1), (1, 1)])
 def test_fedatp_holds_the_last_part_of_a_clients_rows(n, held):
     rows = torch.tensor([10, 11, 12, 13, 14, 15, 16, 17])
-    fitted, judged = FedATP(parts=3).split({"rows": rows, "n": torch.tensor(n), "round": torch.tensor(0)})
+    fitted, judged = held_out({"rows": rows, "n": torch.tensor(n), "round": torch.tensor(0)}, parts=3)
     assert int(fitted["n"]) == max(n - held, 1) and torch.equal(fitted["rows"], rows)
     assert int(judged["n"]) == held
     assert judged["rows"][:held].tolist() == list(range(10 + n - held, 10 + n))

@@ -3,15 +3,26 @@
 from .afl import AFL
 from .am import AM
 from .apfl import APFL
+from .ccvr import CCVR
+from .cfl import CFL
 from .ditto import Ditto
 from .dsbn import DSBN
 from .elcfs import ELCFS
 from .fedadg import FedADG
+from .fedala import FedALA
+from .fedas import FedAS
 from .fedatp import FedATP
 from .fedavg import FedAvg
 from .fedcsa import FedCSA
+from .feddecorr import FedDecorr
+from .feddyn import FedDyn
+from .fedem import FedEM
+from .fedfomo import FedFomo
 from .fedicon import FedICON
+from .fedlc import FedLC
 from .fednova import FedNova
+from .fedntd import FedNTD
+from .fedpac import FedPAC
 from .fedpcl import FedPCL
 from .fedproto import FedProto
 from .fedprox import FedProx
@@ -27,7 +38,9 @@ from .ga import GA
 from .gma import GMA
 from .harmofl import HarmoFL
 from .heterofedtta import HeteroFedTTA
+from .ifca import IFCA
 from .local import Local
+from .moon import MOON
 from .odpfl import ODPFL
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
@@ -39,21 +52,34 @@ __all__ = [
     "AFL",
     "AM",
     "APFL",
+    "CCVR",
+    "CFL",
     "DSBN",
     "ELCFS",
     "GA",
     "GMA",
+    "IFCA",
+    "MOON",
     "ODPFL",
     "PFL",
     "RSC",
     "SCAFFOLD",
     "Ditto",
     "FedADG",
+    "FedALA",
+    "FedAS",
     "FedATP",
     "FedAvg",
     "FedCSA",
+    "FedDecorr",
+    "FedDyn",
+    "FedEM",
+    "FedFomo",
     "FedICON",
+    "FedLC",
+    "FedNTD",
     "FedNova",
+    "FedPAC",
     "FedPCL",
     "FedProto",
     "FedProx",

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, difference, rng
 from ..ops.losses import local_risk
 from ..ops.masks import own_share
+from ..ops.simplex import project
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,3 @@ class AFL(Method):
         uphill = torch.zeros_like(mixture).index_put((total["id"],), total["loss"]) * (mixture.shape[0] / present)
         new = project(mixture + self.lambda_lr * uphill)
         return {**super().server(task, server, total, key), "mixture": new}
-
-
-def project(v: Tensor) -> Tensor:
-    """The nearest point of the probability simplex: v less a common number, floored at zero."""
-    high = v.sort(descending=True).values
-    count = torch.arange(1, v.shape[0] + 1, device=v.device, dtype=v.dtype)
-    excess = (high.cumsum(0) - 1.0) / count  # what to take off if exactly the first `count` entries stay
-    stays = (high > excess).sum() - 1
-    return (v - excess.gather(0, stays[None])).clamp_min(0.0)

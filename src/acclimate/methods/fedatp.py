@@ -16,13 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Predict, Rules, Sum, Task, Tree, Work, check, rng, tree
 from ..core.local import batch_of, train
 from ..ops.atp import directions, moved, slopes
+from ..ops.masks import held_out
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FedATP(Method):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         early = data["round"] < self.pretrain
-        fitted, judged = self.split(data)
+        fitted, judged = held_out(data, self.parts)
         w = train(task.loss, down["vars"], fitted, self.opt, self.work, rng.fold(key, "model"))
         rates = self.learned(task, down["vars"], down["rates"], judged, rng.fold(key, "rates"))
         delta, step = tree.sub(w, down["vars"]), tree.sub(rates, down["rates"])
@@ -64,16 +64,6 @@ class FedATP(Method):
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
         return {"vars": down["vars"], "rates": down["rates"]}
-
-    def split(self, data: Tree) -> tuple[Tree, Tree]:
-        """The client's data for the model, and the rest for the rates; a lone example serves both."""
-        size, n = data["rows"].shape[-1], data["n"].clamp_min(1)
-        held = torch.div(n, self.parts, rounding_mode="floor").clamp_min(1)
-        rest = (n - held).clamp_min(1)
-        places = torch.arange(max(size // self.parts, 1), device=n.device)
-        # fewer rows than the table has room for: the steps beyond them must be undone
-        padded = {**data, "ragged": torch.ones_like(data["round"], dtype=torch.bool)}
-        return {**padded, "n": rest}, {**padded, "n": held, "rows": data["rows"][(n - held + places) % n]}
 
     def learned(self, task: Task, vars: Tree, rates: Tree, data: Tree, key: rng.Key) -> Tree:
         """The rates after a pass over labelled batches, each from the same model."""

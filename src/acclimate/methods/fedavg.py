@@ -2,6 +2,9 @@
 
 - `private="head"` keeps the last layer at the client: FedPer (Arivazhagan et al., 2019).
 - `private="norm"` keeps the normalisation layers there, statistics included: FedBN (Li et al., ICLR 2021).
+- `private="body"` keeps all but the last layer there: LG-FedAvg (Liang et al., 2020; newcomers take the initial body).
+- `private="head", frozen="head"` trains the body under the initial head, which all clients have in common and nobody
+  sends: FedBABU (Oh, Kim & Yun, ICLR 2022). The paper fine-tunes the model at the client at last (`+finetune`).
 - `balanced=True` trains with balanced softmax (Ren et al., NeurIPS 2020) under the client's own class counts.
 - `server_opt=SGD(momentum=...)` is FedAvgM (Hsu et al., 2019), `server_opt=Adam(...)` is FedAdam (Reddi et al., ICLR
   2021, Algorithm 2): the averaged difference is the server's negative gradient. Batch statistics are averaged plainly.
@@ -27,6 +30,8 @@ class FedAvg(Weighted):
     server_opt: Optimizer = SGD(lr=1.0)
     balanced: bool = False
     """Whether the local loss is balanced softmax instead of cross-entropy."""
+    frozen: tuple[str, ...] = check.later(())
+    """Roles or name patterns of the parameters that keep their initial values; batch statistics are none."""
 
     def __post_init__(self) -> None:
         check.choices(self)
@@ -46,7 +51,9 @@ class FedAvg(Weighted):
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         names = task.select(self.private)
-        w = train(local_loss(task, data, self.balanced), self._whole(down, mine), data, self.opt, self.work, key)
+        only = frozenset(task.params) - task.select(self.frozen) if self.frozen else None
+        loss = local_loss(task, data, self.balanced)
+        w = train(loss, self._whole(down, mine), data, self.opt, self.work, key, only)
         up = {"delta": tree.sub(shared(w, names), down["vars"]), "n": data["n"]}
         return tree.pick(up, self.uplink), {"vars": private(w, names)} if names else {}
 

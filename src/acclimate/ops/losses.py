@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import Loss, Task, Tree, rng, tree
+from ..core import Loss, Task, Tree, Work, rng, tree
+from ..core.local import batch_of
 from .masks import mean_of, real_rows
 
 
@@ -53,12 +56,32 @@ def proximal(loss: Loss, anchor: Tree, weight: float) -> Loss:
     return tied
 
 
-def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
-    """The mean cross-entropy over all of a client's examples, in eval mode, a chunk at a time to bound memory."""
+def sample_losses(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
+    """Cross-entropy of each of a client's rows (padding included), in eval mode, a chunk at a time to bound memory."""
     parts = data["rows"].split(chunk, dim=-1)
     logits = torch.cat([task.apply(vars, data["x"][rows]).logits for rows in parts])
-    each = F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
+    return F.cross_entropy(logits, data["y"][data["rows"]], reduction="none")
+
+
+def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
+    """The mean cross-entropy over all of a client's examples, in eval mode."""
+    each = sample_losses(task, vars, data, chunk)
     return mean_of(each, real_rows(each.shape[0], data["n"]))
+
+
+def fisher_trace(task: Task, vars: Tree, data: Tree, work: Work, key: rng.Key) -> Tensor:
+    """The mean over the batches of one epoch of the squared norm of the gradient."""
+    positions, active = replace(work, epochs=1, iterations=None).plan(data, rng.fold(key, "plan"))
+    total = torch.zeros((), device=data["n"].device)
+    for t in range(positions.shape[0]):
+        batch, step = batch_of(data, positions[t]), rng.fold(key, t)
+
+        def loss(params: Tree, batch: Tree = batch, step: rng.Key = step) -> Tensor:
+            return task.loss({**vars, "params": params}, batch, step)[0]
+
+        slope = grad(loss)(vars["params"])
+        total = total + active[t] * tree.dot(slope, slope)
+    return total / active.sum().clamp_min(1)
 
 
 def sharp(loss: Loss, rho: float) -> Loss:

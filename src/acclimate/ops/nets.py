@@ -41,6 +41,11 @@ def linear(head: Tree, features: Tensor) -> Tensor:
     return out + head["bias"] if "bias" in head else out
 
 
+def drawn_apart(task: Task, key: rng.Key, count: int) -> list[Tree]:
+    """So many initial models from different draws, the first from the key itself."""
+    return [task.init(rng.fold(key, "model", m) if m else key) for m in range(count)]
+
+
 def head_of(task: Task, vars: Tree) -> Tree:
     """The model's own head as a tree of its own."""
     params = vars["params"]
