@@ -19,8 +19,19 @@ from torch.func import functional_call
 from . import rng, tree
 from .nn.calls import PureCalls
 from .nn.iabn import InstanceAwareBatchNorm
+from .nn.inputs import Inputs
 from .nn.layers import Normaliser, PureBatchNorm, is_norm, purify
-from .nn.modules import Changes, answers, changing, check_outputs, check_purified, head_width, normalising, skeletons, steady
+from .nn.modules import (
+    Changes,
+    answers,
+    changing,
+    check_outputs,
+    check_purified,
+    head_width,
+    normalising,
+    skeletons,
+    steady,
+)
 from .nn.reading import read
 from .nn.wrapped import Wrap, Wrapped
 from .tree import Tree
@@ -78,6 +89,13 @@ def _constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Ten
         return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
 
 
+def token_count(x: Tensor) -> int | None:
+    """How many token ids these inputs have, from 0 to the highest; None where they are pixels or numbers."""
+    if x.dtype == torch.uint8 or x.is_floating_point():
+        return None
+    return int(x.max()) + 1 if x.numel() else 1
+
+
 class Task:
     """A model and its loss as pure functions.
 
@@ -114,6 +132,7 @@ class Task:
             base = self._made()
             self.foreign = type(base).__module__.partition(".")[0] != __name__.partition(".")[0]
             """Whether its module comes from elsewhere: then functions that it calls are swapped, as layers are."""
+            self.kind = type(base).__name__
             self._reading, self.vocabulary = None, tokens
             if self.foreign:
                 how = model if isinstance(model, Wrap) else Wrap(base)
@@ -169,6 +188,11 @@ class Task:
             with outside_transforms():  # a tensor that is made inside a transform stays wrapped when it is over
                 self._placed[device] = self.public.to(device)
         return self._placed[device]
+
+    @property
+    def inputs(self) -> Inputs:
+        """How an input becomes the arguments of a module from elsewhere."""
+        return None if self._reading is None else self._reading.inputs
 
     def _build(self) -> nn.Module:
         module = self._made()

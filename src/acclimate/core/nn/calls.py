@@ -37,9 +37,7 @@ class PureCalls(TorchFunctionMode):
         return rng.uniform(rng.fold(self.key, "call", self.draws), *shape)
 
 
-def _dropout(
-    calls: PureCalls, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
+def _dropout(calls: PureCalls, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     if not training or p == 0:
         return input
     return input * (calls.uniform(*input.shape) >= p) / (1 - p) if p < 1 else torch.zeros_like(input)

@@ -129,7 +129,9 @@ def _head(module: nn.Module, given: str | None, trial: Trial, classes: int) -> t
             f"model {label} calls no linear layer (nn.Linear), which must give its logits: what enters it are the "
             "features; add one as the last layer"
         )
-    straight = [(n, p) for n, (_, y) in trial.linear.items() for p, t in places.items() if y is t and given in (None, n)]
+    straight = [
+        (n, p) for n, (_, y) in trial.linear.items() for p, t in places.items() if y is t and given in (None, n)
+    ]
     fitting = [(n, p) for n, p in straight if at(trial.out, p).shape == (2, classes)]
     if len(fitting) == 1:
         return fitting[0]
