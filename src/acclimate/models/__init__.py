@@ -1,6 +1,6 @@
 """Model records: `build` makes an nn.Module that returns (features, logits) and ends in a linear `head`."""
 
-from ..core.nn.inputs import Tokens
+from ..core.nn.inputs import TokenIds
 from ..core.nn.wrapped import Wrap
 from .cct import CCT
 from .cnn import CNN
@@ -24,6 +24,6 @@ __all__ = [
     "Projection",
     "ResNet",
     "ResNet20",
-    "Tokens",
+    "TokenIds",
     "Wrap",
 ]

@@ -121,8 +121,7 @@ def _multi_head(
             "nn.MultiheadAttention with add_bias_kv=True, add_zero_attn=True or inputs without a batch is not "
             "supported; use its defaults"
         )
-    given = [separate.get(f"{n}_proj_weight") for n in "qkv"]
-    parts = in_weight.chunk(3) if in_weight is not None else given
+    parts = in_weight.chunk(3) if in_weight is not None else [separate[f"{n}_proj_weight"] for n in "qkv"]
     biases = in_bias.chunk(3) if in_bias is not None else (None,) * 3
     q, k, v = (
         F.linear(t, w, b).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
