@@ -85,7 +85,7 @@ def test_backends_give_the_same_numbers_with_dropout_in_attention():
 def test_what_needs_images_numbers_or_batch_norm_refuses(trained):
     needs = (ac.adapters.BNStats(), ac.adapters.MEMO(), ac.adapters.TTT(), ac.adapters.FedCTTA())
     reasons = (
-        "BNStats needs batch norm, and this model has layers that keep no statistics of batches; .* tent or sar",
+        "BNStats needs batch norm, and this model has none; build it with norm='batch', or use tent or sar, which tune",
         "MEMO needs images to augment, and these inputs are token ids",
         "TTT needs images to turn, and these inputs are token ids",
         "FedCTTA needs inputs that are numbers .* token ids, which have no gradient",

@@ -1,6 +1,10 @@
 """Models of transformers, timm and torchvision, with random weights; each is skipped where its library is not here."""
 
 import importlib
+import re
+import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,3 +151,16 @@ def test_two_heads_that_are_averaged_are_refused():
     net = timm("deit_tiny_distilled_patch16_224", img_size=16, depth=1, embed_dim=8, num_heads=2)
     with pytest.raises(ValueError, match="2 linear layers may be its head: 'head', 'head_dist'"):
         Task(net, (3, 16, 16), CLASSES)
+
+
+def test_the_five_lines_of_the_guide_run(capsys):
+    library("transformers")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "own-model.md").read_text()
+    start = "import torch\nfrom dataclasses import dataclass, replace\nfrom torch import nn\nimport acclimate as ac\n"
+    blocks = re.findall(r"^```py(?:thon)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    wanted = [b for b in blocks if "class Words" in b or "BertConfig" in b]
+    assert len(wanted) == 2
+    module = types.ModuleType("page_of_the_guide")
+    sys.modules[module.__name__] = module
+    exec("\n".join((start, *wanted)), module.__dict__)
+    assert capsys.readouterr().out.count("tent") == 2
