@@ -17,7 +17,7 @@ from ..backends import Auto
 from ..core import Adapter, Backend, Filter, Method, Model, Personalizer, check
 from ..data import Dataset, Digits
 from ..methods import FedAvg
-from ..models import CNN
+from ..models import CNN, Wrap
 from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
@@ -36,7 +36,7 @@ class Experiment:
     """What is trained on what, how long, and how it is tested. Every field is a setting of the command line."""
 
     data: Dataset = Digits()
-    model: Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = CNN(widths=(16, 32), norm="batch")
+    model: Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = CNN(widths=(16, 32), norm="batch")
     method: Method = FedAvg()
     personal: Personalizer = NoPersonal()
     """What every client does with its labelled data before its model goes live."""

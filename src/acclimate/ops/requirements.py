@@ -13,14 +13,24 @@ def need(missing: str | None) -> None:
 
 def images(task: Task, who: str, purpose: str) -> str | None:
     """Images, of any height and width."""
-    if len(task.shape) == 3:
+    if len(task.shape) == 3 and task.tokens is None:
         return None
-    return f"{who} needs images to {purpose}, and these inputs have shape {task.shape}"
+    kind = "are token ids" if task.tokens is not None else f"have shape {task.shape}"
+    return f"{who} needs images to {purpose}, and these inputs {kind}"
+
+
+def numbers(task: Task, who: str, purpose: str) -> str | None:
+    """Inputs that one can compute with and differentiate by: pixels or features, not token ids."""
+    if task.tokens is None:
+        return None
+    return f"{who} needs inputs that are numbers to {purpose}, and these are token ids, which have no gradient"
 
 
 def square_images(task: Task, who: str) -> str | None:
     """Images that a quarter turn leaves in shape."""
-    if len(task.shape) == 3 and task.shape[-1] == task.shape[-2]:
+    if missing := images(task, who, "turn"):
+        return missing
+    if task.shape[-1] == task.shape[-2]:
         return None
     return f"{who} needs square images to turn, and these inputs have shape {task.shape}"
 
@@ -39,6 +49,14 @@ def batch_norm(task: Task, who: str, maps: bool = False) -> str | None:
     if maps and not task.stages:
         return f"{who} needs batch norm over feature maps, and this model has none; build a CNN with norm='batch'"
     return None
+
+
+def batch_statistics(task: Task, who: str, maps: bool = False) -> str | None:
+    """Batch norm, for adapters that do nothing but replace its statistics."""
+    missing = batch_norm(task, who, maps)
+    if missing and task.norm and not task.has_batch_norm:
+        return f"{missing}, or use tent or sar, which tune the layers that it has (layer or group norm)"
+    return missing
 
 
 def tunable_norm(task: Task, who: str) -> str | None:
