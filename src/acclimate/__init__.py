@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .core.local import Work
     from .core.message import Gather, Mean, Sum
     from .core.method import Method
+    from .core.nn.inputs import Tokens
+    from .core.nn.wrapped import wrap
     from .core.personal import Personalizer
     from .core.task import Out, Task
     from .eval.table import Table
@@ -74,6 +76,8 @@ _NAMES = {
     "core.local": ("Work",),
     "core.message": ("Gather", "Mean", "Sum"),
     "core.method": ("Method",),
+    "core.nn.inputs": ("Tokens",),
+    "core.nn.wrapped": ("wrap",),
     "core.personal": ("Personalizer",),
     "core.task": ("Out", "Task"),
     "eval.table": ("Table",),
@@ -102,6 +106,7 @@ __all__ = [
     "Sum",
     "Table",
     "Task",
+    "Tokens",
     "Watch",
     "Work",
     "__version__",
@@ -136,6 +141,7 @@ __all__ = [
     "train",
     "train_together",
     "tree",
+    "wrap",
 ]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core import Adapter, Blend, Predict, Task, Tree, check, rng
+from ..ops import requirements
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,7 @@ class BNStats(Adapter):
         check.at_least(self, "prior", 0.0)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if not task.has_batch_norm:
-            return "BNStats needs batch norm, and this model has none; build it with norm='batch'"
-        return super().refusal(task, model)
+        return requirements.batch_norm(task, "BNStats") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

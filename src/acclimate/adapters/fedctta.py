@@ -21,6 +21,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..core import Gather, Predict, Rules, Task, Tree, check, rng
+from ..ops import requirements
 from ..ops.mixing import cosines, mixed, moved
 from ..ops.params import with_tuned
 from .together import Around
@@ -49,6 +50,9 @@ class FedCTTA(Around):
     @property
     def uplink(self) -> Rules:
         return {"move": Gather(), "answer": Gather()}
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        return requirements.numbers(task, "FedCTTA", "answer noise") or super().refusal(task, model)
 
     def images(self, task: Task, like: Tensor) -> Tensor:
         """The noise, [noise, ...]: pixels between 0 and 1."""

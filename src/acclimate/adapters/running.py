@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng, tree
+from ..ops import requirements
 from ..ops.params import with_tuned
 
 
@@ -26,9 +27,7 @@ class RunningStats(Adapter):
         check.positive(self, "speed")
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if not task.has_batch_norm:
-            return "RunningStats needs batch norm, and this model has none; build it with norm='batch'"
-        return super().refusal(task, model)
+        return requirements.batch_norm(task, "RunningStats") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"params": tree.pick(model["vars"]["buffers"], task.norm)}

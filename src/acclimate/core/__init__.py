@@ -21,7 +21,7 @@ from .private import Private, Stacked
 from .rng import Key
 from .shards import Holdings, HostShards, Shards
 from .stream import Protocol
-from .task import Augment, Blend, Mode, Model, Out, Task
+from .task import Augment, Blend, Mode, Model, Out, Task, token_count
 from .tree import Scalar, Tree
 from .worker import Worker
 
@@ -88,6 +88,7 @@ __all__ = [
     "optim",
     "rng",
     "stream",
+    "token_count",
     "train",
     "tree",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable
@@ -16,9 +17,23 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.func import functional_call
 
 from . import rng, tree
+from .nn.calls import PureCalls
 from .nn.iabn import InstanceAwareBatchNorm
-from .nn.layers import NORM_LAYERS, Normaliser, PureBatchNorm, purify
-from .nn.modules import Changes, changing, check_outputs, head_width, normalising, skeletons
+from .nn.inputs import Inputs
+from .nn.layers import Normaliser, PureBatchNorm, is_norm, purify
+from .nn.modules import (
+    Changes,
+    answers,
+    changing,
+    check_outputs,
+    check_purified,
+    head_width,
+    normalising,
+    skeletons,
+    steady,
+)
+from .nn.reading import read
+from .nn.wrapped import Wrap, Wrapped
 from .tree import Tree
 
 
@@ -74,19 +89,28 @@ def _constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Ten
         return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
 
 
+def token_count(x: Tensor) -> int | None:
+    """How many token ids these inputs have, from 0 to the highest; None where they are pixels or numbers."""
+    if x.dtype == torch.uint8 or x.is_floating_point():
+        return None
+    return int(x.max()) + 1 if x.numel() else 1
+
+
 class Task:
     """A model and its loss as pure functions.
 
     `model` is a `Model` record, an nn.Module (its weights are then the initial ones), or a function
-    `(shape, num_classes) -> nn.Module`. The module returns (features, logits) and has a linear layer called `head`
-    (or names another in `head_name`). Inputs are uint8 images or floats; uint8 is scaled to 0..1, and both are then
-    normalised with `mean` and `std`, so that everything outside the task sees pixels. `public` is a set of unlabelled
-    inputs that every client holds from the start, so that nobody sends them.
+    `(shape, num_classes) -> nn.Module`. The module returns logits, and its last linear layer is the head (`wrap` says
+    what cannot be guessed); or it returns (features, logits) and has a linear layer called `head` (or names another in
+    `head_name`). Inputs are uint8 images or floats; uint8 is scaled to 0..1, and both are then normalised with `mean`
+    and `std`, so that everything outside the task sees pixels. With `tokens` they are whole numbers, ids below that
+    number, which no one scales. `public` is a set of unlabelled inputs that every client holds from the start, so that
+    nobody sends them.
     """
 
     def __init__(
         self,
-        model: Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module],
+        model: Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module],
         shape: tuple[int, ...],
         num_classes: int,
         mean: tuple[float, ...] = (),
@@ -94,26 +118,40 @@ class Task:
         augment: Augment | None = None,
         dtype: torch.dtype | None = None,
         public: Tensor | None = None,
+        tokens: int | None = None,
     ) -> None:
-        self.dtype = dtype
+        if tokens is not None and augment is not None:
+            raise ValueError(f"augment={augment!r} changes images, and these inputs are token ids; leave augment out")
+        self.dtype, self.tokens = dtype, tokens
         self.public = None if public is None else public.cpu()
         self._placed: dict[torch.device, Tensor] = {}
         self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
         self.mean, self.std = tuple(mean), tuple(std)
         self.augment = augment
         with torch.random.fork_rng(devices=[]):
-            base = self._build()
+            base = self._made()
+            self.foreign = type(base).__module__.partition(".")[0] != __name__.partition(".")[0]
+            """Whether its module comes from elsewhere: then functions that it calls are swapped, as layers are."""
+            self.kind = type(base).__name__
+            self._reading, self.vocabulary = None, tokens
+            if self.foreign:
+                how = model if isinstance(model, Wrap) else Wrap(base)
+                self._reading, self.vocabulary = read(base, how, self.shape, num_classes, tokens)
+        base = base if self._reading is None else Wrapped(base, self._reading)
         self.dim = head_width(base, model, num_classes)
-        self.stages = check_outputs(base, model, self.shape, self.dim, num_classes)
+        self.stages = check_outputs(base, model, self.shape, self.dim, num_classes, tokens)
         head = getattr(base, "head_name", "head")
+        before = answers(base, self.shape, tokens) if self.foreign else None
         self.dropout_keys = purify(base)
+        if before is not None:
+            check_purified(before, base, self.shape, tokens)
         self.params = tuple(n for n, _ in base.named_parameters())
         self.head = frozenset(n for n in self.params if n.startswith(f"{head}."))
         self.body = frozenset(self.params) - self.head  # `select("body")` has statistics, too
         self.norm = frozenset(
             f"{n}.{p}" if n else p
             for n, m in base.named_modules()
-            if isinstance(m, NORM_LAYERS)
+            if is_norm(m)
             for p, _ in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
         )
         self.head_weight, self.head_bias = f"{head}.weight", f"{head}.bias"
@@ -131,7 +169,7 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return Task, (*about, self.dtype, self.public)
+        return Task, (*about, self.dtype, self.public, self.tokens)
 
     def computing(self, dtype: torch.dtype | None) -> Task:
         """The same task whose forward and backward passes run in this precision; variables and outputs keep theirs."""
@@ -139,7 +177,8 @@ class Task:
 
     def having(self, model: Any, dtype: torch.dtype | None = None) -> Task:
         """The same task for another architecture."""
-        return Task(model, self.shape, self.num_classes, self.mean, self.std, self.augment, dtype, self.public)
+        about = (self.shape, self.num_classes, self.mean, self.std, self.augment)
+        return Task(model, *about, dtype, self.public, self.tokens)
 
     def public_on(self, device: torch.device) -> Tensor:
         """The public set on a device, [N, ...], copied there once; empty where the task has none."""
@@ -150,14 +189,27 @@ class Task:
                 self._placed[device] = self.public.to(device)
         return self._placed[device]
 
+    @property
+    def inputs(self) -> Inputs:
+        """How an input becomes the arguments of a module from elsewhere."""
+        return None if self._reading is None else self._reading.inputs
+
     def _build(self) -> nn.Module:
-        if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
+        module = self._made()
+        return module if self._reading is None else Wrapped(module, self._reading)
+
+    def _made(self) -> nn.Module:
+        """The model's module, before it is wrapped."""
+        source = self.model.module if isinstance(self.model, Wrap) else self.model
+        if isinstance(source, nn.Module):
+            return steady(copy.deepcopy(source))
+        if isinstance(self.model, Wrap):
+            return steady(source(self.shape, self.num_classes))
         if isinstance(self.model, Model):
             fitting = getattr(self.model, "for_inputs", None)  # a model that brings its weights brings what they expect
             model = fitting(self.mean, self.std) if fitting else self.model
             return model.build(self.shape, self.num_classes)
-        return self.model(self.shape, self.num_classes)
+        return steady(self.model(self.shape, self.num_classes))
 
     def init(self, key: rng.Key) -> Tree:
         """Fresh variables: `{"params": ..., "buffers": ...}`, on the key's device."""
@@ -211,19 +263,21 @@ class Task:
         # functional_call leaves what the layers assigned (new batch statistics) in `tensors`.
         skeleton = self._skeleton(mode)
         way = mode if isinstance(mode, Normaliser) else None
-        with changing(skeleton, change or {}), normalising(skeleton, way):
+        pure = PureCalls(key if mode == "train" else None) if self.foreign else contextlib.nullcontext()
+        with changing(skeleton, change or {}), normalising(skeleton, way), pure:
             features, logits = functional_call(skeleton, tensors, (used["input"],))
         if self.dtype is None:
             return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
         buffers = {k: b if mode == "eval" else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
-        return Out(logits.to(input.dtype), features.to(input.dtype), buffers)
+        kind = input.dtype if input.is_floating_point() else torch.float32
+        return Out(logits.to(kind), features.to(kind), buffers)
 
     def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
         """Input and variables in the precision of the passes. Running statistics stay as they are in training: what a
         batch adds to them would be rounded away."""
         if self.dtype is None:
             return given
-        used: Tree = tree.map(lambda t: t.to(self.dtype), given)
+        used: Tree = tree.map(lambda t: t.to(self.dtype) if t.is_floating_point() else t, given)
         return {**used, "buffers": given["buffers"]} if mode == "train" or isinstance(mode, Normaliser) else used
 
     def _skeleton(self, mode: Mode) -> nn.Module:
@@ -244,9 +298,11 @@ class Task:
         return F.cross_entropy(out.logits, batch["y"]), out.buffers
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Pixels (uint8, or floats in 0..1) as the model's input."""
+        """Pixels (uint8, or floats in 0..1) as the model's input; token ids as they are."""
         if x.dtype == torch.uint8:
             x = x.to(torch.float32) / 255.0
+        if not x.is_floating_point():
+            return x.to(torch.int64)
         if self.mean:
             x = (x - _constant(self.mean, x.dim(), x.device)) / _constant(self.std, x.dim(), x.device)
         return x

@@ -17,9 +17,9 @@ from ..core import Shards
 
 @dataclass(frozen=True)
 class Examples:
-    """Labelled examples as read from a data set: uint8 images [N, C, H, W] (or float features), labels, domains.
+    """Labelled examples as read from a data set: inputs, labels, domains.
 
-    Features become float32. Labels, domains and users are whole numbers from 0.
+    Inputs are uint8 images [N, C, H, W], float features or token ids (whole numbers). Features become float32. Labels, domains and users are whole numbers from 0.
     """
 
     x: Tensor
@@ -78,13 +78,25 @@ class Examples:
 
 
 def _inputs(x: Tensor) -> Tensor:
-    """uint8 as it is, floating-point numbers as float32, in which models compute (numpy makes float64)."""
+    """uint8 (images) and whole numbers (token ids) as they are; floating-point numbers as float32, in which models
+    compute (numpy makes float64)."""
     _check_tensor("x", x)
-    if x.dtype == torch.uint8:
-        return x
-    if not x.is_floating_point():
-        raise ValueError(f"examples: x is {x.dtype}, allowed are torch.uint8 (images) and floating point (features)")
-    return x.to(torch.float32)
+    if x.is_floating_point():
+        return x.to(torch.float32)
+    if x.dtype not in (torch.uint8, *TOKENS):
+        raise ValueError(
+            f"examples: x is {x.dtype}, allowed are torch.uint8 (images), floating point (features) and "
+            "torch.int16, int32 or int64 (token ids)"
+        )
+    if x.dtype != torch.uint8 and x.numel() and int(x.min()) < 0:
+        raise ValueError(
+            f"examples: x has {int(x.min())}, but token ids are whole numbers from 0; for features use floats"
+        )
+    return x
+
+
+TOKENS = (torch.int16, torch.int32, torch.int64)
+"""Types of token ids. Bytes of text are none: uint8 stands for pixels."""
 
 
 def _numbers(name: str, values: Tensor) -> Tensor:

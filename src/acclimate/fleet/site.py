@@ -16,7 +16,7 @@ import torch
 
 from ..backends.flower.protocol import stream_name
 from ..backends.flower.stretches import DOWN
-from ..core import Adapter, Shards, Task, Tree, Worker, exchange, tree
+from ..core import Adapter, Shards, Task, Tree, Worker, exchange, token_count, tree
 from ..data import FileDataset, World
 from ..experiment import Experiment, decode
 from ..ops import guarding
@@ -75,7 +75,8 @@ class Site:
     def worker(self) -> Worker:
         """The client half."""
         e, w = self.experiment, self.world
-        task = Task(e.model, w.shape, w.num_classes, w.mean, w.std, e.data.augment)
+        about = (w.shape, w.num_classes, w.mean, w.std, e.data.augment)
+        task = Task(e.model, *about, tokens=token_count(w.examples.x))
         return Worker(task, e.method, e.filters, e.seed)
 
     def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:

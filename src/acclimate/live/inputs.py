@@ -24,6 +24,8 @@ def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
         raise ValueError(f"{who}: x has shape {tuple(x.shape)}, expected [N, {', '.join(map(str, task.shape))}]")
     if not len(x):
         raise ValueError(f"{who}: x has no samples; it needs at least one")
+    if task.vocabulary is not None:
+        return _ids(task.vocabulary, x, who)
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise ValueError(f"{who}: x is of type {x.dtype}, {ALLOWED}")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
@@ -31,8 +33,19 @@ def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
     return x.float() if x.is_floating_point() else x
 
 
+def _ids(count: int, x: Tensor, who: str) -> Tensor:
+    if x.is_floating_point() or x.is_complex() or x.dtype in (torch.uint8, torch.bool):
+        raise ValueError(f"{who}: x is of type {x.dtype}, expected token ids, whole numbers such as int64")
+    low, high = int(x.min()), int(x.max())
+    if low < 0 or high >= count:
+        raise ValueError(f"{who}: x has token ids from {low} to {high}, and the model knows 0 to {count - 1}")
+    return x
+
+
 def alike(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Samples in the type that the federation's data has: floats in 0..1 become pixels where it has pixels."""
     if dtype == torch.uint8 and x.dtype != torch.uint8:
         return (x.clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
-    return x.float() / 255.0 if dtype != torch.uint8 and x.dtype == torch.uint8 else x
+    if not dtype.is_floating_point:
+        return x.to(dtype)
+    return x.float() / 255.0 if x.dtype == torch.uint8 else x

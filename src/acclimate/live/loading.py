@@ -46,7 +46,8 @@ def load_live(path: str | Path, **given: Any) -> Live:
 
 def _worker(card: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, Worker]:
     e, about = loads(json.dumps(card["config"]), **given), card["task"]
-    task = Task(e.model, tuple(about["shape"]), len(card["classes"]), tuple(about["mean"]), tuple(about["std"]))
+    moments = (tuple(about["mean"]), tuple(about["std"]))
+    task = Task(e.model, tuple(about["shape"]), len(card["classes"]), *moments, tokens=about.get("tokens"))
     return e, Worker(task, e.method, (), e.seed)
 
 

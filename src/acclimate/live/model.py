@@ -265,7 +265,8 @@ class Live:
         card = {
             "client": self.client,
             "classes": list(self.classes),
-            "task": {"shape": list(task.shape), "mean": list(task.mean), "std": list(task.std)},
+            "task": {"shape": list(task.shape), "mean": list(task.mean), "std": list(task.std)}
+            | ({} if task.tokens is None else {"tokens": task.tokens}),
             "dtype": str(self.dtype).removeprefix("torch."),
             "frozen": self.frozen,
             "prepared": self.prepared,

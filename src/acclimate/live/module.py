@@ -30,9 +30,10 @@ class PlainModule(nn.Module):
         self.register_buffer("std", torch.tensor(task.std or (1.0,)).view(shape))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [N, classes] of uint8 pixels, or of floats in 0..1."""
-        x = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
-        logits: Tensor = self.network((x - self.mean) / self.std)[1]
+        """Logits [N, classes] of uint8 pixels, of floats in 0..1, or of token ids."""
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32) / 255.0
+        logits: Tensor = self.network((x - self.mean) / self.std if x.is_floating_point() else x)[1]
         return logits
 
 

@@ -25,7 +25,7 @@ from torch.func import grad
 
 from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
 from ..core.local import clip
-from ..ops import hyper, nets
+from ..ops import hyper, nets, requirements
 from ..ops.masks import real_rows
 
 
@@ -54,6 +54,7 @@ class ODPFL(Method):
         check.at_least(self, "samples", 1)
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        requirements.need(requirements.numbers(task, "ODPFL", "describe a client by"))
         vars, widths = task.init(key), (hyper.inputs(task), self.hidden, self.size)
         server = {
             "encoder": nets.init(rng.fold(key, "encoder"), widths),

@@ -1,5 +1,7 @@
 """Model records: `build` makes an nn.Module that returns (features, logits) and ends in a linear `head`."""
 
+from ..core.nn.inputs import Tokens
+from ..core.nn.wrapped import Wrap
 from .cct import CCT
 from .cnn import CNN
 from .frozen import Frozen, Projection
@@ -22,4 +24,6 @@ __all__ = [
     "Projection",
     "ResNet",
     "ResNet20",
+    "Tokens",
+    "Wrap",
 ]

@@ -13,14 +13,24 @@ def need(missing: str | None) -> None:
 
 def images(task: Task, who: str, purpose: str) -> str | None:
     """Images, of any height and width."""
-    if len(task.shape) == 3:
+    if len(task.shape) == 3 and task.tokens is None:
         return None
-    return f"{who} needs images to {purpose}, and these inputs have shape {task.shape}"
+    kind = "are token ids" if task.tokens is not None else f"have shape {task.shape}"
+    return f"{who} needs images to {purpose}, and these inputs {kind}"
+
+
+def numbers(task: Task, who: str, purpose: str) -> str | None:
+    """Inputs that one can compute with and differentiate by: pixels or features, not token ids."""
+    if task.tokens is None:
+        return None
+    return f"{who} needs inputs that are numbers to {purpose}, and these are token ids, which have no gradient"
 
 
 def square_images(task: Task, who: str) -> str | None:
     """Images that a quarter turn leaves in shape."""
-    if len(task.shape) == 3 and task.shape[-1] == task.shape[-2]:
+    if missing := images(task, who, "turn"):
+        return missing
+    if task.shape[-1] == task.shape[-2]:
         return None
     return f"{who} needs square images to turn, and these inputs have shape {task.shape}"
 
@@ -34,6 +44,11 @@ def norm_layers(task: Task, who: str) -> str | None:
 
 def batch_norm(task: Task, who: str, maps: bool = False) -> str | None:
     """Batch norm, for records that change its statistics; with `maps` in a model that has feature maps."""
+    if not task.has_batch_norm and task.norm:
+        return (
+            f"{who} needs batch norm, and this model has layers that keep no statistics of batches; build it with "
+            "norm='batch', or use an adapter that tunes those layers: tent or sar"
+        )
     if not task.has_batch_norm:
         return f"{who} needs batch norm, and this model has none; build it with norm='batch'"
     if maps and not task.stages:

@@ -12,7 +12,7 @@ from torch import nn
 from .. import store
 from ..adapters import Guarded
 from ..backends.mixed import MixedEngine
-from ..core import Adapter, Best, Engine, State, Task, Work, Worker, tree
+from ..core import Adapter, Best, Engine, State, Task, Work, Worker, token_count, tree
 from ..core.filter import before_each
 from ..core.task import architectures
 from ..data import PublicWorld, World
@@ -117,7 +117,8 @@ def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
 
 def worker_of(experiment: Experiment, world: World) -> Worker:
     """The client half, where all clients have one architecture."""
-    task = Task(experiment.model, world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
+    about = (world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
+    task = Task(experiment.model, *about, tokens=token_count(world.examples.x))
     worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
     if reason := worker.refusal():
         raise ValueError(f"{type(experiment.method).__name__} with {reason}")
@@ -153,7 +154,8 @@ def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
     assert isinstance(world, PublicWorld)
     mixed = Mixed.of(e.model)
     about = (world.shape, world.num_classes, world.mean, world.std, e.data.augment)
-    tasks = [Task(model, *about, public=world.examples.x[world.public]) for model in mixed.models]
+    rest = {"public": world.examples.x[world.public], "tokens": token_count(world.examples.x)}
+    tasks = [Task(model, *about, **rest) for model in mixed.models]
     workers = [Worker(task, method.for_model(i), e.filters, e.seed) for i, task in enumerate(tasks)]
     if reason := workers[0].refusal():
         raise ValueError(f"{type(method).__name__} with {reason}")

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import store
+from ..core import Task
 from ..version import __version__
 from .build import Fit
 
 ABOUT = "acclimate.json"
 """The name of the metadata in a file of torch's format."""
-TYPES = {"float32": torch.float32, "uint8": torch.uint8}
+TYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64}
 TOLERANCE = 1e-4
 """How far an answer of the file may be from the module's, for logits up to 1; for larger ones, relative to the
 largest."""
@@ -71,7 +72,10 @@ def export(
         raise ValueError(f"dtype={dtype!r} must be one of {', '.join(TYPES)}")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch} must be at least 1, or None (dynamic) for any size")
-    held = fit.world.examples.x.dtype
+    held, task = fit.world.examples.x.dtype, fit.engine.worker_of(client).task
+    dtype = "int64" if task.tokens is not None else dtype  # token ids have no other type
+    if (dtype == "int64") != (task.tokens is not None):
+        raise ValueError(f"dtype='int64' is for token ids; this data set has {held}: use dtype='float32'")
     if dtype == "uint8" and held != torch.uint8:
         kind = str(held).removeprefix("torch.")
         raise ValueError(f"dtype='uint8' is for images; this data set has {kind}: use dtype='float32'")
@@ -80,12 +84,11 @@ def export(
         raise store.RunError(f"{target} is there already; pass overwrite, or choose another file")
     make, read = FORMATS[to]
     module, about = fit.module(client, selection), _about(fit, client, selection, dtype, batch)
-    shape = fit.engine.worker_of(client).task.shape
     sizes = (1, 5) if batch is None else (batch,)
     with _telling(to, batch is None):
-        raw = make(module, _inputs(batch or 3, shape, dtype), batch is None, about)
+        raw = make(module, _inputs(batch or 3, task, dtype), batch is None, about)
         answer = read(raw)
-        difference = _compared(module, answer, [_inputs(n, shape, dtype) for n in sizes], to)
+        difference = _compared(module, answer, [_inputs(n, task, dtype) for n in sizes], to)
     store.write(target, raw)
     return Exported(target, about, sizes, difference)
 
@@ -111,9 +114,11 @@ def _about(fit: Fit, client: int, selection: str, dtype: str, batch: int | None)
     }
 
 
-def _inputs(count: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+def _inputs(count: int, task: Task, dtype: str) -> Tensor:
     """Random inputs, the same every time; drawn beside torch's global generator."""
-    x = torch.rand(count, *shape, generator=torch.Generator().manual_seed(count))
+    x = torch.rand(count, *task.shape, generator=torch.Generator().manual_seed(count))
+    if task.tokens is not None:
+        return (x * task.tokens).to(torch.int64)
     return (x * 255).round().to(torch.uint8) if dtype == "uint8" else x
 
 

@@ -26,7 +26,7 @@ from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
 from .select import check as check_select
 from .select import selected
-from .train import can_join, train, train_from, train_lanes, train_together
+from .train import can_join, train, train_from, train_lanes, train_together, vectorised
 from .watch import Watch
 
 __all__ = [
@@ -226,10 +226,10 @@ def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch:
             groups.setdefault(replace(e, seed=0).history_hash(), []).append((path, e))
     for members in groups.values():
         same = [e for _, e in members]
-        if can_join(same):
+        parts = [build(e) for e in same] if can_join(same) else []
+        if vectorised(parts):
             device = device_of(same[0].device)
             folders = [store.RunFolder.create(p, e, device, overwrite=True) for p, e in members]
-            parts = [build(e) for e in same]
             for folder, (world, _, _) in zip(folders, parts, strict=True):
                 folder.world = world.content
             train_lanes(same, parts, folders, watch)

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import store
 from ..backends import Auto, Vmap
+from ..backends.vmap.engine import VmapEngine
 from ..backends.vmap.lanes import Lane
 from ..core import Engine, State, Worker
 from ..core import fit as loop
@@ -31,9 +32,15 @@ def train_together(experiments: Sequence[Experiment], watch: Watch | None = None
     """Train experiments that differ in seed, in how data is dealt or in the domains held out. On a GPU they are
     vectorised; the numbers are those of `train`."""
     watch = watch or Watch()
-    if not can_join(experiments):
+    parts = [build(e) for e in experiments] if can_join(experiments) else []
+    if not vectorised(parts):
         return [train(e, watch) for e in experiments]
-    return train_lanes(experiments, [build(e) for e in experiments], [None] * len(experiments), watch)
+    return train_lanes(experiments, parts, [None] * len(experiments), watch)
+
+
+def vectorised(parts: Sequence[tuple[World, Worker, Engine]]) -> bool:
+    """Whether what `build` made runs as one vmap: a model from elsewhere may not."""
+    return bool(parts) and all(isinstance(engine, VmapEngine) for _, _, engine in parts)
 
 
 def can_join(experiments: Sequence[Experiment]) -> bool:

@@ -19,7 +19,7 @@ from ..core import Task
 from ..live import Answer
 from ..live.inputs import alike, checked
 
-DATATYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("<u1"), "FP32": np.dtype("<f4")}
+DATATYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("<u1"), "FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
 OUTPUTS = ("probabilities", "labels", "classes", "ids", "adapted")
 LONGEST_ID = 200
 
@@ -113,6 +113,10 @@ def _listed(data: Any, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
         if found.dtype.kind == "f" or found.min() < 0 or found.max() > 255:
             raise Denied(400, "inputs[0].data: of datatype UINT8 must be whole numbers from 0 to 255")
         return found.astype(np.uint8).reshape(shape)
+    if datatype == "INT64":
+        if found.dtype.kind != "i":
+            raise Denied(400, "inputs[0].data: of datatype INT64 must be whole numbers")
+        return found.astype(np.int64).reshape(shape)
     with np.errstate(over="ignore"):
         return found.astype(np.float32).reshape(shape)
 
@@ -182,7 +186,7 @@ def response(model: str, client: int, id: str, answer: Answer, names: tuple[str,
 
 def metadata(model: str, clients: list[int], task: Task, dtype: torch.dtype, classes: int) -> dict[str, Any]:
     """What a model takes and gives."""
-    datatype = "UINT8" if dtype == torch.uint8 else "FP32"
+    datatype = "UINT8" if dtype == torch.uint8 else "FP32" if dtype.is_floating_point else "INT64"
     shapes = {"probabilities": ("FP32", [-1, classes]), "labels": ("BYTES", [-1]), "classes": ("INT64", [-1])}
     shapes |= {"ids": ("BYTES", [-1]), "adapted": ("BOOL", [-1])}
     return {

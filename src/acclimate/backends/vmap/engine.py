@@ -39,6 +39,7 @@ from ...core import (
     tree,
 )
 from ...core.private import private
+from ...core.vectorised import CannotVectorise, refusal
 from ..serial import stacked_start, welcomed
 from .buckets import Buckets, Group
 from .capture import Recorder, over
@@ -119,6 +120,8 @@ class VmapEngine(Engine):
     shards: Holdings
 
     def __init__(self, lanes: Sequence[Lane], device: torch.device, options: Vmap) -> None:
+        if reason := refusal(lanes[0].worker.task, device):
+            raise CannotVectorise(f"{reason}; set backend=auto or backend=serial")
         self._halves = [options.computing(lane.worker) for lane in lanes]
         one = len(lanes) == 1
         worker = self._halves[0] if one else LaneWorker.of(self._halves, device)

@@ -17,8 +17,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from .. import rng
 from . import conv, pool
 
-NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """Whether a layer normalises: torch's own, and those of other libraries that are called so (LlamaRMSNorm)."""
+    return isinstance(layer, NORM_LAYERS) or type(layer).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 
 class Normaliser:
@@ -92,6 +97,14 @@ class PureBatchNorm(_BatchNorm):
         self.running_var = (1 - rate) * self.running_var + rate * unbiased
 
 
+class ActiveBatchNorm(PureBatchNorm):
+    """Batch norm with dropout and activation in the same layer, as timm has it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = self.act(self.drop(super().forward(input)))
+        return out
+
+
 class KeyedDropout(_DropoutNd):
     """Dropout whose mask is drawn from its `key` buffer; `channels` drops whole feature maps (Dropout1d/2d/3d)."""
 
@@ -114,7 +127,8 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             if layer.momentum is None and layer.track_running_stats:
                 raise ValueError(f"layer '{name}': batch norm with momentum=None is not supported; give a number")
             if not isinstance(layer, PureBatchNorm):
-                layer.__class__ = PureBatchNorm
+                active = hasattr(layer, "act") and hasattr(layer, "drop")
+                layer.__class__ = ActiveBatchNorm if active else PureBatchNorm
             if layer.num_batches_tracked is not None:
                 del layer.num_batches_tracked
                 layer.register_buffer("num_batches_tracked", None)

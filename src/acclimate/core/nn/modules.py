@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from .calls import PureCalls
+from .inputs import example
 from .layers import Normaliser, PureBatchNorm
 
 Changes: TypeAlias = Mapping[str, Callable[[Tensor], Tensor | None]]
@@ -36,7 +40,9 @@ def head_width(module: nn.Module, model: Any, num_classes: int) -> int:
     return head.in_features
 
 
-def check_outputs(module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int) -> tuple[str, ...]:
+def check_outputs(
+    module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int, tokens: int | None = None
+) -> tuple[str, ...]:
     """One forward pass in eval mode: the module must return (features, logits) of the promised widths.
 
     Returns the names of the modules that make the feature maps: for each size of map, the last and outermost one.
@@ -50,7 +56,7 @@ def check_outputs(module: nn.Module, model: Any, shape: tuple[int, ...], dim: in
 
     watch: Changes = {name: functools.partial(note, name) for name, _ in module.named_modules() if name}
     with torch.no_grad(), changing(module, watch):
-        out = module.eval()(torch.zeros(2, *shape))
+        out = module.eval()(torch.zeros(2, *shape) if tokens is None else _example(module, shape, tokens))
     module.train(training)
     if not (isinstance(out, tuple | list) and len(out) == 2):
         raise ValueError(f"model {label} must return (features, logits), it returns a {type(out).__name__}")
@@ -61,6 +67,41 @@ def check_outputs(module: nn.Module, model: Any, shape: tuple[int, ...], dim: in
             f"for a batch of 2 it returns {shapes[0]} and {shapes[1]}"
         )
     return _stages(module, maps)
+
+
+def steady(module: nn.Module) -> nn.Module:
+    """The module, changed so that it computes the same in eval mode as in training. torch's transformer encoder gives
+    zeros in the place of padding in eval mode alone. A lone linear layer becomes the last of a sequence of one."""
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.enable_nested_tensor = part.use_nested_tensor = False
+    return nn.Sequential(module) if isinstance(module, nn.Linear) else module
+
+
+def answers(module: nn.Module, shape: tuple[int, ...], tokens: int | None) -> Tensor:
+    """Logits of two inputs in eval mode."""
+    training = module.training
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        logits: Tensor = module.eval()(_example(module, shape, tokens))[1]
+    module.train(training)
+    return logits
+
+
+def check_purified(before: Tensor, module: nn.Module, shape: tuple[int, ...], tokens: int | None) -> None:
+    """Refuse a module that answers differently with pure layers and calls: one of its own did more than torch's."""
+    with PureCalls(None):
+        after = answers(module, shape, tokens)
+    if not torch.allclose(before, after, rtol=1e-3, atol=1e-4, equal_nan=True):
+        own = sorted({type(m).__name__ for m in module.modules() if isinstance(m, _BatchNorm)})
+        raise ValueError(
+            f"model {type(module).__name__} answers differently with the pure layers of acclimate"
+            f"{', perhaps because of its batch norm' if own else ''}; use torch's own layers, such as nn.BatchNorm2d"
+        )
+
+
+def _example(module: nn.Module, shape: tuple[int, ...], tokens: int | None) -> Tensor:
+    reading = getattr(module, "reading", None)
+    return example(shape, tokens, reading and reading.inputs)
 
 
 def _stages(module: nn.Module, maps: list[tuple[tuple[int, ...], str]]) -> tuple[str, ...]:

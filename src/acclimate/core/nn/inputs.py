@@ -1,0 +1,98 @@
+"""What enters a module from elsewhere: one tensor per sample, as one argument or as several."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from .. import check, rng
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids [batch, length] as a module's first argument, and a mask that says which of them are padding."""
+
+    pad: int = 0
+    """The id that fills up short sequences."""
+    mask: str = "attention_mask"
+    """The name of the module's argument for the mask."""
+    form: Literal["auto", "keep", "ignore", "added"] = "auto"
+    """What the module expects: 1 for tokens (`keep`, as in transformers), True for padding (`ignore`, as in torch), or
+    what is added to the scores of attention [batch, 1, 1, length] (`added`). `auto` is `added` where the module answers
+    as with `keep`, because transformers looks into a mask of the first form, which cannot be vectorised; else `keep`.
+    """
+
+    def __post_init__(self) -> None:
+        check.whole(self, "pad", 0)
+        check.choices(self)
+
+
+Inputs: TypeAlias = Tokens | tuple[str, ...] | None
+"""How an input becomes arguments: ids and a mask; the names of arguments, each of which is a part x[:, i] of the input;
+or None: it is the only argument."""
+
+
+def arguments(inputs: Inputs, x: Tensor, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The arguments of a module for a batch of inputs; `dtype` is that of its weights."""
+    if inputs is None:
+        return (x,), {}
+    if isinstance(inputs, tuple):
+        return (), {name: x[:, i] for i, name in enumerate(inputs)}
+    real = x != inputs.pad
+    if inputs.form == "ignore":
+        return (x,), {inputs.mask: ~real}
+    if inputs.form == "added":
+        summand = torch.zeros_like(x, dtype=dtype).masked_fill(~real, torch.finfo(dtype).min)
+        return (x,), {inputs.mask: summand[:, None, None, :]}
+    return (x,), {inputs.mask: real.to(torch.int64)}
+
+
+def guess(module: nn.Module, inputs: Inputs, tokens: int | None) -> Inputs:
+    """What is given; else a mask for a module that names its padding id as those of transformers do."""
+    pad = getattr(getattr(module, "config", None), "pad_token_id", None)
+    if inputs is not None or tokens is None or not isinstance(pad, int):
+        return inputs
+    return Tokens(pad) if "attention_mask" in inspect.signature(module.forward).parameters else None
+
+
+def forms(inputs: Inputs) -> Sequence[Inputs]:
+    """The ways to try, the preferred one first; the last one is what a module is known to take."""
+    if isinstance(inputs, Tokens) and inputs.form == "auto":
+        return replace(inputs, form="added"), replace(inputs, form="keep")
+    return (inputs,)
+
+
+def example(shape: tuple[int, ...], tokens: int | None, inputs: Inputs) -> Tensor:
+    """Two inputs to try a module with: noise, or sequences with the highest id, one padded at its end, one before."""
+    if tokens is None:
+        return rng.normal(rng.key(0), 2, *shape)
+    pad = inputs.pad if isinstance(inputs, Tokens) else 0
+    x = torch.full((2, *shape), tokens - 1 if tokens - 1 != pad else max(pad - 1, 0))
+    x[1, ..., 1::2] = min(1, tokens - 1)
+    x[0, ..., shape[-1] - shape[-1] // 3 :] = pad
+    x[1, ..., : shape[-1] // 3] = pad
+    if isinstance(inputs, tuple):
+        x[:, 1:] = min(1, tokens - 1)  # masks and kinds of tokens, which have few values
+    return x
+
+
+def check_inputs(inputs: Any, shape: tuple[int, ...], tokens: int | None) -> None:
+    """Refuse inputs that do not fit the data, in a sentence."""
+    if isinstance(inputs, Tokens) and (tokens is None or len(shape) != 1):
+        kind = f"numbers of shape {shape}" if tokens is None else f"whole numbers of shape {shape}"
+        raise ValueError(
+            f"wrap: inputs={inputs!r} is for token ids [batch, length], and the data has {kind}; leave inputs out, or "
+            "name the parts: inputs=('input_ids', 'attention_mask')"
+        )
+    if isinstance(inputs, tuple) and (len(shape) < 2 or shape[0] != len(inputs)):
+        raise ValueError(
+            f"wrap: inputs={inputs!r} names {len(inputs)} parts, so an input must have shape [{len(inputs)}, ...]; the "
+            f"data has {shape}: stack the parts, x = torch.stack((ids, mask), 1)"
+        )
+    if not (inputs is None or isinstance(inputs, Tokens | tuple)):
+        raise ValueError(f"wrap: inputs={inputs!r} must be ac.Tokens(...), a tuple of names of arguments, or None")

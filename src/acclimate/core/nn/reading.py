@@ -1,0 +1,197 @@
+"""How a module from elsewhere is to be read: it is tried once, and its head is looked for.
+
+The head is the linear layer whose outputs are the logits. Everything else builds on it (prototypes, personal heads), so
+a module whose logits are not exactly what its head makes of one vector per sample is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .inputs import Inputs, arguments, check_inputs, example, forms, guess
+from .wrapped import Reading, Wrap, Wrapped, at
+
+
+class ModelError(ValueError):
+    """A module that cannot be used as it is: says why, and what helps."""
+
+
+class Trial(NamedTuple):
+    """One forward pass: outputs, what linear layers got and gave, and how many ids the embedding of tokens knows."""
+
+    out: Any
+    linear: dict[str, tuple[Tensor, Tensor]]
+    vocabulary: int | None
+
+
+def read(
+    module: nn.Module, how: Wrap, shape: tuple[int, ...], classes: int, tokens: int | None
+) -> tuple[Reading | None, int | None]:
+    """How a module is to be read, and how many token ids it knows; no reading where it returns (features, logits)."""
+    check_inputs(how.inputs, shape, tokens)
+    inputs = guess(module, how.inputs, tokens)
+    *others, known = forms(inputs)
+    x = example(shape, tokens, inputs)
+    trial = _try(module, known, x, tokens)
+    if how.head is None and inputs is None and _keeps_contract(module, trial.out, classes):
+        return None, trial.vocabulary
+    head, place = _head(module, how.head, trial, classes)
+    logits = at(trial.out, place)
+    used = next((o for o in others if _alike(module, (known, o), x, place)), known)
+    return _faithful(module, Reading(head, place, used), x, logits), trial.vocabulary
+
+
+def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> Trial:
+    """Run a module in eval mode, and watch its linear layers and embeddings."""
+    linear: dict[str, tuple[Tensor, Tensor]] = {}
+    known: list[int] = []
+    ids = x[:, 0] if isinstance(inputs, tuple) else x
+
+    def note(name: str, args: Any, out: Any) -> None:
+        linear.pop(name, None)  # a layer that is called twice stands where it is called last
+        linear[name] = (args[0] if args else out, out)
+
+    def look(name: str, layer: nn.Embedding, asked: Tensor) -> None:
+        if (row := int(asked.max())) >= layer.num_embeddings:
+            raise ModelError(
+                f"model {type(module).__name__}: its embedding '{name}' has {layer.num_embeddings} rows, and the data "
+                f"asks for row {row}; build the model with at least {row + 1}, use a tokenizer with fewer tokens, or "
+                "shorter sequences"
+            )
+        if torch.equal(asked, ids):
+            known.append(layer.num_embeddings)
+
+    layers = list(module.named_modules())
+    hooks = [
+        m.register_forward_hook(lambda _, args, out, n=n: note(n, args, out))
+        for n, m in layers
+        if isinstance(m, nn.Linear)
+    ]
+    hooks += [
+        m.register_forward_pre_hook(lambda m, args, n=n: look(n, m, args[0]))
+        for n, m in layers
+        if isinstance(m, nn.Embedding)
+    ]
+    args, named = arguments(inputs, x, next((p.dtype for p in module.parameters()), x.dtype))
+    training = module.training
+    try:
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # torch's own, of its fast paths
+            out = module.eval()(*args, **named)
+    except ModelError:
+        raise
+    except Exception as e:
+        raise ModelError(_failed(module, x, e)) from e
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return Trial(out, linear, known[0] if known else tokens)
+
+
+def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
+    label, said = type(module).__name__, str(error).strip().partition("\n")[0]
+    if not x.is_floating_point() and not any(isinstance(m, nn.Embedding) for m in module.modules()):
+        return (
+            f"model {label} has no embedding, and x holds whole numbers, which are token ids ({said}); for features "
+            "give x.float(), for pixels uint8, or use a model with an nn.Embedding"
+        )
+    return (
+        f"model {label} cannot be called on a batch of inputs {tuple(x.shape)} of {x.dtype}: {type(error).__name__}: "
+        f"{said}; what it takes besides can be named by ac.wrap(module, inputs=...)"
+    )
+
+
+def _keeps_contract(module: nn.Module, out: Any, classes: int) -> bool:
+    """Whether it returns (features, logits) and has the head that belongs to them."""
+    head = dict(module.named_modules()).get(getattr(module, "head_name", "head"))
+    if not (isinstance(head, nn.Linear) and type(out) in (tuple, list) and len(out) == 2):
+        return False
+    wanted = [(2, head.in_features), (2, classes)]
+    return [tuple(t.shape) if isinstance(t, Tensor) else None for t in out] == wanted
+
+
+def _head(module: nn.Module, given: str | None, trial: Trial, classes: int) -> tuple[str, str | int | None]:
+    """The name of the head, and the place of the logits in the outputs."""
+    label, places = type(module).__name__, _places(trial.out)
+    if given is not None and given not in trial.linear:
+        raise ModelError(
+            f"wrap: head='{given}' must be a linear layer of model {label} that it calls; it calls "
+            f"{', '.join(map(repr, trial.linear)) or 'none'}"
+        )
+    if not trial.linear:
+        raise ModelError(
+            f"model {label} calls no linear layer (nn.Linear), which must give its logits: what enters it are the "
+            "features; add one as the last layer"
+        )
+    straight = [
+        (n, p) for n, (_, y) in trial.linear.items() for p, t in places.items() if y is t and given in (None, n)
+    ]
+    fitting = [(n, p) for n, p in straight if at(trial.out, p).shape == (2, classes)]
+    if len(fitting) == 1:
+        return fitting[0]
+    shapes = {p: tuple(t.shape) for p, t in places.items()}
+    wide = [p for p, shape in shapes.items() if shape == (2, classes)]
+    if not wide:
+        gives = ", ".join(map(str, shapes.values())) or f"a {type(trial.out).__name__} without them"
+        raise ModelError(
+            f"model {label} must return logits [batch, {classes}], one for each class of the data, as a tensor, in a "
+            f"tuple or as .logits; for a batch of 2 it returns {gives}: build it with {classes} outputs"
+        )
+    names = [given] if given else [n for n, (_, y) in trial.linear.items() if y.shape[-1] == classes]
+    if len(names) != 1 or len(wide) != 1:
+        raise ModelError(
+            f"model {label} has {len(names)} linear layers that may be its head"
+            f"{': ' + ', '.join(map(repr, names)) if names else ''}, and returns logits at {len(wide)} place(s); "
+            f"say which by ac.wrap(module, head={names[-1] if names else '...'!r}), and return one set of logits"
+        )
+    return names[0], wide[0]
+
+
+def _places(out: Any) -> dict[str | int | None, Tensor]:
+    """The tensors in a module's outputs that may be logits."""
+    if isinstance(out, Tensor):
+        return {None: out}
+    named = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", None)
+    if isinstance(named, Tensor):
+        return {"logits": named}
+    return {i: t for i, t in enumerate(out) if isinstance(t, Tensor)} if isinstance(out, tuple | list) else {}
+
+
+def _alike(module: nn.Module, ways: tuple[Inputs, Inputs], x: Tensor, place: str | int | None) -> bool:
+    """Whether a module answers alike where it is called in two ways: in double precision, so that a small difference
+    is one (a mask that forgets which tokens come later moves the logits of a fresh model by little)."""
+    exact = copy.deepcopy(module).double()
+    try:
+        one, other = (at(_try(exact, way, x, None).out, place) for way in ways)
+    except ModelError:
+        return False
+    return torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def _faithful(module: nn.Module, reading: Reading, x: Tensor, logits: Tensor) -> Reading:
+    """A reading by which the head gives the module's logits, of one vector per sample."""
+    head: Any = module.get_submodule(reading.head)
+    kind, training = type(head), module.training
+    for way in (reading, reading._replace(through=True)):
+        try:
+            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                features, found = Wrapped(module, way).eval()(x)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            continue
+        finally:
+            head.__class__ = kind
+            module.train(training)
+        right = tuple(features.shape) == (len(x), head.in_features) and found.shape == logits.shape
+        if right and all(torch.allclose(t, logits, atol=1e-5) for t in (found, head(features))):
+            return way
+    raise ModelError(
+        f"model {type(module).__name__}: its logits are not what '{reading.head}' makes of one vector of "
+        f"{head.in_features} features per sample; let it return the outputs of its last linear layer as they are, "
+        "without a softmax, or name another layer by ac.wrap(module, head=...)"
+    )
