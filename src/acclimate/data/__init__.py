@@ -14,8 +14,10 @@ from .mnist import EMNIST, MNIST, FashionMNIST
 from .noisy import Noisy
 from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
+from .phrases import Phrases
 from .public_set import Public, PublicWorld
 from .splits import Counted, PerClass, Split, TrainTest
+from .text import Text
 from .tinyimagenet import TinyImageNet
 from .vision import STL10, SVHN, USPS
 from .world import Examples, Pool, World
@@ -58,10 +60,12 @@ __all__ = [
     "Partition",
     "Pathological",
     "PerClass",
+    "Phrases",
     "Pool",
     "Public",
     "PublicWorld",
     "Split",
+    "Text",
     "TinyImageNet",
     "TrainTest",
     "World",

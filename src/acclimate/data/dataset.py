@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,6 +48,9 @@ class Dataset:
     std: tuple[float, ...] = ()
     """Per-channel deviation that the task divides by, if any."""
 
+    kind: ClassVar[str] = "images"
+    """The kind of data, by which the command line chooses a model."""
+
     def __post_init__(self) -> None:
         name = type(self).__name__
         check.whole(self, "clients", 1)
@@ -69,6 +74,10 @@ class Dataset:
     def load(self) -> Examples:
         """Read or make the examples."""
         raise TypeError(f"{type(self).__name__} must define load()")
+
+    def settled(self, given: Collection[str] = ()) -> Dataset:
+        """The record as its files have it, for fields that were not `given`; the command line calls it."""
+        return self
 
     def official_test(self) -> Tensor | None:
         """True for the rows of `load()` that belong to an official test set, where there is one."""

@@ -32,6 +32,8 @@ class Examples:
 
     superclass: tuple[int, ...] | None = None
     """The superclass of every class, where the set has them (CIFAR-100)."""
+    text: bool = False
+    """Whether token ids are bytes of text: UTF-8 plus 1, and 0 for padding. Then text can be shifted."""
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, classes: Iterable[str]) -> Examples:

@@ -166,10 +166,13 @@ MODELS: dict[str, Model] = {
     "alexnet": models.AlexNet(),
     "vgg11": models.VGG11(),
     "pretrained": models.Pretrained(),
+    "text": models.TextNet(),
+    "text-bn": models.TextNet(norm="batch"),
 }
 
 DATASETS: dict[str, data.Dataset] = {
     "digits": data.Digits(),
+    "phrases": data.Phrases(),
     "mnist": data.MNIST(),
     "fashion-mnist": data.FashionMNIST(),
     "emnist": data.EMNIST(),
@@ -192,6 +195,7 @@ DATASETS: dict[str, data.Dataset] = {
     "arrays": data.Arrays(),
     "image-folder": data.ImageFolder(),
     "huggingface": data.HuggingFace(),
+    "text": data.Text(),
     "noisy": data.Noisy(),
     "public": data.Public(),
 }

@@ -12,7 +12,8 @@ from ..core import Shards, check, rng
 from ..ops import disk_cache
 from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
-from .corruptions import COMMON, CORRUPTIONS, corrupt_each
+from .corruptions import COMMON
+from .kinds import KNOWN, fitted, kinds_for
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Original(Shift):
 class Corrupted(Corrupting):
     """The client's own test examples, each under one of the corruption types, drawn once and kept.
 
-    At severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
+    The default `kinds` stand for all that fit the data: these for images, and for texts theirs (`kinds.py`). At
+    severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
     """
 
     severity: int = 5
@@ -36,10 +38,10 @@ class Corrupted(Corrupting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.whole(self, "severity", 1, 5)
-        unknown = [k for k in self.kinds if k not in CORRUPTIONS]
+        unknown = [k for k in self.kinds if k not in KNOWN]
         if unknown or not self.kinds:
             raise check.FieldError(
-                f"{type(self).__name__}: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}",
+                f"{type(self).__name__}: kinds={unknown or self.kinds} must name some of {', '.join(KNOWN)}",
                 "kinds",
             )
 
@@ -48,10 +50,10 @@ class Corrupted(Corrupting):
         return ordered(world, key)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        rows = self.rows(world, key)
+        rows, names = self.rows(world, key), fitted(self, world.examples).kinds
         used = torch.cat(rows).unique()
-        x, kinds = corrupted(world, used, self.kinds, self.severity, key, self.revision)
-        mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
+        x, kinds = corrupted(world, used, names, self.severity, key, self.revision)
+        mix = dict(zip(names, torch.bincount(kinds, minlength=len(names)).tolist(), strict=True))
         places = [torch.searchsorted(used, r) for r in rows]
         card = {"severity": self.severity, "kinds": mix} | ({"frost": frost().source} if mix.get("frost") else {})
         return Stream(Shards.of(x, world.examples.y[used], places), card)
@@ -180,11 +182,11 @@ def corrupted(
     keys = rng.fold(rng.fold(key, "image"), rows)
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
-    ice = frost()
-    name = content_hash(f"corrupted/{revision}", clean, keys, kinds, names, severity, ice.mark(names))
+    ice, family = frost(), kinds_for(world.examples)
+    name = content_hash(f"corrupted/{family.mark}{revision}", clean, keys, kinds, names, severity, ice.mark(names))
 
     def make() -> Tensor:
-        return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures, revision=revision)
+        return family.change(clean, kinds, severity, keys, names=names, frost=ice.textures, revision=revision)
 
     return disk_cache.remembered("streams", name, make), kinds
 

@@ -14,6 +14,7 @@ from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Frost, Stream, consecutive, frost, ordered
 from .corruptions import COMMON, CORRUPTIONS, corrupt_each
 from .drift import walk
+from .kinds import IMAGES, kinds_for
 
 
 class Places(NamedTuple):
@@ -81,6 +82,11 @@ class Blends(Corrupting):
         return Places(kinds[leg], severities[leg] * (1.0 - share), kinds[leg + 1], severities[leg + 1] * share)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
+        if kinds_for(world.examples) is not IMAGES:
+            raise ValueError(
+                "Blends: lays images under two corruptions over each other, and these inputs are no images; use "
+                "streams=continual"
+            )
         own = rng.fold(key, "blends")
         walked = [walk(r, self.length) for r in ordered(world, key)]
         rows, at = torch.cat(walked), torch.cat([torch.arange(len(w)) for w in walked])

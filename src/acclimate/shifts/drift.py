@@ -16,7 +16,8 @@ from ..ops import disk_cache
 from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Shift, Stream, consecutive, frost, ordered
 from .benchmark_streams import Corrupted
-from .corruptions import COMMON, CORRUPTIONS, corrupt_each
+from .corruptions import COMMON
+from .kinds import KNOWN, fitted, kinds_for
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Segments(Corrupting):
         check.whole(self, "segment", 1)
         super().__post_init__()
         for kind, severity in self.plan():
-            if kind not in CORRUPTIONS:
-                raise ValueError(f"{type(self).__name__}: kind {kind!r} must be one of {', '.join(CORRUPTIONS)}")
+            if kind not in KNOWN:
+                raise ValueError(f"{type(self).__name__}: kind {kind!r} must be one of {', '.join(KNOWN)}")
             if severity not in range(6):
                 raise ValueError(
                     f"{type(self).__name__}: severity {severity} must be one of 0 (clean), 1, 2, 3, 4 and 5"
@@ -49,6 +50,10 @@ class Segments(Corrupting):
         return [walk(r, self.segment * len(self.plan())) for r in ordered(world, key)]
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
+        fit = fitted(self, world.examples)
+        return fit._built(world, key)
+
+    def _built(self, world: Federation, key: rng.Key) -> Stream:
         plan, walked = self.plan(), self.walked(world, key)
         rows = torch.cat(walked)
         where = torch.cat([(torch.arange(len(w)) // self.segment) for w in walked])
@@ -63,15 +68,15 @@ class Segments(Corrupting):
         kinds = torch.tensor([names.index(k) for k, _ in plan])[where]
         severities = torch.tensor([s for _, s in plan])[where]
         keys = rng.fold(rng.fold(rng.fold(key, "image"), rows), where)
-        ice = frost()
+        ice, family = frost(), kinds_for(world.examples)
 
         def make() -> Tensor:
             x, hit = clean.clone(), (severities > 0).nonzero().flatten()
             some = clean[hit], kinds[hit], severities[hit], keys[hit]
-            x[hit] = corrupt_each(*some, names=names, frost=ice.textures, revision=self.revision)
+            x[hit] = family.change(*some, names=names, frost=ice.textures, revision=self.revision)
             return x
 
-        name = content_hash(f"segments/{self.revision}", clean, keys, plan, where, ice.mark(names))
+        name = content_hash(f"segments/{family.mark}{self.revision}", clean, keys, plan, where, ice.mark(names))
         return disk_cache.remembered("streams", name, make)
 
 

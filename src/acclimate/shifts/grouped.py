@@ -10,7 +10,7 @@ from ..core import Shards, check, rng
 from ..ops import disk_cache
 from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Stream, consecutive, frost, ordered
-from .corruptions import CORRUPTIONS, corrupt_each
+from .kinds import KNOWN, fitted, kinds_for
 
 
 @dataclass(frozen=True)
@@ -30,31 +30,32 @@ class Grouped(Corrupting):
         check.whole(self, "severity", 1, 5)
         if self.length is not None:
             check.whole(self, "length", 1)
-        unknown = [k for k in self.kinds if k not in CORRUPTIONS]
+        unknown = [k for k in self.kinds if k not in KNOWN]
         if unknown or not self.kinds:
-            says = f"Grouped: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}"
+            says = f"Grouped: kinds={unknown or self.kinds} must name some of {', '.join(KNOWN)}"
             raise check.FieldError(says, "kinds")
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
         walked, turns, kinds = [], [], []
+        names, family = fitted(self, world.examples).kinds, kinds_for(world.examples)
         for client, own in enumerate(ordered(world, key)):
             at = torch.arange(len(own) if self.length is None or not len(own) else self.length)
             walked.append(own[at % max(len(own), 1)])
             turns.append(torch.div(at, max(len(own), 1), rounding_mode="floor"))
-            kinds.append(torch.full_like(at, client % len(self.kinds)))
+            kinds.append(torch.full_like(at, client % len(names)))
         rows, kind, ice = torch.cat(walked), torch.cat(kinds), frost()
         keys = rng.fold(rng.fold(rng.fold(key, "grouped"), rows), torch.cat(turns))
         clean = world.examples.x[rows]
         name = content_hash(
-            f"grouped/{self.revision}", clean, keys, kind, self.kinds, self.severity, ice.mark(self.kinds)
+            f"grouped/{family.mark}{self.revision}", clean, keys, kind, names, self.severity, ice.mark(names)
         )
 
         def make() -> torch.Tensor:
             some = clean, kind, self.severity, keys
-            return corrupt_each(*some, names=self.kinds, frost=ice.textures, revision=self.revision)
+            return family.change(*some, names=names, frost=ice.textures, revision=self.revision)
 
         x = disk_cache.remembered("streams", name, make)
-        groups = {k: list(range(i, len(walked), len(self.kinds))) for i, k in enumerate(self.kinds)}
+        groups = {k: list(range(i, len(walked), len(names))) for i, k in enumerate(names)}
         card = {"severity": self.severity, "groups": groups, "order": "one corruption per client, by its number"}
-        card |= {"frost": ice.source} if "frost" in self.kinds else {}
+        card |= {"frost": ice.source} if "frost" in names else {}
         return Stream(Shards.of(x, world.examples.y[rows], consecutive(walked)), card)
