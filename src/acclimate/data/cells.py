@@ -15,7 +15,16 @@ from .fitting import Measured
 from .world import Examples, Feature
 
 _MEASURED = (
-    "radius texture perimeter area smoothness compactness concavity concave-points symmetry fractal-dimension".split()
+    "radius",
+    "texture",
+    "perimeter",
+    "area",
+    "smoothness",
+    "compactness",
+    "concavity",
+    "concave-points",
+    "symmetry",
+    "fractal-dimension",
 )
 COLUMNS = tuple(f"{how}-{what}" for how in ("mean", "error", "worst") for what in _MEASURED)
 """The measurements: of ten properties the mean over a sample's nuclei, its standard error, and the worst three."""
@@ -31,7 +40,7 @@ class Cells(Measured):
     """
 
     clients: int = 5
-    by: str = "mean-texture"
+    by: str = "mean-radius"
     """The measurement that tells clinics apart; another partition than by-client deals the samples instead."""
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ _PARQUET = (".parquet", ".pq")
 
 
 class Column(NamedTuple):
-    """One column. Of numbers, `numbers` has NaN where one is missing; of words, `codes` has places in `words`, or -1."""
+    """One column: `numbers`, NaN where one is missing; or `codes`, places in `words`, -1 where one is missing."""
 
     name: str
     numbers: np.ndarray | None = None

@@ -1,4 +1,4 @@
-"""The base record of data whose inputs are numbers from tables and sensors: filled and scaled by training rows alone."""
+"""The base record of data of numbers, from tables and sensors: filled and scaled by training rows alone."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ def refuse_split(record: Dataset) -> None:
     if isinstance(record.split, Split):
         name = type(record).__name__
         raise check.FieldError(
-            f"{name}: split={record.split!r} cannot be cut in the order of time; give three shares, 0.6,0.2,0.2", "split"
+            f"{name}: split={record.split!r} cannot be cut in the order of time; give three shares, 0.6,0.2,0.2",
+            "split",
         )
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-

@@ -123,7 +123,9 @@ class ByClient(Partition):
             return (ByDomain() if several else self.otherwise).split(examples, clients, key)
         named = examples.users.unique()
         if clients > len(named):
-            raise ValueError(f"ByClient: clients={clients} must be at most {len(named)}, the clients that the data names")
+            raise ValueError(
+                f"ByClient: clients={clients} must be at most {len(named)}, the clients that the data names"
+            )
         if clients < len(named):  # some of them, drawn; all of them stay in their order
             named = named[rng.permutation(key, len(named))[:clients]].sort().values
         return tuple((examples.users == u).nonzero().flatten() for u in named.tolist())

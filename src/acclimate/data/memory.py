@@ -39,7 +39,9 @@ class InMemory(Measured):
         return "images" if found is None or not found.x.is_floating_point() else kinds.get(found.x.dim(), "images")
 
 
-def of(x: Any, y: Any, client: Any = None, *, classes: Sequence[str] = (), domain: Any = None, **settings: Any) -> InMemory:
+def of(
+    x: Any, y: Any, client: Any = None, *, classes: Sequence[str] = (), domain: Any = None, **settings: Any
+) -> InMemory:
     """Arrays, tensors or lists as a data set: `ac.data.of(x, y, client=site)`.
 
     x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or uint8 images. y
@@ -52,7 +54,8 @@ def of(x: Any, y: Any, client: Any = None, *, classes: Sequence[str] = (), domai
         if values.ndim != 1 or len(values) != len(inputs):
             several = "; one class per row is supported, several labels per row are not" if values.ndim == 2 else ""
             raise ValueError(
-                f"data.of: {name} has shape {values.shape} and x {len(inputs)} rows; {name} needs one value per row{several}"
+                f"data.of: {name} has shape {values.shape} and x {len(inputs)} rows; "
+                f"{name} needs one value per row{several}"
             )
     if not len(inputs):
         raise ValueError("data.of: x has no rows; give at least one example of two classes")
@@ -68,13 +71,13 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return np.ascontiguousarray(images.channels_first(x, "data.of: x")), ()
     if x.dtype.kind not in "iufb":
-        raise ValueError(f"data.of: x is of type {x.dtype}; it must hold numbers (for columns of words use data.Table.of)")
+        raise ValueError(f"data.of: x is of type {x.dtype}; it must hold numbers (of words make a data.Table.of)")
     if x.ndim == 2:
         names = [columns.of_values(str(i), x[:, i]) for i in range(x.shape[1])]
         return encoded(names, "data.of: x")
     if x.ndim < 2 or not np.isfinite(x).all():
         wrong = f"has shape {x.shape}" if x.ndim < 2 else "holds values that are not finite"
-        raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images, of numbers")
+        raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images")
     return np.ascontiguousarray(x, np.float32), ()
 
 

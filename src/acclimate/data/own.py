@@ -62,7 +62,9 @@ class Arrays(OwnFiles):
         if not path.is_file():
             raise FileNotFoundError(f"Arrays: file={self.file!r} is a folder; it must name your {self.needs}")
         if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
-            raise ValueError(f"Arrays: file={self.file!r} is a table; use data=table (data.label= names its column of labels)")
+            raise ValueError(
+                f"Arrays: file={self.file!r} is a table; use data=table and name its labels with data.label="
+            )
         # Entries that are in the cache from before `classes` numbered names must not be met again.
         return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes"})
 

@@ -1,4 +1,4 @@
-"""A user's own tables: rows of a CSV or Parquet file or of a data frame, with a label and perhaps a client and a time."""
+"""A user's own tables: rows of a CSV or Parquet file or of a data frame, with a label and perhaps a client."""
 
 from __future__ import annotations
 
@@ -201,7 +201,11 @@ def labelled(column: Column, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if len(classes) < 2:
         raise ValueError(f"{where}: {name} has one class, {classes[0]!r}; give a column with two or more (data.label)")
     whole = column.numbers is None or bool((column.numbers == np.round(column.numbers)).all())
-    if (not whole and len(classes) > 20) or len(classes) > _CLASSES or (len(classes) > 50 and len(classes) > len(y) / 2):
+    if (
+        (not whole and len(classes) > 20)
+        or len(classes) > _CLASSES
+        or (len(classes) > 50 and len(classes) > len(y) / 2)
+    ):
         raise ValueError(
             f"{where}: {name} has {len(classes):,} different values in {len(y):,} rows, as a regression target has; "
             "classes are supported, so put the numbers into a few bins first, or name another column (data.label)"
@@ -217,7 +221,9 @@ def labelled(column: Column, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
 def _grouped(column: Column, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if column.missing.any():
         row = int(np.flatnonzero(column.missing)[0])
-        raise ValueError(f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row (data.{field})")
+        raise ValueError(
+            f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row (data.{field})"
+        )
     return column.groups()
 
 
@@ -228,7 +234,7 @@ def _check_time(column: Column, users: np.ndarray | None, names: tuple[str, ...]
         try:
             values = np.array(column.words, "datetime64[ns]").astype(np.int64).astype(np.float64)[column.codes]
         except ValueError as e:
-            raise ValueError(f"{where}: {column.name!r} holds neither numbers nor dates such as 2024-05-31 {field}") from e
+            raise ValueError(f"{where}: {column.name!r} has no numbers and no dates as 2024-05-31 {field}") from e
     if column.missing.any():
         row = int(np.flatnonzero(column.missing)[0])
         raise ValueError(f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row {field}")
@@ -238,6 +244,6 @@ def _check_time(column: Column, users: np.ndarray | None, names: tuple[str, ...]
         if len(back):
             row, who = int(rows[back[0] + 1]), "" if u is None else f" of client {names[u]!r}"
             raise ValueError(
-                f"{where}: {column.name!r} goes backwards in row {row + 1}{who}; sort the rows by time {field}, or name "
-                "the column that tells series apart (data.client)"
+                f"{where}: {column.name!r} goes backwards in row {row + 1}{who}; sort the rows by time {field}, or "
+                "name the column that tells series apart (data.client)"
             )

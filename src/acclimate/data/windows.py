@@ -42,8 +42,8 @@ class Windows(Rows):
         refuse_split(self)
         if self.step < self.window and not (self.client and isinstance(self.partition, ByClient | NaturalUsers)):
             raise check.FieldError(
-                f"Windows: stride={self.stride} makes windows of {self.window} that overlap, which dealing would spread "
-                "over clients; set data.client and keep partition=by-client, or set data.stride to the window",
+                f"Windows: stride={self.stride} makes windows of {self.window} that overlap, which dealing would "
+                "spread over clients; set data.client and keep partition=by-client, or set data.stride to the window",
                 "stride",
             )
 

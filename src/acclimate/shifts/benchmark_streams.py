@@ -27,7 +27,8 @@ class Original(Shift):
 class Corrupted(Corrupting):
     """The client's own test examples, each under one of the corruption types, drawn once and kept.
 
-    Images have the common corruptions by default, vectors and windows of numbers the shifts of `shifts.numbers`. At severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
+    Images have the common corruptions by default, vectors and windows the shifts of numbers (`shifts.numbers`).
+    Of images at severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
     """
 
     severity: int = 5

@@ -34,7 +34,8 @@ class Quantile(Shift):
         x = world.examples.x
         if not x.is_floating_point() or x.dim() not in (2, 3):
             raise ValueError(
-                f"Quantile: inputs of shape {tuple(x.shape[1:])} have no columns; it is for vectors and windows of numbers"
+                f"Quantile: inputs of shape {tuple(x.shape[1:])} have no columns; it is for numbers, as tables "
+                "and sensors have them"
             )
         values = x if x.dim() == 2 else x.mean(2)
         place, name = self._place(world, values)
