@@ -194,7 +194,7 @@ def _write(parsed: Parsed, folder: Path) -> None:
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
         described[name] = _describe(folder / f"{name}.npy", array.shape, array.dtype)
     names = {"classes": parsed.classes, "domains": parsed.domains, "user_names": parsed.user_names}
-    meta = {"schema": SCHEMA, "arrays": described, **{k: list(v) for k, v in names.items()}}
+    meta: dict[str, Any] = {"schema": SCHEMA, "arrays": described, **{k: list(v) for k, v in names.items()}}
     meta |= {"features": [list(f) for f in parsed.features]} if parsed.features else {}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 

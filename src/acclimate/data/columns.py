@@ -131,7 +131,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
     """The header of a text file and its further rows; whatever is wrong with the text is said in a sentence."""
     unpack = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with unpack(path, "rt", encoding="utf-8-sig", newline="") as file:  # type: ignore[operator]
+        with unpack(path, "rt", encoding="utf-8-sig", newline="") as file:
             first = file.readline(1 << 20)
             if not first.strip():
                 raise ValueError(f"{path}: is empty; it must have a first line that names the columns, and rows below")

@@ -210,7 +210,7 @@ class ImageFolder(OwnFiles):
             return None
         if not isinstance(self.partition, ByClient) or "domain" not in self.levels:
             return 10
-        outer = [p for _, p in self._parts(base)] if "part" in self.levels else [base]
+        outer = [p for part, p in self._parts(base) if part in self.wanted] if "part" in self.levels else [base]
         names = {p.name for folder in outer for p in images.subfolders(folder)} - set(self.held_out)
         return len(names) if len(names) > 1 else 10
 

@@ -81,7 +81,8 @@ class Rows(Measured):
     def fetch(self) -> Parsed:
         """The arrays from the cache, where they are put on the first call; those of a data frame as they are."""
         if self.data is not None:
-            return self._parsed(self.data.values, "the data frame")
+            table = self.data.values
+            return self._parsed({c: table[c] for c in self._wanted(list(table), "the data frame")}, "the data frame")
         path = self.place()
         assert path is not None
         federation = {f.name for f in fields(Dataset)} | {"root", "file", "data", "scale"}
@@ -104,8 +105,7 @@ class Rows(Measured):
         return found
 
     def _read(self, path: Path) -> Parsed:
-        names = columns.names_in(path)
-        wanted = self._wanted(names, str(path))
+        wanted = self._wanted(columns.names_in(path), str(path))
         return self._parsed(columns.read(path, wanted), str(path))
 
     def _wanted(self, names: list[str], where: str) -> list[str]:
@@ -123,7 +123,6 @@ class Rows(Measured):
         return list(dict.fromkeys([*roles, *inputs]))
 
     def _parsed(self, table: Mapping[str, Column], where: str) -> Parsed:
-        wanted = self._wanted(list(table), where)
         roles = {c for c in (self.label, self.client, self.domain, self.time) if c}
         y, classes = labelled(table[self.label], where)
         users, names = _grouped(table[self.client], where, "client") if self.client else (None, ())
@@ -132,7 +131,7 @@ class Rows(Measured):
             domain, domains = _grouped(table[self.domain], where, "domain")
         if self.time:
             _check_time(table[self.time], users, names, where)
-        x, features = self._inputs([table[c] for c in wanted if c not in roles], where)
+        x, features = self._inputs([column for name, column in table.items() if name not in roles], where)
         return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), users, names, features)
 
     def _inputs(self, inputs: list[Column], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
