@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from .partition import Dirichlet, Partition
 from .splits import Split
 from .world import Examples, World
 
+Inputs = Literal["images", "vectors", "windows", "texts"]
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -48,9 +48,6 @@ class Dataset:
     std: tuple[float, ...] = ()
     """Per-channel deviation that the task divides by, if any."""
 
-    kind: ClassVar[str] = "images"
-    """The kind of data, by which the command line chooses a model."""
-
     def __post_init__(self) -> None:
         name = type(self).__name__
         check.whole(self, "clients", 1)
@@ -74,10 +71,6 @@ class Dataset:
     def load(self) -> Examples:
         """Read or make the examples."""
         raise TypeError(f"{type(self).__name__} must define load()")
-
-    def settled(self, given: Collection[str] = ()) -> Dataset:
-        """The record as its files have it, for fields that were not `given`; the command line calls it."""
-        return self
 
     def official_test(self) -> Tensor | None:
         """True for the rows of `load()` that belong to an official test set, where there is one."""
@@ -105,7 +98,15 @@ class Dataset:
         examples = _turned(examples, new, self.new_angles, rng.fold(key, "new angle"))
         mean, std = self.constants(examples.channels)
         name = type(self).__name__
-        return World(examples, train, val, test, new, held, mean, std, name=name, seed=seed)
+        return self.fitted(World(examples, train, val, test, new, held, mean, std, name=name, seed=seed))
+
+    def fitted(self, world: World) -> World:
+        """The world with all that is fitted to data, such as the scale of inputs: by its training rows alone."""
+        return world
+
+    def inputs(self) -> Inputs:
+        """What kind of inputs it has, as far as that is known before it is read: it decides what fits by default."""
+        return "images"
 
     def _rows(self, examples: Examples, key: rng.Key) -> tuple[Tensor, Tensor]:
         """The rows to deal out, and those of held-out domains."""

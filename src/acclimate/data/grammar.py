@@ -20,7 +20,14 @@ WORDS: dict[str, tuple[str, ...]] = {
     "song": ("rain in london", "wake me up", "train to porto", "light my way", "summer days", "bread and roses"),
     "share": ("half", "twenty percent", "full", "a little", "low", "medium"),
     "sky": ("rain", "snow", "sun", "wind", "fog", "a storm"),
-    "news": ("the train is late", "i will be there at 8 pm", "it rains", "lunch is off", "the lights are on", "buy milk"),
+    "news": (
+        "the train is late",
+        "i will be there at 8 pm",
+        "it rains",
+        "lunch is off",
+        "the lights are on",
+        "buy milk",
+    ),
 }
 
 CLASSES: dict[str, tuple[str, ...]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from ..core import check
 from ..ops import text as text_ids
 from . import grammar
-from .dataset import Dataset
+from .dataset import Dataset, Inputs
 from .group_partitions import ByDomain
 from .partition import Partition
 from .world import Examples
@@ -37,8 +36,6 @@ class Phrases(Dataset):
     """How many bytes of a request are kept."""
     wrong: float = 0.05
     """The share of requests whose class is another one, drawn at random: people make mistakes, too."""
-
-    kind: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +62,9 @@ class Phrases(Dataset):
                 domain.append(d)
         x = torch.from_numpy(text_ids.encode(texts, self.length))
         return Examples(x, torch.tensor(y), names, torch.from_numpy(np.array(domain)), self.styles, text=True)
+
+    def inputs(self) -> Inputs:
+        return "texts"
 
     def texts(self, x: Tensor) -> list[str]:
         """The texts of ids [N, length]."""

@@ -6,7 +6,7 @@ import csv
 import functools
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -18,17 +18,17 @@ from ..core import check
 from ..ops import text as text_ids
 from . import formats
 from .cache import Parsed
+from .dataset import Inputs
 from .fileset import Sources
-from .group_partitions import NaturalUsers
-from .own import _Own
-from .world import Examples
+from .group_partitions import ByClient
+from .own import OwnFiles
+from .partition import Partition
+from .world import Examples, World
 
 log = logging.getLogger("acclimate")
 LONGEST = 1 << 20
 """How many bytes a line may have: what is longer is no line of text."""
 CHUNK = 4096
-ENOUGH = 54
-"""Examples of a client of which 0.6 are a batch of 32."""
 
 
 class Line(NamedTuple):
@@ -40,13 +40,17 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text(_Own):
+class Text(OwnFiles):
     """Your texts, each with a class: a CSV file with a header, or lines with the label in front of the text.
 
     A text becomes `length` whole numbers. Without `tokenizer` these are its bytes in UTF-8, plus 1; 0 fills up what is
-    shorter, and what is longer is cut. `settled` makes the clients those that the column `client` names.
+    shorter, and what is longer is cut. Clients are those that the column `client` names.
     """
 
+    partition: Partition = ByClient()
+    """Clients are those that the file names; where it names none, texts are dealt by Dirichlet(0.1)."""
+    clients: int = 0
+    """How many clients train; 0: all that the file names, or 10 where it names none."""
     file: str = ""
     """The file, absolute or in the data root."""
     text: str = "text"
@@ -66,11 +70,15 @@ class Text(_Own):
     empty: Literal["refuse", "skip"] = "refuse"
     """What to do with a line that has no text."""
 
-    kind: ClassVar[str] = "text"
     parts: ClassVar[tuple[str, ...]] = ("all",)
     needs: ClassVar[str] = "CSV file of texts and labels, or file of lines with a label in front"
 
     def __post_init__(self) -> None:
+        if self.clients == 0 and (count := self._named()) is not None:
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
+        if self.clients == 0:  # known once the file is there
+            replace(self, clients=1)  # checks the other fields
+            return
         super().__post_init__()
         check.choices(self)
         check.whole(self, "length", 1, 65536)
@@ -99,31 +107,25 @@ class Text(_Own):
             )
         return found
 
-    def settled(self, given: Collection[str] = ()) -> Text:
-        """The record whose clients are those of the column `client`, unless `clients` or `partition` is given.
+    def inputs(self) -> Inputs:
+        return "texts"
 
-        Who has fewer examples than a usual batch of training needs is left out, where two clients have enough.
-        """
-        if not self.client or {"clients", "partition"} & set(given):
-            return self
-        users = self.fetch().users
-        assert users is not None
-        sizes = np.bincount(users)
-        floor = ENOUGH if (sizes >= ENOUGH).sum() > 1 else NaturalUsers().floor
-        enough = int((sizes >= floor).sum())
-        if enough <= self.new_clients:
-            raise check.FieldError(
-                f"Text: client={self.client!r} names {len(sizes)} clients, of which {enough} have {floor} examples or "
-                f"more; leave data.client out to deal the texts to clients, or set data.partition=natural-users, "
-                "data.partition.floor= and data.clients=",
-                "client",
-            )
-        if enough < len(sizes):
-            _say(
-                f"Text: {len(sizes) - enough} of {len(sizes)} clients have fewer than {floor} texts and are left out "
-                "(data.partition=natural-users, data.partition.floor, data.clients)"
-            )
-        return replace(self, partition=NaturalUsers(floor), clients=enough - self.new_clients)
+    def _named(self) -> int | None:
+        """How many clients the file names, 10 where it names none; None where the file is not there."""
+        root = self.folder()
+        tried = [*([root / self.file] if root else []), Path(self.file).expanduser()]
+        if not self.file or not any(p.is_file() for p in tried):
+            return None
+        if not self.client or not isinstance(self.partition, ByClient):
+            return 10
+        return len(self.fetch().user_names)
+
+    def world(self, seed: int = 0) -> World:
+        """Deal and split: fixed by the seed, on any machine."""
+        if self.clients:
+            return super().world(seed)
+        self.sources()  # says what is missing, where something is
+        return replace(self).world(seed)
 
     def _read(self, path: Path) -> Parsed:
         form = self.form if self.form != "auto" else "csv" if path.suffix.lower() in (".csv", ".tsv") else "lines"

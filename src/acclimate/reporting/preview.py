@@ -17,7 +17,7 @@ from ..experiment import Experiment, labels
 from ..shifts import Shift, Stream
 from .bubbles import CELL, BubbleColumn, bubble_plot
 from .page import page
-from .strips import figure, spaced, strip, to_rgb
+from .strips import drawn, figure, spaced, strip, to_rgb
 from .style import esc, table
 from .svg import legend, swatch
 
@@ -27,6 +27,7 @@ CLIENTS = 10
 """How many clients are shown of the training data and of every stream; further ones are only counted."""
 IMAGES = 12
 """How many images of a client are shown."""
+GREY = "a square or line is a number: grey is the mean of the training rows, white three deviations above it"
 SIDE = 64
 """How many pixels an image is high or wide at most; larger ones are shrunk."""
 
@@ -46,7 +47,7 @@ def preview(experiment: Experiment, path: Path) -> Path:
 def preview_page(experiment: Experiment) -> str:
     """The same page as text."""
     world = experiment.data.world(experiment.seed)
-    to_rgb(world.examples.x[:1])  # refuses what are not images before the streams are built
+    to_rgb(drawn(world, world.examples.x[:1]))  # refuses what cannot be drawn before the streams are built
     key = rng.fold(rng.key(world.seed), "streams")  # the one that a run builds them with
     built = [s.build(world, key) for s in experiment.streams]
     names = labels.distinct(experiment.streams)
@@ -116,7 +117,8 @@ def _row(
 ) -> str:
     """One client: its domain's mark, its number, how many examples it has, and some of them."""
     title = f"{word} {client}, {world.examples.domains[domain]}"
-    images = [figure(name, strip(world, x, y, kept[i : i + 1], client, SIDE)) for i in range(len(kept))]
+    x, y, places = drawn(world, x[kept]), y[kept], torch.arange(len(kept)).split(1)
+    images = [figure(name, strip(world, x, y, i, client, SIDE)) for i in places]
     head = f'<th scope="row" title="{esc(title)}">{swatch(domain, domain)} {word} {client}</th>'
     return f'{head}<td class="num">{len(own):,}</td><td><div class="images">{"".join(images) or "nothing"}</div></td>'
 
@@ -174,8 +176,11 @@ def _facts(experiment: Experiment, world: World) -> str:
         settings = [f"partition={labels.label(experiment.data.partition)}", *settings]
     if revision := getattr(experiment.data.partition, "revision", None):
         settings = [*(s for s in settings if s != f"partition.revision={revision}"), f"dealt by revision {revision}"]
-    lede = f"{clients}, {world.num_classes} classes, images of {shape}, seed {world.seed}."
+    kinds = {2: "vectors", 3: "windows"} if world.examples.x.is_floating_point() else {}
+    kind = kinds.get(world.examples.x.dim(), "images")
+    lede = f"{clients}, {world.num_classes} classes, {kind} of {shape}, seed {world.seed}."
+    notes = "".join(f"<br>{esc(note[:1].upper() + note[1:])}." for note in (*world.notes, *[GREY] * (kind != "images")))
     return (
         f'<p class="lede">{esc(lede)}</p><p class="muted">Examples: {esc(", ".join(counts))}.<br>'
-        f"Data: {esc(', '.join(settings))}.</p>"
+        f"Data: {esc(', '.join(settings))}.{notes}</p>"
     )

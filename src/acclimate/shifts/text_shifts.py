@@ -8,7 +8,7 @@ of several bytes is never cut in two. No text becomes empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -86,6 +86,16 @@ SEVERITIES: dict[str, tuple[float, ...]] = {
 def shift_text(x: Tensor, kind: str, severity: int, keys: Tensor) -> Tensor:
     """Texts [B, length] under one kind at one severity, text `b` with the draws of `keys[b]`."""
     return TEXT[kind](x, rng.fold(keys, kind), SEVERITIES[kind][severity - 1])
+
+
+def shift_each(x: Tensor, kinds: Tensor, severities: int | Tensor, keys: Tensor, names: Sequence[str]) -> Tensor:
+    """Text b under `names[kinds[b]]` at `severities` (one for all, or [B]), with the draws of `keys[b]`."""
+    levels = torch.full_like(keys, severities) if isinstance(severities, int) else severities.to(keys)
+    out = x.clone()
+    for kind, level in torch.unique(torch.stack((kinds.to(keys), levels), 1), dim=0).tolist():
+        rows = ((kinds == kind) & (levels == level)).nonzero().flatten()
+        out[rows] = shift_text(x[rows], names[kind], level, keys[rows])
+    return out
 
 
 def _draws(keys: Tensor, name: str, x: Tensor) -> Tensor:
