@@ -60,7 +60,7 @@ class Text(OwnFiles):
     client: str = ""
     """The column that says whose text it is; empty where nobody is named."""
     form: Literal["auto", "csv", "lines"] = "auto"
-    """`csv`: columns with a header; `lines`: a label, a space or tab, and the text; `auto` goes by the file's ending."""
+    """`csv`: columns with a header; `lines`: a label, a space or tab, the text; `auto` goes by the file's ending."""
     length: int = 128
     """How many bytes, or tokens, of a text are kept."""
     tokenizer: str = ""
@@ -223,8 +223,8 @@ class Text(OwnFiles):
         found, y = np.unique(np.array(labels), return_inverse=True)
         if len(found) == 1:
             raise ValueError(
-                f"{path}: label={self.label!r} has one class, {str(found[0])!r}, in all {len(y):,} rows; a model learns "
-                "to tell at least two apart: name another column with data.label="
+                f"{path}: label={self.label!r} has one class, {str(found[0])!r}, in all {len(y):,} rows; a model "
+                "learns to tell at least two apart: name another column with data.label="
             )
         if len(found) > max(20, len(y) // 2):
             raise ValueError(

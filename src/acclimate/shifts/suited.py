@@ -1,4 +1,4 @@
-"""Which kinds of shift fit which inputs: corruptions for images, shifts of numbers for vectors and windows, of texts."""
+"""Which kinds of shift fit which inputs: images, vectors and windows of numbers, texts as bytes."""
 
 from __future__ import annotations
 
