@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .core.local import Work
     from .core.message import Gather, Mean, Sum
     from .core.method import Method
-    from .core.nn.inputs import Tokens
+    from .core.nn.inputs import TokenIds
     from .core.nn.wrapped import wrap
     from .core.personal import Personalizer
     from .core.task import Out, Task
@@ -76,7 +76,7 @@ _NAMES = {
     "core.local": ("Work",),
     "core.message": ("Gather", "Mean", "Sum"),
     "core.method": ("Method",),
-    "core.nn.inputs": ("Tokens",),
+    "core.nn.inputs": ("TokenIds",),
     "core.nn.wrapped": ("wrap",),
     "core.personal": ("Personalizer",),
     "core.task": ("Out", "Task"),
@@ -106,7 +106,7 @@ __all__ = [
     "Sum",
     "Table",
     "Task",
-    "Tokens",
+    "TokenIds",
     "Watch",
     "Work",
     "__version__",

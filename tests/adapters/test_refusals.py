@@ -8,7 +8,7 @@ from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, TSA, TTT, FedTTA, 
 
 
 def task(shape, norm=()):
-    return SimpleNamespace(shape=shape, norm=frozenset(norm))
+    return SimpleNamespace(shape=shape, tokens=None, norm=frozenset(norm))
 
 
 @pytest.mark.parametrize(

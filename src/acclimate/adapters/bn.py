@@ -24,7 +24,7 @@ class BNStats(Adapter):
         check.at_least(self, "prior", 0.0)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.batch_norm(task, "BNStats") or super().refusal(task, model)
+        return requirements.batch_statistics(task, "BNStats") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

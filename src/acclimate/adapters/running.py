@@ -27,7 +27,7 @@ class RunningStats(Adapter):
         check.positive(self, "speed")
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.batch_norm(task, "RunningStats") or super().refusal(task, model)
+        return requirements.batch_statistics(task, "RunningStats") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"params": tree.pick(model["vars"]["buffers"], task.norm)}

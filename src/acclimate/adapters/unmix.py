@@ -41,7 +41,7 @@ class UnMixTNS(Adapter):
             check.whole(self, "full", 1)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.batch_norm(task, "UnMixTNS", maps=True) or super().refusal(task, model)
+        return requirements.batch_statistics(task, "UnMixTNS", maps=True) or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         key = rng.key(self.seed, model["vars"]["params"][task.head_weight].device)

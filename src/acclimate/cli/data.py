@@ -105,12 +105,14 @@ def _experiment(settings: list[str], config: Path | None) -> Experiment:
 
 def _figures(record: Dataset) -> tuple[str, str, str]:
     """What was published: examples (training + test), classes, shape; a dash for what was not."""
-    from ..data import Cells, FileDataset
+    from ..data import Cells, FileDataset, Phrases
     from ..data.tables import Rows
 
     want: dict[str, Any] = {"all": sum(DIGITS), "classes": len(DIGITS), "shape": (1, 8, 8)}
     if isinstance(record, Cells):
         want = {"all": 569, "classes": 2, "shape": (30,)}
+    elif isinstance(record, Phrases):
+        want = {"all": len(record.styles) * record.each, "classes": 8, "shape": (record.length,)}
     elif isinstance(record, Rows):
         want = {}
     elif isinstance(record, FileDataset):
@@ -145,12 +147,12 @@ def _state(record: Dataset, root: str) -> str:
 
 
 def _findings(record: Dataset) -> list[str]:
-    from ..data import Cells, Digits
+    from ..data import Cells, Digits, Phrases, Text
     from ..data.check_sets import check_published
     from ..data.own import OwnFiles
     from ..data.tables import Rows
 
-    if isinstance(record, Rows | Cells):
+    if isinstance(record, Rows | Cells | Phrases | Text):
         return _numbers(record)
     if isinstance(record, OwnFiles):
         record.sources()  # a set that was never named is a wrong setting, not a set that differs

@@ -204,7 +204,7 @@ class Task:
         if isinstance(source, nn.Module):
             return steady(copy.deepcopy(source))
         if isinstance(self.model, Wrap):
-            return steady(source(self.shape, self.num_classes))
+            return steady(self.model.module(self.shape, self.num_classes))
         if isinstance(self.model, Model):
             fitting = getattr(self.model, "for_inputs", None)  # a model that brings its weights brings what they expect
             model = fitting(self.mean, self.std) if fitting else self.model

@@ -66,8 +66,8 @@ CLASSES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 _NUMBERS = {
-    "7:30": "half past seven", "6 am": "six in the morning", "8 pm": "eight in the evening",
-    "9:15": "quarter past nine", "10 o'clock": "ten o'clock", "5:45": "quarter to six", "11 am": "eleven in the morning",
+    "7:30": "half past seven", "6 am": "six in the morning", "8 pm": "eight in the evening", "5:45": "quarter to six",
+    "9:15": "quarter past nine", "10 o'clock": "ten o'clock", "11 am": "eleven in the morning",
 }  # fmt: skip
 _SHORT = {
     "you": "u", "are": "r", "to": "2", "for": "4", "tomorrow": "tmrw", "tonight": "2nite", "at": "@", "today": "2day",

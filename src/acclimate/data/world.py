@@ -28,7 +28,8 @@ class Feature(NamedTuple):
 class Examples:
     """Labelled examples as read from a data set: inputs, labels, domains.
 
-    Inputs are uint8 images [N, C, H, W], float features or token ids (whole numbers). Features become float32. Labels, domains and users are whole numbers from 0.
+    Inputs are uint8 images [N, C, H, W], float features, or token ids, which are whole numbers. Features become
+    float32. Labels, domains and users are whole numbers from 0.
     """
 
     x: Tensor
@@ -102,9 +103,7 @@ def _inputs(x: Tensor) -> Tensor:
             "torch.int16, int32 or int64 (token ids)"
         )
     if x.dtype != torch.uint8 and x.numel() and int(x.min()) < 0:
-        raise ValueError(
-            f"examples: x has {int(x.min())}, but token ids are whole numbers from 0; for features use floats"
-        )
+        raise ValueError(f"examples: x has {int(x.min())}, but token ids are numbered from 0; for features give floats")
     return x
 
 

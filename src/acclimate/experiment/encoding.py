@@ -116,7 +116,7 @@ def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
         if value.get("type") == "python":
             raise ConfigError(
                 f"{where}: {value['name']} was given as a Python object, which a file cannot hold; "
-                f"pass it again, e.g. ac.load(path, {where.split('.')[-1]}=...)"
+                f"pass it again, e.g. ac.load(path, {_field(where)}=...)"
             )
         cls = _resolve(str(value.get("type", "")), where)
         hints = typing.get_type_hints(cls)
@@ -132,6 +132,11 @@ def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and _is_float(hint):
         return float(value)
     return value
+
+
+def _field(where: str) -> str:
+    """The field of an experiment that a place in it belongs to: `ac.load` takes whole fields."""
+    return [*where.split("."), ""][1].partition("[")[0] or where
 
 
 def _resolve(name: str, where: str) -> type:

@@ -1,6 +1,6 @@
 """Model records: `build` makes an nn.Module that returns (features, logits) and ends in a linear `head`."""
 
-from ..core.nn.inputs import Tokens
+from ..core.nn.inputs import TokenIds
 from ..core.nn.wrapped import Wrap
 from .cct import CCT
 from .cnn import CNN
@@ -25,7 +25,11 @@ __all__ = [
     "Projection",
     "ResNet",
     "ResNet20",
+<<<<<<< HEAD
     "TextNet",
     "Tokens",
+=======
+    "TokenIds",
+>>>>>>> anymodule
     "Wrap",
 ]

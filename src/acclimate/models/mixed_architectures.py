@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn
 from torch import nn
 
 from ..core import Model, check, rng
+from ..core.nn.wrapped import Wrap
 from ..core.task import architectures
 from .cnn import CNN
 
@@ -23,7 +24,7 @@ class Mixed:
     The defaults are the paper's small, medium and big network. A model that is named twice is given twice as often.
     """
 
-    models: tuple[Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module], ...] = (SMALL, MEDIUM, BIG)
+    models: tuple[Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module], ...] = (SMALL, MEDIUM, BIG)
     """Model records, modules, or functions, as an experiment's `model`."""
     assign: Literal["random", "turns"] = "random"
     """Which model client c gets: one drawn by the seed, or in turns the model c modulo their number."""

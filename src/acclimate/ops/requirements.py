@@ -44,16 +44,19 @@ def norm_layers(task: Task, who: str) -> str | None:
 
 def batch_norm(task: Task, who: str, maps: bool = False) -> str | None:
     """Batch norm, for records that change its statistics; with `maps` in a model that has feature maps."""
-    if not task.has_batch_norm and task.norm:
-        return (
-            f"{who} needs batch norm, and this model has layers that keep no statistics of batches; build it with "
-            "norm='batch', or use an adapter that tunes those layers: tent or sar"
-        )
     if not task.has_batch_norm:
         return f"{who} needs batch norm, and this model has none; build it with norm='batch'"
     if maps and not task.stages:
         return f"{who} needs batch norm over feature maps, and this model has none; build a CNN with norm='batch'"
     return None
+
+
+def batch_statistics(task: Task, who: str, maps: bool = False) -> str | None:
+    """Batch norm, for adapters that do nothing but replace its statistics."""
+    missing = batch_norm(task, who, maps)
+    if missing and task.norm and not task.has_batch_norm:
+        return f"{missing}, or use tent or sar, which tune the layers that it has (layer or group norm)"
+    return missing
 
 
 def tunable_norm(task: Task, who: str) -> str | None:

@@ -154,8 +154,8 @@ def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
     assert isinstance(world, PublicWorld)
     mixed = Mixed.of(e.model)
     about = (world.shape, world.num_classes, world.mean, world.std, e.data.augment)
-    rest = {"public": world.examples.x[world.public], "tokens": token_count(world.examples.x)}
-    tasks = [Task(model, *about, **rest) for model in mixed.models]
+    public, tokens = world.examples.x[world.public], token_count(world.examples.x)
+    tasks = [Task(model, *about, public=public, tokens=tokens) for model in mixed.models]
     workers = [Worker(task, method.for_model(i), e.filters, e.seed) for i, task in enumerate(tasks)]
     if reason := workers[0].refusal():
         raise ValueError(f"{type(method).__name__} with {reason}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..adapters import NoAdapt
 from ..core import Adapter, Engine, Model, Tree, Worker, rng, tree
+from ..core.nn.wrapped import Wrap
 from ..core.task import architectures
 from ..experiment import labels
 from ..live import Live, inputs, session
@@ -23,7 +24,7 @@ from ..ops import guarding
 from ..ops.losses import entropy
 from .run import Fit
 
-Architecture: TypeAlias = Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
+Architecture: TypeAlias = Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module]
 """A newcomer's own model: what an experiment's `model` may be."""
 
 

@@ -29,12 +29,16 @@ class PureCalls(TorchFunctionMode):
         own = _OWN.get(func)
         return func(*args, **(kwargs or {})) if own is None else own(self, *args, **(kwargs or {}))
 
-    def uniform(self, *shape: int) -> Tensor:
-        """Numbers in 0..1, others with every call."""
+    def next_key(self) -> rng.Key:
+        """Another key with every call."""
         if self.key is None:
             raise ValueError("this model draws random numbers: pass a key to Task.apply, in mode 'train'")
         self.draws += 1
-        return rng.uniform(rng.fold(self.key, "call", self.draws), *shape)
+        return rng.fold(self.key, "call", self.draws)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Numbers in 0..1, others with every call."""
+        return rng.uniform(self.next_key(), *shape)
 
 
 def _dropout(calls: PureCalls, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -50,6 +54,14 @@ def _bernoulli(calls: PureCalls, input: Tensor, p: float = 0.5, *, generator: An
 def _rand(calls: PureCalls, *size: Any, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size or rest["size"]
     return calls.uniform(*shape).to(dtype or torch.get_default_dtype())
+
+
+def _rand_like(calls: PureCalls, input: Tensor, **rest: Any) -> Tensor:
+    return calls.uniform(*input.shape).to(rest.get("dtype") or input.dtype)
+
+
+def _randn_like(calls: PureCalls, input: Tensor, **rest: Any) -> Tensor:
+    return rng.normal(calls.next_key(), *input.shape).to(rest.get("dtype") or input.dtype)
 
 
 def _hardsigmoid(calls: PureCalls, input: Tensor, inplace: bool = False) -> Tensor:
@@ -121,8 +133,7 @@ def _multi_head(
             "nn.MultiheadAttention with add_bias_kv=True, add_zero_attn=True or inputs without a batch is not "
             "supported; use its defaults"
         )
-    given = [separate.get(f"{n}_proj_weight") for n in "qkv"]
-    parts = in_weight.chunk(3) if in_weight is not None else given
+    parts = in_weight.chunk(3) if in_weight is not None else [separate[f"{n}_proj_weight"] for n in "qkv"]
     biases = in_bias.chunk(3) if in_bias is not None else (None,) * 3
     q, k, v = (
         F.linear(t, w, b).unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
@@ -156,6 +167,8 @@ _OWN: dict[Any, _Own] = {
     torch.dropout: lambda calls, input, p, train: _dropout(calls, input, p, train),
     torch.Tensor.bernoulli_: _bernoulli,
     torch.rand: _rand,
+    torch.rand_like: _rand_like,
+    torch.randn_like: _randn_like,
     F.hardsigmoid: _hardsigmoid,
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head,

@@ -14,7 +14,7 @@ from .. import check, rng
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenIds:
     """Token ids [batch, length] as a module's first argument, and a mask that says which of them are padding."""
 
     pad: int = 0
@@ -32,7 +32,7 @@ class Tokens:
         check.choices(self)
 
 
-Inputs: TypeAlias = Tokens | tuple[str, ...] | None
+Inputs: TypeAlias = TokenIds | tuple[str, ...] | None
 """How an input becomes arguments: ids and a mask; the names of arguments, each of which is a part x[:, i] of the input;
 or None: it is the only argument."""
 
@@ -57,12 +57,12 @@ def guess(module: nn.Module, inputs: Inputs, tokens: int | None) -> Inputs:
     pad = getattr(getattr(module, "config", None), "pad_token_id", None)
     if inputs is not None or tokens is None or not isinstance(pad, int):
         return inputs
-    return Tokens(pad) if "attention_mask" in inspect.signature(module.forward).parameters else None
+    return TokenIds(pad) if "attention_mask" in inspect.signature(module.forward).parameters else None
 
 
 def forms(inputs: Inputs) -> Sequence[Inputs]:
     """The ways to try, the preferred one first; the last one is what a module is known to take."""
-    if isinstance(inputs, Tokens) and inputs.form == "auto":
+    if isinstance(inputs, TokenIds) and inputs.form == "auto":
         return replace(inputs, form="added"), replace(inputs, form="keep")
     return (inputs,)
 
@@ -71,7 +71,7 @@ def example(shape: tuple[int, ...], tokens: int | None, inputs: Inputs) -> Tenso
     """Two inputs to try a module with: noise, or sequences with the highest id, one padded at its end, one before."""
     if tokens is None:
         return rng.normal(rng.key(0), 2, *shape)
-    pad = inputs.pad if isinstance(inputs, Tokens) else 0
+    pad = inputs.pad if isinstance(inputs, TokenIds) else 0
     x = torch.full((2, *shape), tokens - 1 if tokens - 1 != pad else max(pad - 1, 0))
     x[1, ..., 1::2] = min(1, tokens - 1)
     x[0, ..., shape[-1] - shape[-1] // 3 :] = pad
@@ -83,7 +83,7 @@ def example(shape: tuple[int, ...], tokens: int | None, inputs: Inputs) -> Tenso
 
 def check_inputs(inputs: Any, shape: tuple[int, ...], tokens: int | None) -> None:
     """Refuse inputs that do not fit the data, in a sentence."""
-    if isinstance(inputs, Tokens) and (tokens is None or len(shape) != 1):
+    if isinstance(inputs, TokenIds) and (tokens is None or len(shape) != 1):
         kind = f"numbers of shape {shape}" if tokens is None else f"whole numbers of shape {shape}"
         raise ValueError(
             f"wrap: inputs={inputs!r} is for token ids [batch, length], and the data has {kind}; leave inputs out, or "
@@ -94,5 +94,5 @@ def check_inputs(inputs: Any, shape: tuple[int, ...], tokens: int | None) -> Non
             f"wrap: inputs={inputs!r} names {len(inputs)} parts, so an input must have shape [{len(inputs)}, ...]; the "
             f"data has {shape}: stack the parts, x = torch.stack((ids, mask), 1)"
         )
-    if not (inputs is None or isinstance(inputs, Tokens | tuple)):
-        raise ValueError(f"wrap: inputs={inputs!r} must be ac.Tokens(...), a tuple of names of arguments, or None")
+    if not (inputs is None or isinstance(inputs, TokenIds | tuple)):
+        raise ValueError(f"wrap: inputs={inputs!r} must be ac.TokenIds(...), a tuple of names of arguments, or None")

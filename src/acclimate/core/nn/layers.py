@@ -100,6 +100,9 @@ class PureBatchNorm(_BatchNorm):
 class ActiveBatchNorm(PureBatchNorm):
     """Batch norm with dropout and activation in the same layer, as timm has it."""
 
+    act: nn.Module
+    drop: nn.Module
+
     def forward(self, input: Tensor) -> Tensor:
         out: Tensor = self.act(self.drop(super().forward(input)))
         return out

@@ -40,6 +40,15 @@ def head_width(module: nn.Module, model: Any, num_classes: int) -> int:
     return head.in_features
 
 
+def need_embedding(module: nn.Module, label: str, because: str = "") -> None:
+    """Refuse a module that cannot take token ids."""
+    if not any(isinstance(m, nn.Embedding) for m in module.modules()):
+        raise ValueError(
+            f"model {label} has no embedding, and x holds whole numbers, which are token ids{because}; for features "
+            "give x.float(), for pixels uint8, or use a model with an nn.Embedding"
+        )
+
+
 def check_outputs(
     module: nn.Module, model: Any, shape: tuple[int, ...], dim: int, num_classes: int, tokens: int | None = None
 ) -> tuple[str, ...]:
@@ -48,6 +57,8 @@ def check_outputs(
     Returns the names of the modules that make the feature maps: for each size of map, the last and outermost one.
     """
     label, training = type(model).__name__, module.training
+    if tokens is not None and not hasattr(module, "reading"):
+        need_embedding(module, label)
     maps: list[tuple[tuple[int, ...], str]] = []
 
     def note(name: str, out: Any) -> None:

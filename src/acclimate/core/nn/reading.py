@@ -6,15 +6,16 @@ a module whose logits are not exactly what its head makes of one vector per samp
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .inputs import Inputs, arguments, check_inputs, example, forms, guess
+from .modules import need_embedding
 from .wrapped import Reading, Wrap, Wrapped, at
 
 
@@ -96,11 +97,8 @@ def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> Tr
 
 def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
     label, said = type(module).__name__, str(error).strip().partition("\n")[0]
-    if not x.is_floating_point() and not any(isinstance(m, nn.Embedding) for m in module.modules()):
-        return (
-            f"model {label} has no embedding, and x holds whole numbers, which are token ids ({said}); for features "
-            "give x.float(), for pixels uint8, or use a model with an nn.Embedding"
-        )
+    if not x.is_floating_point():
+        need_embedding(module, label, f" ({said})")
     return (
         f"model {label} cannot be called on a batch of inputs {tuple(x.shape)} of {x.dtype}: {type(error).__name__}: "
         f"{said}; what it takes besides can be named by ac.wrap(module, inputs=...)"
@@ -116,7 +114,7 @@ def _keeps_contract(module: nn.Module, out: Any, classes: int) -> bool:
     return [tuple(t.shape) if isinstance(t, Tensor) else None for t in out] == wanted
 
 
-def _head(module: nn.Module, given: str | None, trial: Trial, classes: int) -> tuple[str, str | int | None]:
+def _head(module: nn.Module, given: str | None, trial: Trial, classes: int) -> tuple[str, int | None]:
     """The name of the head, and the place of the logits in the outputs."""
     label, places = type(module).__name__, _places(trial.out)
     if given is not None and given not in trial.linear:
@@ -135,35 +133,42 @@ def _head(module: nn.Module, given: str | None, trial: Trial, classes: int) -> t
     fitting = [(n, p) for n, p in straight if at(trial.out, p).shape == (2, classes)]
     if len(fitting) == 1:
         return fitting[0]
-    shapes = {p: tuple(t.shape) for p, t in places.items()}
-    wide = [p for p, shape in shapes.items() if shape == (2, classes)]
+    wide = [p for p, t in places.items() if t.shape == (2, classes)]
+    if not wide and straight:
+        name = straight[-1][0]
+        raise ModelError(
+            f"model {label}: its head '{name}' has {trial.linear[name][1].shape[-1]} outputs but the data has "
+            f"{classes} classes; build it with {classes} (num_classes, or num_labels in transformers)"
+        )
     if not wide:
-        gives = ", ".join(map(str, shapes.values())) or f"a {type(trial.out).__name__} without them"
+        gives = ", ".join(str(tuple(t.shape)) for t in places.values()) or f"a {type(trial.out).__name__} without them"
         raise ModelError(
             f"model {label} must return logits [batch, {classes}], one for each class of the data, as a tensor, in a "
-            f"tuple or as .logits; for a batch of 2 it returns {gives}: build it with {classes} outputs"
+            f"tuple or as .logits; for a batch of 2 it returns {gives}"
         )
     names = [given] if given else [n for n, (_, y) in trial.linear.items() if y.shape[-1] == classes]
-    if len(names) != 1 or len(wide) != 1:
+    if not names:
         raise ModelError(
-            f"model {label} has {len(names)} linear layers that may be its head"
-            f"{': ' + ', '.join(map(repr, names)) if names else ''}, and returns logits at {len(wide)} place(s); "
-            f"say which by ac.wrap(module, head={names[-1] if names else '...'!r}), and return one set of logits"
+            f"model {label}: no linear layer gives its logits [batch, {classes}]; the last layer must be an nn.Linear, "
+            "whose inputs are the features"
+        )
+    if len(names) > 1 or len(wide) > 1:
+        raise ModelError(
+            f"model {label} returns logits at {len(wide)} place(s), and {len(names)} linear layers may be its head: "
+            f"{', '.join(map(repr, names))}; say which by ac.wrap(module, head='{names[-1]}')"
         )
     return names[0], wide[0]
 
 
-def _places(out: Any) -> dict[str | int | None, Tensor]:
-    """The tensors in a module's outputs that may be logits."""
-    if isinstance(out, Tensor):
-        return {None: out}
-    named = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", None)
-    if isinstance(named, Tensor):
-        return {"logits": named}
+def _places(out: Any) -> dict[int | None, Tensor]:
+    """The tensors in a module's outputs that may be logits, by their position where it returns a tuple."""
+    with contextlib.suppress(TypeError, KeyError, AttributeError):
+        if isinstance(found := at(out, None), Tensor):
+            return {None: found}
     return {i: t for i, t in enumerate(out) if isinstance(t, Tensor)} if isinstance(out, tuple | list) else {}
 
 
-def _alike(module: nn.Module, ways: tuple[Inputs, Inputs], x: Tensor, place: str | int | None) -> bool:
+def _alike(module: nn.Module, ways: tuple[Inputs, Inputs], x: Tensor, place: int | None) -> bool:
     """Whether a module answers alike where it is called in two ways: in double precision, so that a small difference
     is one (a mask that forgets which tokens come later moves the logits of a fresh model by little)."""
     exact = copy.deepcopy(module).double()

@@ -34,7 +34,7 @@ def wrap(
 
     `module` may also be a function of input shape and number of classes that makes one. A plain module needs no `wrap`
     where its last linear layer can be found and its input is one tensor. `head` names that layer, such as "classifier".
-    `inputs` is `Tokens(pad=0)` for token ids whose padding is masked, or a tuple of names of arguments, each a part
+    `inputs` is `TokenIds(pad=0)` for token ids whose padding is masked, or a tuple of names of arguments, each a part
     x[:, i] of the input: ("input_ids", "attention_mask").
     """
     return Wrap(module, head, tuple(inputs) if isinstance(inputs, list) else inputs)
@@ -44,7 +44,8 @@ class Reading(NamedTuple):
     """How a module is called, and where in its outputs the logits are."""
 
     head: str
-    place: str | int | None
+    place: int | None
+    """The position of the logits, where it returns a tuple."""
     inputs: Inputs
     through: bool = False
     """Whether features are what the module returns where its head lets its inputs through: for modules whose head sees
@@ -90,7 +91,10 @@ class Wrapped(nn.Module):
         return features, logits
 
 
-def at(out: Any, place: str | int | None) -> Tensor:
-    """The logits in a module's outputs."""
-    found: Tensor = out if place is None else out[place] if isinstance(out, Mapping | tuple | list) else out.logits
+def at(out: Any, place: int | None) -> Tensor:
+    """The logits in a module's outputs: a tensor, an object or dict with `logits`, or a tuple with them at `place`."""
+    if isinstance(out, Tensor):
+        return out
+    named = out.get("logits") if isinstance(out, Mapping) else getattr(out, "logits", None)
+    found: Tensor = out[place] if named is None else named
     return found

@@ -1,0 +1,275 @@
+"""Modules from elsewhere: what their head is, what their features are, and what is refused."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad, vmap
+
+from acclimate import TokenIds, wrap
+from acclimate.core import Task, rng
+from acclimate.core.vectorised import refusal
+from elsewhere import CLASSES, LENGTH, VOCABULARY, Encoder, Residual, sequences
+
+SHAPE = (3, 8, 8)
+
+
+class Plain(nn.Module):
+    """Two linear layers; `form` says what it returns."""
+
+    def __init__(self, form="tensor", classes=CLASSES):
+        super().__init__()
+        self.form, self.body, self.last = form, nn.Linear(6, 5), nn.Linear(5, classes)
+
+    def forward(self, x):
+        hidden = self.body(x).relu()
+        logits = self.last(hidden)
+        forms = {
+            "tensor": logits,
+            "object": SimpleNamespace(loss=None, logits=logits),
+            "dict": {"loss": None, "logits": logits},
+            "tuple": (hidden, logits),
+            "first": (logits, hidden),
+            "none": "a word",
+            "softmax": logits.softmax(-1),
+            "long": logits[:, None].expand(-1, 3, -1),
+        }
+        return forms[self.form]
+
+
+@pytest.mark.parametrize("form", ["tensor", "object", "dict", "tuple", "first"])
+def test_features_are_what_enters_the_last_linear_layer(form):
+    net, x = Plain(form), torch.randn(7, 6)
+    t = Task(net, (6,), CLASSES)
+    out = t.apply(t.init(rng.key(0)), x)
+    torch.testing.assert_close(out.features, net.body(x).relu())
+    torch.testing.assert_close(out.logits, net.last(net.body(x).relu()))
+    assert t.head == {"last.weight", "last.bias"} and t.body == {"body.weight", "body.bias"} and t.dim == 5
+    assert t.head_weight == "last.weight"
+    features, logits = t.module(t.init(rng.key(0)))(x)
+    torch.testing.assert_close((features, logits), (out.features, out.logits))
+
+
+def test_names_weights_and_statistics_are_the_modules_own():
+    net = Residual()
+    t = Task(net, SHAPE, CLASSES, (0.5,), (0.5,))
+    v = t.init(rng.key(3))
+    assert t.params == tuple(n for n, _ in net.named_parameters())
+    assert all(torch.equal(v["params"][n], p) for n, p in net.named_parameters())
+    assert t.head == {"fc.weight", "fc.bias"} and "bn1.running_mean" in t.select("norm")
+    x, y = torch.rand(6, *SHAPE), torch.randint(0, CLASSES, (6,))
+    net.train()
+    loss = F.cross_entropy(net((x - 0.5) / 0.5), y)
+    loss.backward()
+    grads, buffers = grad(lambda p: t.loss({**v, "params": p}, {"x": x, "y": y}, rng.key(1)), has_aux=True)(v["params"])
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(grads[name], p.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(buffers["bn1.running_mean"], net.bn1.running_mean)
+    net.eval()
+    torch.testing.assert_close(t.apply({**v, "buffers": buffers}, x).logits, net((x - 0.5) / 0.5))
+    assert t.stages == ("block", "pool")
+
+
+def test_a_lone_linear_layer_is_its_own_head():
+    net, x = nn.Linear(6, CLASSES), torch.randn(3, 6)
+    t = Task(net, (6,), CLASSES)
+    out = t.apply(t.init(rng.key(0)), x)
+    torch.testing.assert_close((out.features, out.logits), (x, net(x)))
+    assert t.head == {"0.weight", "0.bias"}
+
+
+def test_a_head_of_a_whole_sequence_gives_the_features_of_the_place_that_is_picked():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.score = nn.Embedding(VOCABULARY, 6), nn.Linear(6, CLASSES, bias=False)
+
+        def forward(self, ids):
+            logits = self.score(self.table(ids).cumsum(1))
+            return logits[torch.arange(len(ids)), (ids != 0).sum(1) - 1]
+
+    net, (x, _) = Last(), sequences(8)
+    t = Task(net, (LENGTH,), CLASSES, tokens=VOCABULARY)
+    out = t.apply(t.init(rng.key(0)), x)
+    ends = net.table(x).cumsum(1)[torch.arange(8), (x != 0).sum(1) - 1]
+    torch.testing.assert_close((out.features, out.logits), (ends, net(x)))
+
+
+def test_tokens_train_as_the_module_does_under_vmap_and_twice_differentiated():
+    net = Encoder(dropout=0.0)
+    t = Task(net, (LENGTH,), CLASSES, tokens=VOCABULARY)
+    v, (x, y) = t.init(rng.key(0)), sequences(12)
+    net.train()  # in eval mode torch's own fast path gives zeros at padding
+    torch.testing.assert_close(t.apply(v, x).logits, net(x))
+    F.cross_entropy(net(x), y).backward()
+
+    def loss(p, x, y):
+        return t.loss({**v, "params": p}, {"x": x, "y": y}, rng.key(1))[0]
+
+    grads = grad(loss)(v["params"], x, y)
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(grads[name], p.grad, rtol=1e-4, atol=1e-6)
+    clients = x.view(3, 4, LENGTH), y.view(3, 4)
+    both = {n: p.expand(3, *p.shape) for n, p in v["params"].items()}
+
+    def squared(p, x, y):
+        return sum(g.square().sum() for g in grad(loss)(p, x, y).values())
+
+    second = vmap(grad(squared))(both, *clients)
+    weights = {n: p.clone().requires_grad_() for n, p in v["params"].items()}
+    inner = torch.autograd.grad(loss(weights, clients[0][1], clients[1][1]), list(weights.values()), create_graph=True)
+    outer = torch.autograd.grad(sum(g.square().sum() for g in inner), list(weights.values()))
+    for name, expected in zip(weights, outer, strict=True):
+        torch.testing.assert_close(second[name][1], expected, rtol=1e-3, atol=1e-6)
+    assert t.vocabulary == VOCABULARY and {n.rpartition(".")[0] for n in t.norm} == {
+        "layers.layers.0.norm1",
+        "layers.layers.0.norm2",
+    }
+
+
+class Masked(nn.Module):
+    """Means over the tokens that a mask keeps; `how` is the form of the mask that it takes."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.table, self.out = how, nn.Embedding(VOCABULARY, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, input_ids, attention_mask=None):
+        keep = {
+            "keep": lambda: attention_mask.float(),
+            "ignore": lambda: (~attention_mask).float(),
+            "added": lambda: attention_mask[:, 0, 0].exp(),
+        }[self.how]()[..., None]
+        return self.out((self.table(input_ids) * keep).sum(1) / keep.sum(1))
+
+
+@pytest.mark.parametrize("how", ["keep", "ignore", "added"])
+def test_padding_is_masked_in_the_form_that_a_module_takes(how):
+    net, (x, _) = Masked(how), sequences(6)
+    t = Task(wrap(net, inputs=TokenIds(pad=0, form=how)), (LENGTH,), CLASSES, tokens=VOCABULARY)
+    longer = F.pad(x, (0, 4))
+    wide = Task(wrap(net, inputs=TokenIds(pad=0, form=how)), (LENGTH + 4,), CLASSES, tokens=VOCABULARY)
+    own = [net.table(row[row != 0]).mean(0) for row in x]
+    v = t.init(rng.key(0))
+    torch.testing.assert_close(t.apply(v, x).features, torch.stack(own))
+    torch.testing.assert_close(wide.apply(v, longer).logits, t.apply(v, x).logits)
+
+
+def test_parts_of_an_input_are_named_arguments():
+    net, (x, _) = Masked("keep"), sequences(6)
+    packed = torch.stack((x, (x != 0).long()), 1)
+    t = Task(wrap(net, inputs=("input_ids", "attention_mask")), (2, LENGTH), CLASSES, tokens=VOCABULARY)
+    torch.testing.assert_close(t.apply(t.init(rng.key(0)), packed).logits, net(x, (x != 0).long()))
+    assert t.vocabulary == VOCABULARY
+    again = pickle.loads(pickle.dumps(t))
+    assert torch.equal(again.apply(t.init(rng.key(0)), packed).logits, t.apply(t.init(rng.key(0)), packed).logits)
+
+
+def test_a_function_may_be_wrapped_and_starts_from_the_seed():
+    t = Task(wrap(lambda shape, classes: Plain(classes=classes), head="last"), (6,), CLASSES)
+    a, b = t.init(rng.key(1)), t.init(rng.key(2))
+    assert not torch.equal(a["params"]["last.weight"], b["params"]["last.weight"])
+    assert torch.equal(a["params"]["last.weight"], t.init(rng.key(1))["params"]["last.weight"])
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, CLASSES), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return (self.one(x) + self.two(x)) / 2
+
+
+class Choice(TwoHeads):
+    """Calls two layers of the right width, and returns a copy of what the second gives."""
+
+    def forward(self, x):
+        self.one(x)
+        return self.two(x).clone()
+
+
+def test_of_two_candidates_the_user_names_one():
+    net, x = Choice(), torch.randn(4, 6)
+    with pytest.raises(
+        ValueError, match=r"2 linear layers may be its head: 'one', 'two'; say which by ac.wrap\(module"
+    ):
+        Task(net, (6,), CLASSES)
+    t = Task(wrap(net, head="two"), (6,), CLASSES)
+    assert t.head == {"two.weight", "two.bias"}
+    torch.testing.assert_close(t.apply(t.init(rng.key(0)), x).logits, net.two(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "tokens", "says"),
+    [
+        (nn.Flatten(), (6,), None, r"model Flatten calls no linear layer \(nn.Linear\).*add one as the last layer"),
+        (TwoHeads(), (6,), None, "2 linear layers may be its head: 'one', 'two'"),
+        (wrap(TwoHeads(), head="two"), (6,), None, "logits are not what 'two' makes of one vector of 6 features"),
+        (wrap(TwoHeads(), head="three"), (6,), None, "head='three' must be a linear layer .* calls 'one', 'two'"),
+        (Plain(classes=7), (6,), None, "its head 'last' has 7 outputs but the data has 4 classes; build it with 4"),
+        (Plain("none"), (6,), None, r"must return logits \[batch, 4\].* returns a str without them"),
+        (Plain("softmax"), (6,), None, "not what 'last' makes .* without a softmax"),
+        (Plain("long"), (6,), None, r"must return logits \[batch, 4\].* it returns \(2, 3, 4\)"),
+        (Plain(), (5,), None, r"model Plain cannot be called on a batch of inputs \(2, 5\).*inputs=\.\.\."),
+        (Plain(), (6,), 9, "model Plain has no embedding, and x holds whole numbers.*x.float()"),
+        (Encoder(), (LENGTH,), VOCABULARY + 3, r"its embedding 'table' has 20 rows, and the data asks for row 22;"),
+        (wrap(Plain(), inputs=TokenIds()), (6,), None, r"is for token ids .* the data has numbers of shape \(6,\)"),
+        (wrap(Masked("keep"), inputs=("a", "b", "c")), (2, 9), 20, r"names 3 parts, so an input must have shape \[3"),
+        (wrap(Plain(), inputs=3), (6,), None, "inputs=3 must be ac.TokenIds"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_sentence(model, shape, tokens, says):
+    with pytest.raises(ValueError, match=says):
+        Task(model, shape, CLASSES, tokens=tokens)
+
+
+def test_layers_that_do_more_than_torchs_own_are_kept_or_refused():
+    class Active(nn.BatchNorm2d):
+        """As timm has it: an activation in the layer."""
+
+        def __init__(self, width):
+            super().__init__(width)
+            self.drop, self.act = nn.Identity(), nn.ReLU()
+
+        def forward(self, x):
+            return self.act(self.drop(super().forward(x)))
+
+    class Doubled(nn.BatchNorm2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    net = Residual()
+    net.bn1 = Active(4)
+    t, x = Task(net, SHAPE, CLASSES), torch.randn(5, *SHAPE)
+    torch.testing.assert_close(t.apply(t.init(rng.key(0)), x).logits, net.eval()(x))
+    net.bn1 = Doubled(4)
+    with pytest.raises(
+        ValueError, match="answers differently with the pure layers of acclimate.*use torch's own layers"
+    ):
+        Task(net, SHAPE, CLASSES)
+
+
+class Peeks(Plain):
+    def forward(self, x):
+        if x.sum() > 0:
+            x = x * 2
+        return super().forward(x)
+
+
+class Leaves(Plain):
+    def forward(self, x):
+        return super().forward(torch.from_numpy(x.detach().numpy()))
+
+
+def test_what_cannot_be_vectorised_is_named():
+    assert refusal(Task(Plain(), (6,), CLASSES)) is None
+    reason = refusal(Task(Peeks(), (6,), CLASSES))
+    assert reason.startswith(
+        "model Peeks cannot be vectorised over clients, because of `if x.sum() > 0:` (test_wrapped.py"
+    )
+    with pytest.raises(ValueError, match=r"cannot be differentiated by torch.func.grad: `.*numpy\(\)\)\)` "):
+        refusal(Task(Leaves(), (6,), CLASSES))
