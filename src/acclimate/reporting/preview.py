@@ -117,8 +117,8 @@ def _row(
 ) -> str:
     """One client: its domain's mark, its number, how many examples it has, and some of them."""
     title = f"{word} {client}, {world.examples.domains[domain]}"
-    x, y, places = drawn(world, x[kept]), y[kept], torch.arange(len(kept)).split(1)
-    images = [figure(name, strip(world, x, y, i, client, SIDE)) for i in places]
+    x, y = drawn(world, x[kept]), y[kept]
+    images = [figure(name, strip(world, x, y, torch.tensor([i]), client, SIDE)) for i in range(len(kept))]
     head = f'<th scope="row" title="{esc(title)}">{swatch(domain, domain)} {word} {client}</th>'
     return f'{head}<td class="num">{len(own):,}</td><td><div class="images">{"".join(images) or "nothing"}</div></td>'
 
