@@ -106,14 +106,14 @@ def _experiment(settings: list[str], config: Path | None) -> Experiment:
 def _figures(record: Dataset) -> tuple[str, str, str]:
     """What was published: examples (training + test), classes, shape; a dash for what was not."""
     from ..data import Cells, FileDataset, Phrases
-    from ..data.tables import Rows
+    from ..data.tables import TableRows
 
     want: dict[str, Any] = {"all": sum(DIGITS), "classes": len(DIGITS), "shape": (1, 8, 8)}
     if isinstance(record, Cells):
         want = {"all": 569, "classes": 2, "shape": (30,)}
     elif isinstance(record, Phrases):
         want = {"all": len(record.styles) * record.each, "classes": 8, "shape": (record.length,)}
-    elif isinstance(record, Rows):
+    elif isinstance(record, TableRows):
         want = {}
     elif isinstance(record, FileDataset):
         want = record.expected()
@@ -128,9 +128,9 @@ def _state(record: Dataset, root: str) -> str:
 
     from ..data import FileDataset
     from ..data.own import OwnFiles
-    from ..data.tables import Rows
+    from ..data.tables import TableRows
 
-    if isinstance(record, OwnFiles | Rows):
+    if isinstance(record, OwnFiles | TableRows):
         return f"your own: {record.needs}"
     if not isinstance(record, FileDataset):
         return "embedded"
@@ -150,9 +150,9 @@ def _findings(record: Dataset) -> list[str]:
     from ..data import Cells, Digits, Phrases, Text
     from ..data.check_sets import check_published
     from ..data.own import OwnFiles
-    from ..data.tables import Rows
+    from ..data.tables import TableRows
 
-    if isinstance(record, Rows | Cells | Phrases | Text):
+    if isinstance(record, TableRows | Cells | Phrases | Text):
         return _numbers(record)
     if isinstance(record, OwnFiles):
         record.sources()  # a set that was never named is a wrong setting, not a set that differs

@@ -15,7 +15,7 @@ from ..core import check, rng
 from ..ops.places import data_root
 from . import cache, columns
 from .cache import Parsed
-from .columns import Column
+from .columns import TableColumn
 from .dataset import Dataset, Inputs
 from .fitting import Measured, in_order, refuse_split
 from .held import Held
@@ -27,7 +27,7 @@ _CLASSES = 1000
 
 
 @dataclass(frozen=True)
-class Rows(Measured):
+class TableRows(Measured):
     """The base of data in the rows of a table."""
 
     file: str = ""
@@ -122,7 +122,7 @@ class Rows(Measured):
             raise ValueError(f"{where}: has no column of inputs left beside {', '.join(roles)}; see data.columns")
         return list(dict.fromkeys([*roles, *inputs]))
 
-    def _parsed(self, table: Mapping[str, Column], where: str) -> Parsed:
+    def _parsed(self, table: Mapping[str, TableColumn], where: str) -> Parsed:
         roles = {c for c in (self.label, self.client, self.domain, self.time) if c}
         y, classes = labelled(table[self.label], where)
         users, names = _grouped(table[self.client], where, "client") if self.client else (None, ())
@@ -134,12 +134,12 @@ class Rows(Measured):
         x, features = self._inputs([column for name, column in table.items() if name not in roles], where)
         return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), users, names, features)
 
-    def _inputs(self, inputs: list[Column], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+    def _inputs(self, inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         raise TypeError(f"{type(self).__name__} must define _inputs(inputs, where)")
 
 
 @dataclass(frozen=True)
-class Table(Rows):
+class Table(TableRows):
     """A table whose rows are examples: numbers as they are, words one-hot, and what is missing filled and marked.
 
     Medians, scales and the words that are known come from training rows alone. Where `time` names a column, every
@@ -154,14 +154,14 @@ class Table(Rows):
     def inputs(self) -> Inputs:
         return "vectors"
 
-    def _inputs(self, inputs: list[Column], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+    def _inputs(self, inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         return encoded(inputs, where)
 
     def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
         return in_order(rows, self.split) if self.time else super()._cut(examples, rows, key)
 
 
-def encoded(inputs: list[Column], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+def encoded(inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
     """Columns as numbers, and what each stands for. A missing number is 0 until it is filled by training rows."""
     parts, features = list[np.ndarray](), list[Feature]()
     for column in inputs:
@@ -190,7 +190,7 @@ def encoded(inputs: list[Column], where: str) -> tuple[np.ndarray, tuple[Feature
     return x, tuple(features)
 
 
-def labelled(column: Column, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def labelled(column: TableColumn, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers from 0 and the names of classes; refuses what is no class."""
     name = f"the label {column.name!r}"
     if column.missing.any():
@@ -217,7 +217,7 @@ def labelled(column: Column, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     return y, classes
 
 
-def _grouped(column: Column, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _grouped(column: TableColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if column.missing.any():
         row = int(np.flatnonzero(column.missing)[0])
         raise ValueError(
@@ -226,7 +226,7 @@ def _grouped(column: Column, where: str, field: str) -> tuple[np.ndarray, tuple[
     return column.groups()
 
 
-def _check_time(column: Column, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
+def _check_time(column: TableColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
     """Refuse rows that are not in the order of time."""
     values, field = column.numbers, "(data.time)"
     if values is None:

@@ -25,11 +25,7 @@ __all__ = [
     "Projection",
     "ResNet",
     "ResNet20",
-<<<<<<< HEAD
     "TextNet",
-    "Tokens",
-=======
     "TokenIds",
->>>>>>> anymodule
     "Wrap",
 ]

@@ -123,8 +123,8 @@ def _row(
     head = f'<th scope="row" title="{esc(title)}">{swatch(domain, domain)} {word} {client}</th>'
     if are_ids(world):
         return f'{head}<td class="num">{len(own):,}</td><td>{"".join(lines(world, x[kept], y[kept])) or "nothing"}</td>'
-    x, y, places = drawn(world, x[kept]), y[kept], torch.arange(len(kept)).split(1)
-    images = [figure(name, strip(world, x, y, i, client, SIDE)) for i in places]
+    x, y = drawn(world, x[kept]), y[kept]
+    images = [figure(name, strip(world, x, y, torch.tensor([i]), client, SIDE)) for i in range(len(kept))]
     return f'{head}<td class="num">{len(own):,}</td><td><div class="images">{"".join(images) or "nothing"}</div></td>'
 
 
