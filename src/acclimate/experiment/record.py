@@ -17,11 +17,7 @@ from ..backends import Auto
 from ..core import Adapter, Backend, Filter, Method, Model, Personalizer, check
 from ..data import Dataset, Digits
 from ..methods import FedAvg
-<<<<<<< HEAD
-from ..models import CNN, MLP, TextNet
-=======
-from ..models import CNN, Wrap
->>>>>>> anymodule
+from ..models import CNN, MLP, TextNet, Wrap
 from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
@@ -47,13 +43,9 @@ class Experiment:
     """What is trained on what, how long, and how it is tested. Every field is a setting of the command line."""
 
     data: Dataset = Digits()
-<<<<<<< HEAD
-    model: Model | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = IMAGE_MODEL
+    model: Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = IMAGE_MODEL
     """The default is for images; data of vectors and windows has a perceptron with batch norm in its place,
     texts a small network of their own with layer norm."""
-=======
-    model: Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = CNN(widths=(16, 32), norm="batch")
->>>>>>> anymodule
     method: Method = FedAvg()
     personal: Personalizer = NoPersonal()
     """What every client does with its labelled data before its model goes live."""
