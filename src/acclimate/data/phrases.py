@@ -16,7 +16,8 @@ from . import grammar
 from .dataset import Dataset, Inputs
 from .group_partitions import ByDomain
 from .partition import Partition
-from .world import Examples
+from .text import noted
+from .world import Examples, World
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Phrases(Dataset):
 
     def inputs(self) -> Inputs:
         return "texts"
+
+    def fitted(self, world: World) -> World:
+        return noted(world)
 
     def texts(self, x: Tensor) -> list[str]:
         """The texts of ids [N, length]."""

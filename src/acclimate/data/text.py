@@ -98,14 +98,10 @@ class Text(OwnFiles):
         return Sources(path.parent, [path, *more], lambda: self._read(path))
 
     def load(self) -> Examples:
-        found = replace(super().load(), text=not self.tokenizer)
-        full = int((found.x[:, -1] != 0).sum())
-        if full:
-            _say(
-                f"Text: {full:,} of {len(found.y):,} texts fill all {self.length} places; what is longer is cut "
-                "(data.length)"
-            )
-        return found
+        return replace(super().load(), text=not self.tokenizer)
+
+    def fitted(self, world: World) -> World:
+        return noted(world)
 
     def inputs(self) -> Inputs:
         return "texts"
@@ -309,7 +305,8 @@ def _in_order(name: str) -> tuple[int, float, str]:
     return (0, size, name) if math.isfinite(size) else (1, 0.0, name)
 
 
-@functools.lru_cache(maxsize=64)
-def _say(message: str) -> None:
-    """Once in a process: a world is built for every seed."""
-    log.warning(message)
+def noted(world: World) -> World:
+    """The world with a note where texts are as long as can be."""
+    full, (length,) = int((world.examples.x[:, -1] != 0).sum()), world.shape
+    note = f"{full:,} of {len(world.examples.y):,} texts fill all {length} places: what is longer is cut (data.length)"
+    return replace(world, notes=(*world.notes, note)) if full else world
