@@ -22,7 +22,7 @@ MOST = 1 << 28
 _PARQUET = (".parquet", ".pq")
 
 
-class TableColumn(NamedTuple):
+class ValueColumn(NamedTuple):
     """One column: `numbers`, NaN where one is missing; or `codes`, places in `words`, -1 where one is missing."""
 
     name: str
@@ -58,7 +58,7 @@ def names_in(path: Path) -> list[str]:
         return names
 
 
-def read(path: Path, wanted: Sequence[str]) -> dict[str, TableColumn]:
+def read(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
     """These columns of a .parquet file, or else of a text file with a header (CSV; .gz is unpacked)."""
     if path.suffix.lower() in _PARQUET:
         file = _parquet(path)
@@ -68,7 +68,7 @@ def read(path: Path, wanted: Sequence[str]) -> dict[str, TableColumn]:
     return _read_csv(path, wanted)
 
 
-def of_frame(frame: Any) -> dict[str, TableColumn]:
+def of_frame(frame: Any) -> dict[str, ValueColumn]:
     """The columns of a data frame (pandas, polars) or of a dict of arrays and lists."""
     names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
     if not names:
@@ -85,14 +85,14 @@ def of_frame(frame: Any) -> dict[str, TableColumn]:
     return out
 
 
-def of_values(name: str, values: np.ndarray) -> TableColumn:
+def of_values(name: str, values: np.ndarray) -> ValueColumn:
     """A column of an array: numbers, dates (as seconds), words, or Python objects of these."""
     if values.ndim != 1:
         raise ValueError(f"Table: the column {name} has shape {values.shape}; it must have one value per row")
     if values.dtype.kind in "mM":
         blank = np.isnat(values)
         numbers = values.astype("datetime64[ns]" if values.dtype.kind == "M" else "timedelta64[ns]").astype(np.int64)
-        return TableColumn(name, np.where(blank, np.nan, numbers / 1e9))
+        return ValueColumn(name, np.where(blank, np.nan, numbers / 1e9))
     if values.dtype.kind in "iufb":
         return _of_numbers(name, values.astype(np.float64))
     cells = ["" if v is None or v != v or str(v).strip().casefold() in MISSING else v for v in map(_known, values)]
@@ -168,7 +168,7 @@ def _rows_of(path: Path) -> Iterator[list[str]]:
                 )
 
 
-def _read_csv(path: Path, wanted: Sequence[str]) -> dict[str, TableColumn]:
+def _read_csv(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
     """Read twice: what is a number is known only at the end, and memory is taken once its size is known."""
     names = names_in(path)
     places = [names.index(n) for n in wanted]
@@ -214,23 +214,23 @@ def _number(cell: str) -> float | None:
         return np.nan if cell.strip().casefold() in MISSING else None
 
 
-def _of_numbers(name: str, values: np.ndarray, where: Any = "Table") -> TableColumn:
+def _of_numbers(name: str, values: np.ndarray, where: Any = "Table") -> ValueColumn:
     if np.isinf(values).any():
         row = int(np.flatnonzero(np.isinf(values))[0])
         raise ValueError(f"{where}: the column {name!r} is infinite in row {row + 1}; leave the cell empty instead")
-    return TableColumn(name, values)
+    return ValueColumn(name, values)
 
 
-def _of_words(name: str, cells: Sequence[str]) -> TableColumn:
+def _of_words(name: str, cells: Sequence[str]) -> ValueColumn:
     places: dict[str, int] = {}
     codes = np.array([-1 if c == "" else places.setdefault(c, len(places)) for c in cells], np.int32)
     return _sorted(name, codes, list(places))
 
 
-def _sorted(name: str, codes: np.ndarray, words: list[str]) -> TableColumn:
+def _sorted(name: str, codes: np.ndarray, words: list[str]) -> ValueColumn:
     """Words in alphabetical order, so that their numbers do not depend on the order of rows."""
     order = sorted(range(len(words)), key=words.__getitem__)
     place = np.empty(len(words) + 1, np.int32)
     place[order] = np.arange(len(words))
     place[-1] = -1
-    return TableColumn(name, None, tuple(words[i] for i in order), place[codes])
+    return ValueColumn(name, None, tuple(words[i] for i in order), place[codes])

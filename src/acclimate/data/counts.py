@@ -36,7 +36,7 @@ def largest_remainders(mix: Tensor, quota: int, left: Tensor) -> Tensor:
 def balanced(mixes: Tensor, sizes: Tensor, held: Tensor) -> Tensor:
     """Whole numbers near the mixes (..., clients, classes) whose rows add up to `sizes` and columns to `held`.
 
-    TableRows and columns of the matrix of mixes are scaled until both sums hold (iterative proportional fitting). That alone
+    Rows and columns of the matrix of mixes are scaled until both sums hold (iterative proportional fitting). That alone
     flattens the mixes, the more so the fewer clients there are: who wanted a class that has run out gets some of all
     the others. Therefore all mixes are first raised to one power, never below 1 nor above SHARPEST, at which the mean
     number of effective classes (exp of the entropy) after scaling is that of the mixes as they were drawn.

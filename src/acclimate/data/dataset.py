@@ -136,7 +136,7 @@ class Dataset:
         return torch.cat([p[self.split.unseen(examples.y[p], rng.fold(key, i))] for i, p in enumerate(parts)])
 
     def _deal(self, examples: Examples, pool: Tensor, key: rng.Key) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """TableRows per training client and per newcomer."""
+        """Rows per training client and per newcomer."""
         deal = rng.fold(key, "partition")
         if self.new_partition is None or not self.new_clients:
             shares = self.partition.split(examples.pool(pool), self.clients + self.new_clients, deal)

@@ -18,12 +18,12 @@ from .world import Pool
 
 
 def deal(order: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """TableRows in as many parts, whose sizes differ by one at most."""
+    """Rows in as many parts, whose sizes differ by one at most."""
     return tuple(order.tensor_split(parts))
 
 
 def hand_out(pools: list[Tensor], counts: Tensor) -> tuple[Tensor, ...]:
-    """TableRows of class pools, as many per client as `counts` (clients, classes) says, which uses them up."""
+    """Rows of class pools, as many per client as `counts` (clients, classes) says, which uses them up."""
     parts = [pool.split(own) for pool, own in zip(pools, counts.T.tolist(), strict=True)]
     return tuple(torch.cat(own) for own in zip(*parts, strict=True))
 
@@ -90,7 +90,7 @@ class Dealing(NamedTuple):
     """How class mixes become rows."""
 
     equal: Callable[[list[Tensor], Tensor, list[int], rng.Key], tuple[Tensor, ...]]
-    """TableRows per client, from class pools, for clients of given mixes and sizes."""
+    """Rows per client, from class pools, for clients of given mixes and sizes."""
     apportion: Callable[[Tensor, int, Tensor], Tensor]
     """Examples per class, for one client of a given mix and size, from what is left of each class."""
 

@@ -114,7 +114,7 @@ def _filled(world: World) -> World:
 
 
 def in_order(rows: Tensor, shares: tuple[float, float, float] | Split, gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """TableRows cut in the order of time: the first share for training, the next for validation, the last for testing.
+    """Rows cut in the order of time: the first share for training, the next for validation, the last for testing.
 
     `gap` rows are left out between two parts.
     """

@@ -15,7 +15,7 @@ from ..core import check, rng
 from ..ops.places import data_root
 from . import cache, columns
 from .cache import Parsed
-from .columns import TableColumn
+from .columns import ValueColumn
 from .dataset import Dataset, Inputs
 from .fitting import Measured, in_order, refuse_split
 from .held import Held
@@ -122,19 +122,18 @@ class TableRows(Measured):
             raise ValueError(f"{where}: has no column of inputs left beside {', '.join(roles)}; see data.columns")
         return list(dict.fromkeys([*roles, *inputs]))
 
-    def _parsed(self, table: Mapping[str, TableColumn], where: str) -> Parsed:
+    def _parsed(self, table: Mapping[str, ValueColumn], where: str) -> Parsed:
         roles = {c for c in (self.label, self.client, self.domain, self.time) if c}
         y, classes = labelled(table[self.label], where)
         users, names = _grouped(table[self.client], where, "client") if self.client else (None, ())
-        domain, domains = np.zeros(len(y), np.int64), ("all",)
-        if self.domain:
-            domain, domains = _grouped(table[self.domain], where, "domain")
+        one: tuple[np.ndarray, tuple[str, ...]] = (np.zeros(len(y), np.int64), ("all",))
+        domain, domains = _grouped(table[self.domain], where, "domain") if self.domain else one
         if self.time:
             _check_time(table[self.time], users, names, where)
         x, features = self._inputs([column for name, column in table.items() if name not in roles], where)
         return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), users, names, features)
 
-    def _inputs(self, inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+    def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         raise TypeError(f"{type(self).__name__} must define _inputs(inputs, where)")
 
 
@@ -154,14 +153,14 @@ class Table(TableRows):
     def inputs(self) -> Inputs:
         return "vectors"
 
-    def _inputs(self, inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+    def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         return encoded(inputs, where)
 
     def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
         return in_order(rows, self.split) if self.time else super()._cut(examples, rows, key)
 
 
-def encoded(inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
     """Columns as numbers, and what each stands for. A missing number is 0 until it is filled by training rows."""
     parts, features = list[np.ndarray](), list[Feature]()
     for column in inputs:
@@ -178,8 +177,9 @@ def encoded(inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Fe
                 f"{where}: the column {column.name!r} has {len(column.words):,} different words, and at most {_WORDS} "
                 f"are encoded; leave it out with data.drop={column.name}"
             )
+        assert column.codes is not None
         for i, word in enumerate(column.words):
-            parts.append(column.codes == i)
+            parts.append(np.equal(column.codes, i))
             features.append(Feature(column.name, "word", word))
     x = np.empty((len(inputs[0]), len(parts)), np.float32)
     for i, part in enumerate(parts):
@@ -190,7 +190,7 @@ def encoded(inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Fe
     return x, tuple(features)
 
 
-def labelled(column: TableColumn, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers from 0 and the names of classes; refuses what is no class."""
     name = f"the label {column.name!r}"
     if column.missing.any():
@@ -217,7 +217,7 @@ def labelled(column: TableColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
     return y, classes
 
 
-def _grouped(column: TableColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if column.missing.any():
         row = int(np.flatnonzero(column.missing)[0])
         raise ValueError(
@@ -226,7 +226,7 @@ def _grouped(column: TableColumn, where: str, field: str) -> tuple[np.ndarray, t
     return column.groups()
 
 
-def _check_time(column: TableColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
+def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
     """Refuse rows that are not in the order of time."""
     values, field = column.numbers, "(data.time)"
     if values is None:

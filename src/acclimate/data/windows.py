@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import check, rng
 from .cache import Parsed
-from .columns import MOST, TableColumn
+from .columns import MOST, ValueColumn
 from .dataset import Inputs
 from .fitting import in_order, refuse_split
 from .group_partitions import ByClient, NaturalUsers
@@ -56,7 +56,7 @@ class Windows(TableRows):
     def inputs(self) -> Inputs:
         return "windows"
 
-    def _parsed(self, table: Mapping[str, TableColumn], where: str) -> Parsed:
+    def _parsed(self, table: Mapping[str, ValueColumn], where: str) -> Parsed:
         rows = super()._parsed(table, where)
         assert isinstance(rows.x, np.ndarray)
         series = rows.users if rows.users is not None else np.zeros(len(rows.y), np.int64)
@@ -91,7 +91,7 @@ class Windows(TableRows):
             )
         return np.array(starts)
 
-    def _inputs(self, inputs: list[TableColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+    def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         if words := next((c for c in inputs if c.numbers is None), None):
             raise ValueError(
                 f"{where}: the column {words.name!r} holds words, and readings are numbers; leave it out with "
@@ -121,7 +121,7 @@ class Windows(TableRows):
         return replace(world, notes=said) if self.fraction == 1 else world
 
 
-def _carried(column: TableColumn) -> np.ndarray:
+def _carried(column: ValueColumn) -> np.ndarray:
     """Numbers whose gaps hold the last reading before them; at the beginning, the first one."""
     values = column.numbers
     assert values is not None

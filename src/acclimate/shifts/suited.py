@@ -30,7 +30,7 @@ def suited(shift: S, world: Federation) -> S:
         given = getattr(shift, name, None)
         if given is None or all(k in fitting for k in ((given,) if name == "kind" else given)):
             continue
-        default = next(f.default for f in fields(shift) if f.name == name)
+        default: Any = next(f.default for f in fields(shift) if f.name == name)
         if given != default or fitting == tuple(CORRUPTIONS):
             raise check.FieldError(
                 f"{type(shift).__name__}: {name}={given!r} does not fit inputs of shape "
