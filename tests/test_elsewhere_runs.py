@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -16,9 +16,11 @@ from acclimate.core.vectorised import CannotVectorise
 from acclimate.data.dataset import Dataset
 from acclimate.data.world import Examples
 from acclimate.experiment import dumps
+from acclimate.experiment.catalogue import KINDS
 from acclimate.serving.protocol import Denied, samples
 from elsewhere import CLASSES, LENGTH, VOCABULARY, Encoder, Residual, sequences
 
+METHODS, ADAPTERS = (next(k.entries for k in KINDS if k.name == name) for name in ("method", "adapter"))
 QUICK = ac.Work(epochs=4, batch=8)
 ADAM = ac.optim.Adam(lr=2e-2)
 
@@ -102,6 +104,26 @@ def test_what_needs_images_numbers_or_batch_norm_refuses(trained):
         ac.train(words(ac.models.MLP()))
     with pytest.raises(ValueError, match=r"augment=FlipCrop\(pad=4\) changes images, and these inputs are token ids"):
         ac.train(words(data=Words(clients=2, augment=ac.ops.augment.FlipCrop())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_on_tokens_or_refuses_in_a_sentence(name):
+    works = {f.name: ac.Work(epochs=1, batch=8) for f in fields(METHODS[name]) if isinstance(f.default, ac.Work)}
+    reason = ""
+    try:
+        ac.train(words(method=replace(METHODS[name], **works), rounds=1))
+    except ValueError as e:
+        reason = str(e)
+    assert not reason or re.search("needs (images|inputs that are numbers) .* token ids|has no public set", reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_every_adapter_serves_tokens_or_refuses_in_a_sentence(trained, name):
+    table = ac.evaluate(trained, adapters=(ADAPTERS[name],))
+    assert [bool(table.rows), bool(table.refused)].count(True) == 1
+    assert all(re.search(r" needs \w+", row["reason"]) for row in table.refused)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused_before_training():

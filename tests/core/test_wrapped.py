@@ -158,6 +158,34 @@ def test_padding_is_masked_in_the_form_that_a_module_takes(how):
     torch.testing.assert_close(wide.apply(v, longer).logits, t.apply(v, x).logits)
 
 
+class Looking(Masked):
+    """As transformers has it: a mask [batch, length] is looked into, another is taken as it is. `slip` is how much a
+    model differs that must not be given another."""
+
+    def __init__(self, slip):
+        super().__init__("keep")
+        self.slip, self.config = slip, SimpleNamespace(pad_token_id=0)
+
+    def forward(self, input_ids, attention_mask=None):
+        slip = 0.0
+        if attention_mask.dim() == 4:
+            attention_mask, slip = (attention_mask[:, 0, 0] == 0).long(), self.slip
+        elif attention_mask.all():
+            attention_mask = torch.ones_like(attention_mask)
+        keep = attention_mask[..., None].float()
+        return self.out((self.table(input_ids) * keep).sum(1) / keep.sum(1) + slip)
+
+
+@pytest.mark.parametrize(("slip", "form"), [(0.0, "added"), (1e-6, "keep")])
+def test_a_mask_that_is_looked_into_is_given_in_another_form_where_that_is_the_same(slip, form):
+    net, (x, _) = Looking(slip), sequences(6)
+    t = Task(net, (LENGTH,), CLASSES, tokens=VOCABULARY)  # its configuration names the padding id
+    assert t.inputs == TokenIds(0, form=form)
+    torch.testing.assert_close(t.apply(t.init(rng.key(0)), x).logits, net(x, (x != 0).long()))
+    reason = refusal(t)
+    assert reason is None if form == "added" else "attention_mask.all()" in reason
+
+
 def test_parts_of_an_input_are_named_arguments():
     net, (x, _) = Masked("keep"), sequences(6)
     packed = torch.stack((x, (x != 0).long()), 1)

@@ -23,7 +23,7 @@ class ModelError(ValueError):
     """A module that cannot be used as it is: says why, and what helps."""
 
 
-class Trial(NamedTuple):
+class _Trial(NamedTuple):
     """One forward pass: outputs, what linear layers got and gave, and how many ids the embedding of tokens knows."""
 
     out: Any
@@ -48,7 +48,7 @@ def read(
     return _faithful(module, Reading(head, place, used), x, logits), trial.vocabulary
 
 
-def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> Trial:
+def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> _Trial:
     """Run a module in eval mode, and watch its linear layers and embeddings."""
     linear: dict[str, tuple[Tensor, Tensor]] = {}
     known: list[int] = []
@@ -92,7 +92,7 @@ def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> Tr
         module.train(training)
         for hook in hooks:
             hook.remove()
-    return Trial(out, linear, known[0] if known else tokens)
+    return _Trial(out, linear, known[0] if known else tokens)
 
 
 def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
@@ -114,7 +114,7 @@ def _keeps_contract(module: nn.Module, out: Any, classes: int) -> bool:
     return [tuple(t.shape) if isinstance(t, Tensor) else None for t in out] == wanted
 
 
-def _head(module: nn.Module, given: str | None, trial: Trial, classes: int) -> tuple[str, int | None]:
+def _head(module: nn.Module, given: str | None, trial: _Trial, classes: int) -> tuple[str, int | None]:
     """The name of the head, and the place of the logits in the outputs."""
     label, places = type(module).__name__, _places(trial.out)
     if given is not None and given not in trial.linear:
