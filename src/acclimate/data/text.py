@@ -31,7 +31,7 @@ LONGEST = 1 << 20
 CHUNK = 4096
 
 
-class Line(NamedTuple):
+class LabelledText(NamedTuple):
     """What one example's place in the file says."""
 
     text: str
@@ -154,7 +154,7 @@ class Text(OwnFiles):
             user_names=tuple(names.tolist()),
         )
 
-    def _columns(self, path: Path) -> Iterator[Line]:
+    def _columns(self, path: Path) -> Iterator[LabelledText]:
         """The rows of a CSV file."""
         lines = _decoded(path)
         first = next(lines, "")
@@ -192,7 +192,7 @@ class Text(OwnFiles):
             )
         return header.index(column)
 
-    def _labelled(self, path: Path) -> Iterator[Line]:
+    def _labelled(self, path: Path) -> Iterator[LabelledText]:
         """Lines of a label, a space or tab, and the text; fastText's `__label__` in front is left out."""
         if self.client:
             raise ValueError(
@@ -205,7 +205,7 @@ class Text(OwnFiles):
                 if found := self._line(text, label.removeprefix("__label__"), "", path, number):
                     yield found
 
-    def _line(self, text: str, label: str, client: str, path: Path, number: int) -> Line | None:
+    def _line(self, text: str, label: str, client: str, path: Path, number: int) -> LabelledText | None:
         if not text.strip() and self.empty == "skip":
             return None
         values = {"text": text, "label": label} | ({"client": client} if self.client else {})
@@ -213,7 +213,7 @@ class Text(OwnFiles):
             if not value.strip():
                 skip = ", or set data.empty=skip" if field == "text" else ""
                 raise ValueError(f"{path}: line {number} has an empty {field}; fill it, remove the line{skip}")
-        return Line(text.strip(), label.strip(), client.strip())
+        return LabelledText(text.strip(), label.strip(), client.strip())
 
     def _classes(self, labels: Sequence[str], path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
         found, y = np.unique(np.array(labels), return_inverse=True)
