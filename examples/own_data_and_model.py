@@ -45,7 +45,7 @@ experiment = ac.Experiment(
     model=Net(),
     method=ac.methods.FedAvg(work=ac.Work(epochs=2)),
     adapters=(ac.adapters.NoAdapt(), ac.adapters.BNStats(), ac.adapters.T3A()),
-    streams=(ac.shifts.Original(), ac.shifts.OutOfClient()),  # corruptions are for images
+    streams=(ac.shifts.Original(), ac.shifts.OutOfClient()),
     rounds=5,
 )
 fit = ac.train(experiment)

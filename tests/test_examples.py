@@ -31,6 +31,20 @@ SAYS = {
         r"1200 examples of 4 classes, training sizes \[\d+, \d+, \d+\]",
         r"(?m)^fedavg\S* +bn( +\d\d\.\d ±\d+){2}",
     ],
+    "own_texts.py": [
+        r"phrases: TextNet\(tokens=257, dim=32",
+        r"(?m)^fedavg\S* +t3a( +\d\d\.\d ±\d+){2}$",
+        r"typos: '.+'\ncasing: '.+'\ntruncation: '.+'\ndropped_words: '.+'\nswapped_words: '.+'",
+        r"reviews: 2 clients, classes \('1', '2'\)",
+        r"(?m)^fedavg\S* +t3a( +\d+\.\d ±\d+){4}",
+    ],
+    "own_table.py": [
+        r"cells: MLP\(hidden=\(200, 200\), norm='batch'",
+        r"(?m)^fedthe\S* +the( +\d\d\.\d ±\d+){3}",
+        r"visits: 4 clients, columns \['age', 'age', 'smokes=no', 'smokes=yes'\]",
+        r"1 of the columns have missing values \(age\): filled with the median of the training rows",
+        r"(?m)^fedavg\S* +t3a( +\d\d\.\d ±\d+){4}",
+    ],
     "resume_and_report.py": [
         r"interrupted after round 3",
         r"(?m)^fedbn\S* +tent( +\d\d\.\d ±\d+){4}",

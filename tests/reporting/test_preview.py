@@ -12,13 +12,13 @@ import torch
 from made_up import EVIL, Page
 
 from acclimate.core import Shards, rng
-from acclimate.data import Arrays, ByDomain, Digits, Examples, World
+from acclimate.data import IID, Arrays, ByDomain, Cells, Digits, Examples, World, of
 from acclimate.experiment import Experiment
 from acclimate.reporting import bubbles, png
 from acclimate.reporting.bubbles import BubbleColumn, bubble_plot, radius
 from acclimate.reporting.preview import clients_and_classes, contact_sheet, domains, preview, preview_page
-from acclimate.reporting.strips import to_rgb
-from acclimate.shifts import Corrupted, Gradual, NewClients, Original, Stream, UnseenDomain
+from acclimate.reporting.strips import drawn, to_rgb
+from acclimate.shifts import Corrupted, Gradual, NewClients, Original, Quantile, Stream, UnseenDomain
 
 
 def decode(raw):
@@ -126,6 +126,30 @@ def test_grey_is_shown_as_grey_and_features_are_refused():
     assert all(np.array_equal(shown[:, :, :, i], grey[:, 0].numpy()) for i in range(3))
     with pytest.raises(ValueError, match=r"nothing to picture: inputs are float32 of shape \(20,\)"):
         to_rgb(torch.zeros(4, 20))
+
+
+def test_numbers_are_drawn_as_cells_and_lines():
+    x = torch.tensor([[0.0, 5.0, 1.0], [2.0, 5.0, 3.0], [1.0, 5.0, 2.0], [1.0, 5.0, 2.0]])
+    data = of(x, [0, 1, 0, 1], clients=1, split=(0.5, 0.0, 0.5), partition=IID())
+    w = data.world()
+    known = x[w.train[0]]
+    shown = drawn(w, x)
+    assert shown.shape == (4, 1, 2, 2) and shown.dtype == torch.uint8
+    mean, std = known.mean(0), known.std(0, correction=0).clamp_min(1e-12)
+    level = ((x - mean) / std / 6 + 0.5).clamp(0, 1).mul(255).round()
+    assert torch.equal(shown.flatten(1)[:, :3].float(), level) and (shown[:, 0, 1, 1] == 128).all()
+    lines = of(torch.zeros(4, 3, 7), [0, 1, 0, 1], clients=1, partition=IID()).world()
+    assert drawn(lines, lines.examples.x).shape == (4, 1, 3, 7)
+    pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    assert drawn(lines, pixels) is pixels
+
+
+def test_a_table_has_a_preview(tmp_path):
+    experiment = Experiment(data=Cells(), streams=(Corrupted(), Quantile()))
+    text = preview(experiment, tmp_path / "p.html").read_text()
+    assert "vectors of 30" in text and "grey is the mean of the training rows" in text
+    assert "Stream corrupted" in text and "Stream quantile" in text and "5 kinds" in text
+    assert text.count("data:image/png") == 3 * 5 * 12
 
 
 # --- bubbles -----------------------------------------------------------------------------------------------------
@@ -294,7 +318,7 @@ def test_preview_of_domains_newcomers_held_out_and_changing_streams():
 
 def test_preview_refuses_features_folders_and_other_formats(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    np.savez(tmp_path / "f.npz", x=np.zeros((40, 5), np.float32), y=np.arange(40) % 2)
+    np.savez(tmp_path / "f.npz", x=np.zeros((40, 1, 5, 5), np.float32), y=np.arange(40) % 2)
     features = Experiment(data=Arrays(file=str(tmp_path / "f.npz"), clients=2), streams=(Original(),))
     target = tmp_path / "out.html"
     target.write_bytes(b"kept")

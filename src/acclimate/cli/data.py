@@ -105,10 +105,17 @@ def _experiment(settings: list[str], config: Path | None) -> Experiment:
 
 def _figures(record: Dataset) -> tuple[str, str, str]:
     """What was published: examples (training + test), classes, shape; a dash for what was not."""
-    from ..data import FileDataset
+    from ..data import Cells, FileDataset, Phrases
+    from ..data.tables import TableRows
 
     want: dict[str, Any] = {"all": sum(DIGITS), "classes": len(DIGITS), "shape": (1, 8, 8)}
-    if isinstance(record, FileDataset):
+    if isinstance(record, Cells):
+        want = {"all": 569, "classes": 2, "shape": (30,)}
+    elif isinstance(record, Phrases):
+        want = {"all": len(record.styles) * record.each, "classes": 8, "shape": (record.length,)}
+    elif isinstance(record, TableRows):
+        want = {}
+    elif isinstance(record, FileDataset):
         want = record.expected()
     counts = [want["all"]] if "all" in want else [want[p] for p in ("train", "test") if p in want]
     shape = " x ".join(map(str, want.get("shape", ())))
@@ -119,12 +126,14 @@ def _state(record: Dataset, root: str) -> str:
     """Whether the files of a set are there, and what is missing, in a short phrase."""
     import dataclasses
 
-    from ..data import Arrays, FileDataset, HuggingFace, ImageFolder
+    from ..data import FileDataset
+    from ..data.own import OwnFiles
+    from ..data.tables import TableRows
 
+    if isinstance(record, OwnFiles | TableRows):
+        return f"your own: {record.needs}"
     if not isinstance(record, FileDataset):
         return "embedded"
-    if isinstance(record, Arrays | ImageFolder | HuggingFace):
-        return f"your own: {record.needs}"
     try:
         base = dataclasses.replace(record, root=root).sources().base
     except FileNotFoundError as e:
@@ -138,14 +147,26 @@ def _state(record: Dataset, root: str) -> str:
 
 
 def _findings(record: Dataset) -> list[str]:
-    from ..data import Arrays, Digits, HuggingFace, ImageFolder
+    from ..data import Cells, Digits, Phrases, Text
     from ..data.check_sets import check_published
+    from ..data.own import OwnFiles
+    from ..data.tables import TableRows
 
-    if isinstance(record, Arrays | ImageFolder | HuggingFace):
+    if isinstance(record, TableRows | Cells | Phrases | Text):
+        return _numbers(record)
+    if isinstance(record, OwnFiles):
         record.sources()  # a set that was never named is a wrong setting, not a set that differs
     if isinstance(record, Digits):
         return _embedded(record)
     return check_published(record)
+
+
+def _numbers(record: Dataset) -> list[str]:
+    """A table can be compared with nothing: what was read, and what becomes of it."""
+    world = record.world()
+    shape = " x ".join(map(str, world.shape))
+    read = f"examples {len(world.examples.y):,}, clients {world.clients}, classes {world.num_classes}, shape {shape}"
+    return [f"ok: {read}", *(f"note: {note}" for note in world.notes)]
 
 
 def _embedded(record: Dataset) -> list[str]:

@@ -80,7 +80,12 @@ def run(
     """
     root = out
     try:
-        experiments = _experiments(settings or [], config, seeds)
+        experiments, given = _experiments(settings or [], config, seeds)
+        if not quiet:
+            from .chosen import chosen
+
+            for line in chosen(experiments[0], given):
+                typer.echo(f"data: {line}", err=True)
         from .. import store
         from ..running import run as api
         from ..running import track as tracking
@@ -160,7 +165,7 @@ def doctor() -> None:
     typer.echo(examine())
 
 
-def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
+def _experiments(settings: list[str], config: Path | None, seeds: int) -> tuple[list[Any], set[str]]:
     from ..experiment.settings import expand, merged
     from ..running import run as api
 
@@ -170,7 +175,7 @@ def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[A
         # a personaliser that is given goes with every method, so none of them brings its own
         methods = [m for m in DEFAULT_METHODS.split(",") if "personal" not in given or "+" not in m]
         pairs.append(f"method={','.join(methods)}")
-    return api.with_seeds(expand(pairs), seeds)
+    return api.with_seeds(expand(pairs), seeds), given
 
 
 def _show(table: Any, root: Path) -> None:

@@ -134,7 +134,7 @@ class Task:
             self.foreign = type(base).__module__.partition(".")[0] != __name__.partition(".")[0]
             """Whether its module comes from elsewhere: then functions that it calls are swapped, as layers are."""
             self.kind = type(base).__name__
-            self._reading, self.vocabulary = None, tokens
+            self._reading, self.vocabulary = None, tokens and getattr(model, "tokens", tokens)
             if self.foreign:
                 how = model if isinstance(model, Wrap) else Wrap(base)
                 self._reading, self.vocabulary = read(base, how, self.shape, num_classes, tokens)

@@ -52,6 +52,8 @@ class Parsed:
     test: np.ndarray
     users: np.ndarray | None = None
     user_names: tuple[str, ...] = ()
+    features: tuple[tuple[str, str, str], ...] = ()
+    """What the columns of x stand for, where they come from a table (`world.Feature`)."""
 
     def __post_init__(self) -> None:
         n = len(self.y)
@@ -132,6 +134,7 @@ def _open(entry: Path) -> Parsed | None:
                 return None
             arrays[name] = array
         arrays |= {k: tuple(meta[k]) for k in ("classes", "domains", "user_names")}
+        arrays["features"] = tuple((c, kind, word) for c, kind, word in meta.get("features", ()))
         return Parsed(**arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
@@ -191,7 +194,8 @@ def _write(parsed: Parsed, folder: Path) -> None:
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
         described[name] = _describe(folder / f"{name}.npy", array.shape, array.dtype)
     names = {"classes": parsed.classes, "domains": parsed.domains, "user_names": parsed.user_names}
-    meta = {"schema": SCHEMA, "arrays": described, **{k: list(v) for k, v in names.items()}}
+    meta: dict[str, Any] = {"schema": SCHEMA, "arrays": described, **{k: list(v) for k, v in names.items()}}
+    meta |= {"features": [list(f) for f in parsed.features]} if parsed.features else {}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 

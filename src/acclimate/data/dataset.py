@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from .partition import Dirichlet, Partition
 from .splits import Split
 from .world import Examples, World
 
+Inputs = Literal["images", "vectors", "windows", "texts"]
 _LUMA = (0.299, 0.587, 0.114)
 
 
@@ -96,7 +98,15 @@ class Dataset:
         examples = _turned(examples, new, self.new_angles, rng.fold(key, "new angle"))
         mean, std = self.constants(examples.channels)
         name = type(self).__name__
-        return World(examples, train, val, test, new, held, mean, std, name=name, seed=seed)
+        return self.fitted(World(examples, train, val, test, new, held, mean, std, name=name, seed=seed))
+
+    def fitted(self, world: World) -> World:
+        """The world with all that is fitted to data, such as the scale of inputs: by its training rows alone."""
+        return world
+
+    def inputs(self) -> Inputs:
+        """What kind of inputs it has, as far as that is known before it is read: it decides what fits by default."""
+        return "images"
 
     def _rows(self, examples: Examples, key: rng.Key) -> tuple[Tensor, Tensor]:
         """The rows to deal out, and those of held-out domains."""

@@ -101,6 +101,18 @@ def npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict
     return out
 
 
+def npz_header(path: Path, name: str) -> tuple[np.dtype[Any], int]:
+    """Type and number of axes of one array of an .npz file, without reading it."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            return dtype, len(shape)
+    except (zipfile.BadZipFile, KeyError, EOFError) as e:
+        raise ValueError(f"{path}: not a readable .npz file ({e}); {AGAIN}") from e
+
+
 def mat(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
     """Arrays of a MATLAB file (version 5 to 7.2) by name."""
     loadmat = lazy("scipy.io", "scipy", f"reading {path.name}").loadmat

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core import check, rng
 from .dealing import REVISIONS, deal, enough, shuffled
-from .partition import Partition
+from .partition import Dirichlet, Partition
 from .world import Pool
 
 
@@ -99,3 +99,33 @@ class NaturalUsers(Partition):
             )
         chosen = able[rng.permutation(key, len(able))[:clients]].tolist()
         return tuple((examples.users == u).nonzero().flatten() for u in chosen)
+
+
+@dataclass(frozen=True)
+class ByClient(Partition):
+    """Clients as the data names them: its people or devices, else its domains where there are several.
+
+    Data that names neither is dealt by `otherwise`.
+    """
+
+    otherwise: Partition = Dirichlet(alpha=0.1)
+
+    def count(self, examples: Pool) -> int:
+        """How many clients the data names; 10 where it names none."""
+        if examples.users is not None:
+            return len(examples.users.unique())
+        domains = len(examples.domain.unique())
+        return domains if domains > 1 else 10
+
+    def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
+        if examples.users is None:
+            several = len(examples.domain.unique()) > 1
+            return (ByDomain() if several else self.otherwise).split(examples, clients, key)
+        named = examples.users.unique()
+        if clients > len(named):
+            raise ValueError(
+                f"ByClient: clients={clients} must be at most {len(named)}, the clients that the data names"
+            )
+        if clients < len(named):  # some of them, drawn; all of them stay in their order
+            named = named[rng.permutation(key, len(named))[:clients]].sort().values
+        return tuple((examples.users == u).nonzero().flatten() for u in named.tolist())

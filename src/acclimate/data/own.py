@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,11 +12,17 @@ import numpy as np
 
 from . import formats, images
 from .cache import ImageStream, Parsed
+from .dataset import Inputs
 from .fileset import FileDataset, Sources, listed
+from .group_partitions import ByClient
+from .partition import Partition
+from .world import World
 
 
 @dataclass(frozen=True)
-class _Own(FileDataset):
+class OwnFiles(FileDataset):
+    """The base of files that a user brings."""
+
     origin: ClassVar[str] = "your own files"
 
     def _place(self, field: str) -> Path:
@@ -36,7 +42,7 @@ class _Own(FileDataset):
 
 
 @dataclass(frozen=True)
-class Arrays(_Own):
+class Arrays(OwnFiles):
     """Your arrays in an .npz file: x and y, and if you have them domain, user and test (true: official test row).
 
     x is uint8 images ([N, H, W], [N, H, W, C] or [N, C, H, W]) or float features of any shape. y and domain are numbers
@@ -55,8 +61,21 @@ class Arrays(_Own):
         path = self._place("file")
         if not path.is_file():
             raise FileNotFoundError(f"Arrays: file={self.file!r} is a folder; it must name your {self.needs}")
+        if path.suffix.lower() in (".csv", ".tsv", ".parquet"):
+            raise ValueError(
+                f"Arrays: file={self.file!r} is a table; use data=table and name its labels with data.label="
+            )
         # Entries that are in the cache from before `classes` numbered names must not be met again.
         return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes"})
+
+    def inputs(self) -> Inputs:
+        """Floats [N, features] are vectors, [N, sensors, time] windows; all else counts as images."""
+        kinds: dict[int, Inputs] = {2: "vectors", 3: "windows"}
+        try:
+            dtype, ndim = formats.npz_header(self._place("file"), "x")
+        except (ValueError, OSError):  # said when it is read
+            return "images"
+        return kinds.get(ndim, "images") if dtype.kind == "f" else "images"
 
     def _read(self, path: Path) -> Parsed:
         data = formats.npz(path, ("x", "y"), ("domain", "user", "test", "classes", "domains"))
@@ -158,15 +177,49 @@ def _check_marks(values: np.ndarray, path: Path, what: str) -> None:
 
 
 @dataclass(frozen=True)
-class ImageFolder(_Own):
-    """Your images in folders. `levels` says what the folders stand for, from the outside in."""
+class ImageFolder(OwnFiles):
+    """Your images in folders. `levels` says what the folders stand for, from the outside in.
 
+    Domains are clients: a folder of sites needs no partition. Folders of classes alone are dealt by Dirichlet(0.1).
+    """
+
+    partition: Partition = ByClient()
+    clients: int = 0
+    """How many clients train; 0: one per domain, or 10 where there are no domains."""
     path: str = ""
     """The outermost folder, absolute or in the data root."""
     levels: Literal["domain/class", "class", "part/class", "part/domain/class"] = "domain/class"
     """Meaning of the folder levels; the parts are folders train and test (or val)."""
 
     needs: ClassVar[str] = "folder of images, DOMAIN/CLASS/IMAGE unless data.levels says otherwise"
+
+    def __post_init__(self) -> None:
+        if self.clients == 0:
+            if (count := self._sites()) is None:  # known once the folder is there
+                replace(self, clients=1)  # checks the other fields
+                return
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
+        super().__post_init__()
+
+    def _sites(self) -> int | None:
+        """How many domains are trained on, 10 where clients are no domains; None where the folder is not there."""
+        root = self.folder()
+        tried = [*([root / self.path] if root else []), Path(self.path).expanduser()]
+        base = next((p for p in tried if self.path and p.is_dir()), None)
+        if base is None:
+            return None
+        if not isinstance(self.partition, ByClient) or "domain" not in self.levels:
+            return 10
+        outer = [p for part, p in self._parts(base) if part in self.wanted] if "part" in self.levels else [base]
+        names = {p.name for folder in outer for p in images.subfolders(folder)} - set(self.held_out)
+        return len(names) if len(names) > 1 else 10
+
+    def world(self, seed: int = 0) -> World:
+        """Deal and split: fixed by the seed, on any machine."""
+        if self.clients:
+            return super().world(seed)
+        self.sources()  # says what is missing, where something is
+        return replace(self).world(seed)
 
     def sources(self) -> Sources:
         base, levels = self._place("path"), self.levels.split("/")
@@ -200,7 +253,7 @@ class ImageFolder(_Own):
 
 
 @dataclass(frozen=True)
-class HuggingFace(_Own):
+class HuggingFace(OwnFiles):
     """A set of images from the Hugging Face hub, or one saved with `save_to_disk` in the data root."""
 
     dataset: str = ""

@@ -15,6 +15,15 @@ from torch import Tensor
 from ..core import Shards
 
 
+class Feature(NamedTuple):
+    """What a column of inputs stands for: a number; 1 where that number was missing; or 1 where a word was there."""
+
+    column: str
+    kind: str = "number"
+    """`number`, `missing` or `word`."""
+    word: str = ""
+
+
 @dataclass(frozen=True)
 class Examples:
     """Labelled examples as read from a data set: inputs, labels, domains.
@@ -33,6 +42,10 @@ class Examples:
 
     superclass: tuple[int, ...] | None = None
     """The superclass of every class, where the set has them (CIFAR-100)."""
+    features: tuple[Feature, ...] = ()
+    """What the columns of inputs stand for, where these come from a table or from sensors."""
+    text: bool = False
+    """Whether token ids are bytes of text: UTF-8 plus 1, and 0 for padding. Then text can be shifted."""
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, classes: Iterable[str]) -> Examples:
@@ -147,6 +160,8 @@ class World:
     std: tuple[float, ...] = ()
     name: str = "world"
     seed: int = 0
+    notes: tuple[str, ...] = ()
+    """What was done to the data so that models can take it, in sentences."""
 
     def __post_init__(self) -> None:
         if not self.train:
@@ -205,6 +220,7 @@ class World:
             "hash": digest(self.examples.x, self.examples.y),
             "splits": {k: {"hash": digest(*v), "sizes": [len(r) for r in v]} for k, v in splits.items()},
             "histograms": {k: self.histogram(v).tolist() for k, v in splits.items()},
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
 

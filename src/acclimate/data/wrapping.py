@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from .dataset import Dataset
+from .dataset import Dataset, Inputs
 from .digits import Digits
-from .world import Examples
+from .world import Examples, World
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ class Wrapper(Dataset):
 
     def for_training(self, examples: Examples, rows: Tensor) -> Examples:
         return self.data.for_training(examples, rows)
+
+    def fitted(self, world: World) -> World:
+        return self.data.fitted(world)
+
+    def inputs(self) -> Inputs:
+        return self.data.inputs()
 
     def constants(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return super().constants(channels) if self.mean else self.data.constants(channels)

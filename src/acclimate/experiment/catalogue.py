@@ -173,6 +173,7 @@ MODELS: dict[str, Model] = {
     "cnn-small": models.CNN(widths=(16, 32), norm="batch"),
     "lenet": models.CNN(hidden=512, padding=2),
     "mlp": models.MLP(),
+    "mlp-bn": models.MLP(norm="batch"),
     "projection": models.Projection(),
     "cct": models.CCT(),
     "resnet20": models.ResNet20(),
@@ -183,10 +184,13 @@ MODELS: dict[str, Model] = {
     "alexnet": models.AlexNet(),
     "vgg11": models.VGG11(),
     "pretrained": models.Pretrained(),
+    "text": models.TextNet(),
+    "text-bn": models.TextNet(norm="batch"),
 }
 
 DATASETS: dict[str, data.Dataset] = {
     "digits": data.Digits(),
+    "phrases": data.Phrases(),
     "mnist": data.MNIST(),
     "fashion-mnist": data.FashionMNIST(),
     "emnist": data.EMNIST(),
@@ -206,9 +210,13 @@ DATASETS: dict[str, data.Dataset] = {
     "tiny-imagenet": data.TinyImageNet(clients=20),
     "imagenet32": data.ImageNet32(clients=20),
     "imagenet-variant": data.ImageNetVariant(),
+    "cells": data.Cells(),
+    "table": data.Table(),
+    "windows": data.Windows(),
     "arrays": data.Arrays(),
     "image-folder": data.ImageFolder(),
     "huggingface": data.HuggingFace(),
+    "text": data.Text(),
     "noisy": data.Noisy(),
     "public": data.Public(),
 }
@@ -223,6 +231,7 @@ PARTITIONS: dict[str, data.Partition] = {
     "by-domain": data.ByDomain(),
     "by-domain-and-label": data.ByDomain(alpha=1.0),
     "natural-users": data.NaturalUsers(),
+    "by-client": data.ByClient(),
 }
 
 SPLITS: dict[str, data.Split] = {
@@ -256,6 +265,8 @@ STREAMS: dict[str, shifts.Shift] = {
     "few-samples": shifts.FewSamples(),
     "few-classes": shifts.FewClasses(),
     "periodic": shifts.Periodic(),
+    "quantile": shifts.Quantile(),
+    "in-order": shifts.InOrder(),
 }
 
 BACKENDS: dict[str, Backend] = {

@@ -17,7 +17,7 @@ from ..backends import Auto
 from ..core import Adapter, Backend, Filter, Method, Model, Personalizer, check
 from ..data import Dataset, Digits
 from ..methods import FedAvg
-from ..models import CNN, Wrap
+from ..models import CNN, MLP, TextNet, Wrap
 from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
@@ -27,6 +27,13 @@ from .encoding import ConfigError, by_name, decode, encode
 SCHEMA = "acclimate.config/1"
 EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "analysis", "select")
 """Fields that do not change what is trained: experiments that differ in them alone share one training."""
+IMAGE_MODEL = CNN(widths=(16, 32), norm="batch")
+MODELS_BY_INPUTS: dict[str, Model] = {
+    "vectors": MLP(norm="batch"),
+    "windows": MLP(norm="batch"),
+    "texts": TextNet(),
+}
+"""The model in the place of the default one, where the data has other inputs than images."""
 RUNTIME_FIELDS = ("backend", "device")
 """Fields that say where it is trained: a checkpoint may be gone on with elsewhere."""
 
@@ -36,7 +43,9 @@ class Experiment:
     """What is trained on what, how long, and how it is tested. Every field is a setting of the command line."""
 
     data: Dataset = Digits()
-    model: Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = CNN(widths=(16, 32), norm="batch")
+    model: Model | Wrap | nn.Module | Callable[[tuple[int, ...], int], nn.Module] = IMAGE_MODEL
+    """The default is for images; data of vectors and windows has a perceptron with batch norm in its place,
+    texts a small network of their own with layer norm."""
     method: Method = FedAvg()
     personal: Personalizer = NoPersonal()
     """What every client does with its labelled data before its model goes live."""
@@ -65,6 +74,8 @@ class Experiment:
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
     def __post_init__(self) -> None:
+        if self.model == IMAGE_MODEL and (fitting := _fitting(self.data)):
+            object.__setattr__(self, "model", fitting)
         for name in ("rounds", "eval_every", "checkpoint_every"):
             check.at_least(self, name, 1)
         check.at_least(self, "seed", 0)
@@ -153,6 +164,13 @@ class Experiment:
         """The encoded fields that change what is trained."""
         left_out = (*EVALUATION_FIELDS, *without)
         return {k: v for k, v in encode(self, former=former).items() if k not in left_out}
+
+
+def _fitting(data: Dataset) -> Model | None:
+    """The model in the place of the default one; for texts as large as their tokenizer."""
+    model = MODELS_BY_INPUTS.get(data.inputs())
+    tokenizer = getattr(data, "tokenizer", "")
+    return replace(model, tokens=data.tokens()) if tokenizer and isinstance(model, TextNet) else model  # type: ignore
 
 
 def _hash(value: Any) -> str:

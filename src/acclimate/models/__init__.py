@@ -11,6 +11,7 @@ from .pretrained import Pretrained
 from .resnet import ResNet20
 from .resnets import ResNet
 from .stacks import VGG11, AlexNet
+from .textnet import TextNet
 
 __all__ = [
     "CCT",
@@ -24,6 +25,7 @@ __all__ = [
     "Projection",
     "ResNet",
     "ResNet20",
+    "TextNet",
     "TokenIds",
     "Wrap",
 ]

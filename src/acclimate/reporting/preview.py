@@ -16,8 +16,9 @@ from ..data import World
 from ..experiment import Experiment, labels
 from ..shifts import Shift, Stream
 from .bubbles import CELL, BubbleColumn, bubble_plot
+from .lines import are_ids, lines
 from .page import page
-from .strips import figure, spaced, strip, to_rgb
+from .strips import drawn, figure, spaced, strip, to_rgb
 from .style import esc, table
 from .svg import legend, swatch
 
@@ -27,6 +28,7 @@ CLIENTS = 10
 """How many clients are shown of the training data and of every stream; further ones are only counted."""
 IMAGES = 12
 """How many images of a client are shown."""
+GREY = "a square or line is a number: grey is the mean of the training rows, white three deviations above it"
 SIDE = 64
 """How many pixels an image is high or wide at most; larger ones are shrunk."""
 
@@ -46,7 +48,8 @@ def preview(experiment: Experiment, path: Path) -> Path:
 def preview_page(experiment: Experiment) -> str:
     """The same page as text."""
     world = experiment.data.world(experiment.seed)
-    to_rgb(world.examples.x[:1])  # refuses what are not images before the streams are built
+    if not are_ids(world):
+        to_rgb(drawn(world, world.examples.x[:1]))  # refuses what cannot be drawn before the streams are built
     key = rng.fold(rng.key(world.seed), "streams")  # the one that a run builds them with
     built = [s.build(world, key) for s in experiment.streams]
     names = labels.distinct(experiment.streams)
@@ -91,7 +94,8 @@ def contact_sheet(
 def _training(world: World) -> str:
     x, y, owners = world.examples.x, world.examples.y, domains(world, world.train[:CLIENTS])
     rows = [_row(world, "training", c, "client", owners[c], x, y, r, r[:IMAGES]) for c, r in _first(world.train)]
-    return _block("Training examples", "What clients learn from: their own labelled examples.", rows, world.clients)
+    about = "What clients learn from: their own labelled examples."
+    return _block(world, "Training examples", about, rows, world.clients)
 
 
 def _stream(world: World, name: str, stream: Stream, about: str) -> str:
@@ -102,9 +106,9 @@ def _stream(world: World, name: str, stream: Stream, about: str) -> str:
     for c, own in _first([shards.own(c) for c in range(min(shards.clients, CLIENTS))]):
         kept = spaced(own, IMAGES) if changes else own[:IMAGES]
         rows.append(_row(world, name, c, word, owners[c], shards.x, shards.y, own, kept))
-    about += " Here: images spaced over the whole stream." * changes
+    about += f" Here: {'texts' if are_ids(world) else 'images'} spaced over the whole stream." * changes
     facts = "; ".join(_words(stream.card))
-    return _block(name, " ".join(filter(None, (about.strip(), f"{facts}." * bool(facts)))), rows, shards.clients)
+    return _block(world, name, " ".join(filter(None, (about.strip(), f"{facts}." * bool(facts)))), rows, shards.clients)
 
 
 def _first(rows: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
@@ -116,13 +120,17 @@ def _row(
 ) -> str:
     """One client: its domain's mark, its number, how many examples it has, and some of them."""
     title = f"{word} {client}, {world.examples.domains[domain]}"
-    images = [figure(name, strip(world, x, y, kept[i : i + 1], client, SIDE)) for i in range(len(kept))]
     head = f'<th scope="row" title="{esc(title)}">{swatch(domain, domain)} {word} {client}</th>'
+    if are_ids(world):
+        return f'{head}<td class="num">{len(own):,}</td><td>{"".join(lines(world, x[kept], y[kept])) or "nothing"}</td>'
+    x, y = drawn(world, x[kept]), y[kept]
+    images = [figure(name, strip(world, x, y, torch.tensor([i]), client, SIDE)) for i in range(len(kept))]
     return f'{head}<td class="num">{len(own):,}</td><td><div class="images">{"".join(images) or "nothing"}</div></td>'
 
 
-def _block(name: str, note: str, rows: Sequence[str], clients: int) -> str:
-    head = [("Client", ""), ("Examples", "num"), ("Images, with their classes", "")]
+def _block(world: World, name: str, note: str, rows: Sequence[str], clients: int) -> str:
+    what = "Texts, with their classes" if are_ids(world) else "Images, with their classes"
+    head = [("Client", ""), ("Examples", "num"), (what, "")]
     more = f"<p>... and {clients - len(rows)} more clients.</p>" if clients > len(rows) else ""
     return f'<p class="muted">{esc(note)}</p>{table(name, head, rows, "sheet")}{more}'
 
@@ -174,8 +182,13 @@ def _facts(experiment: Experiment, world: World) -> str:
         settings = [f"partition={labels.label(experiment.data.partition)}", *settings]
     if revision := getattr(experiment.data.partition, "revision", None):
         settings = [*(s for s in settings if s != f"partition.revision={revision}"), f"dealt by revision {revision}"]
-    lede = f"{clients}, {world.num_classes} classes, images of {shape}, seed {world.seed}."
+    kinds = {2: "vectors", 3: "windows"} if world.examples.x.is_floating_point() else {}
+    kind = "texts" if are_ids(world) else kinds.get(world.examples.x.dim(), "images")
+    lede = f"{clients}, {world.num_classes} classes, {kind} of {shape}, seed {world.seed}."
+    notes = "".join(
+        f"<br>{esc(note[:1].upper() + note[1:])}." for note in (*world.notes, *[GREY] * (kind in kinds.values()))
+    )
     return (
         f'<p class="lede">{esc(lede)}</p><p class="muted">Examples: {esc(", ".join(counts))}.<br>'
-        f"Data: {esc(', '.join(settings))}.</p>"
+        f"Data: {esc(', '.join(settings))}.{notes}</p>"
     )

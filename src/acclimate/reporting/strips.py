@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,26 @@ def strip(world: World, x: Tensor, y: Tensor, rows: Tensor, client: int, side: i
         "client": client,
         "classes": [world.examples.classes[c] for c in y[rows].tolist()],
     }
+
+
+def drawn(world: World, x: Tensor) -> Tensor:
+    """Inputs as grey images: images as they are, vectors as squares of cells, windows with a line per sensor.
+
+    A number at the mean of the training rows is grey; three deviations above it is white, three below black.
+    """
+    if not x.is_floating_point() or x.dim() not in (2, 3):
+        return x
+    known = world.examples.x[torch.cat(world.train)]
+    over = [d for d in range(x.dim()) if d != 1]
+    shape = (-1, *[1] * (x.dim() - 2))
+    mean, std = known.mean(over).view(shape), known.std(over, correction=0).view(shape)
+    level = ((x - mean) / std.clamp_min(1e-12) / 6.0 + 0.5).clamp(0.0, 1.0).mul(255.0).round().to(torch.uint8)
+    if x.dim() == 3:
+        return level[:, None]
+    side = math.isqrt(max(x.shape[1] - 1, 0)) + 1
+    cells = torch.full((len(x), side * side), 128, dtype=torch.uint8)
+    cells[:, : x.shape[1]] = level
+    return cells.view(-1, 1, side, side)
 
 
 def spaced(rows: Tensor, most: int) -> Tensor:

@@ -4,6 +4,7 @@ from .base import Shift, Stream
 from .benchmark_streams import Corrupted, Interleaved, Mixture, Natural, Original, OutOfClient, brfl
 from .blends import Blends
 from .correlated import Correlated, LabelSorted, Repeated
+from .covariate import InOrder, Quantile
 from .drift import Continual, Gradual, LabelDrift, Recurring, severity_sweep
 from .grouped import Grouped
 from .label_clocks import GradualLabels, RecurringLabels
@@ -20,6 +21,7 @@ __all__ = [
     "Gradual",
     "GradualLabels",
     "Grouped",
+    "InOrder",
     "Interleaved",
     "LabelDrift",
     "LabelSorted",
@@ -29,6 +31,7 @@ __all__ = [
     "Original",
     "OutOfClient",
     "Periodic",
+    "Quantile",
     "Recurring",
     "RecurringLabels",
     "Reduced",

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..core import Shards, check, rng
-from ..ops import disk_cache
 from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
-from .corruptions import COMMON, CORRUPTIONS, corrupt_each
+from .corruptions import COMMON
+from .suited import ALL, changed, ice_for, kept, suited
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Original(Shift):
 class Corrupted(Corrupting):
     """The client's own test examples, each under one of the corruption types, drawn once and kept.
 
-    At severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
+    Images have the common corruptions by default, vectors and windows the shifts of numbers (`shifts.numbers`).
+    Of images at severity 5 this is also FedICON's covariate shift (Tan et al., 2023, Appendix A.2).
     """
 
     severity: int = 5
@@ -36,10 +37,10 @@ class Corrupted(Corrupting):
     def __post_init__(self) -> None:
         super().__post_init__()
         check.whole(self, "severity", 1, 5)
-        unknown = [k for k in self.kinds if k not in CORRUPTIONS]
+        unknown = [k for k in self.kinds if k not in ALL]
         if unknown or not self.kinds:
             raise check.FieldError(
-                f"{type(self).__name__}: kinds={unknown or self.kinds} must name some of {', '.join(CORRUPTIONS)}",
+                f"{type(self).__name__}: kinds={unknown or self.kinds} must name some of {', '.join(ALL)}",
                 "kinds",
             )
 
@@ -48,10 +49,10 @@ class Corrupted(Corrupting):
         return ordered(world, key)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        rows = self.rows(world, key)
+        rows, names = self.rows(world, key), suited(self, world).kinds
         used = torch.cat(rows).unique()
-        x, kinds = corrupted(world, used, self.kinds, self.severity, key, self.revision)
-        mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
+        x, kinds = corrupted(world, used, names, self.severity, key, self.revision)
+        mix = dict(zip(names, torch.bincount(kinds, minlength=len(names)).tolist(), strict=True))
         places = [torch.searchsorted(used, r) for r in rows]
         card = {"severity": self.severity, "kinds": mix} | ({"frost": frost().source} if mix.get("frost") else {})
         return Stream(Shards.of(x, world.examples.y[used], places), card, copied=used)
@@ -181,13 +182,13 @@ def corrupted(
     keys = rng.fold(rng.fold(key, "image"), rows)
     kinds = choice(rng.fold(rng.fold(key, "kind"), rows), len(names))
     clean = world.examples.x[rows]
-    ice = frost()
+    ice = ice_for(clean)
     name = content_hash(f"corrupted/{revision}", clean, keys, kinds, names, severity, ice.mark(names))
 
     def make() -> Tensor:
-        return corrupt_each(clean, kinds, severity, keys, names=names, frost=ice.textures, revision=revision)
+        return changed(world, key, clean, kinds, severity, keys, names, ice, revision)
 
-    return disk_cache.remembered("streams", name, make), kinds
+    return kept(clean, name, make), kinds
 
 
 def _of_trained(part: Shift, stream: Stream) -> Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core import Shards, check, rng, stream
-from ..ops import disk_cache
 from ..ops.hashing import content_hash
-from .base import Corrupting, Federation, Frost, Stream, consecutive, frost, ordered
-from .corruptions import COMMON, CORRUPTIONS, corrupt_each
+from .base import Corrupting, Federation, Stream, consecutive, frost, ordered
+from .corruptions import COMMON
 from .drift import walk
+from .suited import ALL, changed, ice_for, kept, suited
 
 
 class Places(NamedTuple):
@@ -50,10 +51,10 @@ class Blends(Corrupting):
             check.whole(self, name, 1)
         check.within(self, "low", 0.0, 5.0)
         check.within(self, "high", self.low, 5.0)
-        unknown = [k for k in self.kinds if k not in CORRUPTIONS]
+        unknown = [k for k in self.kinds if k not in ALL]
         if unknown or len(set(self.kinds)) < max(2, len(self.kinds)):
             raise check.FieldError(
-                f"Blends: kinds={unknown or self.kinds} must be two or more, none twice, of {', '.join(CORRUPTIONS)}",
+                f"Blends: kinds={unknown or self.kinds} must be two or more, none twice, of {', '.join(ALL)}",
                 "kinds",
             )
         super().__post_init__()
@@ -81,12 +82,14 @@ class Blends(Corrupting):
         return Places(kinds[leg], severities[leg] * (1.0 - share), kinds[leg + 1], severities[leg + 1] * share)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        own = rng.fold(key, "blends")
+        if not (world.examples.x.is_floating_point() or world.examples.x.dtype == torch.uint8):
+            raise ValueError("Blends: mixes inputs that are numbers or pixels, and texts are neither; use continual")
+        own, fitting = rng.fold(key, "blends"), suited(self, world)
         walked = [walk(r, self.length) for r in ordered(world, key)]
         rows, at = torch.cat(walked), torch.cat([torch.arange(len(w)) for w in walked])
-        x = self._pixels(world.examples.x[rows], rows, at, own)
-        kinds, severities = self.corners(own)
-        corners = [[self.kinds[k], round(s, 3)] for k, s in zip(kinds.tolist(), severities.tolist(), strict=True)]
+        x = fitting._inputs(world, rows, at, own)
+        kinds, severities = fitting.corners(own)
+        corners = [[fitting.kinds[k], round(s, 3)] for k, s in zip(kinds.tolist(), severities.tolist(), strict=True)]
         card = {
             "order": "a walk through corruptions: from corner to corner one fades and the next grows",
             "length": self.length,
@@ -97,26 +100,29 @@ class Blends(Corrupting):
         card |= {"frost": frost().source} if any(k == "frost" for k, _ in corners) else {}
         return Stream(shards, card, copied=rows)
 
-    def _pixels(self, clean: Tensor, rows: Tensor, at: Tensor, key: rng.Key) -> Tensor:
-        keys, ice = rng.fold(rng.fold(rng.fold(key, "image"), rows), at), frost()
+    def _inputs(self, world: Federation, rows: Tensor, at: Tensor, key: rng.Key) -> Tensor:
+        clean = world.examples.x[rows]
+        keys, ice = rng.fold(rng.fold(rng.fold(key, "image"), rows), at), ice_for(clean)
         places = Places(*(values[at] for values in self.places(key)))
 
+        def whole(x: Tensor, kinds: Tensor, severities: Tensor, keys: Tensor) -> Tensor:
+            out, hit = x.clone(), (severities > 0).nonzero().flatten()
+            some = x[hit], kinds[hit], severities[hit], keys[hit]
+            out[hit] = changed(world, key, *some, self.kinds, ice, self.revision)
+            return out
+
         def make() -> Tensor:
-            faded = self._under(clean, places.fading, places.fading_severity, rng.fold(keys, "fading"), ice)
-            return self._under(faded, places.growing, places.growing_severity, rng.fold(keys, "growing"), ice)
+            faded = under(whole, clean, places.fading, places.fading_severity, rng.fold(keys, "fading"))
+            return under(whole, faded, places.growing, places.growing_severity, rng.fold(keys, "growing"))
 
         name = content_hash(f"blends/{self.revision}", clean, keys, self.kinds, *places, ice.mark(self.kinds))
-        return disk_cache.remembered("streams", name, make)
+        return kept(clean, name, make)
 
-    def _under(self, x: Tensor, kinds: Tensor, severities: Tensor, keys: Tensor, ice: Frost) -> Tensor:
-        """Images under corruptions whose severities have parts: between those of the two whole ones."""
-        below = severities.floor()
-        share = (severities - below).view(-1, 1, 1, 1)
-        ends = [self._whole(x, kinds, s.long(), keys, ice).float() for s in (below, severities.ceil())]
-        return (ends[0] + share * (ends[1] - ends[0])).round().to(x.dtype)
 
-    def _whole(self, x: Tensor, kinds: Tensor, severities: Tensor, keys: Tensor, ice: Frost) -> Tensor:
-        out, hit = x.clone(), (severities > 0).nonzero().flatten()
-        some = x[hit], kinds[hit], severities[hit], keys[hit]
-        out[hit] = corrupt_each(*some, names=self.kinds, frost=ice.textures, revision=self.revision)
-        return out
+def under(whole: Callable[..., Tensor], x: Tensor, kinds: Tensor, severities: Tensor, keys: Tensor) -> Tensor:
+    """Inputs under corruptions whose severities have parts: between those of the two whole ones."""
+    below = severities.floor()
+    share = (severities - below).view(-1, *[1] * (x.dim() - 1))
+    ends = [whole(x, kinds, s.long(), keys).float() for s in (below, severities.ceil())]
+    mixed = ends[0] + share * (ends[1] - ends[0])
+    return mixed if x.is_floating_point() else mixed.round().to(x.dtype)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..core import Shards, check, rng, stream
-from ..ops import disk_cache
 from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Shift, Stream, consecutive, frost, ordered
 from .benchmark_streams import Corrupted
-from .corruptions import COMMON, CORRUPTIONS, corrupt_each
+from .corruptions import COMMON
+from .suited import ALL, changed, ice_for, kept, suited
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Segments(Corrupting):
         check.whole(self, "segment", 1)
         super().__post_init__()
         for kind, severity in self.plan():
-            if kind not in CORRUPTIONS:
-                raise ValueError(f"{type(self).__name__}: kind {kind!r} must be one of {', '.join(CORRUPTIONS)}")
+            if kind not in ALL:
+                raise ValueError(f"{type(self).__name__}: kind {kind!r} must be one of {', '.join(ALL)}")
             if severity not in range(6):
                 raise ValueError(
                     f"{type(self).__name__}: severity {severity} must be one of 0 (clean), 1, 2, 3, 4 and 5"
@@ -49,10 +49,11 @@ class Segments(Corrupting):
         return [walk(r, self.segment * len(self.plan())) for r in ordered(world, key)]
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        plan, walked = self.plan(), self.walked(world, key)
+        own = suited(self, world)
+        plan, walked = own.plan(), own.walked(world, key)
         rows = torch.cat(walked)
         where = torch.cat([(torch.arange(len(w)) // self.segment) for w in walked])
-        x = self._pixels(world, rows, where, rng.fold(key, type(self).__name__))
+        x = own._pixels(world, rows, where, key)
         shards = Shards.of(x, world.examples.y[rows], consecutive(walked))
         card = {"segment": self.segment, "plan": [[k, s] for k, s in plan]}
         card |= {"frost": frost().source} if any(k == "frost" and s for k, s in plan) else {}
@@ -63,17 +64,17 @@ class Segments(Corrupting):
         names = tuple(sorted({k for k, _ in plan}))
         kinds = torch.tensor([names.index(k) for k, _ in plan])[where]
         severities = torch.tensor([s for _, s in plan])[where]
-        keys = rng.fold(rng.fold(rng.fold(key, "image"), rows), where)
-        ice = frost()
+        keys = rng.fold(rng.fold(rng.fold(key, type(self).__name__, "image"), rows), where)
+        ice = ice_for(clean)
 
         def make() -> Tensor:
             x, hit = clean.clone(), (severities > 0).nonzero().flatten()
             some = clean[hit], kinds[hit], severities[hit], keys[hit]
-            x[hit] = corrupt_each(*some, names=names, frost=ice.textures, revision=self.revision)
+            x[hit] = changed(world, key, *some, names, ice, self.revision)
             return x
 
         name = content_hash(f"segments/{self.revision}", clean, keys, plan, where, ice.mark(names))
-        return disk_cache.remembered("streams", name, make)
+        return kept(clean, name, make)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,236 @@
+"""Columns of a table: from CSV and Parquet files, data frames and dicts. Numbers or words, with what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import difflib
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .formats import AGAIN, lazy
+
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
+"""Cells that say nothing, in small letters."""
+MOST = 1 << 28
+"""How many cells are read at most: 2 GiB as 64-bit numbers."""
+_PARQUET = (".parquet", ".pq")
+
+
+class ValueColumn(NamedTuple):
+    """One column: `numbers`, NaN where one is missing; or `codes`, places in `words`, -1 where one is missing."""
+
+    name: str
+    numbers: np.ndarray | None = None
+    words: tuple[str, ...] = ()
+    codes: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.codes if self.numbers is None else self.numbers)  # type: ignore[arg-type]
+
+    @property
+    def missing(self) -> np.ndarray:
+        """True for rows where the column says nothing."""
+        if self.numbers is not None:
+            return np.isnan(self.numbers)
+        assert self.codes is not None
+        return self.codes < 0
+
+    def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Every row's number from 0, and the names of the numbers in order."""
+        if self.numbers is None:
+            assert self.codes is not None
+            return self.codes.astype(np.int64), self.words
+        found, numbers = np.unique(self.numbers, return_inverse=True)
+        return numbers.astype(np.int64), tuple(str(int(v)) if v == int(v) else repr(float(v)) for v in found)
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of a file's columns."""
+    if path.suffix.lower() in _PARQUET:
+        return list(_parquet(path).schema_arrow.names)
+    with _opened(path) as (names, _):
+        return names
+
+
+def read(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
+    """These columns of a .parquet file, or else of a text file with a header (CSV; .gz is unpacked)."""
+    if path.suffix.lower() in _PARQUET:
+        file = _parquet(path)
+        _bounded(path, file.metadata.num_rows, len(wanted))
+        table = file.read(columns=list(wanted))
+        return {n: of_values(n, table.column(n).to_numpy()) for n in wanted}
+    return _read_csv(path, wanted)
+
+
+def of_frame(frame: Any) -> dict[str, ValueColumn]:
+    """The columns of a data frame (pandas, polars) or of a dict of arrays and lists."""
+    names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
+    if not names:
+        raise ValueError(f"Table: a {type(frame).__name__} has no columns; give a data frame, or a dict of columns")
+    if odd := [n for n in names if not isinstance(n, str)]:
+        raise ValueError(f"Table: the column {odd[0]!r} has no name in text; rename it")
+    out = {}
+    for name in names:
+        values = frame[name]
+        out[name] = of_values(name, values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values))
+    rows = {name: len(column) for name, column in out.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"Table: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows; all need as many")
+    return out
+
+
+def of_values(name: str, values: np.ndarray) -> ValueColumn:
+    """A column of an array: numbers, dates (as seconds), words, or Python objects of these."""
+    if values.ndim != 1:
+        raise ValueError(f"Table: the column {name} has shape {values.shape}; it must have one value per row")
+    if values.dtype.kind in "mM":
+        blank = np.isnat(values)
+        numbers = values.astype("datetime64[ns]" if values.dtype.kind == "M" else "timedelta64[ns]").astype(np.int64)
+        return ValueColumn(name, np.where(blank, np.nan, numbers / 1e9))
+    if values.dtype.kind in "iufb":
+        return _of_numbers(name, values.astype(np.float64))
+    cells = ["" if v is None or v != v or str(v).strip().casefold() in MISSING else v for v in map(_known, values)]
+    if all(c == "" or (isinstance(c, int | float | np.number) and not isinstance(c, bool)) for c in cells):
+        return _of_numbers(name, np.array([np.nan if isinstance(c, str) else float(c) for c in cells], np.float64))
+    return _of_words(name, [str(c).strip() for c in cells])
+
+
+def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) -> None:
+    """Refuse columns that are not there, naming the setting and the nearest names. `wanted` is columns by setting."""
+    there = list(names)
+    for field, columns in wanted.items():
+        for column in columns:
+            if column not in there:
+                near = difflib.get_close_matches(column, there, n=3, cutoff=0.5)
+                hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+                some = ", ".join(there[:12]) + (f" and {len(there) - 12} more" if len(there) > 12 else "")
+                raise ValueError(f"{where}: has no column {column!r} (data.{field}); {hint}Its columns are {some}")
+
+
+def _known(value: Any) -> Any:
+    """The value, or None where it says itself that it is none (pandas' NA, whose comparisons are no answers)."""
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
+
+
+def _parquet(path: Path) -> Any:
+    parquet = lazy("pyarrow.parquet", "pyarrow", f"reading {path.name}")
+    try:
+        return parquet.ParquetFile(path)
+    except (ValueError, OSError) as e:
+        raise ValueError(f"{path}: not a readable Parquet file ({e}); {AGAIN}") from e
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
+    """The header of a text file and its further rows; whatever is wrong with the text is said in a sentence."""
+    unpack = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with unpack(path, "rt", encoding="utf-8-sig", newline="") as file:
+            first = file.readline(1 << 20)
+            if not first.strip():
+                raise ValueError(f"{path}: is empty; it must have a first line that names the columns, and rows below")
+            file.seek(0)
+            rows = csv.reader(file, delimiter=max(",;\t|", key=first.count))
+            yield _header(next(rows), path), rows
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path}: is not text in UTF-8 ({e.reason}); save the table as CSV in UTF-8") from e
+    except csv.Error as e:
+        raise ValueError(f"{path}: is not a readable CSV file ({e}); {AGAIN}") from e
+    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+        raise ValueError(f"{path}: cannot be unpacked ({e}); {AGAIN}") from e
+
+
+def _header(cells: list[str], path: Path) -> list[str]:
+    names = [c.strip() for c in cells]
+    if all(_number(n) is not None for n in names):
+        raise ValueError(f"{path}: its first line holds numbers, not names; put a line above it that names the columns")
+    if twice := next((n for i, n in enumerate(names) if n in names[:i]), None):
+        raise ValueError(f"{path}: has the column {twice!r} twice; rename one of them")
+    return names
+
+
+def _rows_of(path: Path) -> Iterator[list[str]]:
+    """The rows below the header, blank lines left out, each with a cell for every column."""
+    with _opened(path) as (names, rows):
+        for number, row in enumerate(rows, start=2):
+            if len(row) == len(names):
+                yield row
+            elif row:
+                raise ValueError(
+                    f"{path}: row {number} has {len(row)} cells, but the first line names {len(names)} columns; "
+                    "mend the row (a text with a comma in it needs quotes)"
+                )
+
+
+def _read_csv(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
+    """Read twice: what is a number is known only at the end, and memory is taken once its size is known."""
+    names = names_in(path)
+    places = [names.index(n) for n in wanted]
+    numeric, count = [True] * len(wanted), 0
+    for row in _rows_of(path):
+        count += 1
+        for i, place in enumerate(places):
+            if numeric[i] and _number(row[place]) is None:
+                numeric[i] = False
+        if count * len(wanted) > MOST:
+            _bounded(path, count, len(wanted))
+    if not count:
+        raise ValueError(f"{path}: is empty below its first line; it must have at least one row")
+    numbers = {i: np.empty(count, np.float64) for i, is_one in enumerate(numeric) if is_one}
+    codes = {i: np.empty(count, np.int32) for i, is_one in enumerate(numeric) if not is_one}
+    words: dict[int, dict[str, int]] = {i: {} for i in codes}
+    for at, row in enumerate(_rows_of(path)):
+        for i, values in numbers.items():
+            values[at] = _number(row[places[i]])
+        for i, places_of in codes.items():
+            cell = row[places[i]].strip()
+            places_of[at] = -1 if cell.casefold() in MISSING else words[i].setdefault(cell, len(words[i]))
+    found = [
+        _of_numbers(n, numbers[i], path) if i in numbers else _sorted(n, codes[i], list(words[i]))
+        for i, n in enumerate(wanted)
+    ]
+    return dict(zip(wanted, found, strict=True))
+
+
+def _bounded(path: Path, rows: int, columns: int) -> None:
+    if rows * columns > MOST:
+        raise ValueError(
+            f"{path}: is too large to be read at once: over {MOST // columns:,} rows of {columns} columns, and at most "
+            f"{MOST:,} cells are read; name fewer columns (data.columns=), or give a part of the rows"
+        )
+
+
+def _number(cell: str) -> float | None:
+    """The number that a cell holds, NaN where it says nothing, None where it is a word."""
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan if cell.strip().casefold() in MISSING else None
+
+
+def _of_numbers(name: str, values: np.ndarray, where: Any = "Table") -> ValueColumn:
+    if np.isinf(values).any():
+        row = int(np.flatnonzero(np.isinf(values))[0])
+        raise ValueError(f"{where}: the column {name!r} is infinite in row {row + 1}; leave the cell empty instead")
+    return ValueColumn(name, values)
+
+
+def _of_words(name: str, cells: Sequence[str]) -> ValueColumn:
+    places: dict[str, int] = {}
+    codes = np.array([-1 if c == "" else places.setdefault(c, len(places)) for c in cells], np.int32)
+    return _sorted(name, codes, list(places))
+
+
+def _sorted(name: str, codes: np.ndarray, words: list[str]) -> ValueColumn:
+    """Words in alphabetical order, so that their numbers do not depend on the order of rows."""
+    order = sorted(range(len(words)), key=words.__getitem__)
+    place = np.empty(len(words) + 1, np.int32)
+    place[order] = np.arange(len(words))
+    place[-1] = -1
+    return ValueColumn(name, None, tuple(words[i] for i in order), place[codes])

@@ -1,0 +1,139 @@
+"""The base record of data of numbers, from tables and sensors: filled and scaled by training rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core import check
+from .dataset import Dataset
+from .group_partitions import ByClient
+from .partition import Partition
+from .splits import Split
+from .world import Examples, World
+
+
+@dataclass(frozen=True)
+class Measured(Dataset):
+    """Data of numbers. Whatever is fitted to it (medians, scales, known words) is fitted to training rows alone."""
+
+    partition: Partition = ByClient()
+    """Clients are those that the data names; where it names none, it is dealt by Dirichlet(0.1)."""
+    clients: int = 0
+    """How many clients train; 0: all that the data names, or 10 where it names none."""
+    scale: Literal["all", "client", "none"] = "all"
+    """Numbers less their mean and divided by their deviation: over the training rows of all clients, of each client on
+    its own (newcomers, who have none, by those of all), or not at all."""
+
+    def __post_init__(self) -> None:
+        if self.clients == 0 and (count := self._named()) is not None:
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
+        if self.clients == 0:  # known once the data is there
+            replace(self, clients=1)  # checks the other fields
+            return
+        super().__post_init__()
+        check.choices(self)
+
+    def _pool(self) -> Examples | None:
+        """The examples, where they can be read already."""
+        return None
+
+    def _named(self) -> int | None:
+        """How many clients the data names; None where it is not there."""
+        found = self._pool()
+        if found is None:
+            return None
+        kept = [i for i, name in enumerate(found.domains) if name not in self.held_out]
+        rows = torch.isin(found.domain, torch.tensor(kept)).nonzero().flatten()
+        return self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 10
+
+    def world(self, seed: int = 0) -> World:
+        """Deal and split: fixed by the seed, on any machine."""
+        if self.clients:
+            return super().world(seed)
+        self.load()  # says what is missing, where something is
+        return replace(self).world(seed)
+
+    def fitted(self, world: World) -> World:
+        if not world.examples.x.is_floating_point():
+            return world
+        world = _filled(world)
+        if self.scale == "none" or world.mean:
+            return world
+        numbers = torch.tensor([f.kind == "number" for f in world.examples.features])
+        numbers = numbers if len(numbers) else torch.ones(world.shape[0], dtype=torch.bool)
+        train = torch.cat(world.train)
+        mean, std = moments(world.examples.x[train], numbers)
+        if self.scale == "all":
+            return replace(world, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+        x, shape = world.examples.x.clone(), (-1, *[1] * (world.examples.x.dim() - 2))
+        x = (x - mean.view(shape)) / std.view(shape)
+        for parts in zip(world.train, world.val, world.test, strict=True):
+            own, (mean, std) = torch.cat(parts), moments(world.examples.x[parts[0]], numbers)
+            x[own] = (world.examples.x[own] - mean.view(shape)) / std.view(shape)
+        return replace(world, examples=replace(world.examples, x=x))
+
+
+def moments(x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of every column or sensor of x [N, C, ...]; 0 and 1 where it is no number or never changes."""
+    over = [d for d in range(x.dim()) if d != 1]
+    mean, std = x.double().mean(over), x.double().std(over, correction=0)
+    flat = (std <= 1e-7 * mean.abs()) | ~numbers | ~torch.isfinite(std)
+    return torch.where(numbers & torch.isfinite(mean), mean, 0.0).float(), torch.where(flat, 1.0, std).float()
+
+
+def _filled(world: World) -> World:
+    """Missing numbers get the median of the training rows, and columns that are 0 in all of these go."""
+    x, features, notes = world.examples.x, world.examples.features, list(world.notes)
+    if x.dim() != 2 or not any(f.kind != "number" for f in features):
+        return world
+    x, train = x.clone(), torch.cat(world.train)
+    marks = {f.column: i for i, f in enumerate(features) if f.kind == "missing"}
+    for i, f in enumerate(features):
+        if f.kind == "number" and f.column in marks:
+            gone = x[:, marks[f.column]] > 0
+            known = x[train[~gone[train]], i]
+            x[gone, i] = known.median() if len(known) else 0.0
+    kept = [i for i, f in enumerate(features) if f.kind == "number" or bool((x[train, i] > 0).any())]
+    unknown = sorted({(f.column, f.word) for i, f in enumerate(features) if f.kind == "word" and i not in kept})
+    if marks:
+        notes.append(
+            f"{len(marks)} of the columns have missing values ({_some(list(marks))}): filled with the median of the "
+            "training rows, and marked in a column of their own where training rows lack them"
+        )
+    if unknown:
+        words = _some([f"{column}={word}" for column, word in unknown])
+        notes.append(f"words that no training row has count as unknown, all zeros: {words}")
+    constants = [tuple(v[i] for i in kept) if v else () for v in (world.mean, world.std)]
+    examples = replace(world.examples, x=x[:, kept], features=tuple(features[i] for i in kept))
+    return replace(world, examples=examples, mean=constants[0], std=constants[1], notes=tuple(notes))
+
+
+def in_order(rows: Tensor, shares: tuple[float, float, float] | Split, gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows cut in the order of time: the first share for training, the next for validation, the last for testing.
+
+    `gap` rows are left out between two parts.
+    """
+    assert not isinstance(shares, Split)
+    rows = rows.sort().values
+    a, b = round(len(rows) * shares[0]), round(len(rows) * (shares[0] + shares[1]))
+    first = b + gap if b > a else a + gap  # without validation rows there is one border, not two
+    return rows[:a], rows[a + gap : b], rows[first:]
+
+
+def refuse_split(record: Dataset) -> None:
+    """Only shares can be cut in the order of time."""
+    if isinstance(record.split, Split):
+        name = type(record).__name__
+        raise check.FieldError(
+            f"{name}: split={record.split!r} cannot be cut in the order of time; give three shares, 0.6,0.2,0.2",
+            "split",
+        )
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

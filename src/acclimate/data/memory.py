@@ -1,0 +1,98 @@
+"""Arrays and tensors in memory as a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import columns, images
+from .dataset import Inputs
+from .fitting import Measured
+from .held import Held, as_array
+from .tables import encoded, labelled
+from .world import Examples, Feature
+
+
+@dataclass(frozen=True)
+class InMemory(Measured):
+    """Examples in memory; `data.of` makes it."""
+
+    data: Held | None = None
+    """The examples; they are not written to files, so whoever loads a run passes the record again."""
+
+    def _pool(self) -> Examples | None:
+        return None if self.data is None else self.data.values
+
+    def load(self) -> Examples:
+        if self.data is None:
+            raise ValueError("InMemory: data=None holds no examples; make the record with data.of(x, y)")
+        found: Examples = self.data.values
+        return found
+
+    def inputs(self) -> Inputs:
+        kinds: dict[int, Inputs] = {2: "vectors", 3: "windows"}
+        found = self._pool()
+        return "images" if found is None or not found.x.is_floating_point() else kinds.get(found.x.dim(), "images")
+
+
+def of(
+    x: Any, y: Any, client: Any = None, *, classes: Sequence[str] = (), domain: Any = None, **settings: Any
+) -> InMemory:
+    """Arrays, tensors or lists as a data set: `ac.data.of(x, y, client=site)`.
+
+    x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or uint8 images. y
+    holds a number or a name per row, `classes` the names of numbers from 0. `client` and `domain` hold any numbers or
+    names. `settings` are fields of the record: clients, partition, split, scale, seed and so on.
+    """
+    inputs, features = _inputs(as_array(x, "x"))
+    marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
+    for name, values in marks.items():
+        if values.ndim != 1 or len(values) != len(inputs):
+            several = "; one class per row is supported, several labels per row are not" if values.ndim == 2 else ""
+            raise ValueError(
+                f"data.of: {name} has shape {values.shape} and x {len(inputs)} rows; "
+                f"{name} needs one value per row{several}"
+            )
+    if not len(inputs):
+        raise ValueError("data.of: x has no rows; give at least one example of two classes")
+    labels, names = _labels(marks["y"], tuple(map(str, classes)))
+    users = torch.from_numpy(_grouped("client", marks)[0]) if client is not None else None
+    where, domains = _grouped("domain", marks) if domain is not None else (np.zeros(len(inputs), np.int64), ("all",))
+    y_, domain_ = torch.from_numpy(labels), torch.from_numpy(where)
+    examples = Examples(torch.from_numpy(inputs), y_, names, domain_, domains, users, None, features)
+    return InMemory(data=Held(f"{len(inputs)} examples", examples), **settings)
+
+
+def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        return np.ascontiguousarray(images.channels_first(x, "data.of: x")), ()
+    if x.dtype.kind not in "iufb":
+        raise ValueError(f"data.of: x is of type {x.dtype}; it must hold numbers (of words make a data.Table.of)")
+    if x.ndim == 2:
+        names = [columns.of_values(str(i), x[:, i]) for i in range(x.shape[1])]
+        return encoded(names, "data.of: x")
+    if x.ndim < 2 or not np.isfinite(x).all():
+        wrong = f"has shape {x.shape}" if x.ndim < 2 else "holds values that are not finite"
+        raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images")
+    return np.ascontiguousarray(x, np.float32), ()
+
+
+def _labels(y: np.ndarray, classes: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    numbers, names = labelled(columns.of_values("y", y), "data.of")
+    if not classes:
+        return numbers, names
+    place = {name: i for i, name in enumerate(classes)} | {str(i): i for i in range(len(classes))}
+    if unknown := [n for n in names if n not in place]:
+        raise ValueError(f"data.of: y has {unknown[0]!r}, which classes={classes} does not name")
+    return np.array([place[n] for n in names], np.int64)[numbers], classes
+
+
+def _grouped(name: str, marks: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+    column = columns.of_values(name, marks[name])
+    if column.missing.any():
+        raise ValueError(f"data.of: {name} is missing in row {int(np.flatnonzero(column.missing)[0]) + 1}; fill it")
+    return column.groups()

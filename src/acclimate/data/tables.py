@@ -1,0 +1,248 @@
+"""A user's own tables: rows of a CSV or Parquet file or of a data frame, with a label and perhaps a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import check, rng
+from ..ops.places import data_root
+from . import cache, columns
+from .cache import Parsed
+from .columns import ValueColumn
+from .dataset import Dataset, Inputs
+from .fitting import Measured, in_order, refuse_split
+from .held import Held
+from .world import Examples, Feature
+
+_WORDS = 100
+"""How many different words a column of features may have."""
+_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class TableRows(Measured):
+    """The base of data in the rows of a table."""
+
+    file: str = ""
+    """The file, absolute or in the data root: CSV with a first line of names, or Parquet."""
+    label: str = ""
+    """The column that says the class."""
+    client: str = ""
+    """The column that says who a row comes from: a person, a device, a site. Without it rows are dealt to clients."""
+    domain: str = ""
+    """A column of domains, for `held_out`."""
+    time: str = ""
+    """The column of time, which must not go backwards in the rows of a client."""
+    columns: tuple[str, ...] = ()
+    """The columns of inputs; none named: all that are nothing else."""
+    drop: tuple[str, ...] = ()
+    """Columns that are not used, such as names and numbers of rows."""
+    root: str = ""
+    """Folder that holds the data sets; where it is empty, the environment variable ACCLIMATE_DATA names the folder."""
+    data: Held | None = None
+    """Columns in memory in place of a file; `of` puts a data frame here."""
+
+    needs: ClassVar[str] = "CSV or Parquet file with a column of labels"
+
+    @classmethod
+    def of(cls, frame: Any, **settings: Any) -> Any:
+        """The same for a data frame (pandas, polars) or a dict of columns: `Table.of(frame, label="activity")`."""
+        return cls(data=Held("a data frame", columns.of_frame(frame)), **settings)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.label, str):
+            raise check.FieldError(
+                f"{type(self).__name__}: label={self.label!r} names several columns; one class per row is supported, "
+                "several labels per row are not",
+                "label",
+            )
+        if self.file and self.data is not None:
+            raise check.FieldError(f"{type(self).__name__}: file={self.file!r} and a data frame; give one", "file")
+        super().__post_init__()
+
+    def _pool(self) -> Examples | None:
+        return self.load() if self.data is not None or (self.file and self.label and self.place(False)) else None
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def load(self) -> Examples:
+        p = self.fetch()
+        users = None if p.users is None else torch.from_numpy(np.array(p.users))
+        x, y, domain = (torch.from_numpy(np.array(v)) for v in (p.x, p.y, p.domain))
+        return Examples(x, y, p.classes, domain, p.domains, users, None, tuple(Feature(*f) for f in p.features))
+
+    def fetch(self) -> Parsed:
+        """The arrays from the cache, where they are put on the first call; those of a data frame as they are."""
+        if self.data is not None:
+            table = self.data.values
+            return self._parsed({c: table[c] for c in self._wanted(list(table), "the data frame")}, "the data frame")
+        path = self.place()
+        assert path is not None
+        federation = {f.name for f in fields(Dataset)} | {"root", "file", "data", "scale"}
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in federation}
+        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        return cache.fetch(name, {**options, "reader": 1}, path.parent, [path], lambda: self._read(path))
+
+    def place(self, must: bool = True) -> Path | None:
+        """Where the file is: in the data root, or as it stands. None where it is not there and need not be."""
+        name, root = type(self).__name__, data_root(self.root)
+        if not self.file and must:
+            raise ValueError(f"{name}: file='' must name your {self.needs}; set data.file=")
+        tried = [*([root / self.file] if root else []), Path(self.file).expanduser()]
+        found = next((p for p in tried if p.is_file()), None)
+        if found is None and must:
+            raise FileNotFoundError(
+                f"{name}: file={self.file!r} is not there (looked for {' and '.join(str(p.absolute()) for p in tried)})"
+                f"; it must name your {self.needs}, absolute or in the folder that data.root= or ACCLIMATE_DATA names"
+            )
+        return found
+
+    def _read(self, path: Path) -> Parsed:
+        wanted = self._wanted(columns.names_in(path), str(path))
+        return self._parsed(columns.read(path, wanted), str(path))
+
+    def _wanted(self, names: list[str], where: str) -> list[str]:
+        """All columns that are used, those of inputs last; refuses what is not there."""
+        single = {f: (v,) for f in ("label", "client", "domain", "time") if (v := getattr(self, f))}
+        if not self.label:
+            raise ValueError(f"{where}: which column says the class? Set data.label=, one of {', '.join(names[:12])}")
+        columns.need(names, {**single, "columns": self.columns, "drop": self.drop}, where)
+        roles = [c for (c,) in single.values()]
+        if twice := next((c for c in roles if c in self.columns), None):
+            raise ValueError(f"{where}: data.columns has {twice!r}, which is no input: it has another role already")
+        inputs = [c for c in self.columns or names if c not in (*roles, *self.drop)]
+        if not inputs:
+            raise ValueError(f"{where}: has no column of inputs left beside {', '.join(roles)}; see data.columns")
+        return list(dict.fromkeys([*roles, *inputs]))
+
+    def _parsed(self, table: Mapping[str, ValueColumn], where: str) -> Parsed:
+        roles = {c for c in (self.label, self.client, self.domain, self.time) if c}
+        y, classes = labelled(table[self.label], where)
+        users, names = _grouped(table[self.client], where, "client") if self.client else (None, ())
+        one: tuple[np.ndarray, tuple[str, ...]] = (np.zeros(len(y), np.int64), ("all",))
+        domain, domains = _grouped(table[self.domain], where, "domain") if self.domain else one
+        if self.time:
+            _check_time(table[self.time], users, names, where)
+        x, features = self._inputs([column for name, column in table.items() if name not in roles], where)
+        return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), users, names, features)
+
+    def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+        raise TypeError(f"{type(self).__name__} must define _inputs(inputs, where)")
+
+
+@dataclass(frozen=True)
+class Table(TableRows):
+    """A table whose rows are examples: numbers as they are, words one-hot, and what is missing filled and marked.
+
+    Medians, scales and the words that are known come from training rows alone. Where `time` names a column, every
+    client trains on its earlier rows and is tested on its later ones.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.time:
+            refuse_split(self)
+
+    def inputs(self) -> Inputs:
+        return "vectors"
+
+    def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+        return encoded(inputs, where)
+
+    def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
+        return in_order(rows, self.split) if self.time else super()._cut(examples, rows, key)
+
+
+def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+    """Columns as numbers, and what each stands for. A missing number is 0 until it is filled by training rows."""
+    parts, features = list[np.ndarray](), list[Feature]()
+    for column in inputs:
+        gone = column.missing
+        if column.numbers is not None:
+            parts.append(np.where(gone, 0.0, column.numbers))
+            features.append(Feature(column.name))
+            if gone.any():
+                parts.append(gone)
+                features.append(Feature(column.name, "missing"))
+            continue
+        if len(column.words) > _WORDS:
+            raise ValueError(
+                f"{where}: the column {column.name!r} has {len(column.words):,} different words, and at most {_WORDS} "
+                f"are encoded; leave it out with data.drop={column.name}"
+            )
+        assert column.codes is not None
+        for i, word in enumerate(column.words):
+            parts.append(np.equal(column.codes, i))
+            features.append(Feature(column.name, "word", word))
+    x = np.empty((len(inputs[0]), len(parts)), np.float32)
+    for i, part in enumerate(parts):
+        x[:, i] = part
+    if not np.isfinite(x).all():
+        name = features[int(np.flatnonzero(~np.isfinite(x).all(0))[0])].column
+        raise ValueError(f"{where}: the column {name!r} has numbers beyond 32 bits, above 3e38; divide them first")
+    return x, tuple(features)
+
+
+def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Class numbers from 0 and the names of classes; refuses what is no class."""
+    name = f"the label {column.name!r}"
+    if column.missing.any():
+        row = int(np.flatnonzero(column.missing)[0])
+        raise ValueError(f"{where}: {name} is missing in row {row + 1}; fill it, or remove the row (data.label)")
+    y, classes = column.groups()
+    if len(classes) < 2:
+        raise ValueError(f"{where}: {name} has one class, {classes[0]!r}; give a column with two or more (data.label)")
+    whole = column.numbers is None or bool((column.numbers == np.round(column.numbers)).all())
+    if (
+        (not whole and len(classes) > 20)
+        or len(classes) > _CLASSES
+        or (len(classes) > 50 and len(classes) > len(y) / 2)
+    ):
+        raise ValueError(
+            f"{where}: {name} has {len(classes):,} different values in {len(y):,} rows, as a regression target has; "
+            "classes are supported, so put the numbers into a few bins first, or name another column (data.label)"
+        )
+    if odd := next((c for c in classes if any(s in c for s in ";|")), None):
+        raise ValueError(
+            f"{where}: {name} has {odd!r}, several labels in one row; one class per row is supported, so give a column "
+            "per question and choose one (data.label)"
+        )
+    return y, classes
+
+
+def _grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    if column.missing.any():
+        row = int(np.flatnonzero(column.missing)[0])
+        raise ValueError(
+            f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row (data.{field})"
+        )
+    return column.groups()
+
+
+def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
+    """Refuse rows that are not in the order of time."""
+    values, field = column.numbers, "(data.time)"
+    if values is None:
+        try:
+            values = np.array(column.words, "datetime64[ns]").astype(np.int64).astype(np.float64)[column.codes]
+        except ValueError as e:
+            raise ValueError(f"{where}: {column.name!r} has no numbers and no dates as 2024-05-31 {field}") from e
+    if column.missing.any():
+        row = int(np.flatnonzero(column.missing)[0])
+        raise ValueError(f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row {field}")
+    for u in range(len(names)) if users is not None else (None,):
+        rows = np.arange(len(values)) if u is None else np.flatnonzero(users == u)
+        back = np.flatnonzero(np.diff(values[rows]) < 0)
+        if len(back):
+            row, who = int(rows[back[0] + 1]), "" if u is None else f" of client {names[u]!r}"
+            raise ValueError(
+                f"{where}: {column.name!r} goes backwards in row {row + 1}{who}; sort the rows by time {field}, or "
+                "name the column that tells series apart (data.client)"
+            )

@@ -1,0 +1,312 @@
+"""A user's own texts in a file: a CSV with columns, or lines with a label in front."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from ..core import check
+from ..ops import text as text_ids
+from . import formats
+from .cache import Parsed
+from .dataset import Inputs
+from .fileset import Sources
+from .group_partitions import ByClient
+from .own import OwnFiles
+from .partition import Partition
+from .world import Examples, World
+
+log = logging.getLogger("acclimate")
+LONGEST = 1 << 20
+"""How many bytes a line may have: what is longer is no line of text."""
+CHUNK = 4096
+
+
+class LabelledText(NamedTuple):
+    """What one example's place in the file says."""
+
+    text: str
+    label: str
+    client: str
+
+
+@dataclass(frozen=True)
+class Text(OwnFiles):
+    """Your texts, each with a class: a CSV file with a header, or lines with the label in front of the text.
+
+    A text becomes `length` whole numbers. Without `tokenizer` these are its bytes in UTF-8, plus 1; 0 fills up what is
+    shorter, and what is longer is cut. Clients are those that the column `client` names.
+    """
+
+    partition: Partition = ByClient()
+    """Clients are those that the file names; where it names none, texts are dealt by Dirichlet(0.1)."""
+    clients: int = 0
+    """How many clients train; 0: all that the file names, or 10 where it names none."""
+    file: str = ""
+    """The file, absolute or in the data root."""
+    text: str = "text"
+    """The column of the texts."""
+    label: str = "label"
+    """The column of the classes."""
+    client: str = ""
+    """The column that says whose text it is; empty where nobody is named."""
+    form: Literal["auto", "csv", "lines"] = "auto"
+    """`csv`: columns with a header; `lines`: a label, a space or tab, the text; `auto` goes by the file's ending."""
+    length: int = 128
+    """How many bytes, or tokens, of a text are kept."""
+    tokenizer: str = ""
+    """A JSON file of the package tokenizers, absolute or in the data root; empty: bytes."""
+    most: int = 1_000_000
+    """How many examples are read at most; what follows in the file is left out."""
+    empty: Literal["refuse", "skip"] = "refuse"
+    """What to do with a line that has no text."""
+
+    parts: ClassVar[tuple[str, ...]] = ("all",)
+    needs: ClassVar[str] = "CSV file of texts and labels, or file of lines with a label in front"
+
+    def __post_init__(self) -> None:
+        if self.clients == 0 and (count := self._named()) is not None:
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
+        if self.clients == 0:  # known once the file is there
+            replace(self, clients=1)  # checks the other fields
+            return
+        super().__post_init__()
+        check.choices(self)
+        check.whole(self, "length", 1, 65536)
+        check.whole(self, "most", 2)
+        for name in ("size", "channels"):
+            if getattr(self, name) is not None:
+                raise check.FieldError(f"Text: {name}={getattr(self, name)} is for images; leave it out", name)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def sources(self) -> Sources:
+        path, more = self._place("file"), []
+        if not path.is_file():
+            raise FileNotFoundError(f"Text: file={self.file!r} is a folder; it must name your {self.needs}")
+        if self.tokenizer:
+            more = [self._place("tokenizer")]
+        return Sources(path.parent, [path, *more], lambda: self._read(path))
+
+    def load(self) -> Examples:
+        return replace(super().load(), text=not self.tokenizer)
+
+    def fitted(self, world: World) -> World:
+        return noted(world)
+
+    def inputs(self) -> Inputs:
+        return "texts"
+
+    def _named(self) -> int | None:
+        """How many clients the file names, 10 where it names none; None where the file is not there."""
+        root = self.folder()
+        tried = [*([root / self.file] if root else []), Path(self.file).expanduser()]
+        if not self.file or not any(p.is_file() for p in tried):
+            return None
+        if not self.client or not isinstance(self.partition, ByClient):
+            return 10
+        return len(self.fetch().user_names)
+
+    def world(self, seed: int = 0) -> World:
+        """Deal and split: fixed by the seed, on any machine."""
+        if self.clients:
+            return super().world(seed)
+        self.sources()  # says what is missing, where something is
+        return replace(self).world(seed)
+
+    def _read(self, path: Path) -> Parsed:
+        form = self.form if self.form != "auto" else "csv" if path.suffix.lower() in (".csv", ".tsv") else "lines"
+        encode, lines = self._encoder(), self._columns(path) if form == "csv" else self._labelled(path)
+        chunks, texts, labels, clients = list[np.ndarray](), list[str](), list[str](), list[str]()
+        for line in lines:
+            if len(labels) == self.most:
+                log.warning("%s: has more than %s examples; the rest is left out (data.most)", path, f"{self.most:,}")
+                break
+            texts.append(line.text)
+            labels.append(line.label)
+            clients.append(line.client)
+            if len(texts) == CHUNK:
+                chunks.append(encode(texts))
+                texts = []
+        chunks += [encode(texts)] if texts else []
+        if not labels:
+            raise ValueError(f"{path}: has no texts below its first line; expected a header and then examples")
+        y, classes = self._classes(labels, path)
+        names, users = np.unique(np.array(clients), return_inverse=True) if self.client else (np.array(()), None)
+        n = len(y)
+        return Parsed(
+            x=np.concatenate(chunks),
+            y=y,
+            classes=classes,
+            domain=np.zeros(n, np.int64),
+            domains=(path.stem,),
+            test=np.zeros(n, bool),
+            users=users,
+            user_names=tuple(names.tolist()),
+        )
+
+    def _columns(self, path: Path) -> Iterator[LabelledText]:
+        """The rows of a CSV file."""
+        lines = _decoded(path)
+        first = next(lines, "")
+        marks = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in (",", ";", "\t")}
+        mark = max(marks, key=lambda m: marks[m])
+        header = [cell.strip() for cell in next(csv.reader([first], delimiter=mark), [])]
+        at = [self._column(header, name, path) for name in ("text", "label", "client")]
+        reader, number = csv.reader(lines, delimiter=mark), 0
+        while True:
+            try:
+                row = next(reader, None)
+            except csv.Error as e:
+                raise ValueError(
+                    f"{path}: near line {reader.line_num + 1} it is no CSV ({e}); look for a quote that is not closed"
+                ) from e
+            if row is None:
+                return
+            number = reader.line_num + 1
+            if row and len(row) != len(header):
+                raise ValueError(
+                    f"{path}: line {number} has {len(row)} cells and the header {len(header)}; quote texts that have "
+                    f"a {mark!r} in them"
+                )
+            if row and (line := self._line(*("" if i is None else row[i] for i in at), path, number)):
+                yield line
+
+    def _column(self, header: Sequence[str], name: str, path: Path) -> int | None:
+        column = getattr(self, name)
+        if not column and name == "client":
+            return None
+        if column not in header:
+            raise ValueError(
+                f"Text: {name}={column!r} is no column of {path.name}, which has {', '.join(header) or 'none'}; set "
+                f"data.{name}="
+            )
+        return header.index(column)
+
+    def _labelled(self, path: Path) -> Iterator[LabelledText]:
+        """Lines of a label, a space or tab, and the text; fastText's `__label__` in front is left out."""
+        if self.client:
+            raise ValueError(
+                f"Text: client={self.client!r} needs columns, and {path.name} is read as lines with a label in front; "
+                "set data.form=csv, or leave data.client out"
+            )
+        for number, line in enumerate(_decoded(path), 1):
+            if line.strip():
+                label, _, text = line.strip().partition("\t" if "\t" in line.strip() else " ")
+                if found := self._line(text, label.removeprefix("__label__"), "", path, number):
+                    yield found
+
+    def _line(self, text: str, label: str, client: str, path: Path, number: int) -> LabelledText | None:
+        if not text.strip() and self.empty == "skip":
+            return None
+        values = {"text": text, "label": label} | ({"client": client} if self.client else {})
+        for field, value in values.items():
+            if not value.strip():
+                skip = ", or set data.empty=skip" if field == "text" else ""
+                raise ValueError(f"{path}: line {number} has an empty {field}; fill it, remove the line{skip}")
+        return LabelledText(text.strip(), label.strip(), client.strip())
+
+    def _classes(self, labels: Sequence[str], path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+        found, y = np.unique(np.array(labels), return_inverse=True)
+        if len(found) == 1:
+            raise ValueError(
+                f"{path}: label={self.label!r} has one class, {str(found[0])!r}, in all {len(y):,} rows; a model "
+                "learns to tell at least two apart: name another column with data.label="
+            )
+        if len(found) > max(20, len(y) // 2):
+            raise ValueError(
+                f"{path}: label={self.label!r} has {len(found):,} different values in {len(y):,} rows, so it is no "
+                "class; numbers to predict and several labels per text are not supported: name a column of classes"
+            )
+        names = found.tolist()
+        order = sorted(range(len(names)), key=lambda i: _in_order(names[i]))
+        return np.argsort(order)[y], tuple(names[i] for i in order)
+
+    # --- ids and texts -------------------------------------------------------------------------------------------
+
+    def _encoder(self) -> Any:
+        """A function from texts to ids [N, length]."""
+        if not self.tokenizer:
+            return functools.partial(text_ids.encode, length=self.length)
+        tokenizer, shift = self._tokenizer()
+
+        def encode(texts: list[str]) -> np.ndarray:
+            out = np.zeros((len(texts), self.length), np.int32)
+            for row, found in zip(out, tokenizer.encode_batch(texts), strict=True):
+                ids = found.ids[: self.length]
+                row[: len(ids)] = np.array(ids, np.int32) + shift
+            return out
+
+        return encode
+
+    def _tokenizer(self) -> tuple[Any, int]:
+        """The tokenizer, and what is added to its ids: 1 where its id 0 is no padding."""
+        package = formats.lazy("tokenizers", "tokenizers", f"Text: tokenizer={self.tokenizer!r}")
+        path = self._place("tokenizer")
+        try:
+            found = package.Tokenizer.from_file(str(path))
+        except Exception as e:  # the package raises its own kind, which it does not name
+            raise ValueError(
+                f"{path}: is no JSON file of the package tokenizers ({e}); save one with Tokenizer.save(), or leave "
+                "data.tokenizer out for bytes"
+            ) from e
+        found.no_padding()
+        found.no_truncation()
+        return found, 0 if found.id_to_token(0) in ("[PAD]", "<pad>") else 1
+
+    def tokens(self) -> int:
+        """How many ids there are, the padding with them: what a model's embedding needs."""
+        if not self.tokenizer:
+            return text_ids.BYTES
+        tokenizer, shift = self._tokenizer()
+        return int(tokenizer.get_vocab_size()) + shift
+
+    def texts(self, x: Tensor) -> list[str]:
+        """The texts of ids [N, length]."""
+        if not self.tokenizer:
+            return text_ids.decode(x)
+        tokenizer, shift = self._tokenizer()
+        rows = [[i - shift for i in row if i] for row in x.tolist()]
+        return [str(tokenizer.decode(row)) for row in rows]
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """The lines of a file in UTF-8, one after the other, whatever its size."""
+    with path.open("rb") as f:
+        number = 0
+        while raw := f.readline(LONGEST + 1):
+            number += 1
+            if len(raw) > LONGEST:
+                raise ValueError(f"{path}: line {number} is longer than {LONGEST:,} bytes; is it a file of text?")
+            try:
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as e:
+                raise ValueError(
+                    f"{path}: line {number} is not UTF-8 (byte 0x{raw[e.start]:02x} at {e.start}); save the file as "
+                    "UTF-8, for example with iconv -f latin1 -t utf-8"
+                ) from e
+
+
+def _in_order(name: str) -> tuple[int, float, str]:
+    """Numbers by size, then names by letter."""
+    try:
+        size = float(name)
+    except ValueError:
+        size = math.nan
+    return (0, size, name) if math.isfinite(size) else (1, 0.0, name)
+
+
+def noted(world: World) -> World:
+    """The world with a note where texts are as long as can be."""
+    full, (length,) = int((world.examples.x[:, -1] != 0).sum()), world.shape
+    note = f"{full:,} of {len(world.examples.y):,} texts fill all {length} places: what is longer is cut (data.length)"
+    return replace(world, notes=(*world.notes, note)) if full else world

@@ -1,0 +1,133 @@
+"""Time series and sensors: windows of a table whose rows are readings, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import check, rng
+from .cache import Parsed
+from .columns import MOST, ValueColumn
+from .dataset import Inputs
+from .fitting import in_order, refuse_split
+from .group_partitions import ByClient, NaturalUsers
+from .tables import TableRows
+from .world import Examples, Feature, World
+
+
+@dataclass(frozen=True)
+class Windows(TableRows):
+    """Windows of readings [sensors, window]. A window lies in one client's series and has one label throughout.
+
+    Every client trains on the earlier windows of each class and is tested on the later ones. Windows that overlap with
+    those of another part are left out, so that no reading is in two parts. A missing reading is the last one before it.
+    """
+
+    window: int = 128
+    """How many readings a window has."""
+    stride: int = 0
+    """How many readings further the next window begins; 0: half a window where clients are named, else a window."""
+
+    needs: ClassVar[str] = "CSV or Parquet file of readings with a column of labels"
+
+    def __post_init__(self) -> None:
+        check.whole(self, "window", 2)
+        check.whole(self, "stride", 0)
+        super().__post_init__()
+        refuse_split(self)
+        if self.step < self.window and not (self.client and isinstance(self.partition, ByClient | NaturalUsers)):
+            raise check.FieldError(
+                f"Windows: stride={self.stride} makes windows of {self.window} that overlap, which dealing would "
+                "spread over clients; set data.client and keep partition=by-client, or set data.stride to the window",
+                "stride",
+            )
+
+    @property
+    def step(self) -> int:
+        """How many readings further the next window begins."""
+        named = self.client and isinstance(self.partition, ByClient | NaturalUsers)
+        return self.stride or (max(self.window // 2, 1) if named else self.window)
+
+    def inputs(self) -> Inputs:
+        return "windows"
+
+    def _parsed(self, table: Mapping[str, ValueColumn], where: str) -> Parsed:
+        rows = super()._parsed(table, where)
+        assert isinstance(rows.x, np.ndarray)
+        series = rows.users if rows.users is not None else np.zeros(len(rows.y), np.int64)
+        starts = self._starts(series, rows, where)
+        if len(starts) * self.window * rows.x.shape[1] > MOST:
+            raise ValueError(f"{where}: {len(starts):,} windows of {self.window} are too many; raise data.stride")
+        order = np.concatenate([np.flatnonzero(series == s) for s in np.unique(series)])
+        own = order[starts]
+        x = np.stack([rows.x[order[a : a + self.window]].T for a in starts])
+        users = None if rows.users is None else rows.users[own]
+        about = (rows.classes, rows.domain[own], rows.domains, np.zeros(len(own), bool), users, rows.user_names)
+        return Parsed(x, rows.y[own], *about, rows.features)
+
+    def _starts(self, series: np.ndarray, rows: Parsed, where: str) -> np.ndarray:
+        """Where windows begin, among readings that are ordered by series: each inside a run of one label."""
+        starts, begin, names = list[int](), 0, rows.user_names or ("all",)
+        for s in np.unique(series):
+            own = np.flatnonzero(series == s)
+            if len(own) < self.window:
+                raise ValueError(
+                    f"{where}: the series {names[s]!r} has {len(own)} readings, fewer than a window of {self.window}; "
+                    "lower data.window, or leave the series out"
+                )
+            marks = rows.y[own] * len(rows.domains) + rows.domain[own]
+            edges = [0, *(np.flatnonzero(np.diff(marks)) + 1).tolist(), len(own)]
+            for a, b in zip(edges, edges[1:], strict=False):
+                starts += [begin + i for i in range(a, b - self.window + 1, self.step)]
+            begin += len(own)
+        if not starts:
+            raise ValueError(
+                f"{where}: no {self.window} readings in a row have one label, so there is no window; lower data.window"
+            )
+        return np.array(starts)
+
+    def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
+        if words := next((c for c in inputs if c.numbers is None), None):
+            raise ValueError(
+                f"{where}: the column {words.name!r} holds words, and readings are numbers; leave it out with "
+                f"data.drop={words.name}"
+            )
+        x = np.stack([_carried(c) for c in inputs], 1).astype(np.float32)
+        return x, tuple(Feature(c.name) for c in inputs)
+
+    def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
+        gap = -(-self.window // self.step) - 1
+        y = examples.y[rows]
+        parts = [in_order(rows[y == c], self.split, gap) for c in y.unique().tolist()]
+        train, val, test = (torch.cat(p) for p in zip(*parts, strict=True))
+        return train, val, test
+
+    def fitted(self, world: World) -> World:
+        world = super().fitted(world)
+        used = sum(len(r) for part in (world.train, world.val, world.test, world.new, (world.held,)) for r in part)
+        if not sum(map(len, world.test)) and self.split[2] > 0:  # type: ignore[index]
+            raise ValueError(
+                f"Windows: window={self.window} leaves no window to test on, as windows must not overlap with those "
+                "for training; lower data.window, or raise data.stride towards it"
+            )
+        left = len(world.examples.y) - used
+        overlap = f"{left} windows that overlap with those of another part are left out" if left else ""
+        said = (*world.notes, "earlier windows of a class train, later ones test", *filter(None, (overlap,)))
+        return replace(world, notes=said) if self.fraction == 1 else world
+
+
+def _carried(column: ValueColumn) -> np.ndarray:
+    """Numbers whose gaps hold the last reading before them; at the beginning, the first one."""
+    values = column.numbers
+    assert values is not None
+    known = ~np.isnan(values)
+    if not known.any():
+        raise ValueError(f"the column {column.name!r} has no reading at all; leave it out with data.drop={column.name}")
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    carried: np.ndarray = values[np.where(last < 0, int(np.argmax(known)), last)]
+    return carried

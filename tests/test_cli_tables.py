@@ -1,0 +1,117 @@
+"""A newcomer with a table, as they type it: one command gives a table and a report. Each friction was met once."""
+
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from acclimate.cli.main import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
+QUICK = ["rounds=1", "method=fedavg", "method.work.epochs=1", "adapters=none,tent"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """The command in this process, in a folder of its own with a table: exit code, output, errors."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["acclimate", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code, printed.out, printed.err
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "har.csv").write_text(har())
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def har(rows=240, subjects=3):
+    """Readings of three axes, some of them missing, and a word; the activity is the axis that is high."""
+    g, lines = np.random.default_rng(0), ["subject,activity,x,y,z,device"]
+    for i in range(rows):
+        kind = int(g.integers(0, 3))
+        cells = [f"{v:.3f}" if g.random() > 0.05 else "" for v in g.normal(0, 1, 3) + 2.5 * np.eye(3)[kind]]
+        lines.append(f"{i % subjects},{('walk', 'sit', 'run')[kind]},{','.join(cells)},{('phone', 'watch')[i % 2]}")
+    return "\n".join(lines) + "\n"
+
+
+def test_a_csv_runs_at_once_and_says_what_was_chosen(here, tmp_path):
+    code, out, err = here(
+        "run", "data=table", "data.file=har.csv", "data.label=activity", "data.client=subject", *QUICK
+    )
+    assert code == 0, err
+    assert "240 vectors of 8 numbers, scaled by training rows, 3 clients; model=mlp-bn" in err
+    assert "streams=original,corrupted,out-of-client,mixture (shifts: noise, offset, missing, scale, dropped)" in err
+    assert "3 of the columns have missing values (x, y, z): filled with the median of the training rows" in err
+    assert "original" in out and "mixture" in out and "not run" not in out
+    assert (tmp_path / "runs" / "001-fedavg" / "report.html").stat().st_size > 10_000
+
+
+def test_windows_run_at_once(here):
+    rows = "\n".join(
+        f"{s},{'ab'[t // 160 % 2]},{np.sin(t / (1 + t // 160 % 2)):.3f},{s}" for s in range(2) for t in range(640)
+    )
+    with open("series.csv", "w") as file:
+        file.write("who,state,u,v\n" + rows)
+    settings = ["data=windows", "data.file=series.csv", "data.label=state", "data.client=who", "data.window=8"]
+    code, _, err = here("run", *settings, *QUICK, "streams=original,corrupted,in-order")
+    assert code == 0, err
+    assert "windows of 2 x 8 numbers, scaled by training rows, 2 clients; model=mlp-bn" in err
+    assert "earlier windows of a class train, later ones test" in err
+
+
+def test_vectors_in_an_npz_file_run_at_once(here):
+    g = np.random.default_rng(0)
+    np.savez("v.npz", x=g.normal(0, 1, (400, 6)).astype(np.float32), y=np.arange(400) % 2)
+    settings = ["data=arrays", "data.file=v.npz", "data.clients=4", "data.partition=iid"]
+    code, out, err = here("run", *settings, *QUICK)
+    assert code == 0, err
+    assert "400 vectors of 6 numbers, scale=none, 4 clients; model=mlp-bn" in err and "corrupted" in out
+
+
+def test_data_without_clients_is_dealt_and_pictures_run_as_before(here):
+    settings = ["data=table", "data.file=har.csv", "data.label=activity", "data.drop=subject", "data.clients=2"]
+    code, _, err = here("run", *settings, *QUICK, "streams=original", "data.partition.otherwise.alpha=10")
+    assert code == 0, err
+    assert "2 clients" in err and "streams=" not in err.split("data: ")[1].split("\n")[0]
+    code, _, err = here(
+        "run", "data.clients=2", "data.fraction=0.2", "streams=original", *QUICK, "model.widths=4", "-q"
+    )
+    assert code == 0 and "data:" not in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["data=arrays", "data.file=har.csv"], "is a table; use data=table and name its labels with data.label="),
+        (["data=table", "data.file=har.csv", "data.label=activty"], "did you mean 'activity'?"),
+        (["data=table", "data.file=har.csv"], "which column says the class? Set data.label="),
+        (["data=table", "data.file=none.csv", "data.label=a"], "file='none.csv' is not there"),
+        (["data=table", "data.label=a"], "file='' must name your CSV or Parquet file"),
+        (
+            ["data=windows", "data.file=har.csv", "data.label=activity", "data.client=subject"],
+            "holds words, and readings",
+        ),
+    ],
+)
+def test_what_cannot_be_is_a_sentence_and_leaves_nothing(here, tmp_path, settings, says):
+    code, _, err = here("run", *settings, *QUICK)
+    assert code == 2 and says in err and "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_commands_know_tables(here):
+    code, out, err = here("data", "check", "table", "file=har.csv", "label=activity", "client=subject")
+    assert code == 0, err
+    assert "ok: examples 240, clients 3, classes 3, shape 8" in out and "note: 3 of the columns have missing" in out
+    code, out, _ = here("data", "check", "cells")
+    assert code == 0 and "ok: examples 569, clients 5, classes 2, shape 30" in out
+    code, out, _ = here("data", "list")
+    assert code == 0 and "your own: CSV or Parquet file with a column of labels" in out
