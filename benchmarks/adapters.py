@@ -6,9 +6,11 @@ corruption, in shuffled order; `correlated` too, with classes in waves (Dirichle
 
     python benchmarks/adapters.py --weights cifar10_resnet20.th [--adapters tent,cotta] [--streams episodic,continual]
         [--samples 10000] [--device cuda]
+    python benchmarks/adapters.py --norm iabn --epochs 30 --adapters none,note,tent --out iabn.json
 
-The weights are the widely used CIFAR-10 checkpoint (91.7 % on clean test images), or with `--norm iabn` a network
-of ours with instance-aware batch norm, which NOTE needs. Rows that are in the file already are not run again.
+The weights are the widely used CIFAR-10 checkpoint (91.7 % on clean test images). Without them a network of ours is
+trained first, such as one with instance-aware batch norm, which NOTE needs. Rows that are in the file already are not
+run again.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from torch import Tensor
 
 import acclimate as ac
 from acclimate import store
-from acclimate.core import Adapter, Protocol, Shards, Task, Worker, fit, rng
+from acclimate.core import SGD, Adapter, Cosine, Protocol, Shards, Task, Work, Worker, fit, rng
 from acclimate.experiment import catalogue
+from acclimate.ops.augment import FlipCrop
 from acclimate.running.build import device_of
 from acclimate.shifts.base import frost
 from acclimate.shifts.corruptions import COMMON, corrupt
@@ -48,13 +51,28 @@ def corrupted(x: Tensor, seed: int = 0) -> Tensor:
     return torch.stack(out)
 
 
-def streams(x: Tensor, y: Tensor, seed: int = 0) -> dict[str, Shards]:
-    """The three streams; of `continual` all corruptions are one client's."""
+def trained(norm: str, epochs: int, device: str) -> Any:
+    """The weights of a network of ours: one client with all training images."""
+    opt = SGD(lr=0.1, momentum=0.9, weight_decay=5e-4, schedule=Cosine(total=epochs))
+    experiment = ac.Experiment(
+        data=ac.data.CIFAR10(ac.data.IID(), 1, part="train", split=(1.0, 0.0, 0.0), augment=FlipCrop()),
+        model=ac.models.ResNet20(norm=norm),
+        method=ac.methods.FedAvg(opt=opt, work=Work(epochs=1, batch=128)),
+        rounds=epochs,
+        eval_every=epochs,
+        device=device,
+    )
+    return ac.train(experiment).state.server
+
+
+def streams(clean: Tensor, x: Tensor, y: Tensor, seed: int = 0) -> dict[str, Shards]:
+    """The streams; of `continual` all corruptions are one client's."""
     kinds, n = x.shape[:2]
     flat, labels = x.flatten(0, 1), y.repeat(kinds)
     order = [k * n + rng.permutation(rng.fold(rng.key(seed), "order", k), n) for k in range(kinds)]
     waves = [in_waves(r, labels[r], WAVES, SLOTS, rng.fold(rng.key(seed), "waves", k)) for k, r in enumerate(order)]
     return {
+        "clean": Shards.of(clean, y, [torch.arange(n)]),
         "episodic": Shards.of(flat, labels, order),
         "correlated": Shards.of(flat, labels, waves),
         "continual": Shards.of(flat, labels, [torch.cat(order)]),
@@ -64,9 +82,9 @@ def streams(x: Tensor, y: Tensor, seed: int = 0) -> dict[str, Shards]:
 class Source:
     """The source model, deployed to as many clients as a stream has."""
 
-    def __init__(self, model: Any, train: tuple[Tensor, Tensor], device: torch.device) -> None:
+    def __init__(self, model: Any, train: tuple[Tensor, Tensor], device: torch.device, weights: Any = None) -> None:
         self.worker = Worker(Task(model, (3, 32, 32), 10, *MOMENTS), ac.methods.FedAvg())
-        self.train, self.device = train, device
+        self.train, self.device, self.weights = train, device, weights
         self._engines: dict[int, Any] = {}
         self._models: dict[tuple[int, str], Any] = {}
 
@@ -96,7 +114,7 @@ class Source:
             self._engines[clients] = engine, fit.start(self.worker, engine, clients)
         engine, state = self._engines[clients]
         if (clients, personal) not in self._models:
-            down = self.worker.method.download(self.worker.task, state.server)
+            down = self.worker.method.download(self.worker.task, self.weights or state.server)
             made = engine.deploy(down, state.mine, catalogue.PERSONALS[personal])
             self._models[clients, personal] = made
         return engine, self._models[clients, personal]
@@ -114,10 +132,11 @@ def table(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
 def main() -> None:
     """Measure what is missing, write after each row, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", required=True)
+    parser.add_argument("--weights", default="", help="a checkpoint; default: train a network first")
+    parser.add_argument("--epochs", type=int, default=30, help="of that training")
     parser.add_argument("--norm", choices=("batch", "group", "iabn"), default="batch")
     parser.add_argument("--adapters", default=",".join(catalogue.ADAPTERS))
-    parser.add_argument("--streams", default="episodic,correlated,continual")
+    parser.add_argument("--streams", default="clean,episodic,correlated,continual")
     parser.add_argument("--samples", type=int, default=10_000, help="test images of each corruption")
     parser.add_argument("--kept", type=int, default=2_000, help="training images for adapters that want some")
     parser.add_argument("--device", default="auto")
@@ -126,13 +145,15 @@ def main() -> None:
     test, train, device = *(ac.data.CIFAR10(part=p).load() for p in ("test", "train")), device_of(given.device)
     x, y = test.x[: given.samples], test.y[: given.samples]
     study = {"samples": len(x), "norm": given.norm, "batch": BATCH, "severity": 5, "frost": frost().source}
+    study |= {} if given.weights else {"epochs": given.epochs}
     before = json.loads(given.out.read_text()) if given.out.exists() else {"study": study, "rows": {}}
     if before["study"] != study:
         raise SystemExit(f"{given.out}: its rows are of {before['study']}, not of {study}; name another --out")
     rows: dict[str, dict[str, Any]] = before["rows"]
     model = ac.models.ResNet20(norm=given.norm, weights=given.weights)
-    source = Source(model, (train.x[: given.kept], train.y[: given.kept]), device)
-    built = streams(corrupted(x), y)
+    weights = None if given.weights else trained(given.norm, given.epochs, given.device)
+    source = Source(model, (train.x[: given.kept], train.y[: given.kept]), device, weights)
+    built = streams(x, corrupted(x), y)
     for adapter in given.adapters.split(","):
         for name in given.streams.split(","):
             if f"{adapter} {name}" in rows:

@@ -5,6 +5,9 @@ how released code does it, with torch's own operations (and, for comparison, wit
 an AugMix view of the kernel may differ from torch's by a rounded level.
 
     python benchmarks/testtime.py [--quick] [--out figures.json]
+    python benchmarks/testtime.py --every [--adapters tent,sar] [--out figures.json]
+
+`--every` compares all adapters of the catalogue with a loop over clients: both ways serve the same batches of 32.
 """
 
 from __future__ import annotations
@@ -21,12 +24,16 @@ from typing import Any
 import torch
 from harness import environment
 
+from acclimate import store
 from acclimate.adapters import MEMO, THE, TTT, THEPlus
 from acclimate.backends import Serial, Vmap
 from acclimate.core import Adapter, Engine, Method, Personalizer, Protocol, Shards, Task, Work, Worker, fit
 from acclimate.core.nn import kernels
+from acclimate.experiment import catalogue
 from acclimate.methods import FedTHE, FedTTT
 from acclimate.models import CNN
+from live import CASES as CLIENT_CASES
+from live import Case
 
 WORK = Work(epochs=1, batch=8)
 CASES: dict[str, tuple[Method, Adapter]] = {
@@ -76,6 +83,44 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
+def deployed(
+    method: Method, personal: Personalizer, model: CNN, clients: int, device: torch.device
+) -> tuple[Engine, Engine, Any]:
+    """A vectorised and a plain engine, and models after one round."""
+    worker = Worker(Task(model, (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3), method)
+    fast, slow = (b.open(worker, federation(clients, 64, 0), device) for b in (Vmap(), Serial()))
+    state = fit.start(worker, fast, clients)
+    server, _, _ = fit.one_round(worker, fast, state.server, torch.arange(clients), 0)
+    return fast, slow, fast.deploy(method.download(worker.task, server), fast.mine, personal)
+
+
+def against_clients(case: Case, clients: int, samples: int, device: torch.device, repeats: int = 3) -> dict[str, Any]:
+    """Seconds per sample of a loop over clients, each in batches of 32, and of all clients in one step."""
+    adapter, batch = catalogue.ADAPTERS[case.adapter], 32
+    method, personal = catalogue.METHODS[case.method], catalogue.PERSONALS[case.personal]
+    fast, slow, models = deployed(method, personal, CNN(norm=case.norm), clients, device)
+    if adapter.calibrates:
+        models = fast.calibrated(models, federation(clients, 64, 2), adapter)
+    test = federation(clients, samples, 1)
+    one, few = [fast.model_of(models, 0)], Shards.of(test.x, test.y, [test.own(0)])
+    with plain():
+        served(slow, one, few, adapter, batch)
+        expected, loop = served(slow, one, few, adapter, batch)
+    first, _, *again = (served(fast, models, test, adapter, batch) for _ in range(2 + repeats))
+    seconds = statistics.median(s for _, s in again)
+    per = {
+        "loop": loop / samples,
+        "vectorised, first time": first[1] / clients / samples,
+        "vectorised": seconds / clients / samples,
+    }
+    return {
+        "adapter": case.label,
+        "milliseconds_per_sample": {k: round(1e3 * v, 4) for k, v in per.items()},
+        "times_faster": round(per["loop"] / per["vectorised"], 1),
+        "loss_difference": float((expected - again[0][0][:1]).abs().max()),
+    }
+
+
 def measure(
     name: str, clients: int, samples: int, looped: int, device: torch.device, repeats: int = 3
 ) -> dict[str, Any]:
@@ -84,13 +129,8 @@ def measure(
     On a GPU the first serving runs eagerly, the second is recorded, and those after it are replayed.
     """
     method, adapter = CASES[name]
-    worker = Worker(Task(CNN(), (3, 32, 32), 10, (0.5,) * 3, (0.5,) * 3), method)
-    train, test = federation(clients, 64, 0), federation(clients, samples, 1)
-    fast, slow = (b.open(worker, train, device) for b in (Vmap(), Serial()))
-    state = fit.start(worker, fast, clients)
-    server, _, _ = fit.one_round(worker, fast, state.server, torch.arange(clients), 0)
-    down = method.download(worker.task, server)
-    models = fast.deploy(down, fast.mine, Personalizer())
+    test = federation(clients, samples, 1)
+    fast, slow, models = deployed(method, Personalizer(), CNN(), clients, device)
     one = [fast.model_of(models, 0)]
     few = Shards.of(test.x, test.y, [test.own(0)[:looped]])
     batch = min(samples, 32)
@@ -119,6 +159,8 @@ def main() -> None:
     """Measure, print, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2 clients x 8 samples")
+    parser.add_argument("--every", action="store_true", help="all adapters, against a loop over clients")
+    parser.add_argument("--adapters", help="of --every: only these")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -126,17 +168,21 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     print(f"{name}: {clients} clients x {samples} samples; the loop took {looped}")
     rows = []
-    for case in CASES:
-        rows.append(measure(case, clients, samples, looped, device))
-        per = rows[-1]["milliseconds_per_sample"]
+    some = [c for c in CLIENT_CASES if args.adapters is None or c.adapter in args.adapters.split(",")]
+    for case in some if args.every else CASES:
+        if isinstance(case, Case):
+            rows.append(against_clients(case, clients, samples, device))
+        else:
+            rows.append(measure(case, clients, samples, looped, device))
+        row, per = rows[-1], rows[-1]["milliseconds_per_sample"]
         print(
-            f"{case:14s} loop {per['loop']:9.3f} ms   vectorised {per['vectorised']:9.4f} ms per sample   "
-            f"{rows[-1]['times_faster']:7.1f} x   loss differs by {rows[-1]['loss_difference']:.1e}",
+            f"{row['adapter']:22s} loop {per['loop']:9.3f} ms   vectorised {per['vectorised']:9.4f} ms per sample   "
+            f"{row['times_faster']:7.1f} x   loss differs by {row['loss_difference']:.1e}",
             flush=True,
         )
-    if args.out:
-        about = {**environment(device), "clients": clients, "samples": samples, "looped_samples": looped}
-        args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        if args.out:
+            about = {**environment(device), "clients": clients, "samples": samples, "looped_samples": looped}
+            store.write(args.out, json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -228,3 +228,10 @@ def test_a_newcomer_can_be_asked_one_sample(adapter):
     joined = ac.join(trained(), stream(20), adapter)
     torch.testing.assert_close(joined.predict(stream(3)[2:]), joined.predict(stream(3))[2:], rtol=1e-4, atol=1e-4)
     assert joined(stream(1)).probabilities.shape == (1, 10)
+
+
+def test_a_guard_of_another_version_is_refused_with_the_remedy(tmp_path):
+    live = deployed("tent", guard=True)
+    del live.model["reference"]["soft"]
+    with pytest.raises(RunError, match=r"live\.json: what the guard knows .* another version .* deploy again"):
+        ac.load_live(live.save(tmp_path / "old"))

@@ -115,37 +115,10 @@ def test_smoothing_mixes_what_came_before():
 
 def test_dropout_keeps_the_mean_and_a_row_has_its_own_draws():
     x = torch.ones(400, 50)
-    dropped = E.dropout(x, 0.4, rng.key(1))
+    dropped = E.dropout(x, 0.4, rng.rows(rng.key(1), len(x)))
     assert sorted(set(dropped.flatten().tolist())) == pytest.approx([0.0, 1 / 0.6])
     assert float(dropped.mean()) == pytest.approx(1.0, abs=0.02)
-    assert torch.equal(E.dropout(x[:7], 0.4, rng.key(1)), dropped[:7])
-
-
-def test_chances_and_groups_by_hand():
-    own, plain = logits(0.8, 0.3), logits(0.6, 0.9)
-    torch.testing.assert_close(E.chance(own, T(1.0), plain, T(1.0)), T([0.7, (0.7 + 0.1) / 2]))
-    assert E.group(own, plain).tolist() == [0, 3]  # class 0, agreed; class 1, where the plain model answers 0
-
-
-def test_offsets_are_drawn_to_those_of_all_clients():
-    rows, gap = E.gaps(T([0.5, 0.5, 0.9]), T([1, 1, 2]), T([1.0, 0.0, 0.0]), T([True, True, False]), 4)
-    assert rows.tolist() == [0, 2, 0, 0] and gap.tolist() == [0, 0, 0, 0]
-    rows, gap = T([[30.0, 0.0], [10.0, 0.0]]), T([[-15.0, 0.0], [5.0, 0.0]])
-    own, everyone = E.offsets(rows, gap)
-    assert everyone.tolist() == pytest.approx([-10 / 60, 0.0])
-    assert own[:, 0].tolist() == pytest.approx([(-15 - 10 / 6) / 40, (5 - 10 / 6) / 20])
-
-
-def test_nearness_and_the_classwise_estimate():
-    known = T([3.0, 1.0])
-    assert float(E.nearness(known, T([30.0, 10.0]))) == 1.0
-    assert float(E.nearness(known, T([0.0, 5.0]))) == 0.0  # they overlap by a quarter
-    assert float(E.nearness(known, T([1.0, 3.0]))) == pytest.approx(0.5)  # by a half
-    chances, groups = T([0.5, 0.5, 0.9]), T([0, 1, 1])
-    rows = E.classwise(chances, groups, T([-0.2, 0.4]), T([0.0, 0.0]), T(1.0))
-    assert rows.tolist() == pytest.approx([0.3, 0.9, 1.0])
-    half = E.classwise(chances, groups, T([-0.2, 0.4]), T([0.2, 0.0]), T(0.5))
-    assert half.tolist() == pytest.approx([0.5, 0.7, 1.0])
+    assert torch.equal(E.dropout(x[:7], 0.4, rng.rows(rng.key(1), 7)), dropped[:7])
 
 
 def test_clients_without_labels_or_samples_get_nan_and_all_run_under_vmap():

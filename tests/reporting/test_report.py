@@ -273,6 +273,13 @@ def test_estimates_of_accuracy_have_a_table_and_their_curves_where_a_run_has_the
     assert "<b>atc</b> is nearest: 4.3 points off" in text
     cells = re.findall(r"<td>(original|mixture)</td><td class=\"n\">([^/]*)</td><td class=\"n\">(.*?)</td>", text)
     assert cells == [("original", "6.1", "<b>4.3</b>"), ("mixture", "6.1", "<b>4.3</b>")]
+    assert "The draw of samples alone" not in text  # of an earlier run nobody knows it
+    run = analysed(fake("fedthe"))
+    for row in run["analysis"]["estimates"]["rows"]:
+        row["draw"] = 0.031 if row["stream"] == "original" else 0.043
+    new = render([run])
+    assert "is nearest: 4.3 points off. The draw of samples alone is worth 3.7.</p>" in new
+    assert re.findall(r"<b>4.3</b></td><td class=\"n\">(.*?)</td>", new) == ["3.1", "4.3"]
     label = 'aria-label="the on mixture: true accuracy and the estimate atc">'
     panel = text.split(label)[1].split("</svg>")[0]
     truth, estimate = re.findall(r'<path class="line c\d" d="M([^"]*)"', panel)

@@ -36,11 +36,12 @@ class Guarded(GuardSettings):
     """Answers as the adapter inside does, or as the un-adapted model where that is estimated to be safer."""
 
     def calibrate(self, task: Task, predict: Predict, model: Tree, data: Tree) -> Tree:
-        x, y, real = guarding.examples(data, self.kept)
+        x, y, real, soft = guarding.examples(data, self.kept)
         logits = predict(model, x).logits
         plain = guarding.known(logits, y, real, most=guarding.MOST_PLAIN)
+        plain["halves"] = guarding.halves(logits, y, real, soft, plain["temperature"])
         mix = {"prior": guarding.prior(y, real, task.num_classes), "rare": guarding.rare(logits, real)}
-        return {"x": x, "y": y, "real": real, "plain": plain, "home": guarding.home(logits, real), **mix}
+        return {"x": x, "y": y, "real": real, "soft": soft, "plain": plain, "home": guarding.home(logits, real), **mix}
 
     def init(self, task: Task, model: Tree) -> Tree:
         inner = self.adapter.init(task, model)
@@ -83,7 +84,9 @@ class Guarded(GuardSettings):
         p = torch.nan_to_num(guarding.probabilities(plain, ref["plain"]))
         q = torch.nan_to_num(guarding.probabilities(adapted, live))
         sums, seen = guarding.weighed(state["sums"], p, q, ref, self.forget)
-        lead = torch.nan_to_num(live["accuracy"] - ref["plain"]["accuracy"])
+        halves = guarding.halves(probed, ref["y"], ref["real"], ref["soft"], live["temperature"])
+        whole = live["accuracy"] - ref["plain"]["accuracy"]
+        lead = guarding.lead(ref["plain"]["halves"], halves, whole, seen.pop("confidence"))
         lead = lead * ((self.foreign - seen["foreign"]) / (self.foreign - self.familiar)).clamp(0.0, 1.0)
         gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * lead
         bar = self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]

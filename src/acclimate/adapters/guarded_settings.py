@@ -6,28 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..core import Adapter, Task, Tree, check
+from ..core import Adapter, Task, Tree, Wrapping, check
 from ..ops.restarts import Rule
 from .tent import Tent
 
+KNOWN = ("x", "y", "real", "soft", "plain", "home", "prior", "rare")
+"""What a guard keeps of a client's validation examples."""
+
 
 @dataclass(frozen=True)
-class GuardSettings(Adapter):
+class GuardSettings(Wrapping):
     """The base of `Guarded`: its fields, and their checks."""
 
     adapter: Adapter = Tent()
     policy: Literal["warn", "skip", "restore", "reset", "freeze"] = "reset"
     """What becomes of a state that is judged harmful: it stays, the step is dropped, the last one that was judged good
     comes back, the adapter starts afresh, or it never adapts again."""
-    margin: float = 0.06
+    margin: float = 0.05
     """The least estimated gain of accuracy with which adapted answers go out ..."""
-    errors: float = 2.5
+    errors: float = 3.5
     """... and so many standard errors of that estimate on top of it."""
-    forget: float = 0.9
+    forget: float = 0.97
     """How much an earlier batch counts, per batch since."""
-    bonus: float = 0.01
+    bonus: float = 0.04
     """What a mean prediction nearer to the client's class frequencies counts for, per nat, at most one."""
-    validated: float = 1.0
+    validated: float = 0.85
     """What the adapted model's lead on validation examples counts for, as a share of that lead in accuracy."""
     familiar: float = 0.2
     """The share of un-adapted answers with classes that the model hardly ever gives on validation examples, up to which
@@ -37,7 +40,7 @@ class GuardSettings(Adapter):
     surer: float = 0.15
     """The most by which un-adapted answers may be more confident than on validation examples: a model that is good
     here and bad on this client's examples has not met this client's stream."""
-    likely: float = 0.15
+    likely: float = 0.1
     """How well un-adapted answers must fit the shares that classes have among the answers to validation examples, as a
     share of how well these do themselves (`guarding.home`)."""
     distance: float = 0.5
@@ -80,12 +83,10 @@ class GuardSettings(Adapter):
             raise check.FieldError("Guarded: adapter=Guarded(...) must be an adapter without a guard", "adapter")
 
     @property
-    def transductive(self) -> bool:  # type: ignore[override]
-        return self.adapter.transductive
-
-    @property
-    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.adapter.requires
+    def batch_free(self) -> bool:
+        return False  # it judges by batches, whatever the adapter inside does
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return self.adapter.refusal(task, model)
+        if set(model.get("reference", KNOWN)) != set(KNOWN):
+            return "what the guard knows of validation examples is of another version of acclimate; deploy again"
+        return super().refusal(task, model)

@@ -14,19 +14,16 @@ then each other's opposite, and each keeps its own.) "own": nothing is sent, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
-from ..core import Adapter, Exchanging, Gather, Mean, Predict, Rules, Task, Tree, check, rng
+from ..core import Adapter, Exchanging, Gather, Mean, Predict, Rules, Task, Tree, Wrapping, check, rng
 from ..ops.mixing import cosines, mixed, moved, moved_by, rows
 from .tent import Tent
 
 
 @dataclass(frozen=True)
-class Around(Exchanging):
+class Around(Wrapping, Exchanging):
     """The base of exchanges around another adapter, which does all adapting."""
 
     adapter: Adapter = Tent()
@@ -38,47 +35,13 @@ class Around(Exchanging):
             says = f"{name}: adapter={inner} exchanges or has a guard of its own; name an adapter that has neither"
             raise check.FieldError(says, "adapter")
 
-    @property
-    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.adapter.requires
-
-    @property
-    def transductive(self) -> bool:  # type: ignore[override]
-        return self.adapter.transductive
-
-    @property
-    def traces(self) -> Mapping[str, str]:  # type: ignore[override]
-        return self.adapter.traces
-
-    @property
-    def batch_free(self) -> bool:
-        return self.adapter.batch_free
-
     def refusal(self, task: Task, model: Tree) -> str | None:
-        if reason := self.adapter.refusal(task, model):
+        if reason := super().refusal(task, model):
             return reason
         if self.uplink and "params" not in self.adapter.init(task, model):
             name, inner = type(self).__name__, type(self.adapter).__name__
             return f"{name} mixes the parameters that an adapter tunes, and {inner} tunes none"
         return None
-
-    def init(self, task: Task, model: Tree) -> Tree:
-        return self.adapter.init(task, model)
-
-    def prepare(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
-    ) -> Tree:
-        return self.adapter.prepare(task, predict, model, state, x, real, key)
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return self.adapter.step(task, predict, model, state, x, key)
-
-    def trace(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree, Tree]:
-        return self.adapter.trace(task, predict, model, state, x, key)
 
     def receive(self, task: Task, model: Tree, state: Tree, down: Tree) -> Tree:
         return {**state, "params": moved_by(model, down["move"])}

@@ -5,7 +5,7 @@ What is named here is public: a method or adapter needs one or two import lines.
 """
 
 from . import check, exchange, fit, local, message, optim, rng, stream, tree
-from .adapter import Adapter, Exchanging, Predict
+from .adapter import Adapter, Exchanging, Predict, Wrapping
 from .backend import Backend, CannotCalibrate, Engine, Fault, NonFinite, Reply
 from .exchange import CannotExchange
 from .filter import Arrived, Filter, Sender
@@ -79,6 +79,7 @@ __all__ = [
     "Weighted",
     "Work",
     "Worker",
+    "Wrapping",
     "check",
     "difference",
     "exchange",

@@ -130,3 +130,47 @@ class Exchanging(Adapter):
     def receive(self, task: Task, model: Tree, state: Tree, down: Tree) -> Tree:
         """The client's state for the next batch; `down` has the entries of `all` and those of its row of `own`."""
         return state
+
+
+@dataclass(frozen=True)
+class Wrapping(Adapter):
+    """The base of records around another adapter: what they do not define themselves is handed on to it."""
+
+    adapter: Adapter = Adapter()
+
+    @property
+    def requires(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.adapter.requires
+
+    @property
+    def transductive(self) -> bool:  # type: ignore[override]
+        return self.adapter.transductive
+
+    @property
+    def traces(self) -> Mapping[str, str]:  # type: ignore[override]
+        return self.adapter.traces
+
+    @property
+    def batch_free(self) -> bool:
+        return self.adapter.batch_free
+
+    def refusal(self, task: Task, model: Tree) -> str | None:
+        return self.adapter.refusal(task, model)
+
+    def init(self, task: Task, model: Tree) -> Tree:
+        return self.adapter.init(task, model)
+
+    def prepare(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
+    ) -> Tree:
+        return self.adapter.prepare(task, predict, model, state, x, real, key)
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return self.adapter.step(task, predict, model, state, x, key)
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        return self.adapter.trace(task, predict, model, state, x, key)

@@ -7,7 +7,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from ..core import Protocol, Shards, rng
+from ..core import Shards, rng
 from ..shifts.base import Federation, consecutive
 from ..shifts.corruptions import COMMON, CORRUPTIONS, corrupt_each
 
@@ -40,9 +40,3 @@ def _images(x: Tensor) -> bool:
     """Whether the corruptions can be had of it; data of other kinds is only walked through."""
     square = x.dim() == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] and 16 <= x.shape[3] <= 224
     return square and x.dtype == torch.uint8
-
-
-def protocol(batch: int) -> Protocol:
-    """How it is served: each segment by an adapter that starts afresh, in batches no larger than a segment."""
-    size = max(b for b in range(1, SEGMENT + 1) if SEGMENT % b == 0 and b <= batch)
-    return Protocol(size, "shift", SEGMENT)

@@ -17,7 +17,8 @@ class Estimates:
 
     rows: tuple[Row, ...] = ()
     """adapter, stream, estimator, clients, error (of a stream's accuracy, mean over clients), curve_error (along the
-    smoothed curve) and bias (estimate less truth)."""
+    smoothed curve), bias (estimate less truth) and draw (the error of who knows each client's expected accuracy, but
+    not its samples)."""
     drift: tuple[Row, ...] = ()
     """adapter, stream, detector, whether the stream drifts, clients, how many of them had an alarm, alarms in all and
     the median number of samples before a client's first."""
@@ -35,8 +36,7 @@ class Estimates:
 
     def error(self, field: str = "error", **wanted: str) -> float | None:
         """The mean of a field over the rows that match (adapter, stream, estimator), each counting one."""
-        found = [r[field] for r in self.rows if all(r[k] == v for k, v in wanted.items()) and r[field] is not None]
-        return sum(found) / len(found) if found else None
+        return _mean((r for r in self.rows if all(r[k] == v for k, v in wanted.items())), field)
 
     def best(self, field: str = "error", **wanted: str) -> str | None:
         """The estimate with the least mean error over the rows that match."""
@@ -45,9 +45,12 @@ class Estimates:
         return min(known, key=lambda e: known[e]) if known else None
 
     def to_markdown(self, field: str = "error") -> str:
-        """Mean absolute errors in points, the least of each line in bold; the last lines are means over streams."""
-        names = self.estimators()
-        lines = ["| adapter | stream | " + " | ".join(names) + " |", "|---|---|" + "---:|" * len(names)]
+        """Mean absolute errors in points, the least of each line in bold; the last lines are means over streams.
+
+        `draw` is what a stream's few samples alone are worth, `excess` what the best estimate has beyond that."""
+        names, luck = self.estimators(), ["draw", "excess"] if field == "error" else []
+        columns = [*names, *luck]
+        lines = ["| adapter | stream | " + " | ".join(columns) + " |", "|---|---|" + "---:|" * len(columns)]
         adapters = list(dict.fromkeys(r["adapter"] for r in self.rows))
         pairs = dict.fromkeys((r["adapter"], r["stream"]) for r in self.rows)
         lines += [self._line(field, names, [a, s], adapter=a, stream=s) for a, s in pairs]
@@ -58,9 +61,11 @@ class Estimates:
         best = self.best(field, **wanted)
         cells = []
         for name in names:
-            value = self.error(field, estimator=name, **wanted)
-            text = "-" if value is None else f"{100 * value:.1f}"
+            text = _points(self.error(field, estimator=name, **wanted))
             cells.append(f"**{text}**" if name == best else text)
+        if field == "error":
+            luck, least = self.error("draw", **wanted), best and self.error(estimator=best, **wanted)
+            cells += [_points(luck), "-" if luck is None or not least else f"{100 * (least - luck):+.1f}"]
         return "| " + " | ".join([*head, *cells]) + " |"
 
     def drift_markdown(self) -> str:
@@ -77,7 +82,7 @@ class Estimates:
     def to_csv(self) -> str:
         """The rows of errors as CSV."""
         out = io.StringIO()
-        fields = ["adapter", "stream", "estimator", "clients", "error", "curve_error", "bias"]
+        fields = ["adapter", "stream", "estimator", "clients", *ERRORS]
         writer = csv.DictWriter(out, fields, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
@@ -97,7 +102,7 @@ def pooled(measured: Iterable[Estimates]) -> Estimates:
     return Estimates(tuple(means), tuple(sums), curves, every[0].window if every else 4)
 
 
-ERRORS, COUNTS = ("error", "curve_error", "bias"), ("clients", "alarmed", "alarms", "samples")
+ERRORS, COUNTS = ("error", "curve_error", "bias", "draw"), ("clients", "alarmed", "alarms", "samples")
 
 
 def _grouped(tables: Iterable[Iterable[Row]]) -> list[list[Row]]:
@@ -108,5 +113,9 @@ def _grouped(tables: Iterable[Iterable[Row]]) -> list[list[Row]]:
 
 
 def _mean(rows: Iterable[Row], field: str) -> float | None:
-    known = [r[field] for r in rows if r[field] is not None]
+    known = [value for r in rows if (value := r.get(field)) is not None]  # earlier runs have no draw
     return sum(known) / len(known) if known else None
+
+
+def _points(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"

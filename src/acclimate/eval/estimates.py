@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, vmap
 
 from ..core import Adapter, Engine, Protocol, Shards, Tree, rng, tree
+from ..ops import classwise
 from ..ops import estimates as ops
 from ..ops.drift_detectors import ADWIN, Detector, PageHinkley, alarms
 from ..shifts.base import Federation
-from .distorted import distorted, protocol
+from .distorted import distorted
 from .estimate_table import Estimates
 from .grid import Test
 from .observed import Observed
@@ -62,8 +63,10 @@ class Fitted(NamedTuple):
     plain_temperature: Tensor
     own: Tensor
     everyone: Tensor
-    answers: Tensor
-    """How often the un-adapted model answers each class, [clients, classes]."""
+    usual: Tensor
+    """The shares of the un-adapted model's answers by cell, of the client's own samples [clients, cells] ..."""
+    others: Tensor
+    """... and of those of all other clients."""
     confidence: list[list[float]]
     """Every client's confidences on validation data: what a drift detector sees first."""
 
@@ -129,7 +132,9 @@ def measure(
             other = None if session.alike(len(val)) else _neighbour(session, adapter, test)
             found, whole = _curves(fitted, seen, session.plain(stream, test.shards), other, test.protocol.batch)
             words = {"adapter": name, "stream": stream}
-            rows += [{**words, **row} for row in _errors(found, whole, _counts(seen, test.protocol.batch), window)]
+            luck = {"draw": _number(draw(seen.hit, seen.real, _examples(test)).nanmean())}
+            errors = _errors(found, whole, _counts(seen, test.protocol.batch), window)
+            rows += [{**words, **row, **luck} for row in errors]
             curves.append({**words, "batch": test.protocol.batch, "curves": _drawn(found, window, seen, test)})
             drift += [{**words, **row} for row in _drift(fitted, seen, stream not in steady)]
     return Estimates(tuple(rows), tuple(drift), tuple(curves), window)
@@ -143,19 +148,19 @@ def _fit(session: Session, adapter: Adapter, clean: Shards, bent: Shards, classe
     t = ops.temperature(plain.logits.flatten(0, 1), plain.y.flatten(), plain.real.flatten())
     pooled = ops.temperature(seen.logits.flatten(0, 1), seen.y.flatten(), seen.real.flatten())
     ref = {**ref, "pooled": pooled.expand(len(seen.y))}
-    hard, base = session.serve(adapter, bent, protocol(Protocol().batch)), session.plain("distorted", bent)
-    chances, groups = ops.chance(hard.logits, pooled, base.logits, t), ops.group(hard.logits, base.logits)
-    rows, gap = vmap(partial(ops.gaps, count=2 * classes))(chances, groups, hard.hit, hard.real)
-    own, everyone = ops.offsets(rows, gap)
+    hard, base = session.serve(adapter, bent, Protocol()), session.plain("distorted", bent)
+    chances, groups = classwise.chance(hard.logits, pooled, base.logits, t), classwise.group(hard.logits, base.logits)
+    rows, gap = vmap(partial(classwise.gaps, count=2 * classes))(chances, groups, hard.hit, hard.real)
     certain = vmap(ops.certainty)(seen.logits, ref["temperature"])
     confidence = [c[r].tolist() for c, r in zip(certain, seen.real, strict=True)]
-    return Fitted(ref, t, own, everyone, _answers(base).sum(1), confidence)
+    usual = classwise.profiles(_cells(base, t).sum(1))
+    return Fitted(ref, t, *classwise.offsets(rows, gap), *usual, confidence)
 
 
-def _answers(served: Outputs) -> Tensor:
-    """Which class each row answers, one-hot [clients, size, classes]; zero in rows that do not count."""
-    logits = served.logits
-    return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype) * served.real[..., None]
+def _cells(plain: Outputs, t: Tensor) -> Tensor:
+    """The cell of each row, one-hot [clients, size, cells]; zero in rows that do not count."""
+    cells = F.one_hot(classwise.cell(plain.logits, t), 2 * plain.logits.shape[-1])
+    return cells.to(plain.logits.dtype) * plain.real[..., None]
 
 
 def _neighbour(session: Session, adapter: Adapter, test: Test) -> Tensor:
@@ -183,18 +188,22 @@ def _curves(
         out["agreement"] = vmap(vmap(ops.agreement))(logits, cut(other, batch), real)
     counts = real.sum(-1)
     whole = {name: _total(values, counts) for name, values in out.items()}
-    chances = ops.chance(seen.logits, ref["pooled"][0], plain.logits, fitted.plain_temperature)
-    groups, answers = ops.group(seen.logits, plain.logits), _answers(plain)
-    known = 0.0 * ref["accuracy"]  # NaN for clients without validation data
-    so_far = cut(answers, batch).sum(2).cumsum(1)
-    near = ops.nearness(fitted.answers[:, None], so_far)
-    rows = vmap(vmap(ops.classwise, in_dims=(0, 0, None, None, 0)), in_dims=(0, 0, 0, None, 0))
-    out["classwise"] = each(rows(cut(chances, batch), cut(groups, batch), fitted.own, fitted.everyone, near), real)
-    out["classwise"] = out["classwise"] + known[:, None]
-    near = ops.nearness(fitted.answers, answers.sum(1))
-    final = vmap(ops.classwise, in_dims=(0, 0, 0, None, 0))(chances, groups, fitted.own, fitted.everyone, near)
-    whole["classwise"] = vmap(ops.mean)(final, seen.real) + known
+    known = 0.0 * ref["accuracy"][:, None]  # NaN for clients without validation data
+    cells = cut(_cells(plain, fitted.plain_temperature), batch)
+    so_far = classwise.belonging(fitted.usual[:, None], fitted.others[:, None], cells.sum(2).cumsum(1))
+    out["classwise"] = each(cut(_rows(fitted, seen, plain, (cells * so_far[:, :, None]).sum(-1)), batch), real) + known
+    at_last = classwise.belonging(fitted.usual, fitted.others, cells.sum((1, 2)))
+    final = _rows(fitted, seen, plain, (cells * at_last[:, None, None]).sum(-1)) + known
+    whole["classwise"] = vmap(ops.mean)(final, seen.real)
     return out, whole
+
+
+def _rows(fitted: Fitted, seen: Outputs, plain: Outputs, belongs: Tensor) -> Tensor:
+    """The class-wise estimate of every row [clients, size], where rows of batches belong to the client so far."""
+    t = fitted.ref["pooled"][0], fitted.plain_temperature
+    chances = classwise.chance(seen.logits, t[0], plain.logits, t[1])
+    groups, belongs = classwise.group(seen.logits, plain.logits), belongs.flatten(1)[:, : chances.shape[1]]
+    return vmap(classwise.classwise, in_dims=(0, 0, 0, None, 0))(chances, groups, fitted.own, fitted.everyone, belongs)
 
 
 def cut(values: Tensor, batch: int) -> Tensor:
@@ -234,6 +243,24 @@ def _errors(
             numbers = {k: _number(v.nanmean()) for k, v in row.items()}
             rows.append({"estimator": name, "clients": int(off.isfinite().sum()), **numbers})
     return rows
+
+
+def draw(hit: Tensor, real: Tensor, examples: Tensor) -> Tensor:
+    """The mean absolute error of knowing each client's expected accuracy but not its samples, [clients].
+
+    That of a normal deviate: the accuracy of n samples varies by p (1 - p) / (n - 1), if each is of another of the
+    `examples` [clients, size]. Those of one example are right or wrong together, and count as one draw."""
+    out = []
+    for h, r, e in zip(hit, real, examples, strict=True):
+        own, rank = e[r].unique(return_inverse=True)
+        sums = torch.zeros(len(own)).index_add(0, rank, h[r] - h[r].mean())
+        out.append(sums.square().sum() / r.sum() ** 2 * len(own) / (len(own) - 1))
+    return (2.0 / math.pi * torch.stack(out)).sqrt()
+
+
+def _examples(test: Test) -> Tensor:
+    rows = test.shards.rows.cpu()
+    return rows if test.copied is None else test.copied.cpu()[rows]
 
 
 def _drawn(found: Mapping[str, Tensor], window: int, seen: Outputs, test: Test) -> dict[str, list[float | None]]:

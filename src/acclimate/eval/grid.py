@@ -34,6 +34,8 @@ class Test(NamedTuple):
     shards: Shards
     protocol: Protocol
     new: bool = False
+    copied: Tensor | None = None
+    """Of which example each row of `shards.x` is a copy, where rows are copies."""
 
 
 Streams = Mapping[str, Test]

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, vmap
 
-from ..core import Adapter, Mode, Out, Predict, Task, Tree, check, rng
+from ..core import Mode, Out, Predict, Task, Tree, Wrapping, check, rng
 from ..ops import estimates
 
 
 @dataclass(frozen=True)
-class Observed(Adapter):
+class Observed(Wrapping):
     """Delegates everything, and traces its logits and, where `passes` is above 0, what dropout on the features before
     the head makes of them.
 
@@ -22,7 +23,6 @@ class Observed(Adapter):
     than one head, only what comes from the model's own head changes.
     """
 
-    adapter: Adapter = Adapter()
     passes: int = 10
     rate: float = 0.4
 
@@ -37,30 +37,6 @@ class Observed(Adapter):
         if not 0 < self.rate < 1:
             raise check.FieldError(f"Observed: rate={self.rate} must be between 0 and 1", "rate")
 
-    @property
-    def transductive(self) -> bool:  # type: ignore[override]
-        return self.adapter.transductive
-
-    @property
-    def batch_free(self) -> bool:
-        return self.adapter.batch_free
-
-    def refusal(self, task: Task, model: Tree) -> str | None:
-        return self.adapter.refusal(task, model)
-
-    def init(self, task: Task, model: Tree) -> Tree:
-        return self.adapter.init(task, model)
-
-    def prepare(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, real: Tensor, key: rng.Key
-    ) -> Tree:
-        return self.adapter.prepare(task, predict, model, state, x, real, key)
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return self.adapter.step(task, predict, model, state, x, key)
-
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:
@@ -68,19 +44,22 @@ class Observed(Adapter):
         if not self.passes:
             return logits, new, {"logits": logits}
 
-        def one(pass_key: rng.Key) -> Tensor:
-            return self.adapter.step(task, self._dropping(task, predict, pass_key), model, state, x, key)[0]
+        def one(number: Tensor) -> Tensor:
+            return self.adapter.step(task, self._dropping(task, predict, key, number), model, state, x, key)[0]
 
-        passes = vmap(one)(rng.rows(rng.fold(key, "passes"), self.passes))  # what no mask reaches is computed once
+        passes = vmap(one)(torch.arange(self.passes, device=key.device))  # what no mask reaches is computed once
         differs, dropped = estimates.disagreement(logits, passes)
         return logits, new, {"logits": logits, "differs": differs, "dropped": dropped}
 
-    def _dropping(self, task: Task, predict: Predict, pass_key: rng.Key) -> Predict:
-        """The model with dropout before its head, whatever parameters the adapter gives it."""
+    def _dropping(self, task: Task, predict: Predict, samples: rng.Key, number: Tensor) -> Predict:
+        """The model with dropout before its head, whatever parameters the adapter gives it.
+
+        A sample has the same masks however its stream is cut into batches."""
 
         def call(model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
             out = predict(model, x, mode, key)
-            features = estimates.dropout(out.features, self.rate, pass_key)
+            masks = rng.fold(rng.rows(samples, len(out.features)), "passes", number)
+            features = estimates.dropout(out.features, self.rate, masks)
             change = (features - out.features) @ model["vars"]["params"][task.head_weight].T
             return out._replace(logits=out.logits + change, features=features)
 

@@ -34,6 +34,8 @@ def load_live(path: str | Path, **given: Any) -> Live:
     try:
         model, trees = (read(folder, card["files"][word]) for word in ("model", "state"))
         experiment, worker = _worker(card, given)
+        if reason := experiment.adapters[0].refusal(worker.task, model):
+            raise store.RunError(f"{folder / CARD}: {reason}")
         ring = deque(((int(k), v) for k, v in trees["snapshots"].items()), maxlen=SNAPSHOTS)
         about = (experiment, worker, tuple(card["classes"]), card["client"], model, trees["session"], card["record"])
         rest = (card["frozen"], card["prepared"], getattr(torch, card["dtype"]), ring)

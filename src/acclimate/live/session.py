@@ -82,37 +82,6 @@ def request(
     """
     if adapter.batch_free:
         return _free(task, predict, adapter, model, state, x, key, open)
-    return _windowed(task, predict, adapter, model, state, x, key, open, due)
-
-
-def _free(
-    task: Task, predict: Predict, adapter: Adapter, model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor
-) -> Outcome:
-    plain = predict(model, x).logits
-    now = rng.advance(key, state["seen"])
-    logits, new = adapter.step(task, predict, model, state["adapter"], x, now)
-    commit = open & (not adapter.transductive and adapts(adapter))  # what was prepared is only applied
-    after = {
-        **state,
-        "adapter": tree.where(commit, new, state["adapter"]),
-        "seen": state["seen"] + len(x),
-        "step": state["step"] + commit.to(torch.int64),
-    }
-    used = (open & adapts(adapter)).expand(len(x))
-    return Outcome(torch.where(open, logits, plain), plain, used, {}, commit, after)
-
-
-def _windowed(
-    task: Task,
-    predict: Predict,
-    adapter: Adapter,
-    model: Tree,
-    state: Tree,
-    x: Tensor,
-    key: rng.Key,
-    open: Tensor,
-    due: bool,
-) -> Outcome:
     size, n = state["window"].shape[0], x.shape[0]
     window = torch.cat((state["window"], x.to(state["window"].dtype)))[-size:]
     filled, fresh = (state["filled"] + n).clamp_max(size), state["fresh"] + n
@@ -139,3 +108,20 @@ def _windowed(
         "step": state["step"] + commit.to(torch.int64),
     }
     return Outcome(torch.where(used, logits[-n:], plain), plain, used.expand(n), told, commit, after)
+
+
+def _free(
+    task: Task, predict: Predict, adapter: Adapter, model: Tree, state: Tree, x: Tensor, key: rng.Key, open: Tensor
+) -> Outcome:
+    plain = predict(model, x).logits
+    now = rng.advance(key, state["seen"])
+    logits, new = adapter.step(task, predict, model, state["adapter"], x, now)
+    commit = open & (not adapter.transductive and adapts(adapter))  # what was prepared is only applied
+    after = {
+        **state,
+        "adapter": tree.where(commit, new, state["adapter"]),
+        "seen": state["seen"] + len(x),
+        "step": state["step"] + commit.to(torch.int64),
+    }
+    used = (open & adapts(adapter)).expand(len(x))
+    return Outcome(torch.where(open, logits, plain), plain, used, {}, commit, after)

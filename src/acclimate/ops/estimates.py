@@ -8,9 +8,7 @@ or in what is estimated, the estimate is NaN. Estimates are not clipped to 0 and
 - `cbpe`, the mean calibrated confidence, as NannyML calls it.
 - `aetta`: Lee et al., CVPR 2024, with the client's prior in the place of the uniform one unless told otherwise.
 - `agreement` of two models: Jiang et al., ICLR 2022.
-- `classwise`, our own: how likely each answer is right, offset by the class that is answered and by whether the
-  un-adapted model answers the same; offsets come from distorted validation data of the client, and of all clients where
-  the answers are not this client's classes.
+- `classwise`, our own, has a file to itself: classwise.py.
 """
 
 from __future__ import annotations
@@ -80,9 +78,9 @@ def agreement(logits: Tensor, other: Tensor, real: Tensor) -> Tensor:
     return mean((logits.argmax(-1) == other.argmax(-1)).to(logits.dtype), real)
 
 
-def dropout(features: Tensor, rate: float, key: rng.Key) -> Tensor:
-    """Features [N, D] of which a share is zero and the rest larger; a row has the same draws in batches of any size."""
-    draws = vmap(lambda k: rng.uniform(k, features.shape[-1]))(rng.rows(key, features.shape[0]))
+def dropout(features: Tensor, rate: float, keys: Tensor) -> Tensor:
+    """Features [N, D] of which a share is zero and the rest larger; every row draws from its own of the `keys` [N]."""
+    draws = vmap(lambda k: rng.uniform(k, features.shape[-1]))(keys)
     return features * (draws >= rate) / (1.0 - rate)
 
 
@@ -115,54 +113,6 @@ def smoothed(values: Tensor, keep: float = 0.6) -> Tensor:
     for t in range(1, values.shape[-1]):
         out.append(keep * out[-1] + (1.0 - keep) * values[..., t])
     return torch.stack(out, -1)
-
-
-def chance(logits: Tensor, t: Tensor, plain: Tensor, plain_t: Tensor) -> Tensor:
-    """How likely each answer is right before any offset: the mean of what the adapted model and the un-adapted one,
-    each at its temperature, think of the adapted model's answer."""
-    answer = logits.argmax(-1, keepdim=True)
-    own, other = (logits / t).softmax(-1), (plain / plain_t).softmax(-1)
-    return (own.gather(-1, answer) + other.gather(-1, answer))[..., 0] / 2
-
-
-def group(logits: Tensor, plain: Tensor) -> Tensor:
-    """The group of each row: the class answered, and apart from these the classes that the un-adapted model does not
-    answer; [N] in 0 to 2 * classes - 1."""
-    answer = logits.argmax(-1)
-    return answer + logits.shape[-1] * (answer != plain.argmax(-1))
-
-
-def gaps(chances: Tensor, groups: Tensor, hit: Tensor, real: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Of labelled rows, how many each of `count` groups has, and the sum of hit less chance over them: two [count]."""
-    member = F.one_hot(groups, count).to(chances.dtype) * real[:, None]
-    return member.sum(0), ((hit - chances)[:, None] * member).sum(0)
-
-
-def offsets(rows: Tensor, gap: Tensor, own: float = 10.0, pool: float = 20.0) -> tuple[Tensor, Tensor]:
-    """What to add to the chances of each group: of every client [K, G], and of all clients together [G].
-
-    A client's mean gap is drawn to that of all as if `own` more of its rows had that, and that of all to zero by `pool`
-    rows: groups that are rarely met say little.
-    """
-    everyone = gap.sum(0) / (rows.sum(0) + pool)
-    return (gap + own * everyone) / (rows + own), everyone
-
-
-def nearness(known: Tensor, seen: Tensor, low: float = 0.35, high: float = 0.65) -> Tensor:
-    """How much of a client's own offsets to take: 1 where the shares of answers [..., C] that are `seen` overlap with
-    the `known` ones by `high` or more, 0 where by `low` or less: the stream then is not of this client's classes."""
-    overlap = torch.minimum(_shares(known), _shares(seen)).sum(-1)
-    return ((overlap - low) / (high - low)).clamp(0.0, 1.0)
-
-
-def classwise(chances: Tensor, groups: Tensor, own: Tensor, everyone: Tensor, near: Tensor) -> Tensor:
-    """Per row, the chance that the answer is right, offset by its group; `own` [G] counts as far as `near` says."""
-    offset = near[..., None] * own + (1.0 - near[..., None]) * everyone
-    return (chances + offset.expand(*groups.shape[:-1], -1).gather(-1, groups)).clamp(0.0, 1.0)
-
-
-def _shares(counts: Tensor) -> Tensor:
-    return counts / counts.sum(-1, keepdim=True)
 
 
 def _threshold(confidence: Tensor, hit: Tensor, real: Tensor) -> Tensor:

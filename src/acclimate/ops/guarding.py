@@ -36,6 +36,34 @@ def known(logits: Tensor, y: Tensor, real: Tensor, most: float = torch.inf, leas
     }
 
 
+SAME = 0.02
+"""Blurring that makes a model less unsure than this says nothing of how blurred a stream is."""
+
+
+def halves(logits: Tensor, y: Tensor, real: Tensor, soft: Tensor, temperature: Tensor) -> Tree:
+    """[2]: `accuracy` and mean `confidence` on sharp and on blurred examples; NaN where there are none."""
+    hit, sure = (logits.argmax(-1) == y).to(logits.dtype), estimates.certainty(logits, temperature)
+    parts = real & ~soft, real & soft
+    return {
+        name: torch.stack([estimates.mean(v, some) for some in parts])
+        for name, v in (("accuracy", hit), ("confidence", sure))
+    }
+
+
+def lead(plain: Tree, adapted: Tree, whole: Tensor, confidence: Tensor) -> Tensor:
+    """The adapted model's lead in accuracy on validation examples.
+
+    `plain` and `adapted` are `halves`. The lead on blurred examples counts the more the less sure the un-adapted model
+    is of the stream, from what it is on sharp ones to what it is on blurred ones; but never more than the lead on
+    `whole`, all examples. A blur that only one of the models stands says nothing of sharp samples.
+    """
+    sharp, soft = plain["confidence"]
+    share = torch.where(sharp - soft > SAME, (sharp - confidence) / (sharp - soft).clamp_min(SAME), 0.5).clamp(0.0, 1.0)
+    ahead = adapted["accuracy"] - plain["accuracy"]
+    alike = (1.0 - share) * ahead[0] + share * ahead[1]
+    return torch.nan_to_num(torch.fmin(whole, alike))
+
+
 def probabilities(logits: Tensor, ref: Tree) -> Tensor:
     """Calibrated probabilities of a batch."""
     return (logits / ref["temperature"]).softmax(-1)
@@ -55,8 +83,8 @@ def prior(y: Tensor, real: Tensor, classes: int) -> Tensor:
 RARE = 0.06
 
 
-def examples(data: Tree, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, labels and which of them count, of `count` places filled with a client's labelled examples.
+def examples(data: Tree, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inputs, labels, which of them count and which are blurred, of `count` places for a client's labelled examples.
 
     Where they are images, the later half of the places has blurred ones: a client's stream is not always sharp, and
     two models that agree on sharp images may differ there.
@@ -65,8 +93,8 @@ def examples(data: Tree, count: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, half = data["rows"][at % data["n"].clamp_min(1)], count - count // 2
     x = data["x"][rows]
     if x.dim() != 4:
-        return x, data["y"][rows], at < data["n"]
-    return torch.cat((x[:half], blurred(x[half:]))), data["y"][rows], at % half < data["n"]
+        return x, data["y"][rows], at < data["n"], at < 0
+    return torch.cat((x[:half], blurred(x[half:]))), data["y"][rows], at % half < data["n"], at >= half
 
 
 def blurred(x: Tensor) -> Tensor:
@@ -149,6 +177,7 @@ def weighed(sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float
         "gain": mean["gain"],
         "foreign": mean["foreign"],
         "likely": mean["likely"],
+        "confidence": mean["confidence"],
         "surer": torch.nan_to_num(mean["confidence"] - ref["plain"]["confidence"]),
         "nearer": divergence(plain.mean(0), ref["prior"]) - divergence(adapted.mean(0), ref["prior"]),
         "flips": (plain.argmax(-1) != adapted.argmax(-1)).to(plain.dtype).mean(),

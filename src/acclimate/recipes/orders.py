@@ -61,6 +61,10 @@ ORDERS = (
     *(Order(f"fedicon/{table}", columns, ("FedICON", OTHERS), what) for table, (columns, what) in _ICON.items()),
     Order("fedspl/table1", PACS, ("FedSPL", OTHERS), "PACS"),
     *(
+        Order("fedspl/pacs", tuple(c.removeprefix("PACS ") for c in PACS), ("FedSPL", row), "PACS, with controls")
+        for row in ("FedAvg", "Tent", "MBSL")
+    ),
+    *(
         Order("fedpcl/released", tuple(f"{s} {d}" for s in SHIFTS), ("FedPCL", OTHERS), f"{d}, published classifier")
         for d in _SETS
     ),

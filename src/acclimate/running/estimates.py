@@ -40,6 +40,6 @@ def of_built(
     models = engine.deploy(down, fit.state.mine, personal or fit.experiment.personal)
     model = engine.model_of(models, 0)
     able = {n: a for n, a in by_name(adapters or fit.experiment.adapters).items() if not a.refusal(worker.task, model)}
-    tests = {name: Test(stream.shards, shift.protocol, stream.new) for name, (shift, stream) in built.items()}
+    tests = {name: Test(s.shards, shift.protocol, s.new, s.copied) for name, (shift, s) in built.items()}
     steady = frozenset(name for name, (shift, _) in built.items() if isinstance(shift, STEADY))
     return measure(engine, models, world, world.val, able, tests, steady, passes)

@@ -54,6 +54,8 @@ class Stream:
     card: dict[str, Any] = field(default_factory=dict)
     new: bool = False
     """Whether its clients are newcomers, who were not there for training."""
+    copied: Tensor | None = None
+    """Of which example each row of `shards.x` is a copy, where rows are copies."""
 
 
 @dataclass(frozen=True)

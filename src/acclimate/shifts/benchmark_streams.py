@@ -54,7 +54,7 @@ class Corrupted(Corrupting):
         mix = dict(zip(self.kinds, torch.bincount(kinds, minlength=len(self.kinds)).tolist(), strict=True))
         places = [torch.searchsorted(used, r) for r in rows]
         card = {"severity": self.severity, "kinds": mix} | ({"frost": frost().source} if mix.get("frost") else {})
-        return Stream(Shards.of(x, world.examples.y[used], places), card)
+        return Stream(Shards.of(x, world.examples.y[used], places), card, copied=used)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,8 @@ class Mixture(Shift):
             rows.append(shuffled(equal, rng.fold(key, "mixture", c)))
         names = _numbered([type(part).__name__ for part in self.parts])
         cards = {name: stream.card for name, stream in zip(names, streams, strict=True)}
-        return Stream(Shards.of(x, y, rows), {"parts": cards})
+        of = [u if s.copied is None else s.copied[u] for s, u in zip(streams, used, strict=True)]
+        return Stream(Shards.of(x, y, rows), {"parts": cards}, copied=torch.cat(of))
 
 
 def brfl(natural: Any = None) -> tuple[Shift, ...]:

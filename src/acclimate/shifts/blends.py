@@ -94,7 +94,8 @@ class Blends(Corrupting):
             "corners": corners,
         }
         shards = Shards.of(x, world.examples.y[rows], consecutive(walked))
-        return Stream(shards, card | ({"frost": frost().source} if any(k == "frost" for k, _ in corners) else {}))
+        card |= {"frost": frost().source} if any(k == "frost" for k, _ in corners) else {}
+        return Stream(shards, card, copied=rows)
 
     def _pixels(self, clean: Tensor, rows: Tensor, at: Tensor, key: rng.Key) -> Tensor:
         keys, ice = rng.fold(rng.fold(rng.fold(key, "image"), rows), at), frost()

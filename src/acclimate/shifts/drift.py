@@ -55,7 +55,8 @@ class Segments(Corrupting):
         x = self._pixels(world, rows, where, rng.fold(key, type(self).__name__))
         shards = Shards.of(x, world.examples.y[rows], consecutive(walked))
         card = {"segment": self.segment, "plan": [[k, s] for k, s in plan]}
-        return Stream(shards, card | ({"frost": frost().source} if any(k == "frost" and s for k, s in plan) else {}))
+        card |= {"frost": frost().source} if any(k == "frost" and s for k, s in plan) else {}
+        return Stream(shards, card, copied=rows)
 
     def _pixels(self, world: Federation, rows: Tensor, where: Tensor, key: rng.Key) -> Tensor:
         plan, clean = self.plan(), world.examples.x[rows]

@@ -57,4 +57,4 @@ class Grouped(Corrupting):
         groups = {k: list(range(i, len(walked), len(self.kinds))) for i, k in enumerate(self.kinds)}
         card = {"severity": self.severity, "groups": groups, "order": "one corruption per client, by its number"}
         card |= {"frost": ice.source} if "frost" in self.kinds else {}
-        return Stream(Shards.of(x, world.examples.y[rows], consecutive(walked)), card)
+        return Stream(Shards.of(x, world.examples.y[rows], consecutive(walked)), card, copied=rows)

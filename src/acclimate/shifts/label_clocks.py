@@ -3,58 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core import check, rng
 from .base import Federation, Stream, ordered
-from .drift import Gradual, Recurring
+from .drift import Gradual, Recurring, Segments
 
 
 @dataclass(frozen=True)
-class GradualLabels(Gradual):
-    """One corruption that grows and fades, under a mix of classes that drifts.
-
-    Every `period` samples the client's mix reaches another one, drawn from Dirichlet(alpha) over the classes that it
-    has; between two, it moves evenly from the one to the other. So images and labels change at different times. A
-    class's own examples come in turn, again and again.
-    """
+class LabelClock(Segments):
+    """The base of both: every `period` samples the client's mix reaches another one, drawn from Dirichlet(alpha) over
+    the classes that it has; between two, it moves evenly from the one to the other. A class's own examples come in
+    turn, again and again."""
 
     alpha: float = 0.5
     period: int = 50
 
     def __post_init__(self) -> None:
-        _check(self)
+        check.positive(self, "alpha")
+        check.whole(self, "period", 1)
         super().__post_init__()
 
     def walked(self, world: Federation, key: rng.Key) -> list[Tensor]:
         return clocked(world, key, self.segment * len(self.plan()), self.alpha, self.period)
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        return _told(super().build(world, key), self.alpha, self.period)
+        built = super().build(world, key)
+        order = f"the mix of classes drifts, to another one of Dirichlet({self.alpha}) every {self.period} samples"
+        return replace(built, card={**built.card, "order": order, "alpha": self.alpha, "period": self.period})
 
 
 @dataclass(frozen=True)
-class RecurringLabels(Recurring):
-    """A few corruptions that come back, with clean segments between, under a mix of classes that drifts.
+class GradualLabels(LabelClock, Gradual):
+    """One corruption that grows and fades, under a mix of classes that drifts: images and labels change at different
+    times."""
 
-    The mix drifts as in `GradualLabels`: what comes back has other labels than before.
-    """
 
-    alpha: float = 0.5
-    period: int = 50
-
-    def __post_init__(self) -> None:
-        _check(self)
-        super().__post_init__()
-
-    def walked(self, world: Federation, key: rng.Key) -> list[Tensor]:
-        return clocked(world, key, self.segment * len(self.plan()), self.alpha, self.period)
-
-    def build(self, world: Federation, key: rng.Key) -> Stream:
-        return _told(super().build(world, key), self.alpha, self.period)
+@dataclass(frozen=True)
+class RecurringLabels(LabelClock, Recurring):
+    """A few corruptions that come back, with clean segments between, under a mix of classes that drifts: what comes
+    back has other labels than before."""
 
 
 def clocked(world: Federation, key: rng.Key, length: int, alpha: float, period: int) -> list[Tensor]:
@@ -78,13 +68,3 @@ def drifting(rows: Tensor, classes: Tensor, length: int, alpha: float, period: i
         mine, own = (drawn == i).nonzero().flatten(), rows[classes == c]
         out[mine] = own[torch.arange(len(mine)) % len(own)]
     return out
-
-
-def _check(record: Any) -> None:
-    check.positive(record, "alpha")
-    check.whole(record, "period", 1)
-
-
-def _told(stream: Stream, alpha: float, period: int) -> Stream:
-    order = f"the mix of classes drifts, to another one of Dirichlet({alpha}) every {period} samples"
-    return replace(stream, card={**stream.card, "order": order, "alpha": alpha, "period": period})

@@ -31,7 +31,8 @@ def section(board: Board) -> str:
         return ""
     note = (
         "Estimates are fitted on the clients' labelled validation data; labels of the streams are read for the true "
-        "accuracy alone. Errors are in points of accuracy, per client, mean over clients; the least of a line is bold."
+        "accuracy alone. Errors are in points of accuracy, per client, mean over clients; the least of a line is bold. "
+        "The draw is the error of who knows each client's expected accuracy, but not its samples: they are few."
     )
     folds = [details(name, "estimated and true accuracy", body, i == 0) for i, (name, body) in enumerate(parts)]
     return f'<p class="muted">{note}</p>{"".join(folds)}'
@@ -44,7 +45,10 @@ def _run(kept: Mapping[str, Any]) -> str:
     names = list(dict.fromkeys(str(r.get("estimator")) for r in rows))
     best = _best(rows, names)
     error = mean([num(r["error"]) for r in rows if r["estimator"] == best])
-    lead = f"<p>Over all adapters and streams, <b>{esc(best)}</b> is nearest: {fixed(100 * error)} points off.</p>"
+    luck = [num(r["draw"]) for r in rows if r["estimator"] == best and math.isfinite(num(r.get("draw")))]
+    beside = f" The draw of samples alone is worth {fixed(100 * mean(luck))}." if luck else ""
+    far = f"{fixed(100 * error)} points off."
+    lead = f"<p>Over all adapters and streams, <b>{esc(best)}</b> is nearest: {far}{beside}</p>"
     return lead + _errors(rows, names) + _panels(kept.get("curves") or (), best)
 
 
@@ -54,13 +58,14 @@ def _best(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _errors(rows: Sequence[Row], names: Sequence[str]) -> str:
-    head = [("adapter", ""), ("stream", ""), *((esc(n), "n") for n in names)]
+    head = [("adapter", ""), ("stream", ""), *((esc(n), "n") for n in names), ("draw", "n")]
     pairs = dict.fromkeys((str(r.get("adapter")), str(r.get("stream"))) for r in rows)
     lines = []
     for adapter, stream in pairs:
         here = {str(r["estimator"]): r for r in rows if (str(r["adapter"]), str(r["stream"])) == (adapter, stream)}
         least = min(num(r["error"]) for r in here.values())
-        cells = [_cell(here.get(n), least) for n in names]
+        luck = num(next(iter(here.values())).get("draw"))
+        cells = [*(_cell(here.get(n), least) for n in names), f'<td class="n">{fixed(100 * luck)}</td>']
         lines.append(f"<th scope='row'>{esc(adapter)}</th><td>{esc(stream)}</td>{''.join(cells)}")
     return table("Mean absolute error of each estimate of accuracy, in points", head, lines)
 

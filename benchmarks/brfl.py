@@ -1,0 +1,159 @@
+"""Every adapter on every stream of a federated CIFAR-10: accuracy, milliseconds per sample and memory.
+
+A row is one adapter on one deployment (FedAvg, FedAvg with fine-tuning, or the method that an adapter belongs to), one
+level of label skew, one stream and one seed. The streams are BRFL's, where their data is at hand, and two in which
+classes or corruptions come in runs. The model is the CNN with batch norm (with instance-aware batch norm for NOTE), so
+that every adapter can serve it.
+
+    python benchmarks/brfl.py [--alphas 0.1,1.0] [--seeds 0,1,2] [--adapters bn,tent] [--clients 20] [--rounds 100]
+        [--data cifar10] [--device cuda]
+    python benchmarks/brfl.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
+
+Rows that are in the file already are not run again, so a run that was cut goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import command, environment, peak_memory, wait
+
+import acclimate as ac
+from acclimate import store
+from acclimate.core import Adapter
+from acclimate.eval.rows import summary_of
+from acclimate.experiment import catalogue
+from acclimate.running.build import device_of
+from live import CASES, Case, Lab
+
+Row = dict[str, Any]
+STREAMS = "original,corrupted,out-of-client,mixture,continual,correlated"
+PLAIN = [Case("none"), Case("none", "fedthe"), *(c for c in CASES if c.personal != "finetune")]
+TUNED = [c._replace(personal="finetune") for c in PLAIN if c.method == "fedavg" and c.personal == "none"]
+
+
+class Deployed(Lab):
+    """Trainings and streams of one level of skew; models without what a guard knows."""
+
+    def models(self, case: Case, seed: int) -> Any:
+        """The deployed models, with what this adapter wants of each client's validation examples."""
+        key, fit = (case.method, case.personal, case.norm, seed), self.fit(case, seed)
+        if key not in self._models:
+            down = fit.worker.method.download(fit.worker.task, fit.state.server)
+            self._models[key] = fit.engine.deploy(down, fit.state.mine, catalogue.PERSONALS[case.personal])
+        record: Adapter = catalogue.ADAPTERS[case.adapter]
+        held = fit.world.shards(fit.world.val)
+        return fit.engine.calibrated(self._models[key], held, record) if record.calibrates else self._models[key]
+
+
+def measured(lab: Deployed, case: Case, stream: str, seed: int) -> Row:
+    """Accuracy per client in percent, milliseconds per sample and the peak of memory."""
+    fit, models = lab.fit(case, seed), lab.models(case, seed)
+    shift, built = lab.streams(case, seed)[stream]
+    record, device = catalogue.ADAPTERS[case.adapter], fit.engine.device
+    if reason := record.refusal(fit.worker.task, fit.engine.model_of(models, 0)):
+        return {"refused": reason}
+    wait(device)
+    with peak_memory(device) as memory:
+        began = time.perf_counter()
+        found = summary_of(fit.engine.serve(models, built.shards, record, shift.protocol))
+        wait(device)
+    seconds = time.perf_counter() - began
+    return {
+        "accuracy": round(100 * found.accuracy, 3),
+        "clients": [round(100 * a, 2) for a in found.per_client],
+        "ms_per_sample": round(1e3 * seconds / int(built.shards.n.sum()), 4),
+        **{name: round(value, 3) for name, value in memory.items()},
+    }
+
+
+def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
+    """Means over seeds as Markdown, a row per deployment and adapter, and the median of milliseconds per sample."""
+    rows = [r for r in rows if r["alpha"] == alpha and "accuracy" in r]
+    lines = ["| | " + " | ".join(names) + " | ms per sample |", "|---|" + "---:|" * (len(names) + 1)]
+    for label in dict.fromkeys(r["case"] for r in rows):
+        own = [r for r in rows if r["case"] == label]
+        cells = [[r["accuracy"] for r in own if r["stream"] == s] for s in names]
+        shown = [f"{statistics.mean(c):.1f}" if c else "" for c in cells]
+        lines.append(f"| {label} | {' | '.join(shown)} | {statistics.median(r['ms_per_sample'] for r in own):.3f} |")
+    return "\n".join(lines)
+
+
+def read(path: Path, study: Row) -> dict[str, Row]:
+    """The rows that a file has; an error where they are of another study."""
+    if not path.exists():
+        return {}
+    record = json.loads(path.read_text())
+    if record["study"] != study:
+        raise SystemExit(f"{path}: its rows are of {record['study']}, not of {study}; name another --out")
+    return {name_of(r): r for r in record["rows"]}
+
+
+def name_of(row: Row) -> str:
+    """`fedavg/tent 0.1 original 0`"""
+    return f"{row['case']} {row['alpha']} {row['stream']} {row['seed']}"
+
+
+def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
+    """Write all rows, in the order of their names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"environment": where, "study": study, "rows": [rows[name] for name in sorted(rows)]}
+    store.write(path, store.json_text(record, indent=1) + "\n")
+
+
+def main() -> None:
+    """Train, measure what is missing, write after each row, print tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
+    parser.add_argument("--alphas", type=lambda s: [float(a) for a in s.split(",")], default=[0.1, 1.0])
+    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--adapters", help="names, or labels such as fedavg+finetune/tent; default: all")
+    parser.add_argument("--streams", default=STREAMS)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
+    parser.add_argument("--out", type=Path, default=Path("results/adapters/brfl.json"))
+    given = parser.parse_args()
+    study = {"data": given.data, "clients": given.clients, "rounds": given.rounds, "model": "cnn-bn"}
+    rows, names = read(given.out, study), given.streams.split(",")
+    if given.merge:
+        parts = [json.loads(p.read_text())["environment"] for p in given.merge]
+        rows |= {name: row for part in given.merge for name, row in read(part, study).items()}
+        where = {**parts[0], "command": command(), "parts": [p["command"] for p in parts]}
+        save(given.out, study, where, rows)
+    wanted = given.adapters.split(",") if given.adapters else list(catalogue.ADAPTERS)
+    cases = [] if given.merge else [c for c in (*PLAIN, *TUNED) if {c.label, c.adapter} & set(wanted)]
+    data: Any = ac.data.Digits if given.data == "digits" else ac.data.CIFAR10
+    for alpha in given.alphas:
+        dealt = data(clients=given.clients, partition=ac.data.Dirichlet(alpha))
+        base = ac.Experiment(data=dealt, model=catalogue.MODELS["cnn-bn"], rounds=given.rounds, device=given.device)
+        for seed in given.seeds:
+            lab = Deployed(replace(base, backend=ac.backends.Vmap(), eval_every=given.rounds), names)
+            for case in cases:
+                for stream in names:
+                    place = {"case": case.label, "alpha": alpha, "stream": stream, "seed": seed}
+                    if name_of(place) in rows:
+                        continue
+                    found = measured(lab, case, stream, seed)
+                    rows[name_of(place)] = {**place, **found}
+                    save(given.out, study, environment(device_of(given.device)), rows)
+                    print(
+                        f"{name_of(place):48s} {found.get('accuracy', found)} {found.get('ms_per_sample', '')}",
+                        flush=True,
+                    )
+            torch.cuda.empty_cache()
+    for alpha in given.alphas:
+        print(f"\nDirichlet({alpha})\n\n{table(rows.values(), names, alpha)}")
+
+
+if __name__ == "__main__":
+    main()
