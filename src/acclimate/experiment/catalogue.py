@@ -166,6 +166,7 @@ MODELS: dict[str, Model] = {
     "alexnet": models.AlexNet(),
     "vgg11": models.VGG11(),
     "pretrained": models.Pretrained(),
+    "vit-tiny": models.ViT(),
 }
 
 DATASETS: dict[str, data.Dataset] = {

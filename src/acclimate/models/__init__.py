@@ -5,12 +5,14 @@ from ..core.nn.wrapped import Wrap
 from .cct import CCT
 from .cnn import CNN
 from .frozen import Frozen, Projection
+from .lora import LoRA
 from .mixed_architectures import Mixed
 from .mlp import MLP
 from .pretrained import Pretrained
 from .resnet import ResNet20
 from .resnets import ResNet
 from .stacks import VGG11, AlexNet
+from .vit import ViT
 
 __all__ = [
     "CCT",
@@ -19,11 +21,13 @@ __all__ = [
     "VGG11",
     "AlexNet",
     "Frozen",
+    "LoRA",
     "Mixed",
     "Pretrained",
     "Projection",
     "ResNet",
     "ResNet20",
     "TokenIds",
+    "ViT",
     "Wrap",
 ]
