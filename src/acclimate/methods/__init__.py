@@ -10,6 +10,7 @@ from .fedadg import FedADG
 from .fedatp import FedATP
 from .fedavg import FedAvg
 from .fedcsa import FedCSA
+from .feddpa import FedDPA
 from .fedicon import FedICON
 from .fednova import FedNova
 from .fedpcl import FedPCL
@@ -52,6 +53,7 @@ __all__ = [
     "FedATP",
     "FedAvg",
     "FedCSA",
+    "FedDPA",
     "FedICON",
     "FedNova",
     "FedPCL",

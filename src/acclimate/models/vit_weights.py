@@ -85,7 +85,11 @@ def _check(found: dict[str, Tensor], own: dict[str, Tensor], spec: ViT) -> None:
             "weights",
         )
     numbers = [int(m[1]) for k in found if (m := re.match(r"blocks\.(\d+)\.", k))]
-    theirs: dict[str, Any] = {"patch": patches.shape[-1], "width": patches.shape[0], "depth": max(numbers, default=-1) + 1}
+    theirs: dict[str, Any] = {
+        "patch": patches.shape[-1],
+        "width": patches.shape[0],
+        "depth": max(numbers, default=-1) + 1,
+    }
     wrong = {k: v for k, v in theirs.items() if v != getattr(spec, k)}
     if tokens.shape[1] != own["pos_embed"].shape[1] and "patch" not in wrong:
         side = round((tokens.shape[1] - 1) ** 0.5) * spec.patch
