@@ -5,6 +5,7 @@ from .bbse import BBSE
 from .bn import BNStats
 from .cotta import CoTTA
 from .deyo import DeYO
+from .dpa import DPA
 from .eata import EATA
 from .em import EM
 from .fedctta import FedCTTA
@@ -30,6 +31,7 @@ from .surgical import Surgical
 from .t3a import T3A
 from .tent import Tent
 from .the import THE
+from .the_lora import THELoRA
 from .theplus import THEPlus
 from .together import Together
 from .tsa import TSA
@@ -39,6 +41,7 @@ from .unmix import UnMixTNS
 __all__ = [
     "ATP",
     "BBSE",
+    "DPA",
     "EATA",
     "EM",
     "ICON",
@@ -68,6 +71,7 @@ __all__ = [
     "RoTTA",
     "RunningStats",
     "Surgical",
+    "THELoRA",
     "THEPlus",
     "Tent",
     "Together",

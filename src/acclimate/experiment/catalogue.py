@@ -83,6 +83,9 @@ METHODS: dict[str, Method] = {
     "ccvr": methods.CCVR(),
     "fedfomo": methods.FedFomo(),
     "cfl": methods.CFL(),
+    "feddpa": methods.FedDPA(),
+    "feddpa-f": methods.FedDPA(when="end"),
+    "feddpa-the": methods.FedDPA(descriptors=True),
 }
 
 SUMMARIES = {
@@ -94,6 +97,10 @@ SUMMARIES = {
     "fedadam": "FedAvg with Adam on the server (Reddi et al., ICLR 2021).",
     "fedavg-balanced": "FedAvg with balanced softmax (Ren et al., NeurIPS 2020).",
     "fedicon-us": "FedICON without labels before the classifier (Tan et al., 2023).",
+    "feddpa-f": "FedDPA whose local LoRA is trained once, when the last model has arrived (Yang et al., NeurIPS 2024).",
+    "feddpa-the": "FedDPA that also sends FedTHE's descriptors, for the adapter the-lora.",
+    "lora-vit-local": "LoRA with a second, local pair per layer, for FedDPA.",
+    "vit-tiny": "A small vision transformer for small images (Dosovitskiy et al., ICLR 2021).",
     "fedtta-prox": "FedTTA held near the received model's answers (Ye et al., 2023).",
     "fedmd": "Clients of several architectures learn from the mean of their logits on a public set (Li & Wang, 2019).",
     "delta": "Tent with moving statistics and samples weighed by class frequency (Zhao et al., ICLR 2023).",
@@ -152,6 +159,8 @@ ADAPTERS: dict[str, Adapter] = {
     "atp-online": adapters.ATP(online=True),
     "the": adapters.THE(),
     "theplus": adapters.THEPlus(),
+    "the-lora": adapters.THELoRA(),
+    "dpa": adapters.DPA(),
     "lame": adapters.LAME(),
     "rotta": adapters.RoTTA(),
     "sar": adapters.SAR(),
@@ -186,6 +195,9 @@ MODELS: dict[str, Model] = {
     "pretrained": models.Pretrained(),
     "text": models.TextNet(),
     "text-bn": models.TextNet(norm="batch"),
+    "vit-tiny": models.ViT(),
+    "lora-vit": models.LoRA(),
+    "lora-vit-local": models.LoRA(private=4),
 }
 
 DATASETS: dict[str, data.Dataset] = {

@@ -15,6 +15,7 @@ from .fedatp import FedATP
 from .fedavg import FedAvg
 from .fedcsa import FedCSA
 from .feddecorr import FedDecorr
+from .feddpa import FedDPA
 from .feddyn import FedDyn
 from .fedem import FedEM
 from .fedfomo import FedFomo
@@ -71,6 +72,7 @@ __all__ = [
     "FedATP",
     "FedAvg",
     "FedCSA",
+    "FedDPA",
     "FedDecorr",
     "FedDyn",
     "FedEM",

@@ -5,6 +5,7 @@ from ..core.nn.wrapped import Wrap
 from .cct import CCT
 from .cnn import CNN
 from .frozen import Frozen, Projection
+from .lora import LoRA
 from .mixed_architectures import Mixed
 from .mlp import MLP
 from .pretrained import Pretrained
@@ -12,6 +13,7 @@ from .resnet import ResNet20
 from .resnets import ResNet
 from .stacks import VGG11, AlexNet
 from .textnet import TextNet
+from .vit import ViT
 
 __all__ = [
     "CCT",
@@ -20,6 +22,7 @@ __all__ = [
     "VGG11",
     "AlexNet",
     "Frozen",
+    "LoRA",
     "Mixed",
     "Pretrained",
     "Projection",
@@ -27,5 +30,6 @@ __all__ = [
     "ResNet20",
     "TextNet",
     "TokenIds",
+    "ViT",
     "Wrap",
 ]

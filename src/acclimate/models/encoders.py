@@ -47,7 +47,7 @@ def load(name: str) -> Backbone:
     if at:
         if source not in _FROM_FILES or not path:
             raise ValueError(f"backbone {name!r}: a checkpoint is named resnet18@FILE or resnet50@FILE")
-        return Backbone(_FROM_FILES[source](_checked(path)), *IMAGENET)
+        return Backbone(_FROM_FILES[source](checked(path)), *IMAGENET)
     if source.startswith("efficientnet-lite"):
         return _efficientnet_lite(source.removeprefix("efficientnet-lite"))
     package, colon, model = name.partition(":")
@@ -178,7 +178,7 @@ def resnet50(file: str | Path) -> nn.Module:
 _FROM_FILES: dict[str, Callable[[str], nn.Module]] = {"resnet18": resnet18, "resnet50": resnet50}
 
 
-def _checked(path: str) -> str:
+def checked(path: str) -> str:
     """The path of `FILE#DIGEST`, whose content must have this digest; of `FILE` as it is."""
     file, mark, wanted = path.rpartition("#")
     if not mark or Path(path).expanduser().exists():

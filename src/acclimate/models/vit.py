@@ -1,0 +1,149 @@
+"""The vision transformer of Dosovitskiy et al., ICLR 2021: patches of an image as tokens, and a token that answers.
+
+Layers are named as in timm's checkpoints; models/vit_weights.py reads those of torchvision and transformers too. ViT-S/16
+at 224 pixels is `ViT(patch=16, width=384, depth=12, heads=6, size=224)`; the default is a small one for small images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core import check
+from . import vit_weights
+from .attention import attend
+
+
+@dataclass(frozen=True)
+class ViT:
+    """A vision transformer with layer norm before each part, learned positions and a class token."""
+
+    patch: int = 2
+    """Side of a patch in pixels."""
+    width: int = 48
+    """Numbers per token."""
+    depth: int = 3
+    """Number of blocks."""
+    heads: int = 3
+    mlp_ratio: float = 4.0
+    """Width of a block's hidden layer, by that of a token."""
+    size: int | None = None
+    """Side to which images are resized (bilinear); None leaves them as they are."""
+    weights: str = ""
+    """A checkpoint that training starts from (models/checkpoints.py), by timm's, torchvision's or transformers' names.
+    A classifier for other classes starts afresh. `FILE#DIGEST` is refused where the file holds other weights."""
+
+    def __post_init__(self) -> None:
+        for field in ("patch", "width", "depth", "heads"):
+            check.whole(self, field, 1)
+        if self.size is not None:
+            check.whole(self, "size", 1)
+        check.positive(self, "mlp_ratio")
+        if self.width % self.heads:
+            raise check.FieldError(
+                f"ViT: width={self.width} must be a multiple of heads={self.heads}", "width", "heads"
+            )
+
+    def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """A fresh network for images [channels, height, width]."""
+        if len(shape) != 3:
+            raise ValueError(f"ViT: needs images [channels, height, width], got inputs of shape {shape}")
+        sides = shape[1:] if self.size is None else (self.size, self.size)
+        if any(side % self.patch for side in sides):
+            raise check.FieldError(
+                f"ViT: patch={self.patch} must divide the sides of the images, which are {sides[0]} x {sides[1]}; "
+                "choose another patch, or a size to which images are resized",
+                "patch",
+                "size",
+            )
+        net = _ViT(self, shape[0], (sides[0] // self.patch) * (sides[1] // self.patch), num_classes)
+        if self.weights:
+            vit_weights.fill(net, self)
+        return net
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for t in self.qkv(x).chunk(3, -1))
+        mixed: Tensor = self.proj(attend(q, k, v).transpose(-3, -2).flatten(-2))
+        return mixed
+
+
+class _MLP(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
+
+
+class _Block(nn.Module):
+    def __init__(self, spec: ViT) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(spec.width, 1e-6), _Attention(spec.width, spec.heads)
+        self.norm2 = nn.LayerNorm(spec.width, 1e-6)
+        self.mlp = _MLP(spec.width, max(int(spec.width * spec.mlp_ratio), 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class _Patches(nn.Module):
+    """A convolution whose step is its kernel, as the matrix product that it is."""
+
+    def __init__(self, channels: int, spec: ViT) -> None:
+        super().__init__()
+        self.side = spec.patch
+        self.proj = _Kernel(channels, spec.width, spec.patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.unflatten(-1, (-1, self.side)).unflatten(-3, (-1, self.side))  # [..., C, H/p, p, W/p, p]
+        tokens = parts.transpose(-3, -2).movedim(-5, -3).flatten(-3).flatten(-3, -2)
+        return F.linear(tokens, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class _Kernel(nn.Module):
+    """Weights by the names and shapes of a convolution, [width, channels, patch, patch]."""
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, channels, patch, patch))
+        self.bias = nn.Parameter(torch.zeros(width))
+        nn.init.xavier_uniform_(self.weight.data.view(width, -1))
+
+
+class _ViT(nn.Module):
+    def __init__(self, spec: ViT, channels: int, patches: int, num_classes: int) -> None:
+        super().__init__()
+        self.size = spec.size
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, patches + 1, spec.width))
+        self.patch_embed = _Patches(channels, spec)
+        self.blocks = nn.Sequential(*(_Block(spec) for _ in range(spec.depth)))
+        self.norm, self.head = nn.LayerNorm(spec.width, 1e-6), nn.Linear(spec.width, num_classes)
+        for table in (self.cls_token, self.pos_embed):
+            nn.init.trunc_normal_(table, std=0.02)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=self.size < x.shape[-1])
+        tokens = self.patch_embed(x)
+        first = self.cls_token.expand(*tokens.shape[:-2], 1, -1)
+        tokens = torch.cat((first, tokens), -2) + self.pos_embed
+        features = self.norm(self.blocks(tokens))[..., 0, :]
+        return features, self.head(features)
