@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from acclimate.core import SGD, Mean, Sum, Work, rng, tree
+from acclimate.core import SGD, StepDecay, Work, message, rng, tree
 from acclimate.methods import CCVR, FedAvg
 from acclimate.methods.ccvr import class_moments, drawn
 from linear import DATA, HEAD, KEY, TASK, VARS, F, Y, close, regression, tensor
@@ -30,11 +30,14 @@ def test_class_moments_by_value():
 
 
 def test_the_federations_moments_are_those_of_all_examples():
-    worker, _, state = fitted(CCVR(work=SMALL), model="mlp-dropout", rounds=1, cohort=6)
-    assert dict(worker.method.uplink) == {
-        "delta": Mean("n"), "n": Sum(), "means": Mean("counts"), "seconds": Mean("counts"), "counts": Sum(),
-    }  # fmt: skip
-    assert state.round == 1
+    method, parts = CCVR(work=Work(epochs=0)), [torch.tensor([0, 1, 2]), torch.tensor([3, 3, 3])]
+    some = [{**DATA, "rows": rows, "n": torch.tensor(n)} for rows, n in zip(parts, (3, 1), strict=True)]
+    ups = tree.stack([method.client(TASK, {"vars": VARS}, {}, data, KEY)[0] for data in some])
+    both = torch.arange(2)
+    total = message.finish(method.uplink, message.partial(method.uplink, both, ups), both)
+    for name, value in moments().items():
+        close(total[name], value)
+    assert total["n"].item() == 4
 
 
 def test_drawn_features_have_the_classes_mean_and_covariance():
@@ -78,3 +81,5 @@ def test_only_the_head_is_calibrated():
 def test_bad_settings_are_refused_by_name(settings, field):
     with pytest.raises(ValueError, match=f"{field}="):
         CCVR(**settings)
+    with pytest.raises(ValueError, match="head_opt.schedule="):  # the server has no clock for it
+        CCVR(head_opt=SGD(schedule=StepDecay()))

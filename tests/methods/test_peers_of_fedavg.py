@@ -33,7 +33,6 @@ def trained(method, rounds=2):
     [
         (FedDyn(alpha=0.0, work=SMALL), "uniform"),
         (MOON(mu=0.0, work=SMALL), "samples"),
-        (MOON(mu=0.0, work=SMALL, weights="uniform"), "uniform"),
         (FedNTD(beta=0.0, work=SMALL), "samples"),
         (FedLC(tau=0.0, work=SMALL), "samples"),
         (FedDecorr(beta=0.0, work=SMALL), "samples"),

@@ -40,6 +40,7 @@ class CCVR(Weighted):
 
     def __post_init__(self) -> None:
         check.whole(self, "virtual", 0)
+        check.steady(self, "head_opt")
         check.choices(self)
 
     @property
