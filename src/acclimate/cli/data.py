@@ -31,7 +31,7 @@ def list_(
 ) -> None:
     """List all data sets: what was published, and whether their files are there."""
     from ..data import FileDataset
-    from ..experiment.catalogue import DATASETS
+    from ..experiment.catalogue_data import DATASETS
     from ..ops.places import DATA
 
     folder = FileDataset(root=str(root or "")).folder()
