@@ -49,7 +49,7 @@ def test_a_csv_runs_at_once_and_says_what_was_chosen(here, tmp_path):
     assert code == 0, err
     assert "240 vectors of 8 numbers, scaled by training rows, 3 clients; model=mlp-bn" in err
     assert "streams=original,corrupted,out-of-client,mixture (shifts: noise, offset, missing, scale, dropped)" in err
-    assert "3 of the columns have missing values (x, y, z): filled with the median of the training rows" in err
+    assert "3 columns have missing values (x, y, z): filled with the median of the training rows" in err
     assert "original" in out and "mixture" in out and "not run" not in out
     assert (tmp_path / "runs" / "001-fedavg" / "report.html").stat().st_size > 10_000
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_is_a_sentence_and_leaves_nothing(here, tmp_path, setting
 def test_data_commands_know_tables(here):
     code, out, err = here("data", "check", "table", "file=har.csv", "label=activity", "client=subject")
     assert code == 0, err
-    assert "ok: examples 240, clients 3, classes 3, shape 8" in out and "note: 3 of the columns have missing" in out
+    assert "ok: examples 240, clients 3, classes 3, shape 8" in out and "note: 3 columns have missing" in out
     code, out, _ = here("data", "check", "cells")
     assert code == 0 and "ok: examples 569, clients 5, classes 2, shape 30" in out
     code, out, _ = here("data", "list")

@@ -42,7 +42,7 @@ SAYS = {
         r"cells: MLP\(hidden=\(200, 200\), norm='batch'",
         r"(?m)^fedthe\S* +the( +\d\d\.\d ±\d+){3}",
         r"visits: 4 clients, columns \['age', 'age', 'smokes=no', 'smokes=yes'\]",
-        r"1 of the columns have missing values \(age\): filled with the median of the training rows",
+        r"1 column has missing values \(age\): filled with the median of the training rows",
         r"(?m)^fedavg\S* +t3a( +\d\d\.\d ±\d+){4}",
     ],
     "resume_and_report.py": [

@@ -84,6 +84,7 @@ THEN = {
     "fedtta": ac.methods.FedTTA(work=FREE),
     "fedtta-prox": ac.methods.FedTTA(mu=0.01, work=FREE),
     "mixed": ac.models.Mixed(tuple(ac.models.CNN(widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))),
+    "image-folder": ac.data.ImageFolder(partition=ac.data.Dirichlet(alpha=0.1), clients=10),
 }
 """What these names of the catalogue stood for in earlier files, where they stand for something else by now."""
 
@@ -91,7 +92,7 @@ THEN = {
 def entry(kind, name):
     """The experiment whose hashes the fixture holds for a catalogue entry."""
     today = next(k for k in catalogue.KINDS if k.name.partition(" ")[0] == kind).entries[name]
-    record = THEN.get(name, today) if kind in ("method", "model") else today
+    record = THEN.get(name, today) if kind in ("method", "model", "data") else today
     digits, fedavg = ac.data.Digits, ac.methods.FedAvg
     settings = {
         "method": lambda: {"method": record},

@@ -145,7 +145,7 @@ def test_medians_and_scale_are_those_of_training_rows():
     assert world.mean[0] == pytest.approx(filled[train].mean().item(), rel=1e-6)
     assert world.std[0] == pytest.approx(filled[train].std(correction=0).item(), rel=1e-6)
     assert world.mean[1:] == (0.0,) * (len(world.mean) - 1) and set(world.std[1:]) == {1.0}
-    assert any("1 of the columns have missing values (age): filled with the median" in n for n in world.notes)
+    assert any("1 column has missing values (age): filled with the median" in n for n in world.notes)
 
 
 def test_other_values_of_test_rows_change_nothing_that_is_fitted():

@@ -102,8 +102,8 @@ def _filled(world: World) -> World:
     unknown = sorted({(f.column, f.word) for i, f in enumerate(features) if f.kind == "word" and i not in kept})
     if marks:
         notes.append(
-            f"{len(marks)} of the columns have missing values ({_some(list(marks))}): filled with the median of the "
-            "training rows, and marked in a column of their own where training rows lack them"
+            f"{'1 column has' if len(marks) == 1 else f'{len(marks)} columns have'} missing values "
+            f"({_some(list(marks))}): filled with the median of the training rows, marked where training rows lack some"
         )
     if unknown:
         words = _some([f"{column}={word}" for column, word in unknown])
