@@ -33,6 +33,8 @@ class Plain(nn.Module):
             "dict": {"loss": None, "logits": logits},
             "tuple": (hidden, logits),
             "first": (logits, hidden),
+            "view": logits.reshape(-1, self.last.out_features),
+            "phase": logits * (2 if self.training else 1),
             "none": "a word",
             "softmax": logits.softmax(-1),
             "long": logits[:, None].expand(-1, 3, -1),
@@ -40,7 +42,7 @@ class Plain(nn.Module):
         return forms[self.form]
 
 
-@pytest.mark.parametrize("form", ["tensor", "object", "dict", "tuple", "first"])
+@pytest.mark.parametrize("form", ["tensor", "object", "dict", "tuple", "first", "view"])
 def test_features_are_what_enters_the_last_linear_layer(form):
     net, x = Plain(form), torch.randn(7, 6)
     t = Task(net, (6,), CLASSES)
@@ -71,6 +73,26 @@ def test_names_weights_and_statistics_are_the_modules_own():
     net.eval()
     torch.testing.assert_close(t.apply({**v, "buffers": buffers}, x).logits, net((x - 0.5) / 0.5))
     assert t.stages == ("block", "pool")
+
+
+def test_a_module_knows_whether_it_trains():
+    t, x = Task(Plain("phase"), (6,), CLASSES), torch.randn(3, 6)
+    v = t.init(rng.key(0))
+    torch.testing.assert_close(t.apply(v, x, "train").logits, 2 * t.apply(v, x).logits)
+
+
+def test_the_embedding_of_tokens_says_how_many_ids_are_known():
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.table = nn.Embedding(64, 6), nn.Embedding(VOCABULARY, 6)
+            self.out = nn.Linear(6, CLASSES)
+
+        def forward(self, ids):
+            places = self.places(torch.arange(ids.shape[1], device=ids.device).expand_as(ids))
+            return self.out((places + self.table(ids)).mean(1))
+
+    assert Task(Placed(), (LENGTH,), CLASSES, tokens=VOCABULARY - 4).vocabulary == VOCABULARY
 
 
 def test_a_lone_linear_layer_is_its_own_head():
@@ -261,7 +283,7 @@ def test_layers_that_do_more_than_torchs_own_are_kept_or_refused():
 
         def __init__(self, width):
             super().__init__(width)
-            self.drop, self.act = nn.Identity(), nn.ReLU()
+            self.drop, self.act = nn.Identity(), nn.Tanh()
 
         def forward(self, x):
             return self.act(self.drop(super().forward(x)))
