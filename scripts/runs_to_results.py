@@ -16,8 +16,9 @@ from acclimate import store
 
 def gathered(folder: Path) -> dict[str, Any]:
     """One command's runs: how they were made, and a row per method, adapter and stream."""
-    runs = [json.loads((f.path / "results.json").read_text()) for f in store.find_runs(folder)]
-    env = [json.loads((f.path / "env.json").read_text()) for f in store.find_runs(folder)][0]
+    folders = [f.path for f in store.find_runs(folder)]
+    runs = [json.loads((f / "results.json").read_text()) for f in folders]
+    env = json.loads((folders[0] / "env.json").read_text())
     cells: dict[tuple[str, str, str], dict[int, float]] = {}
     for run in runs:
         for row in run["table"]:

@@ -1,5 +1,6 @@
 """Tables, windows and arrays in memory: what becomes of cells, who trains on what, and what is refused."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -459,3 +460,18 @@ def test_folders_of_sites_are_clients():
     assert ImageFolder(path="photos", held_out=("yard",)).world().clients == 2
     assert ImageFolder(path="photos/north", levels="class").clients == 10
     assert ImageFolder(path="photos", partition=Dirichlet(1.0)).clients == 10
+
+
+def test_the_guide_tells_what_was_measured():
+    root = Path(__file__).parents[2]
+    stored = json.loads((root / "results" / "tables" / "cells.json").read_text())
+    lines = (root / "docs" / "guides" / "tables.md").read_text().splitlines()
+    assert stored["10 rounds"]["data"]["hash"] == Cells().world().card()["hash"]
+    for name, part in stored.items():
+        cells = {}
+        for row in part["rows"]:
+            cells.setdefault((row["method"], row["adapter"]), {})[row["stream"]] = f"{row['accuracy']:.1f}"
+        begin = lines.index(f"{name[0].upper()}{name[1:]}:")
+        streams = [s.strip() for s in lines[begin + 2].strip("|").split("|")][2:]
+        told = [[c.strip() for c in line.strip("|").split("|")] for line in lines[begin + 4 : begin + 4 + len(cells)]]
+        assert {(m, a): dict(zip(streams, v, strict=True)) for m, a, *v in told} == cells

@@ -80,11 +80,11 @@ def run(
     """
     root = out
     try:
-        experiments, given = _experiments(settings or [], config, seeds)
+        experiments = _experiments(settings or [], config, seeds)
         if not quiet:
             from .chosen import chosen
 
-            for line in chosen(experiments[0], given):
+            for line in chosen(experiments[0], _given(settings or [], config)):
                 typer.echo(f"data: {line}", err=True)
         from .. import store
         from ..running import run as api
@@ -165,17 +165,24 @@ def doctor() -> None:
     typer.echo(examine())
 
 
-def _experiments(settings: list[str], config: Path | None, seeds: int) -> tuple[list[Any], set[str]]:
+def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
     from ..experiment.settings import expand, merged
     from ..running import run as api
 
-    pairs = merged(config, list(settings))
-    given = {p.partition("=")[0].strip() if isinstance(p, str) else p[0] for p in pairs}
+    pairs, given = merged(config, list(settings)), _given(settings, config)
     if "method" not in given:
         # a personaliser that is given goes with every method, so none of them brings its own
         methods = [m for m in DEFAULT_METHODS.split(",") if "personal" not in given or "+" not in m]
         pairs.append(f"method={','.join(methods)}")
-    return api.with_seeds(expand(pairs), seeds), given
+    return api.with_seeds(expand(pairs), seeds)
+
+
+def _given(settings: list[str], config: Path | None) -> set[str]:
+    """The keys that settings and the file give."""
+    from ..experiment.settings import merged
+
+    pairs = merged(config, list(settings))
+    return {p.partition("=")[0].strip() if isinstance(p, str) else p[0] for p in pairs}
 
 
 def _show(table: Any, root: Path) -> None:
