@@ -298,7 +298,7 @@ def test_layers_that_do_more_than_torchs_own_are_kept_or_refused():
     torch.testing.assert_close(t.apply(t.init(rng.key(0)), x).logits, net.eval()(x))
     net.bn1 = Doubled(4)
     with pytest.raises(
-        ValueError, match="answers differently with the pure layers of acclimate.*use torch's own layers"
+        ValueError, match="model Residual answers differently with the pure layers of acclimate.*use torch's own layers"
     ):
         Task(net, SHAPE, CLASSES)
 

@@ -232,7 +232,7 @@ def test_labels_and_domains_may_be_any_whole_numbers(dtype):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"x": torch.zeros(4, 3, dtype=torch.int64)}, r"x is torch\.int64, allowed are torch\.uint8 .* floating point"),
+        ({"x": torch.zeros(4, 3, dtype=torch.int8)}, r"x is torch\.int8, allowed are torch\.uint8 .* floating point"),
         ({"x": torch.zeros(4, 3, dtype=torch.bool)}, r"x is torch\.bool, allowed are"),
         ({"x": torch.full((4, 1), 1e300, dtype=torch.float64)}, r"x\[0\] holds values that are not finite"),
         ({"x": torch.zeros(4, 3).numpy()}, "x is a ndarray, but must be a tensor"),
