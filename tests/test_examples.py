@@ -33,7 +33,7 @@ SAYS = {
     ],
     "own_texts.py": [
         r"phrases: TextNet\(tokens=257, dim=32",
-        r"(?m)^fedavg\S* +t3a( +\d\d\.\d ±\d+){2}$",
+        r"(?m)^fedavg\S* +t3a( +\d\d\.\d ±\d+){2} *$",
         r"typos: '.+'\ncasing: '.+'\ntruncation: '.+'\ndropped_words: '.+'\nswapped_words: '.+'",
         r"reviews: 2 clients, classes \('1', '2'\)",
         r"(?m)^fedavg\S* +t3a( +\d+\.\d ±\d+){4}",

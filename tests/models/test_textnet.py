@@ -61,7 +61,7 @@ def test_many_clients_at_once_are_each_alone(norm):
 
     both = vmap(slope)(params, xs, ys, keys)
     for c in range(2):
-        alone = slope(tree.map(lambda p: p[c], params), xs[c], ys[c], keys[c])
+        alone = slope(tree.map(lambda p, c=c: p[c], params), xs[c], ys[c], keys[c])
         for name, value in alone.items():
             assert torch.allclose(both[name][c], value, atol=1e-5), name
     second = grad(lambda p: sum(g.square().sum() for g in slope(p, X, Y, keys[0]).values()))(vars["params"])

@@ -41,8 +41,8 @@ def by_hand_typos(text, key, chance):
 def by_hand_words(text, key, kind, chance):
     words, draw = text.split(" "), draws(key, kind, "word")
     if kind == "casing":
-        letters = [[c.swapcase() if c.isascii() else c for c in w] for w in words]
-        return " ".join("".join(ls) if draw[i] < chance else w for i, (w, ls) in enumerate(zip(words, letters)))
+        turned = ["".join(c.swapcase() if c.isascii() else c for c in w) for w in words]
+        return " ".join(turned[i] if draw[i] < chance else w for i, w in enumerate(words))
     if kind == "dropped_words":
         last = max(range(len(words)), key=lambda i: draw[i])
         kept = [i for i in range(len(words)) if draw[i] >= chance or i == last]

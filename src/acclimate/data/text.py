@@ -162,7 +162,7 @@ class Text(OwnFiles):
         mark = max(marks, key=lambda m: marks[m])
         header = [cell.strip() for cell in next(csv.reader([first], delimiter=mark), [])]
         at = [self._column(header, name, path) for name in ("text", "label", "client")]
-        reader, number = csv.reader(lines, delimiter=mark), 0
+        reader = csv.reader(lines, delimiter=mark)
         while True:
             try:
                 row = next(reader, None)
@@ -178,7 +178,8 @@ class Text(OwnFiles):
                     f"{path}: line {number} has {len(row)} cells and the header {len(header)}; quote texts that have "
                     f"a {mark!r} in them"
                 )
-            if row and (line := self._line(*("" if i is None else row[i] for i in at), path, number)):
+            text, label, client = ("" if i is None or not row else row[i] for i in at)
+            if row and (line := self._line(text, label, client, path, number)):
                 yield line
 
     def _column(self, header: Sequence[str], name: str, path: Path) -> int | None:
