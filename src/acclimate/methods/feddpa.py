@@ -11,8 +11,9 @@ The model has two pairs per layer, `models.LoRA(private=RANK)`:
 
 A client that never trained answers with the shared pairs. Where a model has no local pairs this is FedAvg.
 
-Differs: the paper's models write text and have no head of their own for a client; here the head is shared. The released
-code leaves the local pairs out in the first round. `descriptors=True` adds FedTHE's descriptors for the adapter THELoRA.
+Differs: the paper's models write text and have no head of their own for a client; here the head is shared. The
+released code leaves the local pairs out in the first round. `descriptors=True` adds FedTHE's descriptors for the
+adapter THELoRA.
 """
 
 from __future__ import annotations

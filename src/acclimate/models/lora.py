@@ -1,8 +1,9 @@
 """LoRA. Hu et al., ICLR 2022: a frozen model, and beside each of its linear layers W a product B A of low rank.
 
-A layer gives W x + (alpha / rank) B A x. A starts at random and B at zero, so that training starts from the model itself.
-The frozen part, the trunk, is no part of the variables: it is never copied per client, sent or saved, and under `vmap`
-all clients' inputs go through one product with it. Only A, B and what `train` names (the head) are a client's own.
+A layer gives W x + (alpha / rank) B A x. A starts at random and B at zero, so that training starts from the model
+itself. The frozen part, the trunk, is no part of the variables: it is never copied per client, sent or saved, and under
+`vmap` all clients' inputs go through one product with it. Only A, B and what `train` names (the head) are a client's
+own.
 
 With `private` there is a second, local pair beside the shared one, for methods that keep it at the client: FedDPA, or
 FedAvg with `private=("*.local.*",)`.
@@ -223,8 +224,8 @@ def _free(spec: LoRA, module: nn.Module, head: str) -> frozenset[str]:
             found = {n for n in names if (n.startswith(f"{head}.") if role == "head" else fnmatchcase(n, role))}
         if not found:
             raise check.FieldError(
-                f"LoRA: train: '{role}' names nothing in {type(spec.base).__name__}; allowed are head, norm, or a pattern "
-                "over " + ", ".join(names[:4]) + ", ...",
+                f"LoRA: train: '{role}' names nothing in {type(spec.base).__name__}; allowed are head, norm, or a "
+                "pattern over " + ", ".join(names[:4]) + ", ...",
                 "train",
             )
         free |= found
@@ -232,7 +233,7 @@ def _free(spec: LoRA, module: nn.Module, head: str) -> frozenset[str]:
 
 
 def merged(task: Task, vars: Tree) -> tuple[Task, Tree]:
-    """A model with LoRA as its plain base: every product added to the weight beside it. The task of it, and variables."""
+    """A model with LoRA as its plain base, every product added to the weight beside it: its task, and variables."""
     spec = task.model
     if not isinstance(spec, LoRA):
         raise ValueError(f"merged: the task's model must be a LoRA, it is a {type(spec).__name__}")

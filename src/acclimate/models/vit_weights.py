@@ -1,4 +1,4 @@
-"""Published weights of vision transformers, by whatever names: timm's (which are ours), torchvision's, transformers'."""
+"""Published weights of vision transformers by the names of timm (which are ours), torchvision and transformers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ TRANSFORMERS = (
     (r"embeddings\.cls_token", "cls_token"),
     (r"embeddings\.position_embeddings", "pos_embed"),
     (r"embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"encoder\.layer\.(\d+)\.", r"blocks.\1."),
+    (r"^(?:encoder\.layer|layers)\.(\d+)\.", r"blocks.\1."),
     (r"attention\.attention\.(query|key|value)\.", r"attn.\1."),
-    (r"attention\.output\.dense\.", "attn.proj."),
+    (r"attention\.q_proj\.", "attn.query."),
+    (r"attention\.k_proj\.", "attn.key."),
+    (r"attention\.v_proj\.", "attn.value."),
+    (r"attention\.(?:output\.dense|o_proj)\.", "attn.proj."),
     (r"intermediate\.dense\.", "mlp.fc1."),
     (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
     (r"layernorm_before\.", "norm1."),
