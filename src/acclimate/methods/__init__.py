@@ -11,6 +11,7 @@ from .fedatp import FedATP
 from .fedavg import FedAvg
 from .fedcsa import FedCSA
 from .feddpa import FedDPA
+from .feddpa_the import FedDPATHE
 from .fedicon import FedICON
 from .fednova import FedNova
 from .fedpcl import FedPCL
@@ -54,6 +55,7 @@ __all__ = [
     "FedAvg",
     "FedCSA",
     "FedDPA",
+    "FedDPATHE",
     "FedICON",
     "FedNova",
     "FedPCL",

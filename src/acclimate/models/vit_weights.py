@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core import check
 from . import checkpoints, encoders
-
-if TYPE_CHECKING:
-    from .vit import ViT
 
 TORCHVISION = (
     (r"class_token", "cls_token"),
@@ -47,7 +44,7 @@ TRANSFORMERS = (
 )
 
 
-def fill(net: nn.Module, spec: ViT) -> None:
+def fill(net: nn.Module, spec: Any) -> None:
     """Give a fresh network the weights that its record names, or say in a sentence which field does not fit them."""
     found = named(checkpoints.read(encoders.checked(spec.weights)))
     own: dict[str, Tensor] = net.state_dict()
@@ -78,7 +75,7 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
-def _check(found: dict[str, Tensor], own: dict[str, Tensor], spec: ViT) -> None:
+def _check(found: dict[str, Tensor], own: dict[str, Tensor], spec: Any) -> None:
     """Refuse weights of another network, with the fields that would fit them."""
     patches, tokens = found.get("patch_embed.proj.weight"), found.get("pos_embed")
     if patches is None or tokens is None:
