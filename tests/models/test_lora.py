@@ -1,5 +1,6 @@
 """LoRA: equalities with its base, a trunk that clients share, and what is refused."""
 
+import os
 import pickle
 
 import pytest
@@ -56,7 +57,12 @@ def test_weights_of_the_base_are_those_of_its_file(tmp_path):
     base = ViT(patch=5, width=8, depth=2, heads=2, mlp_ratio=2.0, weights=str(tmp_path / "a.pt"))
     t, x = task(LoRA(base)), torch.rand(3, *SHAPE)
     plain = Task(base, SHAPE, CLASSES)
-    assert torch.equal(t.apply(t.init(rng.key(0)), x).logits, plain.apply(plain.init(rng.key(0)), x).logits)
+    before = t.apply(t.init(rng.key(0)), x).logits
+    assert torch.equal(before, plain.apply(plain.init(rng.key(0)), x).logits)
+    torch.save({n: p + 0.1 for n, p in own.items()}, tmp_path / "a.pt")
+    os.utime(tmp_path / "a.pt", (1, 1))
+    again = task(LoRA(base))
+    assert not torch.allclose(again.apply(again.init(rng.key(0)), x).logits, before)  # the file holds others now
 
 
 def test_heads_follow_the_key_and_the_trunk_does_not():

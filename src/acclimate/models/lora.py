@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,9 +96,16 @@ class Trunk:
         return placed
 
 
-@lru_cache(maxsize=4)
 def trunk(base: Model, shape: tuple[int, ...], num_classes: int) -> Trunk:
-    """The weights of a base, the same in every task of a process."""
+    """The weights of a base: one copy for all tasks of a process, unless the file that they come from has changed."""
+    record: Any = base
+    name = str(getattr(record, "weights", ""))
+    file = Path(name.rpartition("#")[0] or name).expanduser()
+    return _trunk(record, tuple(shape), num_classes, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@lru_cache(maxsize=4)
+def _trunk(base: Any, shape: tuple[int, ...], num_classes: int, written: int) -> Trunk:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Trunk(base.build(shape, num_classes))
@@ -184,7 +192,7 @@ def _adapt(spec: LoRA, name: str, layer: nn.Module) -> None:
     sizes = (layer.in_features, layer.out_features)
     layer.__class__ = LoRALinear
     layer.shared = _Pair(*sizes, spec.rank, spec.alpha)
-    layer.local = _Pair(*sizes, spec.private, spec.alpha) if spec.private else None
+    layer.register_module("local", _Pair(*sizes, spec.private, spec.alpha) if spec.private else None)
 
 
 def _targets(spec: LoRA, module: nn.Module, head: str) -> list[str]:
