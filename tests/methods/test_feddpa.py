@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from acclimate.adapters import DPA, THE, NoAdapt, THELoRA
 from acclimate.core import SGD, Protocol, Task, Work, Worker, fit, rng, tree
-from acclimate.methods import FedAvg, FedDPA
+from acclimate.methods import FedAvg, FedDPA, FedDPATHE
 from acclimate.models import MLP, LoRA, ViT
 from acclimate.ops import pairs
 from acclimate.personal import NoPersonal
@@ -17,7 +17,7 @@ from support import BACKENDS, CLASSES, client_data, equal, gap, images, shards
 
 TINY = ViT(patch=5, width=8, depth=1, heads=2, mlp_ratio=1.0)
 WORK = Work(epochs=1, batch=8)
-METHOD = FedDPA(work=WORK, local_work=WORK, descriptors=True)
+METHOD = FedDPATHE(work=WORK, local_work=WORK)
 
 
 def task(private=2, base=TINY):
@@ -93,7 +93,7 @@ def test_the_shared_half_is_fedavg_whatever_the_local_pairs_are():
 
 def test_local_pairs_walk_down_the_gradient_of_the_half_mixture():
     t, own = task(), client_data(shards(), 0)
-    method = replace(METHOD, local_work=Work(iterations=1, batch=8), local_opt=SGD(lr=0.1), descriptors=False)
+    method = FedDPA(local_work=Work(iterations=1, batch=8), local_opt=SGD(lr=0.1))
     down, mine = method.init_server(t, 3, rng.key(0)), method.init_mine(t, rng.key(0))
     mine = {**mine, "local": tree.map(lambda p: p + 0.1, mine["local"])}
     new = method.finish_personal(t, down, mine, own, rng.key(7))

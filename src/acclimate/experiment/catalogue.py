@@ -86,7 +86,7 @@ METHODS: dict[str, Method] = {
     "cfl": methods.CFL(),
     "feddpa": methods.FedDPA(),
     "feddpa-f": methods.FedDPA(when="end"),
-    "feddpa-the": methods.FedDPA(descriptors=True),
+    "feddpa-the": methods.FedDPATHE(),
 }
 
 SUMMARIES = {
@@ -99,7 +99,6 @@ SUMMARIES = {
     "fedavg-balanced": "FedAvg with balanced softmax (Ren et al., NeurIPS 2020).",
     "fedicon-us": "FedICON without labels before the classifier (Tan et al., 2023).",
     "feddpa-f": "FedDPA whose local LoRA is trained once, when the last model has arrived (Yang et al., NeurIPS 2024).",
-    "feddpa-the": "FedDPA that also sends FedTHE's descriptors, for the adapter the-lora.",
     "lora-vit-local": "LoRA with a second, local pair per layer, for FedDPA.",
     "vit-tiny": "A small vision transformer for small images (Dosovitskiy et al., ICLR 2021).",
     "fedtta-prox": "FedTTA held near the received model's answers (Ye et al., 2023).",

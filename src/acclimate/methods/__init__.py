@@ -16,6 +16,7 @@ from .fedavg import FedAvg
 from .fedcsa import FedCSA
 from .feddecorr import FedDecorr
 from .feddpa import FedDPA
+from .feddpa_the import FedDPATHE
 from .feddyn import FedDyn
 from .fedem import FedEM
 from .fedfomo import FedFomo
@@ -73,6 +74,7 @@ __all__ = [
     "FedAvg",
     "FedCSA",
     "FedDPA",
+    "FedDPATHE",
     "FedDecorr",
     "FedDyn",
     "FedEM",

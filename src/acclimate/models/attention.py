@@ -98,7 +98,7 @@ class _Gradients(Function):
 
     @staticmethod
     def backward(ctx: Any, *wanted: Any) -> Any:
-        _, back = torch.func.vjp(_gradients, *ctx.saved_tensors)
+        back: Any = torch.func.vjp(_gradients, *ctx.saved_tensors)[1]
         return (*back(wanted), None, None, None, None)
 
     @staticmethod

@@ -1,8 +1,9 @@
 """LoRA. Hu et al., ICLR 2022: a frozen model, and beside each of its linear layers W a product B A of low rank.
 
-A layer gives W x + (alpha / rank) B A x. A starts at random and B at zero, so that training starts from the model itself.
-The frozen part, the trunk, is no part of the variables: it is never copied per client, sent or saved, and under `vmap`
-all clients' inputs go through one product with it. Only A, B and what `train` names (the head) are a client's own.
+A layer gives W x + (alpha / rank) B A x. A starts at random and B at zero, so that training starts from the model
+itself. The frozen part, the trunk, is no part of the variables: it is never copied per client, sent or saved, and under
+`vmap` all clients' inputs go through one product with it. Only A, B and what `train` names (the head) are a client's
+own.
 
 With `private` there is a second, local pair beside the shared one, for methods that keep it at the client: FedDPA, or
 FedAvg with `private=("*.local.*",)`.
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,9 +96,16 @@ class Trunk:
         return placed
 
 
-@lru_cache(maxsize=4)
 def trunk(base: Model, shape: tuple[int, ...], num_classes: int) -> Trunk:
-    """The weights of a base, the same in every task of a process."""
+    """The weights of a base: one copy for all tasks of a process, unless the file that they come from has changed."""
+    record: Any = base
+    name = str(getattr(record, "weights", ""))
+    file = Path(name.rpartition("#")[0] or name).expanduser()
+    return _trunk(record, tuple(shape), num_classes, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@lru_cache(maxsize=4)
+def _trunk(base: Any, shape: tuple[int, ...], num_classes: int, written: int) -> Trunk:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Trunk(base.build(shape, num_classes))
@@ -183,7 +192,7 @@ def _adapt(spec: LoRA, name: str, layer: nn.Module) -> None:
     sizes = (layer.in_features, layer.out_features)
     layer.__class__ = LoRALinear
     layer.shared = _Pair(*sizes, spec.rank, spec.alpha)
-    layer.local = _Pair(*sizes, spec.private, spec.alpha) if spec.private else None
+    layer.register_module("local", _Pair(*sizes, spec.private, spec.alpha) if spec.private else None)
 
 
 def _targets(spec: LoRA, module: nn.Module, head: str) -> list[str]:
@@ -223,8 +232,8 @@ def _free(spec: LoRA, module: nn.Module, head: str) -> frozenset[str]:
             found = {n for n in names if (n.startswith(f"{head}.") if role == "head" else fnmatchcase(n, role))}
         if not found:
             raise check.FieldError(
-                f"LoRA: train: '{role}' names nothing in {type(spec.base).__name__}; allowed are head, norm, or a pattern "
-                "over " + ", ".join(names[:4]) + ", ...",
+                f"LoRA: train: '{role}' names nothing in {type(spec.base).__name__}; allowed are head, norm, or a "
+                "pattern over " + ", ".join(names[:4]) + ", ...",
                 "train",
             )
         free |= found
@@ -232,7 +241,7 @@ def _free(spec: LoRA, module: nn.Module, head: str) -> frozenset[str]:
 
 
 def merged(task: Task, vars: Tree) -> tuple[Task, Tree]:
-    """A model with LoRA as its plain base: every product added to the weight beside it. The task of it, and variables."""
+    """A model with LoRA as its plain base, every product added to the weight beside it: its task, and variables."""
     spec = task.model
     if not isinstance(spec, LoRA):
         raise ValueError(f"merged: the task's model must be a LoRA, it is a {type(spec).__name__}")

@@ -1,7 +1,7 @@
 """The vision transformer of Dosovitskiy et al., ICLR 2021: patches of an image as tokens, and a token that answers.
 
-Layers are named as in timm's checkpoints; models/vit_weights.py reads those of torchvision and transformers too. ViT-S/16
-at 224 pixels is `ViT(patch=16, width=384, depth=12, heads=6, size=224)`; the default is a small one for small images.
+Layers are named as in timm's checkpoints; models/vit_weights.py reads those of torchvision and transformers too.
+ViT-S/16 at 224 pixels is `ViT(patch=16, width=384, depth=12, heads=6, size=224)`; the default is for small images.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .attention import attend
 class ViT:
     """A vision transformer with layer norm before each part, learned positions and a class token."""
 
-    patch: int = 2
+    patch: int = 4
     """Side of a patch in pixels."""
-    width: int = 48
+    width: int = 32
     """Numbers per token."""
-    depth: int = 3
+    depth: int = 2
     """Number of blocks."""
-    heads: int = 3
+    heads: int = 2
     mlp_ratio: float = 4.0
     """Width of a block's hidden layer, by that of a token."""
     size: int | None = None
@@ -132,8 +132,8 @@ class _ViT(nn.Module):
         self.patch_embed = _Patches(channels, spec)
         self.blocks = nn.Sequential(*(_Block(spec) for _ in range(spec.depth)))
         self.norm, self.head = nn.LayerNorm(spec.width, 1e-6), nn.Linear(spec.width, num_classes)
-        for table in (self.cls_token, self.pos_embed):
-            nn.init.trunc_normal_(table, std=0.02)
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        nn.init.trunc_normal_(self.pos_embed, std=0.3)  # 0.02 is usual, and a small network then learns slowly
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.xavier_uniform_(layer.weight)

@@ -1,18 +1,15 @@
-"""Published weights of vision transformers, by whatever names: timm's (which are ours), torchvision's, transformers'."""
+"""Published weights of vision transformers by the names of timm (which are ours), torchvision and transformers."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core import check
 from . import checkpoints, encoders
-
-if TYPE_CHECKING:
-    from .vit import ViT
 
 TORCHVISION = (
     (r"class_token", "cls_token"),
@@ -32,9 +29,12 @@ TRANSFORMERS = (
     (r"embeddings\.cls_token", "cls_token"),
     (r"embeddings\.position_embeddings", "pos_embed"),
     (r"embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"encoder\.layer\.(\d+)\.", r"blocks.\1."),
+    (r"^(?:encoder\.layer|layers)\.(\d+)\.", r"blocks.\1."),
     (r"attention\.attention\.(query|key|value)\.", r"attn.\1."),
-    (r"attention\.output\.dense\.", "attn.proj."),
+    (r"attention\.q_proj\.", "attn.query."),
+    (r"attention\.k_proj\.", "attn.key."),
+    (r"attention\.v_proj\.", "attn.value."),
+    (r"attention\.(?:output\.dense|o_proj)\.", "attn.proj."),
     (r"intermediate\.dense\.", "mlp.fc1."),
     (r"(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
     (r"layernorm_before\.", "norm1."),
@@ -44,7 +44,7 @@ TRANSFORMERS = (
 )
 
 
-def fill(net: nn.Module, spec: ViT) -> None:
+def fill(net: nn.Module, spec: Any) -> None:
     """Give a fresh network the weights that its record names, or say in a sentence which field does not fit them."""
     found = named(checkpoints.read(encoders.checked(spec.weights)))
     own: dict[str, Tensor] = net.state_dict()
@@ -75,7 +75,7 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
-def _check(found: dict[str, Tensor], own: dict[str, Tensor], spec: ViT) -> None:
+def _check(found: dict[str, Tensor], own: dict[str, Tensor], spec: Any) -> None:
     """Refuse weights of another network, with the fields that would fit them."""
     patches, tokens = found.get("patch_embed.proj.weight"), found.get("pos_embed")
     if patches is None or tokens is None:

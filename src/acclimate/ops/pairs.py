@@ -9,12 +9,17 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..core import Key, Mode, Out, Task, Tree
-from .params import with_params
+from .params import merge, with_params
 
 
 def local_names(task: Task) -> frozenset[str]:
     """The parameters of the local pairs; none where a model has none."""
     return frozenset(n for n in task.params if ".local." in n)
+
+
+def whole(vars: Tree, mine: Tree) -> Tree:
+    """Variables with the client's own local pairs, `mine["local"]`, where it has any."""
+    return merge(vars, {"params": mine["local"], "buffers": {}}) if "local" in mine else vars
 
 
 def mixed(vars: Tree, share: Tensor | float) -> Tree:

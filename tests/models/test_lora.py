@@ -1,0 +1,166 @@
+"""LoRA: equalities with its base, a trunk that clients share, and what is refused."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from torch.func import grad, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from acclimate.backends import Vmap
+from acclimate.core import Task, Work, Worker, fit, rng, tree
+from acclimate.methods import FedAvg
+from acclimate.models import CNN, MLP, LoRA, ViT
+from acclimate.models.lora import LOCAL, merged, trunk
+from support import CLASSES, shards
+
+TINY = ViT(patch=5, width=8, depth=2, heads=2, mlp_ratio=2.0)
+SHAPE = (3, 10, 10)
+
+
+def task(spec):
+    return Task(spec, SHAPE, CLASSES)
+
+
+def noisy(vars, scale=0.3):
+    g = torch.Generator().manual_seed(0)
+    return tree.map(lambda p: p + scale * torch.randn(p.shape, generator=g), vars)
+
+
+@pytest.mark.parametrize("base", [TINY, MLP(hidden=(9, 7)), CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch")])
+def test_zero_b_is_the_base_to_the_bit_and_merged_is_unmerged(base):
+    t = task(LoRA(base, rank=2, private=1))
+    vars, x = t.init(rng.key(1)), torch.rand(4, *SHAPE)
+    plain, same = merged(t, vars)
+    frozen = trunk(base, SHAPE, CLASSES).tensors
+    assert all(torch.equal(same["params"][n], frozen[n]) for n in same["params"] if "head" not in n)
+    assert torch.equal(plain.apply(same, x).logits, t.apply(vars, x).logits)
+    moved = noisy(vars) if not vars["buffers"] else {**vars, "params": noisy(vars["params"])}
+    plain, added = merged(t, moved)
+    assert float((plain.apply(added, x).logits - t.apply(vars, x).logits).abs().max()) > 1e-2
+    torch.testing.assert_close(plain.apply(added, x).logits, t.apply(moved, x).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_gives_what_the_paper_says():
+    t = task(LoRA(MLP(hidden=(6,)), rank=3, alpha=12.0, targets=("body.0",)))
+    vars = noisy(t.init(rng.key(0)))
+    p, frozen, x = vars["params"], trunk(MLP(hidden=(6,)), SHAPE, CLASSES).tensors, torch.rand(1, *SHAPE)
+    low = p["trunk.body.0.shared.b"] @ (p["trunk.body.0.shared.a"] @ x.flatten())
+    hidden = (frozen["body.0.weight"] @ x.flatten() + frozen["body.0.bias"] + 12.0 / 3 * low).relu()
+    torch.testing.assert_close(t.apply(vars, x).features[0], hidden)
+
+
+def test_weights_of_the_base_are_those_of_its_file(tmp_path):
+    own = Task(TINY, SHAPE, CLASSES).init(rng.key(5))["params"]
+    torch.save(own, tmp_path / "a.pt")
+    base = ViT(patch=5, width=8, depth=2, heads=2, mlp_ratio=2.0, weights=str(tmp_path / "a.pt"))
+    t, x = task(LoRA(base)), torch.rand(3, *SHAPE)
+    plain = Task(base, SHAPE, CLASSES)
+    before = t.apply(t.init(rng.key(0)), x).logits
+    assert torch.equal(before, plain.apply(plain.init(rng.key(0)), x).logits)
+    torch.save({n: p + 0.1 for n, p in own.items()}, tmp_path / "a.pt")
+    os.utime(tmp_path / "a.pt", (1, 1))
+    again = task(LoRA(base))
+    assert not torch.allclose(again.apply(again.init(rng.key(0)), x).logits, before)  # the file holds others now
+
+
+def test_heads_follow_the_key_and_the_trunk_does_not():
+    t = task(LoRA(TINY))
+    a, b = (t.init(rng.key(k)) for k in (0, 1))
+    assert not torch.equal(a["params"]["trunk.head.weight"], b["params"]["trunk.head.weight"])
+    x, again = torch.rand(2, *SHAPE), pickle.loads(pickle.dumps(t))
+    assert torch.equal(t.apply(a, x).features, t.apply(b, x).features)  # B is zero
+    assert torch.equal(t.apply(a, x).logits, again.apply(a, x).logits)
+
+
+class Products(TorchDispatchMode):
+    """The shapes of every matrix product that runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+            self.shapes.append(tuple(tuple(a.shape) for a in args[:2]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_under_vmap_all_clients_go_through_one_product_with_the_trunk():
+    t, clients, batch = task(LoRA(TINY, rank=3)), 4, 6
+    vars = tree.map(lambda p: p.expand(clients, *p.shape).clone(), t.init(rng.key(0)))
+    x, y = torch.rand(clients, batch, *SHAPE), torch.zeros(clients, batch, dtype=torch.int64)
+
+    def step(vars, x, y):
+        return grad(lambda p: t.loss({**vars, "params": p}, {"x": x, "y": y}, rng.key(0))[0])(vars["params"])
+
+    with Products() as seen:
+        vmap(step)(vars, x, y)
+    rows, width, hidden = clients * batch * 5, 8, 16
+    for weight in ((width, 3 * width), (width, hidden), (hidden, width)):
+        assert ((rows, weight[0]), weight) in seen.shapes
+    per_client = {s[1][1:] for s in seen.shapes if len(s[1]) == 3 and s[1][0] == clients}
+    assert not per_client & {(width, 3 * width), (3 * width, width), (width, hidden), (hidden, width)}
+    # a frozen weight has no gradient: no product has its shape
+    made = {(a[-2], b[-1]) for a, b in seen.shapes}
+    assert not made & {(3 * width, width), (hidden, width), (width, hidden)}
+
+
+def test_clients_hold_and_send_adapters_and_head_alone():
+    t = task(LoRA(TINY, rank=2, private=1))
+    worker, data = Worker(t, FedAvg(work=Work(epochs=1, batch=8), private=(LOCAL,)), seed=0), shards((16, 12, 9))
+    engine = Vmap().open(worker, data, torch.device("cpu"))
+    state = fit.start(worker, engine, 3)
+    for state in fit.rounds(worker, engine, fit.RoundPlan(1, 3, 3), shards((4, 4, 4), seed=1), state):
+        pass
+    width, hidden = 8, 16
+    sides = sum(a + b for a, b in ((width, 3 * width), (width, width), (width, hidden), (hidden, width)))
+    head = CLASSES * (width + 1)
+    assert tree.numel(state.mine) == 3 * (2 * sides * 1)  # three clients, two blocks, rank 1
+    assert tree.numel(state.server["vars"]) == 2 * sides * 2 + head
+    sent = sum(p["bytes"] for p in state.cost["message"] if p["group"] == "delta")
+    assert sent == 4 * (2 * sides * 2 + head)
+    assert len({id(s.source) for s in t._skeletons.values()}) == 1
+
+
+def test_norms_are_trained_where_asked_and_batch_norm_always():
+    assert task(LoRA(TINY)).norm == frozenset()
+    assert len(task(LoRA(TINY, train=("head", "norm"))).norm) == 10
+    t = task(LoRA(CNN(widths=(3, 4), hidden=8, kernel=3, norm="batch"), rank=2))
+    assert t.has_batch_norm and len(t.norm) == 8
+    named = task(LoRA(TINY, train=("head", "cls_token")))
+    assert "trunk.cls_token" in named.params and "trunk.pos_embed" not in named.params
+
+
+def test_half_precision_takes_the_trunk_along():
+    t = task(LoRA(TINY)).computing(torch.bfloat16)
+    vars, x = noisy(t.init(rng.key(0)), 0.1), torch.rand(4, *SHAPE)
+    full = t.computing(None).apply(vars, x).logits
+    half = t.apply(vars, x).logits
+    assert half.dtype == torch.float32 and 0 < float((half - full).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"rank": 9}, "rank=9 is more than layer 'blocks.0.attn.qkv' has, 8 inputs and 24 outputs; choose at most 8"),
+        ({"private": 9}, "private=9 is more than layer"),
+        ({"targets": ("qvk",)}, "no linear layer of ViT matches 'qvk'; did you mean 'qkv'"),
+        ({"targets": ()}, "must name at least one linear layer"),
+        ({"train": ("nrom",)}, "'nrom' names nothing in ViT; allowed are head, norm"),
+        ({"rank": 0}, "rank=0 must be a whole number of at least 1"),
+        ({"alpha": 0.0}, "alpha=0.0 must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(given, told):
+    with pytest.raises(ValueError, match=told):
+        task(LoRA(TINY, **given))
+
+
+def test_bases_that_are_no_records_are_refused():
+    for base in (torch.nn.Linear(2, 2), LoRA()):
+        with pytest.raises(ValueError, match="must be a model record"):
+            LoRA(base)
+    with pytest.raises(ValueError, match="must be a LoRA, it is a MLP"):
+        merged(task(MLP()), {})
