@@ -177,6 +177,7 @@ MODELS: dict[str, Model] = {
     "vit-tiny": models.ViT(),
     "lora-vit": models.LoRA(),
     "lora-vit-local": models.LoRA(private=4),
+    "prompts-vit": models.Prompts(),
 }
 
 DATASETS: dict[str, data.Dataset] = {
