@@ -233,8 +233,8 @@ def _free(spec: Any, module: nn.Module, head: str) -> frozenset[str]:
             found = {n for n in names if (n.startswith(f"{head}.") if role == "head" else fnmatchcase(n, role))}
         if not found:
             raise check.FieldError(
-                f"{type(spec).__name__}: train: '{role}' names nothing in {type(spec.base).__name__}; allowed are head, "
-                "norm, or a pattern over " + ", ".join(names[:4]) + ", ...",
+                f"{type(spec).__name__}: train: '{role}' names nothing in {type(spec.base).__name__}; "
+                "allowed are head, norm, or a pattern over " + ", ".join(names[:4]) + ", ...",
                 "train",
             )
         free |= found
