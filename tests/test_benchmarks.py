@@ -200,3 +200,24 @@ def test_harm_is_counted_by_cells_and_by_clients(bench, tmp_path):
         live.read(out, {"rounds": 2})
     lone = {n for n, a in live.catalogue.ADAPTERS.items() if not exchange.exchanges(a)}
     assert {c.adapter for c in live.CASES} | {"none", "guarded-tent"} == lone
+
+
+def test_a_step_of_lora_counts_as_by_hand_and_ways_agree(bench):
+    """Frozen weights take part in two products, their output and their input's gradient; adapters and head in three."""
+    lora, size = bench("lora"), {**bench("lora").SIZES["smoke"], "clients": 2}
+    task = lora.task_of(size, None)
+    inputs = lora.federation(task, size, CPU)
+    step = lora.step_of(task)
+    patch, width, depth, _ = size["model"]
+    batch, rank, patches = size["batch"], size["rank"], (size["side"] // patch) ** 2
+    rows = batch * (patches + 1)
+    trunk = 2 * rows * width * (3 + 1 + 4 + 4) * width
+    adapters = 2 * rows * rank * (width + 3 * width + width + width)
+    attention = 2 * 2 * rows * (patches + 1) * width
+    first = 2 * rows * width * (3 * width + rank)  # nobody asks for the gradient of the first block's input
+    ends = 2 * batch * (patches * 3 * patch**2 * width + 3 * width * size["classes"])
+    expected = depth * (2 * trunk + 3 * adapters + 3 * attention) - first + ends
+    assert bench("limits").work_of(lambda: step(*lora._row(inputs, 0)))["flops"] == expected
+    together = torch.func.vmap(step)(*inputs)
+    loop = {n: torch.stack([step(*lora._row(inputs, c))[n] for c in range(2)]) for n in together}
+    assert lora._distance(together, loop, inputs[0]) < 1e-4

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from acclimate.backends import Vmap
 from acclimate.core import Task, Work, Worker, fit, rng, tree
 from acclimate.methods import FedAvg
-from acclimate.models import CNN, MLP, LoRA, ViT
+from acclimate.models import CNN, MLP, LoRA, Prompts, ViT
 from acclimate.models.lora import LOCAL, merged, trunk
 from support import CLASSES, shards
 
@@ -164,3 +164,21 @@ def test_bases_that_are_no_records_are_refused():
             LoRA(base)
     with pytest.raises(ValueError, match="must be a LoRA, it is a MLP"):
         merged(task(MLP()), {})
+
+
+def test_prompts_are_tokens_among_the_trunks_own():
+    t, x = task(Prompts(TINY, count=3)), torch.rand(2, *SHAPE)
+    assert set(t.params) == {"trunk.prompts", "trunk.head.weight", "trunk.head.bias"}
+    vars = t.init(rng.key(0))
+    plain = Task(TINY, SHAPE, CLASSES)
+    net = plain.module({"params": trunk(TINY, SHAPE, CLASSES).tensors, "buffers": {}})
+    with torch.no_grad():
+        tokens = torch.cat((net.cls_token.expand(2, 1, 8), net.patch_embed(x)), 1) + net.pos_embed
+        own = vars["params"]["trunk.prompts"].expand(2, 3, 8)
+        features = net.norm(net.blocks(torch.cat((tokens[:, :1], own, tokens[:, 1:]), 1)))[:, 0]
+    torch.testing.assert_close(t.apply(vars, x).features, features)
+    assert not torch.allclose(
+        features, plain.apply({"params": dict(net.named_parameters()), "buffers": {}}, x).features
+    )
+    with pytest.raises(ValueError, match="must be a ViT; for other models use LoRA"):
+        Prompts(MLP())

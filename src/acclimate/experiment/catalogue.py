@@ -198,6 +198,7 @@ MODELS: dict[str, Model] = {
     "vit-tiny": models.ViT(),
     "lora-vit": models.LoRA(),
     "lora-vit-local": models.LoRA(private=4),
+    "prompts-vit": models.Prompts(),
 }
 
 BACKENDS: dict[str, Backend] = {

@@ -9,6 +9,7 @@ from .lora import LoRA
 from .mixed_architectures import Mixed
 from .mlp import MLP
 from .pretrained import Pretrained
+from .prompts import Prompts
 from .resnet import ResNet20
 from .resnets import ResNet
 from .stacks import VGG11, AlexNet
@@ -26,6 +27,7 @@ __all__ = [
     "Mixed",
     "Pretrained",
     "Projection",
+    "Prompts",
     "ResNet",
     "ResNet20",
     "TextNet",

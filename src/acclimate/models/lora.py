@@ -72,7 +72,10 @@ class LoRA:
 
     def build(self, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """The frozen model with fresh pairs, and a fresh head where the base has one for other classes."""
-        return _LoRA(self, self.base.build(shape, num_classes), trunk(self.base, shape, num_classes))
+        module = self.base.build(shape, num_classes)
+        for name in _targets(self, module, getattr(module, "head_name", "head")):
+            _adapt(self, name, module.get_submodule(name))
+        return OnTrunk(self, module, trunk(self.base, shape, num_classes))
 
 
 class Trunk:
@@ -136,16 +139,14 @@ class LoRALinear(nn.Linear):
         return out if self.local is None else out + self.local(input)
 
 
-class _LoRA(nn.Module):
+class OnTrunk(nn.Module):
     """A module most of whose weights lie in a trunk, and are there only while it runs."""
 
-    def __init__(self, spec: LoRA, module: nn.Module, source: Trunk) -> None:
+    def __init__(self, spec: Any, module: nn.Module, source: Trunk) -> None:
         super().__init__()
         head = getattr(module, "head_name", "head")
         self.head_name = f"trunk.{head}"
         free = _free(spec, module, head)
-        for name in _targets(spec, module, head):
-            _adapt(spec, name, module.get_submodule(name))
         self.trunk, self.source = module, source
         self.frozen = tuple(n for n in source.tensors if n not in free)
         self._take_out()
@@ -216,7 +217,7 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
-def _free(spec: LoRA, module: nn.Module, head: str) -> frozenset[str]:
+def _free(spec: Any, module: nn.Module, head: str) -> frozenset[str]:
     """The base's own variables that are trained: batch norm, and what `train` names."""
     names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
     kinds = dict(module.named_modules())
@@ -232,8 +233,8 @@ def _free(spec: LoRA, module: nn.Module, head: str) -> frozenset[str]:
             found = {n for n in names if (n.startswith(f"{head}.") if role == "head" else fnmatchcase(n, role))}
         if not found:
             raise check.FieldError(
-                f"LoRA: train: '{role}' names nothing in {type(spec.base).__name__}; allowed are head, norm, or a "
-                "pattern over " + ", ".join(names[:4]) + ", ...",
+                f"{type(spec).__name__}: train: '{role}' names nothing in {type(spec.base).__name__}; "
+                "allowed are head, norm, or a pattern over " + ", ".join(names[:4]) + ", ...",
                 "train",
             )
         free |= found

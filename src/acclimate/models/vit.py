@@ -124,9 +124,12 @@ class _Kernel(nn.Module):
 
 
 class _ViT(nn.Module):
+    prompts: nn.Parameter | None
+
     def __init__(self, spec: ViT, channels: int, patches: int, num_classes: int) -> None:
         super().__init__()
         self.size = spec.size
+        self.register_parameter("prompts", None)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
         self.pos_embed = nn.Parameter(torch.zeros(1, patches + 1, spec.width))
         self.patch_embed = _Patches(channels, spec)
@@ -145,5 +148,8 @@ class _ViT(nn.Module):
         tokens = self.patch_embed(x)
         first = self.cls_token.expand(*tokens.shape[:-2], 1, -1)
         tokens = torch.cat((first, tokens), -2) + self.pos_embed
+        if self.prompts is not None:
+            own = self.prompts.expand(*tokens.shape[:-2], -1, -1)
+            tokens = torch.cat((tokens[..., :1, :], own, tokens[..., 1:, :]), -2)
         features = self.norm(self.blocks(tokens))[..., 0, :]
         return features, self.head(features)
