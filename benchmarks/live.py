@@ -93,7 +93,8 @@ CASES = (
     Case("note", norm="iabn"),
     Case("cotta"),
 )
-"""Every adapter of the catalogue but those whose clients exchange (with a guard they run alone), slow ones last."""
+"""Every adapter of the catalogue, slow ones last, but those whose clients exchange (with a guard they run alone) and
+those that weigh two LoRAs, for which a small network has no use."""
 CIFAR10 = ("bn", "tent", "t3a", "em", "eata", "bbse", "knn", "the", "surgical", "tent-all")
 
 

@@ -12,7 +12,14 @@ from acclimate.core import Out
 from acclimate.ops.augment import Views
 
 TASK = SimpleNamespace(
-    head_weight="w", head_bias="b", num_classes=3, dim=3, norm=frozenset(), shape=(1, 1, 3), has_batch_norm=False
+    head_weight="w",
+    head_bias="b",
+    num_classes=3,
+    dim=3,
+    norm=frozenset(),
+    shape=(1, 1, 3),
+    has_batch_norm=False,
+    tokens=None,
 )
 """All that adapters ask of a task."""
 X = np.array(

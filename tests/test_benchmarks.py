@@ -199,7 +199,7 @@ def test_harm_is_counted_by_cells_and_by_clients(bench, tmp_path):
     with pytest.raises(SystemExit, match="name another --out"):
         live.read(out, {"rounds": 2})
     lone = {n for n, a in live.catalogue.ADAPTERS.items() if not exchange.exchanges(a)}
-    assert {c.adapter for c in live.CASES} | {"none", "guarded-tent"} == lone
+    assert {c.adapter for c in live.CASES} | {"none", "guarded-tent", "dpa", "the-lora"} == lone
 
 
 def test_a_step_of_lora_counts_as_by_hand_and_ways_agree(bench):

@@ -13,6 +13,7 @@ from acclimate.core.local import batch_of
 from acclimate.methods.fedatp import FedATP
 from acclimate.ops.atp import directions, moved
 from acclimate.ops.losses import entropy
+from acclimate.ops.masks import held_out
 from support import SMALL, client_data, fitted, gap, shards, task
 
 QUICK = FedATP(work=SMALL, rate_work=Work(epochs=1, batch=4), pretrain=2)
@@ -121,13 +122,13 @@ def test_the_model_is_learned_first_and_the_rates_after_it():
 
 def test_rates_are_learned_on_examples_that_the_model_did_not_see():
     own = client_data(shards(), 0)
-    fitted_on, judged = QUICK.split(own)
+    fitted_on, judged = held_out(own, QUICK.parts)
     seen = set(fitted_on["rows"][: int(fitted_on["n"])].tolist())
     kept = set(judged["rows"][: int(judged["n"])].tolist())
     assert len(seen) == 32 and len(kept) == 8 and not seen & kept
     assert seen | kept == set(own["rows"].tolist())
     one = {**own, "n": torch.tensor(1)}
-    assert [int(d["n"]) for d in QUICK.split(one)] == [1, 1]
+    assert [int(d["n"]) for d in held_out(one, QUICK.parts)] == [1, 1]
 
 
 def test_atp_needs_its_rates(live):

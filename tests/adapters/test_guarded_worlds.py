@@ -15,7 +15,7 @@ from acclimate.eval import grid
 from acclimate.experiment import ConfigError, Experiment, catalogue, labels, record
 from acclimate.experiment.settings import expand
 from acclimate.methods import FedAvg
-from acclimate.models import MLP
+from acclimate.models import MLP, LoRA, ViT
 from acclimate.personal import NoPersonal
 from support import CLASSES, MODELS, client_data, shards, small
 from support import task as task_of
@@ -26,6 +26,7 @@ DATA, HELD, STREAM = shards((8, 6, 7)), shards((5, 0, 6), seed=1), shards((6, 9,
 NEEDS = {"the": "fedthe", "theplus": "fedthe", "tsa": "fedthe", "fedtta": "fedtta", "fedtta-plus": "fedtta"}
 NEEDS |= {"ttt": "fedttt", "ttt-episodic": "fedttt", "odpfl": "odpfl", "atp": "fedatp", "atp-online": "fedatp"}
 MADE_BY = {"eata": "fisher", "bbse": "confusion", "knn": "memory", "neo-client": "means", "santa": "means"}
+NEEDS |= {"dpa": "feddpa-the", "the-lora": "feddpa-the"}
 NORMS = {"note": "iabn"}
 """Adapters that need another normalisation than batch norm."""
 INSIDE = [name for name in catalogue.ADAPTERS if name != "guarded-tent"]
@@ -45,11 +46,15 @@ def opened(method, backend, task=None):
         engine.close()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedthe", "fedtta", "fedttt", "odpfl", "fedatp", "fedavg-iabn"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedthe", "fedtta", "fedttt", "odpfl", "fedatp", "fedavg/iabn", "feddpa-the"]
+)
 def test_it_guards_every_adapter_of_the_catalogue(method):
-    method, _, norm = method.partition("-")
+    method, _, norm = method.partition("/")
     names = [n for n in INSIDE if NEEDS.get(n, "fedavg") == method and NORMS.get(n, "batch") == (norm or "batch")]
-    task = Task(replace(MODELS["cnn-batch"], norm=norm), (3, 10, 10), CLASSES) if norm else None
+    lora = LoRA(ViT(patch=5, width=8, depth=1), rank=2, private=2)
+    model = lora if method == "feddpa-the" else replace(MODELS["cnn-batch"], norm=norm or "batch")
+    task = Task(model, (3, 10, 10), CLASSES)
     with opened(catalogue.METHODS[method], Serial(), task) as (worker, engine, deployed):
         assert names
         for name in names:

@@ -128,5 +128,5 @@ def test_refusals_and_bad_fields():
     assert UnMixTNS().refusal(task("cnn-batch"), {}) is None
     with pytest.raises(ValueError, match="components=0"):
         UnMixTNS(components=0)
-    with pytest.raises(ValueError, match="must be 'train', 'eval', 'adapt', Blend"):
+    with pytest.raises(ValueError, match="must be 'train', 'eval', 'adapt', 'still', a Blend"):
         task().apply(task().init(rng.key(0)), torch.zeros(1, 3, 10, 10), "unmix")

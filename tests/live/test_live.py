@@ -27,6 +27,7 @@ NEEDS = {
     "bbse": ("fedavg", "confusion"),
     "knn": ("fedavg", "memory"),
     **dict.fromkeys(("neo-client", "santa"), ("fedavg", "means")),
+    **dict.fromkeys(("dpa", "the-lora"), ("feddpa-the", "none")),
 }
 NORMS = {"note": "iabn"}
 """Adapters that need another normalisation than batch norm."""
@@ -35,6 +36,8 @@ NORMS = {"note": "iabn"}
 @functools.cache
 def trained(method: str = "fedavg", personal: str = "none", norm: str = "batch") -> ac.Fit:
     model = ac.models.CNN(widths=(3, 4), hidden=8, kernel=3, norm=norm)
+    if method == "feddpa-the":
+        model = ac.models.LoRA(ac.models.ViT(patch=8, width=8, depth=1), rank=2, private=2)
     e = ac.Experiment(
         data=ac.data.Digits(clients=3, split=(0.3, 0.2, 0.5)),
         model=model,

@@ -243,7 +243,7 @@ def test_entropy_descent_by_hand_answers_before_the_last_step():
     logits, new = unlabelled.descend(predict, model, state, x, opt.update, 2)
     np.testing.assert_allclose(new["params"]["w"], down(once), atol=1e-5)
     np.testing.assert_allclose(logits, x.numpy() @ once, atol=1e-5)
-    assert set(modes) == {"adapt"}
+    assert set(modes) == {"still"}
 
 
 def test_what_is_tuned_is_the_norm_layers_or_all():
