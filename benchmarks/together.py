@@ -84,12 +84,8 @@ def measured(given: argparse.Namespace, seed: int) -> dict[str, tuple[float, int
     return found
 
 
-def entry(given: argparse.Namespace) -> dict[str, Any]:
-    """Measure all seeds: the record of this data set and number of clients."""
-    began, each = time.perf_counter(), []
-    for seed in given.seeds:
-        each.append(measured(given, seed))
-        print(f"seed {seed}: {time.perf_counter() - began:.0f} s", flush=True)
+def record_of(given: argparse.Namespace, each: list[dict[str, tuple[float, int]]], seconds: float) -> dict[str, Any]:
+    """What is kept of the seeds that were measured so far."""
     rows = []
     for name in each[0]:
         accuracies = [found[name][0] for found in each]
@@ -100,11 +96,19 @@ def entry(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "command": command(),
         "environment": environment(torch.device(given.device)),
-        "settings": settings,
+        "settings": {**settings, "seeds": given.seeds[: len(each)]},
         "stream": {"kinds": KINDS, "severity": 5, "samples": given.length, "batch": given.batch},
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(seconds, 1),
         "rows": rows,
     }
+
+
+def save(given: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Put this record in the place of an earlier one of the same data, clients and batch size."""
+    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
+    kept[f"{given.data}, {given.clients} clients, batch {given.batch}"] = record
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    store.write(given.out, store.json_text(kept, indent=1) + "\n")
 
 
 def main() -> None:
@@ -121,15 +125,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("results/adapters/together.json"))
     given = parser.parse_args()
-    record = entry(given)
+    began, each = time.perf_counter(), []
+    for seed in given.seeds:
+        each.append(measured(given, seed))
+        record = record_of(given, each, time.perf_counter() - began)
+        save(given, record)  # after every seed: a run that is cut keeps what it has
+        print(f"seed {seed}: {record['seconds']:.0f} s", flush=True)
     print("\n| variant | accuracy, % | bytes per client |\n| --- | --- | --- |")
     for r in record["rows"]:
         accuracy = f"{100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f}"
         print(f"| {r['variant']} | {accuracy} | {r['exchanged_bytes']:,} |")
-    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
-    kept[f"{given.data}, {given.clients} clients, batch {given.batch}"] = record
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(given.out, store.json_text(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
