@@ -1,0 +1,133 @@
+"""Methods side by side on a federated CIFAR-10, each with its defaults: accuracy, bytes and seconds.
+
+Label skew of Dirichlet 0.1, the CNN without norm, the same number of rounds and of local steps for all. A row is one
+method and one seed: accuracy on BRFL's streams after the last round and after the round that validation data select,
+without adapting (FedTHE weighs its heads); bytes that a client uploads in a round; seconds of the training.
+
+    python benchmarks/methods.py [--methods fedavg,moon] [--seeds 0,1,2] [--clients 20] [--rounds 100] [--device cuda]
+    python benchmarks/methods.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
+
+Rows that are in the file already are not run again, so a run that was cut goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import command, environment
+
+import acclimate as ac
+from acclimate import store
+from acclimate.core import Adapter
+from acclimate.experiment import catalogue
+from acclimate.running.build import device_of
+
+Row = dict[str, Any]
+PEERS = "feddyn,moon,fedbabu,lg-fedavg,fedlc,fedala,fedntd,ifca,fedpac,fedas,fedem,ccvr,feddecorr,fedfomo,cfl"
+BEFORE = "local,fedavg,fedavg+finetune,fedprox,scaffold,fednova,fedper,fedrep,fedrod,ditto,apfl,pfedme,fedproto,fedthe"
+OWN: dict[str, Adapter] = {"fedthe": ac.adapters.THE()}
+"""Methods whose answers are made at test time: all others answer as they were trained."""
+STREAMS = "original,corrupted,out-of-client,mixture"
+
+
+def experiment(name: str, given: argparse.Namespace, seed: int) -> ac.Experiment:
+    """The training of one method, with its defaults."""
+    method, _, personal = name.partition("+")
+    return ac.Experiment(
+        data=(ac.data.Digits if given.data == "digits" else ac.data.CIFAR10)(
+            clients=given.clients, partition=ac.data.Dirichlet(0.1)
+        ),
+        model=catalogue.MODELS["cnn"],
+        method=catalogue.METHODS[method],
+        personal=catalogue.PERSONALS[personal or "none"],
+        rounds=given.rounds,
+        eval_every=max(given.rounds // 10, 1),
+        seed=seed,
+        device=given.device,
+    )
+
+
+def measured(name: str, given: argparse.Namespace, seed: int) -> Row:
+    """One row; or the reason why a method cannot run here."""
+    began = time.perf_counter()
+    fit = ac.train(experiment(name, given, seed))
+    seconds = time.perf_counter() - began
+    streams = [catalogue.STREAMS[s] for s in given.streams.split(",")]
+    found = ac.evaluate(fit, adapters=[OWN.get(name, ac.adapters.NoAdapt())], streams=streams).rows
+    fit.engine.close()
+    accuracy: dict[str, dict[str, float]] = {}
+    for r in found:
+        accuracy.setdefault(r["selection"], {})[r["stream"]] = round(100 * r["accuracy"], 3)
+    rounds = {r["selection"]: r["round"] for r in found}
+    return {"accuracy": accuracy, "rounds": rounds, "up_bytes": found[0]["up_bytes"], "seconds": round(seconds, 1)}
+
+
+def table(rows: dict[str, Row], streams: list[str]) -> str:
+    """Means over seeds as Markdown: last round, and in brackets what validation data select."""
+    lines = ["| method | " + " | ".join(streams) + " | MB up per round | seconds | seeds |"]
+    lines.append("|---|" + "---:|" * (len(streams) + 3))
+    for name in dict.fromkeys(r["method"] for r in rows.values()):
+        own = [r for r in rows.values() if r["method"] == name and "accuracy" in r]
+        if not own:
+            continue
+        cells = [_both(own, s) for s in streams]
+        cost = [f"{own[0]['up_bytes'] / 1e6:.2f}", f"{statistics.mean(r['seconds'] for r in own):.0f}", str(len(own))]
+        lines.append(f"| {name} | " + " | ".join([*cells, *cost]) + " |")
+    return "\n".join(lines)
+
+
+def _both(rows: list[Row], stream: str) -> str:
+    last, chosen = (statistics.mean(r["accuracy"][w][stream] for r in rows) for w in ("last", "validation"))
+    return f"{last:.1f} ({chosen:.1f})"
+
+
+def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
+    """Write all rows, in the order of their names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"environment": where, "study": study, "rows": {name: rows[name] for name in sorted(rows)}}
+    store.write(path, store.json_text(record, indent=1) + "\n")
+
+
+def main() -> None:
+    """Train and measure what is missing, write after each row, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
+    parser.add_argument("--methods", default=f"{PEERS},{BEFORE}")
+    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--streams", default=STREAMS)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
+    parser.add_argument("--out", type=Path, default=Path("results/methods/cifar10.json"))
+    given = parser.parse_args()
+    study = {"data": given.data, "clients": given.clients, "rounds": given.rounds, "alpha": 0.1, "model": "cnn"}
+    files = [given.out, *(given.merge or [])]
+    stored = [json.loads(p.read_text()) for p in files if p.exists()]
+    for other in stored:
+        if other["study"] != study:
+            raise SystemExit(f"rows are of {other['study']}, not of {study}; name another --out")
+    rows: dict[str, Row] = {name: row for other in stored for name, row in other["rows"].items()}
+    where = environment(device_of(given.device))
+    if given.merge:
+        where = {**stored[-1]["environment"], "command": command(), "parts": [s["environment"] for s in stored]}
+        save(given.out, study, where, rows)
+    for seed in () if given.merge else given.seeds:
+        for name in given.methods.split(","):
+            if f"{name} {seed}" in rows:
+                continue
+            rows[f"{name} {seed}"] = row = {"method": name, "seed": seed, **measured(name, given, seed)}
+            save(given.out, study, where, rows)
+            print(f"{name:16s} {seed} {row['accuracy'].get('last')} {row['seconds']} s", flush=True)
+            torch.cuda.empty_cache()
+    print("\n" + table(rows, given.streams.split(",")))
+
+
+if __name__ == "__main__":
+    main()
