@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from acclimate.backends import Vmap
 from acclimate.core import Task, Work, Worker, fit, rng, tree
 from acclimate.methods import FedAvg
-from acclimate.models import CNN, MLP, LoRA, Prompts, ViT
+from acclimate.models import CNN, MLP, LoRA, Prompts, ViT, low_rank
 from acclimate.models.lora import LOCAL, merged, trunk
 from support import CLASSES, shards
 
@@ -82,8 +82,9 @@ class Products(TorchDispatchMode):
         self.shapes = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
-            self.shapes.append(tuple(tuple(a.shape) for a in args[:2]))
+        plain, adding = ("mm", "bmm"), ("addmm", "baddbmm", "baddbmm_")
+        if (name := func._schema.name.removeprefix("aten::")) in plain + adding:
+            self.shapes.append(tuple(tuple(a.shape) for a in args[name in adding :][:2]))
         return func(*args, **(kwargs or {}))
 
 
@@ -105,6 +106,41 @@ def test_under_vmap_all_clients_go_through_one_product_with_the_trunk():
     # a frozen weight has no gradient: no product has its shape
     made = {(a[-2], b[-1]) for a, b in seen.shapes}
     assert not made & {(3 * width, width), (hidden, width), (width, hidden)}
+
+
+def test_pairs_and_bias_are_added_by_the_products_and_gradients_of_any_order_are_the_formulas():
+    """Values, first and second derivatives of x W^T + b + (x A^T) V^T against the formula written out, for clients
+    with pairs of their own within seeds (nested vmap)."""
+    seeds, clients, rows, inputs, outputs, rank = 2, 3, 5, 4, 6, 2
+    g = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    x, a, v = draw(seeds, clients, rows, inputs), draw(seeds, clients, rank, inputs), draw(clients, outputs, rank)
+    w, b = draw(outputs, inputs), draw(outputs)
+
+    def plain(x, a, v):
+        return x @ w.T + b + (x @ a.T) @ v.T
+
+    def ours(x, a, v):
+        return low_rank.linear(x, w, b, a, v)
+
+    def slope(f):
+        return lambda x, a, v: grad(lambda *t: f(*t).sin().sum(), argnums=(0, 1, 2))(x, a, v)
+
+    def bend(f):
+        return grad(lambda x, a, v: sum(t.cos().sum() for t in slope(f)(x, a, v)), argnums=(0, 1, 2))
+
+    for what in (lambda f: f, slope, bend):
+        over = lambda f: vmap(vmap(f), in_dims=(0, 0, None))  # noqa: E731
+        found, expected = (over(what(f))(x, a, v) for f in (ours, plain))
+        torch.testing.assert_close(found, expected)
+    alone = vmap(vmap(slope(lambda x, a, v: low_rank.linear(x, w, None))))(x, a, a)[0]
+    torch.testing.assert_close(alone, vmap(vmap(slope(lambda x, a, v: x @ w.T)))(x, a, a)[0])
+
+
+def test_two_pairs_of_a_layer_are_one_of_their_ranks_together():
+    a, b, c, d = (torch.randn(*s, dtype=torch.float64) for s in ((2, 4), (6, 2), (3, 4), (6, 3)))
+    first, second = low_rank.pairs((a, b, 0.5), (c, d, 3.0))
+    torch.testing.assert_close(second @ first, 0.5 * b @ a + 3.0 * d @ c)
 
 
 def test_clients_hold_and_send_adapters_and_head_alone():

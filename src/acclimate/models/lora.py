@@ -28,6 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core import Model, Task, Tree, check
 from ..core.nn.layers import is_norm
+from . import low_rank
 from .vit import ViT
 
 LOCAL = "*.local.*"
@@ -135,8 +136,19 @@ class LoRALinear(nn.Linear):
     local: _Pair | None
 
     def forward(self, input: Tensor) -> Tensor:
-        out = super().forward(input) + self.shared(input)
-        return out if self.local is None else out + self.local(input)
+        given = [self.shared] if self.local is None else [self.shared, self.local]
+        if "weight" in self._parameters:  # trained too: each client has its own
+            return super().forward(input) + sum(pair(input) for pair in given)
+        return low_rank.linear(input, self.weight, self.bias, *low_rank.pairs(*((p.a, p.b, p.scale) for p in given)))
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer whose weights lie in a trunk."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return (
+            super().forward(input) if "weight" in self._parameters else low_rank.linear(input, self.weight, self.bias)
+        )
 
 
 class OnTrunk(nn.Module):
@@ -150,6 +162,9 @@ class OnTrunk(nn.Module):
         self.trunk, self.source = module, source
         self.frozen = tuple(n for n in source.tensors if n not in free)
         self._take_out()
+        for layer in module.modules():
+            if type(layer) is nn.Linear and "weight" not in layer._parameters:
+                layer.__class__ = FrozenLinear
 
     def _take_out(self) -> None:
         for owner, part, _ in self._places():
