@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 from torch.func import grad, vmap
 
 from acclimate.adapters import MEMO, THE, FedCTTA, Latte, NoAdapt, Tent, Together
@@ -17,6 +18,7 @@ from acclimate.backends.vmap.lanes import Lane
 from acclimate.core import Protocol, Worker, fit, rng, tree
 from acclimate.core.nn import kernels
 from acclimate.core.nn.conv import PureConv2d
+from acclimate.core.nn.layers import purify
 from acclimate.core.nn.pool import PureMaxPool2d
 from acclimate.eval import tsne
 from acclimate.experiment import catalogue
@@ -223,3 +225,13 @@ def test_the_kernel_of_augmix_gives_the_views_of_torch_code(shape, monkeypatch):
     monkeypatch.setattr(augmix_kernel, "usable", lambda base: False)
     off = (ours - vmap(views)(x, keys)).abs()
     assert off.max() * 255 < 2 and (off > 1e-5).float().mean() < 1e-3  # a warp may round to the next level
+
+
+def test_batch_norm_of_many_views_with_one_weight_is_that_of_each():
+    """cuDNN refused what `vmap` maps over while the weight is no client's own (MBSL's views in a plain loop)."""
+    layer = nn.BatchNorm2d(4).cuda()
+    purify(layer)
+    layer.follows = False
+    x = torch.randn(3, 5, 4, 6, 6, device="cuda")
+    found = vmap(layer)(x)
+    assert torch.allclose(found, torch.stack([layer(one) for one in x]), atol=1e-5)

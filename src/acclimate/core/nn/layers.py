@@ -8,6 +8,8 @@ maximum pooling become those of `core.conv` and `core.pool`.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,6 +38,12 @@ class Normaliser:
     def normalise(self, layer: PureBatchNorm, input: Tensor) -> Tensor:
         """The layer's output; may assign new running statistics to it."""
         raise NotImplementedError
+
+
+def _askable(input: Tensor, weight: Tensor | None) -> AbstractContextManager[None]:
+    """cuDNN asks how an input lies in memory, which many inputs of one layer (views of one sample) cannot say."""
+    asked = input.is_cuda and weight is not None and conv.is_batched(input) and not conv.is_batched(weight)
+    return torch.backends.cudnn.flags(enabled=False) if asked else nullcontext()
 
 
 class PureBatchNorm(_BatchNorm):
@@ -75,7 +83,8 @@ class PureBatchNorm(_BatchNorm):
                 f"{tuple(input.shape)} has one: give it batches of at least 2 samples"
             )
         if not (own and input.dim() > 2 and input.stride(0) == 1):
-            return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
+            with _askable(input, self.weight):
+                return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
         rows = input.movedim(0, -1)  # as `PureConv2d.turned` left it: torch would copy it
         flat = rows.flatten(1).unsqueeze(0)
         out = F.batch_norm(flat, None, None, self.weight, self.bias, training=True, momentum=0.0, eps=self.eps)
