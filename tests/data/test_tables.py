@@ -115,7 +115,7 @@ def test_parquet_and_data_frames():
 def test_parquet_without_its_package_says_what_to_install(monkeypatch):
     write("x", "t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"reading t.parquet needs a package .*: pip install pyarrow"):
+    with pytest.raises(ImportError, match=r"reading t.parquet needs a package .*: pip install 'acclimate\[tables\]'"):
         table(file="t.parquet", clients=2).load()
 
 

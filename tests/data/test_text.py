@@ -154,7 +154,7 @@ def test_settings_are_checked():
 def test_without_the_package_a_tokenizer_is_refused(monkeypatch, here):
     (here / "t.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ImportError, match=r"tokenizer='t.json' needs a package.*pip install tokenizers"):
+    with pytest.raises(ImportError, match=r"tokenizer='t.json' needs a package.*pip install 'acclimate\[text\]'"):
         reviews(tokenizer="t.json").load()
 
 

@@ -32,6 +32,8 @@ EXTRAS = {
     "serve": ("starlette", "uvicorn", "prometheus_client"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "backbones": ("efficientnet_lite_pytorch",),
+    "tables": ("pyarrow",),
+    "text": ("tokenizers",),
     "images": ("PIL", "h5py"),
     "huggingface": ("datasets", "PIL"),
     "docs": ("mkdocs", "mkdocstrings"),

@@ -119,7 +119,7 @@ def _known(value: Any) -> Any:
 
 
 def _parquet(path: Path) -> Any:
-    parquet = lazy("pyarrow.parquet", "pyarrow", f"reading {path.name}")
+    parquet = lazy("pyarrow.parquet", "acclimate[tables]", f"reading {path.name}")
     try:
         return parquet.ParquetFile(path)
     except (ValueError, OSError) as e:

@@ -251,7 +251,7 @@ class Text(OwnFiles):
 
     def _tokenizer(self) -> tuple[Any, int]:
         """The tokenizer, and what is added to its ids: 1 where its id 0 is no padding."""
-        package = formats.lazy("tokenizers", "tokenizers", f"Text: tokenizer={self.tokenizer!r}")
+        package = formats.lazy("tokenizers", "acclimate[text]", f"Text: tokenizer={self.tokenizer!r}")
         path = self._place("tokenizer")
         try:
             found = package.Tokenizer.from_file(str(path))
