@@ -113,8 +113,8 @@ def panels(results: Path) -> dict[str, Panel]:
     """Every panel whose file is there, by its title."""
     live, adapters = results / "live", results / "adapters"
     makers: dict[str, tuple[Path, Any]] = {
-        "Embedded digits, 10 clients, Dirichlet(0.05)": (live / "no-harm.json", deployments),
-        "CIFAR-10, 20 clients, Dirichlet(0.1)": (live / "no-harm-cifar10.json", deployments),
+        "Embedded digits, 10 clients, Dirichlet(0.05)": (live / "no-harm-seeds-9-11.json", deployments),
+        "CIFAR-10, 20 clients, Dirichlet(0.1)": (live / "no-harm-cifar10-seeds-0-2.json", deployments),
         "CIFAR-10 Dirichlet(0.1), all adapters": (adapters / "brfl.json", lambda p: federated(p, 0.1)),
         "CIFAR-10 Dirichlet(1.0)": (adapters / "brfl.json", lambda p: federated(p, 1.0)),
         "ResNet-20, corruptions": (adapters / "cifar10c.json", known_source),
