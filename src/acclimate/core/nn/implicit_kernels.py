@@ -20,7 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .kernels import jit, tl
+from .kernels import AVAILABLE, jit
+
+if AVAILABLE:
+    import triton.language as tl
 
 BLOCK = 1024
 """Numbers that one program adds up where parts are summed."""
@@ -106,7 +109,10 @@ def _convolve(
             dy, dx = e // (IN * KW), (e // IN) % KW
             row, col = top[:, None] + dy[None, :], left[:, None] + dx[None, :]
             inside = real[:, None] & (e < KH * KW * IN)[None, :]
-            inside = inside & (row >= 0) & (row < H) & (col >= 0) & (col < W)
+            if PAD_H > 0:
+                inside = inside & (row >= 0) & (row < H)
+            if PAD_W > 0:
+                inside = inside & (col >= 0) & (col < W)
             a = tl.load(x + base[:, None] + (dy * (W * IN) + e % (IN * KW))[None, :], mask=inside, other=0.0)
             known = column[None, :] & (e < LENGTH)[:, None]
             b = tl.load(w + n[None, :] * LENGTH + e[:, None], mask=known, other=0.0)
