@@ -1,4 +1,4 @@
-"""Convolutions that gather patches inside the product, against double precision: values, gradients of every order, maps.
+"""Convolutions that gather patches inside the product, against double precision: values, gradients, maps.
 
 They run on a CUDA device, or interpreted on a CPU, which takes Triton alone:
 `TRITON_INTERPRET=1 PYTHONPATH=src:tests python -m pytest --noconftest tests/core/test_implicit.py`.
@@ -169,7 +169,9 @@ def test_third_order_and_nested_maps_join_the_client_axis() -> None:
         return vmap(vmap(third(mine), in_dims=(None, 0)))
 
     ours = nested(True)(w[:, 0], x)
-    true = torch.stack([torch.stack([third(False)(w[a, 0].double(), x[a, b].double()) for b in (0, 1)]) for a in (0, 1)])
+    true = torch.stack(
+        [torch.stack([third(False)(w[a, 0].double(), x[a, b].double()) for b in (0, 1)]) for a in (0, 1)]
+    )
     near(ours, true, 1e-4)
     both = vmap(vmap(grad(loss(*case[4:], True), (0, 1))))(x, w)
     plain = grad(loss(*case[4:], False), (0, 1))
@@ -179,7 +181,7 @@ def test_third_order_and_nested_maps_join_the_client_axis() -> None:
 
 @works
 def test_reduced_precision_is_as_far_off_as_it_should_be() -> None:
-    if not HERE.type == "cuda":
+    if HERE.type != "cuda":
         pytest.skip("the interpreter computes in full precision")
     g, x, w, dy = made((32, 64, (14, 14), 5, 1, 0), batch=32)
     layer, true = implicit.layer_of("convolve", x, w, g), truths(g, x, w, dy)

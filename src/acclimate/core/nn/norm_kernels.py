@@ -1,7 +1,7 @@
 """Triton kernels for norm layers of many clients, each with scales and shifts of its own.
 
-Statistics, scale, shift, a sum with another tensor and ReLU are one pass each way, next to one that adds up. Sums have a
-fixed order, so results repeat to the bit. Images are taken in the order they lie in, channels or places side by side.
+Scale, shift, a sum with another tensor and ReLU are one pass, after one that finds statistics. Sums have a fixed order,
+so results repeat to the bit. Images are taken in the order they lie in, channels or places side by side.
 
 - batch norm: sums over a client's samples and places, cut into parts, are put together in order.
 - group norm: a program has one sample; a number of channels share statistics.
@@ -29,6 +29,14 @@ PROGRAMS, LEAST = 1024, 128
 
 
 @jit
+def _places(r, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr):
+    """Where rows of samples and places lie. Tiles begin at multiples of 16, which the compiler cannot know."""
+    run: tl.constexpr = 16 if P % 16 == 0 else 8 if P % 8 == 0 else 4 if P % 4 == 0 else 1
+    place = tl.max_contiguous(tl.multiple_of(r % P, run), run)
+    return tl.max_constancy(r // P, run) * SB + place * SP
+
+
+@jit
 def _moments(
     x, parts, rows, span, count,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
@@ -47,7 +55,7 @@ def _moments(
     for begin in range(part * span, end, ROWS):
         r = begin + tl.arange(0, ROWS)
         real = (r < end)[:, None] & (c < C)[None, :]
-        at = ((r // P) * SB + (r % P) * SP)[:, None] + (c * SC)[None, :]
+        at = _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
         v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
         here = tl.minimum(end - begin, ROWS).to(tl.float32)
         own = tl.sum(v, 0) / here
@@ -110,7 +118,7 @@ def _scale(
     for begin in range(part * span, end, ROWS):
         r = begin + tl.arange(0, ROWS)
         real = (r < end)[:, None] & known[None, :]
-        at = client * rows * C + ((r // P) * SB + (r % P) * SP)[:, None] + (c * SC)[None, :]
+        at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
         v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
         v = (v - centre[None, :]) * scale[None, :] + shift[None, :]
         if ADD:
@@ -140,7 +148,7 @@ def _slopes(
     for begin in range(part * span, end, ROWS):
         r = begin + tl.arange(0, ROWS)
         real = (r < end)[:, None] & known[None, :]
-        at = client * rows * C + ((r // P) * SB + (r % P) * SP)[:, None] + (c * SC)[None, :]
+        at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
         d = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
         if RELU:
             d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
@@ -154,11 +162,11 @@ def _slopes(
 
 @jit
 def _unscale(
-    dy, x, y, weight, mean, var, slopes, dx, dother, clients, rows, span, count, eps,
+    dy, x, y, weight, mean, var, slopes, dx, clients, rows, span, count, eps,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
-    OWN: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    OWN: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """dx of dy, through the statistics as well where they are x's OWN; and what goes on to the tensor that was added."""
+    """dx of dy, through the statistics as well where they are x's OWN."""
     across: tl.constexpr = (C + COLS - 1) // COLS
     c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
     part = (tl.program_id(0) // across) % count
@@ -174,12 +182,10 @@ def _unscale(
     for begin in range(part * span, end, ROWS):
         r = begin + tl.arange(0, ROWS)
         real = (r < end)[:, None] & known[None, :]
-        at = client * rows * C + ((r // P) * SB + (r % P) * SP)[:, None] + (c * SC)[None, :]
+        at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
         d = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
         if RELU:
             d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
-        if ADD:
-            tl.store(dother + at, d.to(dother.dtype.element_ty), mask=real)
         if OWN:
             v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
             d = d - flat[None, :] - (v - centre[None, :]) * tilt[None, :]
@@ -198,7 +204,7 @@ def _plan(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
     """How [G, B, C, P] is cut: (rows, span, parts), constants of the kernels, programs, and programs per part."""
     clients, batch, channels, places = x.shape
     columns = min(_power(channels), 32 if x.stride(3) == 1 else 64)
-    tile, across, rows = max(TILE // columns, 1), _cut(channels, columns), batch * places
+    tile, across, rows = max(TILE // columns, 16), _cut(channels, columns), batch * places
     wanted = max(min(_cut(PROGRAMS, clients * across), rows // LEAST), 1)
     span = _cut(_cut(rows, wanted), tile) * tile
     count = _cut(rows, span)
@@ -227,18 +233,19 @@ def batch_scale(x: Tensor, args: tuple[Tensor, ...], other: Tensor | None, eps: 
 
 
 def batch_back(
-    dy: Tensor, x: Tensor, y: Tensor, args: tuple[Tensor, ...], eps: float, own: bool, add: bool, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias and what goes to the tensor added, of weight, mean, variance [G, C]; all lie as x does."""
+    dy: Tensor, x: Tensor, y: Tensor | None, args: tuple[Tensor, ...], eps: float, own: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight and dbias, of weight, mean, variance [G, C]; y where ReLU followed. All lie in memory as x does."""
     cut, shape, programs, few = _plan(x)
     clients, _, channels, _ = x.shape
     weight, mean, var = args
+    relu, after = y is not None, x if y is None else y
     parts = torch.empty(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
-    _slopes[(programs,)](dy, x, y, mean, var, parts, *cut, eps, *shape[:5], relu, *shape[5:])
+    _slopes[(programs,)](dy, x, after, mean, var, parts, *cut, eps, *shape[:5], relu, *shape[5:])
     slopes = torch.empty(2, clients, channels, dtype=torch.float32, device=x.device)
     _together[(few,)](parts, slopes, *cut, channels, True, shape[-1])
-    dx, dother = torch.empty_like(x), torch.empty_like(x) if add else x
+    dx = torch.empty_like(x)
     _unscale[(programs,)](
-        dy, x, y, weight, mean, var, slopes, dx, dother, clients, *cut, eps, *shape[:5], own, add, relu, *shape[5:]
+        dy, x, after, weight, mean, var, slopes, dx, clients, *cut, eps, *shape[:5], own, relu, *shape[5:]
     )  # fmt: skip
-    return dx, slopes[1], slopes[0], dother
+    return dx, slopes[1], slopes[0]

@@ -61,11 +61,11 @@ def _group(
 
 @jit
 def _group_back(
-    dy, x, y, weight, mean, var, dx, dother, slopes, batch, eps,
+    dy, x, y, weight, mean, var, dx, slopes, batch, eps,
     GROUPS: tl.constexpr, EACH: tl.constexpr, P: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
-    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr,
+    RELU: tl.constexpr, ROWS: tl.constexpr, BG: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx of one sample, what goes to the tensor added, and the sample's share in the slopes of bias and weight."""
+    """dx of one sample, and its share in the slopes of bias and weight."""
     C: tl.constexpr = GROUPS * EACH
     sample = tl.program_id(0).to(tl.int64)
     client = sample // batch
@@ -99,8 +99,6 @@ def _group_back(
         d = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
         if RELU:
             d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
-        if ADD:
-            tl.store(dother + at, d.to(dother.dtype.element_ty), mask=real)
         v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
         d = d * scale[None, :, :] - flat[None, :, None] - (v - centre[None, :, None]) * tilt[None, :, None]
         tl.store(dx + at, (d * unit[None, :, None]).to(dx.dtype.element_ty), mask=real)
@@ -188,17 +186,17 @@ def group_scale(
 
 
 def group_back(
-    dy: Tensor, x: Tensor, y: Tensor, args: tuple[Tensor, ...], groups: int, eps: float, add: bool, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias and what goes to the tensor added, of weight [G, C], mean and variance [G, B, groups]."""
+    dy: Tensor, x: Tensor, y: Tensor | None, args: tuple[Tensor, ...], groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight and dbias, of weight [G, C], mean and variance [G, B, groups]; y where ReLU followed."""
     clients, batch, channels, _ = x.shape
-    shape, dx, dother = _shape(x, groups), torch.empty_like(x), torch.empty_like(x) if add else x
+    shape, dx = _shape(x, groups), torch.empty_like(x)
     slopes = torch.empty(clients, batch, 2, channels, dtype=torch.float32, device=x.device)
     _group_back[(clients * batch,)](
-        dy, x, y, *args, dx, dother, slopes, batch, eps, *shape[:5], add, relu, *shape[5:]
+        dy, x, x if y is None else y, *args, dx, slopes, batch, eps, *shape[:5], y is not None, *shape[5:]
     )  # fmt: skip
     total = slopes.sum(1)
-    return dx, total[:, 1], total[:, 0], dother
+    return dx, total[:, 1], total[:, 0]
 
 
 def _cut_rows(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
