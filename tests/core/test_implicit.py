@@ -22,6 +22,8 @@ works = pytest.mark.skipif(
     not (kernels.AVAILABLE and (torch.cuda.is_available() or kernels.INTERPRETED)),
     reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
 )
+on_a_gpu = pytest.mark.skipif(not (kernels.AVAILABLE and torch.cuda.is_available()), reason="no CUDA device")
+MEASURED = implicit._measured
 CASES = [
     (3, 5, (9, 8), 5, 1, 0),
     (3, 32, (8, 8), 3, 1, 1),
@@ -221,9 +223,9 @@ def test_choices_travel_as_json_and_wrong_ones_are_refused() -> None:
     given = {key: {"way": "implicit", "tile": [128, 64, 32, 4, 3], "ms": 0.1}, "other": {"way": "patches"}}
     implicit.use_choices(json.loads(json.dumps(given)))
     assert implicit.choices() == given
-    for wrong in ({"way": "implicit"}, {"way": "implicit", "tile": [1, 2]}, {"way": "fast"}, {}):
+    for wrong in ({"way": "implicit"}, {"way": "implicit", "tile": [1, 2]}, {"way": "fast"}, {}, 3):
         with pytest.raises(ValueError, match="choice of 'a shape'"):
-            implicit.use_choices({"a shape": wrong})
+            implicit.use_choices({"a shape": wrong})  # type: ignore[dict-item]
     assert implicit.choices() == given
 
 
@@ -241,3 +243,55 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert implicit.product("convolve", conv._spread, x, w, g) is not None
     monkeypatch.setenv("ACCLIMATE_WITHOUT", "norms,implicit")
     assert implicit.product("convolve", conv._spread, x, w, g) is None
+
+
+@on_a_gpu
+def test_a_shape_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implicit, "_measured", MEASURED)
+    g, x, w, dy = made((16, 24, (12, 12), 3, 1, 1), clients=4, batch=8)
+
+    def all_three() -> tuple[Tensor, ...]:
+        return conv._convolve(x, w, g)[0], conv._spread(dy, w, g), conv._correlate(x, dy, conv._nothing(x), g)
+
+    first = all_three()
+    assert [key.split()[0] for key in implicit.choices()] == ["convolve", "spread", "correlate"]
+    for choice in implicit.choices().values():
+        assert choice["patches_ms"] > 0 and ("ms" in choice), choice  # kernels worked, whoever won
+    monkeypatch.setattr(implicit, "_measured", lambda *a: pytest.fail("measured again"))
+    implicit.use_choices(json.loads(json.dumps(implicit.choices())))
+    for a, b, true in zip(first, all_three(), truths(g, x, w, dy), strict=True):
+        assert torch.equal(a, b)
+        near(a, true)
+
+
+@on_a_gpu
+def test_a_shape_is_measured_while_recording_and_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implicit, "_measured", MEASURED)
+    g, x, w, dy = made((16, 40, (10, 10), 3, 1, 1), clients=4, batch=8)
+    x.add(x)  # the allocator and the library are there
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        y = conv._convolve(x, w, g)[0]
+    assert len(implicit.choices()) == 1
+    graph.replay()
+    near(y, truths(g, x, w, dy)[0])
+
+
+@on_a_gpu
+def test_kernels_that_fail_or_disagree_leave_written_patches_and_one_warning(monkeypatch, caplog) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(implicit, "_measured", MEASURED)
+    g, x, w, dy = made((16, 48, (10, 10), 3, 1, 1), clients=4, batch=8)
+    good = implicit_kernels.spread
+
+    def broken(*_: object) -> Tensor:
+        raise RuntimeError("does not compile\nfor many reasons")
+
+    monkeypatch.setattr(implicit_kernels, "convolve", broken)
+    monkeypatch.setattr(implicit_kernels, "spread", lambda *a: good(*a) + 1)
+    implicit._told.clear()
+    near(conv._convolve(x, w, g)[0], truths(g, x, w, dy)[0])
+    near(conv._spread(dy, w, g), truths(g, x, w, dy)[1])
+    assert [c["way"] for c in implicit.choices().values()] == ["patches", "patches"]
+    told = [r.getMessage() for r in caplog.records]
+    assert len([t for t in told if "does not compile" in t]) == 1 and any("from that of written" in t for t in told)

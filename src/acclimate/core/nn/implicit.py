@@ -77,9 +77,9 @@ def choices() -> dict[str, Choice]:
 def use_choices(given: dict[str, Choice]) -> None:
     """Use these choices instead of measuring; those that were made already for the same shapes are forgotten."""
     for key, choice in given.items():
-        tile = choice.get("tile")
+        way, tile = (choice.get("way"), choice.get("tile")) if isinstance(choice, dict) else (None, None)
         fits = isinstance(tile, list | tuple) and len(tile) == 5 and all(isinstance(n, int) for n in tile)
-        if choice.get("way") != "patches" and not (choice.get("way") == "implicit" and fits):
+        if way != "patches" and not (way == "implicit" and fits):
             told = "'way' must be 'patches', or 'implicit' with a 'tile' of five whole numbers"
             raise ValueError(f"choice of '{key}': {choice!r} is none: {told}")
     _chosen.update({key: dict(choice) for key, choice in given.items()})
@@ -228,11 +228,10 @@ def best(times: dict[Tile, float], patches: float) -> Choice:
 
 def _tell(reasons: list[str], some: bool) -> None:
     """Warn once of what went wrong; that a cut wants more memory than a program has is part of the search."""
-    for reason in reasons:
-        harmless = some and "out of resource" in reason
-        if not harmless and reason not in _told:
-            _told.add(reason)
-            log.warning("a kernel for convolutions is left out%s: %s", "" if some else ", and all others", reason)
+    reason = next((r for r in reasons if not (some and "out of resource" in r)), None)
+    if reason is not None and reason not in _told:
+        _told.add(reason)
+        log.warning("a kernel for convolutions is left out%s: %s", "" if some else ", and so are all others", reason)
 
 
 def _made(like: Tensor, clients: int, seed: int) -> Tensor:
