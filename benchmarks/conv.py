@@ -1,9 +1,13 @@
-"""Convolutions of many clients, each with its own weights: matrix products against cuDNN's grouped convolution.
+"""Convolutions and norms of many clients, each with its own weights, as CUDA graphs so that only kernels count.
 
-Values and both gradients, for the two layers of the papers' CNN, captured as CUDA graphs so that only kernels count.
+- `implicit`: patches gathered inside the product beside patches that are written out; layers of the papers' CNN, of
+  ResNet-20 and ResNet-18, three precisions, beside the measured ceilings.
+- `norms`: norm layers by kernel beside torch's.
+- `grouped`: what the library chooses against cuDNN's grouped convolution, for the two layers of the papers' CNN.
+
 Needs a GPU.
 
-    python benchmarks/conv.py [--out figures.json]
+    python benchmarks/conv.py [--parts implicit,norms] [--budget 90] [--out figures.json]
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import environment
+from harness import Context, environment
+from limits import ceilings
+from products import norms, products
 from torch import Tensor
 
 from acclimate import store
-from acclimate.core.nn import conv, kernels
+from acclimate.core.nn import conv, implicit, kernels
 
 LAYERS = {"first layer": (3, 32, 32), "second layer": (32, 14, 64)}
 """Input channels, image side, output channels; the kernel is 5 x 5 without padding."""
@@ -122,12 +128,24 @@ def main() -> None:
     """Measure, print, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", default="implicit,norms,grouped", help="what to measure, with commas between")
+    parser.add_argument("--budget", type=float, default=90.0, help="seconds after which no further product begins")
     args = parser.parse_args()
     if not (torch.cuda.is_available() and kernels.AVAILABLE):
         raise SystemExit("this benchmark needs a CUDA device and Triton")
-    rows = measure(False) + measure(True)
+    parts, body = args.parts.split(","), environment(torch.device("cuda"))
+    if unknown := set(parts) - {"implicit", "norms", "grouped"}:
+        raise SystemExit(f"--parts={args.parts}: {', '.join(unknown)} is none of implicit, norms, grouped")
+    if "implicit" in parts:
+        tops = ceilings(Context(torch.device("cuda"), "full"))
+        print("ceilings, TFLOP/s:", {k: round(v / 1e12, 1) for k, v in tops["flop_per_second"].items()}, flush=True)
+        body |= {"ceilings": tops, "implicit": products(milliseconds, tops, args.budget)}
+    if "norms" in parts:
+        body["norms"] = norms(milliseconds)
+    if "grouped" in parts:
+        body["rows"] = measure(False) + measure(True)
+        body["choices"] = implicit.choices()
     if args.out:
-        body = {**environment(torch.device("cuda")), "rows": rows}
         store.write(args.out, json.dumps(body, indent=1) + "\n")
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import save
 import acclimate as ac
 from acclimate import store
 from acclimate.core import fit as loop
+from acclimate.core.nn import implicit
 from acclimate.eval import Table
 from acclimate.experiment import dumps
 from acclimate.experiment.settings import expand
@@ -213,6 +214,28 @@ def test_ctrl_c_checkpoints_and_resume_ends_alike(finished, tmp_path, rounds):
     assert not (path / "results.json").exists()
     ac.resume(path)
     same_run(finished[0], path)
+
+
+def test_chosen_kernels_are_kept_with_checkpoints_and_used_again(tmp_path):
+    path, chosen = tmp_path / "cut", {"some shape": {"way": "implicit", "tile": [128, 64, 32, 4, 3]}}
+    before = implicit.choices()
+    try:
+        implicit.forget()
+        implicit.use_choices(chosen)
+        with pytest.raises(api.Interrupted):
+            ac.run(quick()[0], path, watch=StopAfter(1))
+        implicit.forget()
+        kept = (path / "kernels.json").read_text()
+        for wrong in ("{}", '{"schema": "acclimate.kernels/1"}', kept.replace("128", '"x"')):
+            (path / "kernels.json").write_text(wrong)
+            with pytest.raises(store.RunError, match=r"kernels\.json"):
+                ac.resume(path)
+        (path / "kernels.json").write_text(kept)
+        ac.resume(path)
+        assert implicit.choices() == chosen
+    finally:
+        implicit.forget()
+        implicit.use_choices(before)
 
 
 COMMAND = "from acclimate.cli.main import main; main()"

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
+from ..core.nn.layers import any_order, norm_relu
 from . import checkpoints
 from .norms import NormKind, norm_layer
 
@@ -56,12 +57,12 @@ class _Block(nn.Module):
         self.stride, self.extra = stride, width - inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        out = self.conv2(norm_relu(self.bn1, self.conv1(x)))
         if self.stride > 1 or self.extra:  # option A: subsample, and pad the new channels with zeros on both sides
             x = F.pad(
                 x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2)
             )
-        return F.relu(out + x)
+        return norm_relu(self.bn2, out, x)
 
 
 class _ResNet(nn.Module):
@@ -76,6 +77,7 @@ class _ResNet(nn.Module):
         self.layer2 = self._stage(spec, widths[0], widths[1], 2)
         self.layer3 = self._stage(spec, widths[1], widths[2], 2)
         self.linear = nn.Linear(widths[2], num_classes)
+        any_order(self)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight)
@@ -86,6 +88,6 @@ class _ResNet(nn.Module):
         return nn.Sequential(*blocks, *(_Block(spec, width, width, 1) for _ in range(2)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        out = F.relu(self.bn1(self.conv1(x)))
+        out = norm_relu(self.bn1, self.conv1(x))
         features = self.layer3(self.layer2(self.layer1(out))).mean((2, 3))
         return features, self.linear(features)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
+from ..core.nn.layers import any_order, norm_relu
 from . import checkpoints
 
 
@@ -53,8 +53,8 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+        out = norm_relu(self.bn1, self.conv1(x))
+        return norm_relu(self.bn2, self.conv2(out), self.downsample(x))
 
 
 class _Bottleneck(nn.Module):
@@ -73,9 +73,9 @@ class _Bottleneck(nn.Module):
         self.downsample = _shortcut(inputs, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        out = F.relu(self.bn2(self.conv2(out)))
-        return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+        out = norm_relu(self.bn1, self.conv1(x))
+        out = norm_relu(self.bn2, self.conv2(out))
+        return norm_relu(self.bn3, self.conv3(out), self.downsample(x))
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -104,12 +104,13 @@ class _ResNet(nn.Module):
                 inputs = width * block.growth
             self.add_module(f"layer{i + 1}", nn.Sequential(*blocks))
         self.fc = nn.Linear(inputs, num_classes)
+        any_order(self)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(norm_relu(self.bn1, self.conv1(x)))
         for i in range(1, 5):
             x = self.get_submodule(f"layer{i}")(x)
         return x.mean((2, 3))

@@ -1,8 +1,9 @@
 """Run folders: what is written, and when.
 
 A run folder holds config.json, env.json, metrics.jsonl, state.safetensors, and - once finished - results.json and
-report.html; with `analysis`, traces.safetensors and analysis.json besides. A folder of several runs holds index.json
-beside the run folders.
+report.html; with `analysis`, traces.safetensors and analysis.json besides; on a GPU kernels.json, with the kernels that
+were chosen by measurement, so that a run that goes on computes the same to the bit. A folder of several runs holds
+index.json beside the run folders.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from ..core import State
+from ..core.nn import implicit
 from ..eval.analysis import Traces
 from ..experiment import Experiment, dumps, loads
 from .files import RunError, json_text, object_of, read_json, write
@@ -25,6 +27,7 @@ from .tensors import pack, pack_traces, unpack
 RESULTS_SCHEMA = "acclimate.results/1"
 ANALYSIS_SCHEMA = "acclimate.analysis/1"
 INDEX_SCHEMA = "acclimate.index/1"
+KERNELS_SCHEMA = "acclimate.kernels/1"
 
 
 class RunFolder:
@@ -36,7 +39,7 @@ class RunFolder:
         self.metrics, self.state = path / "metrics.jsonl", path / "state.safetensors"
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
-        self.index = path / "index.json"
+        self.index, self.kernels = path / "index.json", path / "kernels.json"
         self.world: str | None = None
         """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
 
@@ -53,7 +56,7 @@ class RunFolder:
     def clear(self) -> None:
         """Remove what an earlier run left, results first; of several runs the index, which would hide a new run."""
         tested = (self.results, self.report, self.traces, self.analysis)
-        for old in (self.index, *tested, self.metrics, self.state, self.env, self.config):
+        for old in (self.index, *tested, self.metrics, self.state, self.kernels, self.env, self.config):
             old.unlink(missing_ok=True)
 
     @property
@@ -69,6 +72,8 @@ class RunFolder:
 
     def checkpoint(self, state: State, training: str) -> None:
         """Write the loop's state; `training` names what is trained (Experiment.identity)."""
+        if chosen := implicit.choices():
+            write(self.kernels, json.dumps({"schema": KERNELS_SCHEMA, "choices": chosen}, indent=1) + "\n")
         write(self.state, pack(state, training, self.world))
 
     def save(self, state: State, training: str) -> None:
@@ -85,7 +90,20 @@ class RunFolder:
 
         `training` holds every name that a checkpoint may have for what is trained (Experiment.identities).
         """
-        return unpack(self.state, like, training, self.world) if self.state.exists() else None
+        state = unpack(self.state, like, training, self.world) if self.state.exists() else None
+        if state is not None and self.kernels.exists():
+            self._choose()
+        return state
+
+    def _choose(self) -> None:
+        """Compute with the kernels that this run was trained with."""
+        kept = read_json(self.kernels)
+        if kept.get("schema") != KERNELS_SCHEMA:
+            raise RunError(f"{self.kernels}: schema={kept.get('schema')!r} must be '{KERNELS_SCHEMA}'")
+        try:
+            implicit.use_choices(kept["choices"])
+        except (KeyError, AttributeError, ValueError) as e:
+            raise RunError(f"{self.kernels} is damaged: {e}") from e
 
     def keep_analysis(self, traces: Traces, summary: Mapping[str, Any], seed: int, round: int) -> None:
         """Write what the adapters did: every value, and the summary that the report draws."""

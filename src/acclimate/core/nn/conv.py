@@ -8,9 +8,10 @@ derivatives:
     convolve(x, w) -> y        spread(dy, w) -> dx        correlate(x, dy) -> dw
 
 so three functions are closed under differentiation, and under `vmap`: an axis that both arguments have joins the client
-axis, an axis that one has alone joins its batch or its channels. On a GPU patches are written out and the
-convolution is a batched matrix product; on a CPU clients are convolved one after the other, which is quicker there than
-a grouped convolution. Outside `vmap`, and on a GPU without Triton, torch's own convolution is used as it is.
+axis, an axis that one has alone joins its batch or its channels. On a GPU the convolution is a batched matrix product
+whose patches are gathered inside the product or written out before it, whichever is faster (`implicit.py`); on a CPU
+clients are convolved one after the other, which is quicker there than a grouped convolution. Outside `vmap`, and on a
+GPU without Triton, torch's own convolution is used as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from . import kernels
+from . import implicit, kernels
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,8 @@ def _nothing(like: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, w: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
+    if (done := implicit.product("convolve", lambda *a: _convolve(*a)[0], x, w, g)) is not None:
+        return done, _nothing(x)
     if x.is_cuda and len(w) > 1:
         seen = _seen(x, g)
         y = _product(seen.flatten(1, 2), _matrix(w)).unflatten(1, (x.shape[1], *g.out)).permute(0, 1, 4, 2, 3)
@@ -265,6 +268,8 @@ def _convolve(x: Tensor, w: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def _spread(dy: Tensor, w: Tensor, g: Geometry) -> Tensor:
+    if (done := implicit.product("spread", _spread, dy, w, g)) is not None:
+        return done
     if dy.is_cuda and len(w) > 1:
         cols = _product(_pixels(dy), _matrix(w).transpose(1, 2))
         cols = cols.view(dy.shape[0] * dy.shape[1], g.out[0] * g.out[1], -1)
@@ -274,6 +279,9 @@ def _spread(dy: Tensor, w: Tensor, g: Geometry) -> Tensor:
 
 
 def _correlate(x: Tensor, dy: Tensor, seen: Tensor, g: Geometry) -> Tensor:
+    written = lambda x, dy, g: _correlate(x, dy, _nothing(x), g)  # noqa: E731
+    if (done := implicit.product("correlate", written, x, dy, g)) is not None:
+        return done
     if x.is_cuda and len(x) > 1:
         length = g.kernel[0] * g.kernel[1] * x.shape[2]
         above, seen = _pixels(dy), (seen if seen.shape[-1] else _seen(x, g)).flatten(1, 2)

@@ -14,6 +14,7 @@ Every sum has a fixed order, so results repeat to the bit. Triton comes with PyT
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ except ImportError:  # a CPU build of PyTorch
 
 AVAILABLE = triton is not None
 """Whether the kernels can be used on this machine's CUDA device."""
+INTERPRETED = AVAILABLE and os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton interprets kernels, on a CPU: for tests."""
 BLOCK = 1024
 """Numbers that one program writes."""
 

@@ -2,8 +2,8 @@
 
 torch's own batch norm writes its statistics in place and its dropout draws from a global generator; both are refused
 under `vmap`. `purify` swaps them for these, in a model of any shape: statistics are assigned (so `functional_call`
-hands them back), and masks are drawn from a key that `Task.apply` supplies. Convolutions and
-maximum pooling become those of `core.conv` and `core.pool`.
+hands them back), and masks are drawn from a key that `Task.apply` supplies. Convolutions, maximum pooling and norms
+become those of `core.conv`, `core.pool` and `core.norms`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import rng
-from . import conv, pool
+from . import conv, norms, pool
 
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
@@ -64,6 +64,8 @@ class PureBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if self.normaliser is not None and self.running_mean is not None:
             return self.normaliser.normalise(self, input)
+        if (out := self.at_once(input)) is not None:
+            return out
         if not self.training and self.running_mean is not None:
             return self._normalise(input, self.running_mean, self.running_var)
         if not self.follows and not self.prior:
@@ -74,14 +76,35 @@ class PureBatchNorm(_BatchNorm):
         self._remember(mean, var, input.numel() // input.shape[1])
         return self._normalise(input, *used)
 
-    def _normalise(self, input: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
-        own = mean is None
-        if own and input.numel() == input.shape[1]:
+    def at_once(self, input: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor | None:
+        """The output, a sum and ReLU after it included, by the kernels of `norms`; None where those do not serve."""
+        if self.prior or not norms.serves(input, self.weight, self.bias):
+            return None
+        given = not self.training and self.running_mean is not None and self.running_var is not None
+        if not given:
+            self._check_count(input)
+        stats = (self.running_mean, self.running_var) if given else None
+        out, mean, var = norms.batch(input, self.weight, self.bias, self.eps, stats, add, relu)  # type: ignore[arg-type]
+        if not given:
+            self._remember(mean, var, input.numel() // input.shape[1])
+        return out
+
+    def _check_count(self, input: Tensor) -> None:
+        if input.numel() == input.shape[1]:
             raise ValueError(
                 "batch norm needs two values per channel for the statistics of a batch, and an input of shape "
                 f"{tuple(input.shape)} has one: give it batches of at least 2 samples"
             )
+
+    def _normalise(self, input: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
+        own = mean is None or var is None
+        if own:
+            self._check_count(input)
+        if mean is not None and var is not None and norms.serves(input, self.weight, self.bias):
+            return norms.batch(input, self.weight, self.bias, self.eps, (mean, var))[0]
+        if input.is_cuda and conv.is_batched(input):  # a convolution may have left channels side by side
+            input = input.contiguous()
         if not (own and input.dim() > 2 and input.stride(0) == 1):
             with _askable(input, self.weight):
                 return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
@@ -113,6 +136,40 @@ class PureBatchNorm(_BatchNorm):
         unbiased = var * (count / max(count - 1, 1))
         self.running_mean = (1 - rate) * self.running_mean + rate * mean
         self.running_var = (1 - rate) * self.running_var + rate * unbiased
+
+
+class PureGroupNorm(nn.GroupNorm):
+    """Group norm that stays fast under `vmap` with scales and shifts per client."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        out = self.at_once(input)
+        return super().forward(input) if out is None else out
+
+    def at_once(self, input: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor | None:
+        """As `PureBatchNorm.at_once`."""
+        if not norms.serves(input, self.weight, self.bias):
+            return None
+        return norms.group(input, self.weight, self.bias, self.num_groups, self.eps, add, relu)
+
+
+class PureLayerNorm(nn.LayerNorm):
+    """Layer norm over the last axis that stays fast under `vmap` with scales and shifts per client."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if len(self.normalized_shape) > 1 or not norms.serves(input, self.weight, self.bias):
+            return super().forward(input)
+        return norms.layer(input, self.weight, self.bias, self.eps)
+
+
+def norm_relu(norm: nn.Module, x: Tensor, add: Tensor | None = None) -> Tensor:
+    """ReLU of a norm layer's output, and of its sum with another tensor; in one pass where kernels serve."""
+    alone = not norm._forward_hooks and getattr(norm, "normaliser", None) is None
+    if alone and isinstance(norm, PureBatchNorm | PureGroupNorm) and type(norm) in (PureBatchNorm, PureGroupNorm):
+        done = norm.at_once(x, add, relu=True)
+        if done is not None:
+            return done
+    out: Tensor = norm(x)
+    return F.relu(out if add is None else out + add)
 
 
 class ActiveBatchNorm(PureBatchNorm):
@@ -153,6 +210,10 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             if layer.num_batches_tracked is not None:
                 del layer.num_batches_tracked
                 layer.register_buffer("num_batches_tracked", None)
+        elif type(layer) is nn.GroupNorm:
+            layer.__class__ = PureGroupNorm
+        elif type(layer) is nn.LayerNorm:
+            layer.__class__ = PureLayerNorm
         elif conv.fits(layer):
             layer.__class__ = conv.PureConv2d
         elif pool.fits(layer):
@@ -171,7 +232,7 @@ def purify(module: nn.Module) -> tuple[str, ...]:
 
 
 def _loosen(chain: list[nn.Module]) -> None:
-    """Spare a copy between layers that are known not to mind the order in memory; torch's own norms do mind."""
+    """Spare a copy between layers that are known not to mind the order in memory."""
     for i, layer in enumerate(chain):
         if isinstance(layer, conv.PureConv2d | pool.PureMaxPool2d):
             rest = (n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | pool.PureMaxPool2d))
@@ -179,3 +240,11 @@ def _loosen(chain: list[nn.Module]) -> None:
             layer.loose = isinstance(after, conv.PureConv2d | nn.Flatten)
             if isinstance(layer, conv.PureConv2d):
                 layer.turned = layer.loose or isinstance(after, PureBatchNorm)
+                layer.loose = layer.turned or isinstance(after, PureGroupNorm)
+
+
+def any_order(module: nn.Module) -> None:
+    """Spare those copies after every convolution: for models of which nothing minds the order in memory."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.loose = True  # type: ignore[assignment]

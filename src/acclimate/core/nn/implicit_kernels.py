@@ -1,0 +1,342 @@
+"""Triton kernels for convolutions as matrix products whose patches are gathered inside the product.
+
+Clients are part of the grid: one program computes one tile of one client's result. Nothing is written but the result,
+and sums have a fixed order, so results repeat to the bit. Images lie with a pixel's channels side by side.
+
+- `convolve`: rows are output pixels, columns output channels, and the sum goes over (row, column, channel) of the
+  kernel. Few channels are taken together with their neighbours in the image, so that no product is mostly padding.
+- `spread`: rows are input pixels. With a step of s there are s * s kinds of pixels, each of which is reached by taps of
+  its own; a program has pixels of one kind, and visits those taps alone.
+- `correlate`: rows are (row, column, channel) of the kernel, columns output channels, and the sum goes over all output
+  pixels. It is cut into parts that are added up afterwards, in order.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .kernels import AVAILABLE, jit
+
+if AVAILABLE:
+    import triton.language as tl
+
+BLOCK = 1024
+"""Numbers that one program adds up where parts are summed."""
+FEW = 16
+"""Input channels below which a tap alone would not fill a product."""
+
+
+class Tile(NamedTuple):
+    """How a product is cut: rows, columns and summands of one step, warps of a program, and loads under way."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+class Layer(NamedTuple):
+    """Sizes of a convolution: channels and sides of the images, the kernel, its step and padding."""
+
+    inputs: int
+    height: int
+    width: int
+    outputs: int
+    out_height: int
+    out_width: int
+    kernel_height: int
+    kernel_width: int
+    step: int
+    pad_height: int
+    pad_width: int
+
+    @property
+    def taps(self) -> int:
+        return self.kernel_height * self.kernel_width
+
+
+@jit
+def _convolve(
+    x,
+    w,
+    y,
+    batch,
+    IN: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OUT: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    LENGTH: tl.constexpr,
+    FLAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """y[g, m, n] = sum over k of x[g, seen by m at k] * w[g, n, k]; w's rows have LENGTH numbers, zeros at the end."""
+    across: tl.constexpr = (OUT + COLS - 1) // COLS
+    pixels = batch * (OH * OW)
+    tiles = tl.cdiv(pixels, ROWS) * across
+    client = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    m = (tile // across) * ROWS + tl.arange(0, ROWS)
+    n = (tile % across) * COLS + tl.arange(0, COLS)
+    place = m % (OH * OW)
+    top, left = (place // OW) * STEP - PAD_H, (place % OW) * STEP - PAD_W
+    base = (((m // (OH * OW)) * H + top) * W + left) * IN
+    x += client * batch * (H * W * IN)
+    w += client * (OUT * LENGTH)
+    real = m < pixels
+    column = n < OUT
+    k = tl.arange(0, DEPTH)
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    blocks: tl.constexpr = (LENGTH + DEPTH - 1) // DEPTH if FLAT else (IN + DEPTH - 1) // DEPTH
+    if FLAT:
+        for block in range(blocks):
+            e = block * DEPTH + k
+            dy, dx = e // (IN * KW), (e // IN) % KW
+            row, col = top[:, None] + dy[None, :], left[:, None] + dx[None, :]
+            inside = real[:, None] & (e < KH * KW * IN)[None, :]
+            if PAD_H > 0:
+                inside = inside & (row >= 0) & (row < H)
+            if PAD_W > 0:
+                inside = inside & (col >= 0) & (col < W)
+            a = tl.load(x + base[:, None] + (dy * (W * IN) + e % (IN * KW))[None, :], mask=inside, other=0.0)
+            known = column[None, :] & (e < LENGTH)[:, None]
+            b = tl.load(w + n[None, :] * LENGTH + e[:, None], mask=known, other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    else:
+        for visit in range(KH * KW * blocks):
+            tap = visit // blocks
+            i = (visit % blocks) * DEPTH + k
+            dy, dx = tap // KW, tap % KW
+            seen = real & (top + dy >= 0) & (top + dy < H) & (left + dx >= 0) & (left + dx < W)
+            inside = seen[:, None]
+            known = column[None, :]
+            if IN % DEPTH != 0:
+                inside = inside & (i < IN)[None, :]
+                known = known & (i < IN)[:, None]
+            a = tl.load(x + (base + (dy * W + dx) * IN)[:, None] + i[None, :], mask=inside, other=0.0)
+            b = tl.load(w + n[None, :] * LENGTH + (tap * IN + i)[:, None], mask=known, other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+    to = y + client * pixels * OUT + m[:, None] * OUT + n[None, :]
+    tl.store(to, total.to(y.dtype.element_ty), mask=real[:, None] & column[None, :])
+
+
+@jit
+def _spread(
+    dy,
+    w,
+    dx,
+    batch,
+    IN: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OUT: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dx[g, m, n] = sum over taps that reach m, and k, of dy[g, reached, k] * w[g, tap, n, k]."""
+    across: tl.constexpr = (IN + COLS - 1) // COLS
+    tall: tl.constexpr = (H + STEP - 1) // STEP
+    wide: tl.constexpr = (W + STEP - 1) // STEP
+    blocks: tl.constexpr = (OUT + DEPTH - 1) // DEPTH
+    pixels = batch * (tall * wide)
+    each = tl.cdiv(pixels, ROWS) * across
+    client = (tl.program_id(0) // (each * STEP * STEP)).to(tl.int64)
+    kind = (tl.program_id(0) // each) % (STEP * STEP)
+    tile = tl.program_id(0) % each
+    m = (tile // across) * ROWS + tl.arange(0, ROWS)
+    n = (tile % across) * COLS + tl.arange(0, COLS)
+    image, place = m // (tall * wide), m % (tall * wide)
+    row, col = (place // wide) * STEP + kind // STEP, (place % wide) * STEP + kind % STEP
+    real = (m < pixels) & (row < H) & (col < W)
+    first_y, first_x = (kind // STEP + PAD_H) % STEP, (kind % STEP + PAD_W) % STEP
+    down, right = (KH - first_y + STEP - 1) // STEP, (KW - first_x + STEP - 1) // STEP
+    bottom, last = (row + PAD_H - first_y) // STEP, (col + PAD_W - first_x) // STEP
+    dy += client * batch * (OH * OW * OUT)
+    w += client * (KH * KW * IN * OUT)
+    column = n < IN
+    k = tl.arange(0, DEPTH)
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for visit in range(down * right * blocks):
+        back_y, back_x = (visit // blocks) // right, (visit // blocks) % right
+        o = (visit % blocks) * DEPTH + k
+        tap = (first_y + back_y * STEP) * KW + first_x + back_x * STEP
+        y, z = bottom - back_y, last - back_x
+        inside = (real & (y >= 0) & (y < OH) & (z >= 0) & (z < OW))[:, None]
+        known = column[None, :]
+        if OUT % DEPTH != 0:
+            inside = inside & (o < OUT)[None, :]
+            known = known & (o < OUT)[:, None]
+        a = tl.load(dy + (((image * OH + y) * OW + z) * OUT)[:, None] + o[None, :], mask=inside, other=0.0)
+        b = tl.load(w + ((tap * IN + n) * OUT)[None, :] + o[:, None], mask=known, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    to = dx + client * batch * (H * W * IN) + (((image * H + row) * W + col) * IN)[:, None] + n[None, :]
+    tl.store(to, total.to(dx.dtype.element_ty), mask=real[:, None] & column[None, :])
+
+
+@jit
+def _correlate(
+    x,
+    dy,
+    parts,
+    batch,
+    clients,
+    span,
+    IN: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OUT: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    STEP: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """parts[s, g, e, n] = sum over the output pixels m of part s of x[g, seen by m at e] * dy[g, m, n]."""
+    length: tl.constexpr = KH * KW * IN
+    across: tl.constexpr = (OUT + COLS - 1) // COLS
+    tiles: tl.constexpr = ((length + ROWS - 1) // ROWS) * across
+    pixels = batch * (OH * OW)
+    tile = tl.program_id(0) % tiles
+    client = ((tl.program_id(0) // tiles) % clients).to(tl.int64)
+    part = tl.program_id(0) // (tiles * clients)
+    n = (tile % across) * COLS + tl.arange(0, COLS)
+    first = (tile // across) * ROWS
+    e = first + tl.arange(0, ROWS)
+    live, column = e < length, n < OUT
+    x += client * batch * (H * W * IN)
+    dy += client * pixels * OUT
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for begin in range(part * span, tl.minimum(part * span + span, pixels), DEPTH):
+        m = begin + tl.arange(0, DEPTH)
+        real = m < pixels
+        place = m % (OH * OW)
+        top, left = (place // OW) * STEP - PAD_H, (place % OW) * STEP - PAD_W
+        base = (((m // (OH * OW)) * H + top) * W + left) * IN
+        if IN % ROWS == 0:  # the rows of a tile are channels of one tap
+            down, right = first // (IN * KW), (first // IN) % KW
+            seen = real & (top + down >= 0) & (top + down < H) & (left + right >= 0) & (left + right < W)
+            inside = seen[None, :]
+            within = (down * W + right) * IN + first % IN + tl.arange(0, ROWS)
+        else:
+            down, right = e // (IN * KW), (e // IN) % KW
+            within = down * (W * IN) + e % (IN * KW)
+            inside = live[:, None] & real[None, :]
+            if PAD_H > 0:
+                row = top[None, :] + down[:, None]
+                inside = inside & (row >= 0) & (row < H)
+            if PAD_W > 0:
+                col = left[None, :] + right[:, None]
+                inside = inside & (col >= 0) & (col < W)
+        a = tl.load(x + base[None, :] + within[:, None], mask=inside, other=0.0)
+        b = tl.load(dy + m[:, None] * OUT + n[None, :], mask=real[:, None] & column[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    to = parts + ((part * clients + client) * length + e[:, None]) * OUT + n[None, :]
+    tl.store(to, total, mask=live[:, None] & column[None, :])
+
+
+@jit
+def _add_up(parts, dw, total, count, IN: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    """dw[g, o, i, tap] = sum over s, in order, of parts[s, g, (tap, i), o]."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tap, i, o = at % TAPS, (at // TAPS) % IN, (at // (TAPS * IN)) % OUT
+    from_ = ((at // (TAPS * IN * OUT)) * (TAPS * IN) + tap * IN + i) * OUT + o
+    sum = tl.zeros((BLOCK,), dtype=tl.float32)
+    for s in range(count):
+        sum += tl.load(parts + from_ + s * total, mask=at < total, other=0.0)
+    tl.store(dw + at, sum.to(dw.dtype.element_ty), mask=at < total)
+
+
+def _cut(n: int, by: int) -> int:
+    return -(-n // by)
+
+
+def convolve(x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
+    """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw], a pixel's channels side by side."""
+    clients, batch = x.shape[:2]
+    flat = layer.inputs < FEW
+    rows = w.permute(0, 1, 3, 4, 2).flatten(2)
+    if flat:  # aligned rows load faster
+        rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 16))
+    size = (clients, batch, layer.out_height, layer.out_width, layer.outputs)
+    y = torch.empty(size, dtype=x.dtype, device=x.device)
+    tiles = _cut(batch * layer.out_height * layer.out_width, tile.rows) * _cut(layer.outputs, tile.columns)
+    _convolve[(tiles * clients,)](
+        channels_last(x), rows.contiguous(), y, batch, *layer, rows.shape[2], flat, *tile[:3], precision,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return y.permute(0, 1, 4, 2, 3)
+
+
+def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
+    """dx [G, B, I, h, w] of dy [G, B, O, oh, ow] and w [G, O, I, kh, kw], a pixel's channels side by side."""
+    clients, batch = dy.shape[:2]
+    taps = w.permute(0, 3, 4, 2, 1).contiguous()
+    size = (clients, batch, layer.height, layer.width, layer.inputs)
+    dx = torch.empty(size, dtype=dy.dtype, device=dy.device)
+    pixels = batch * _cut(layer.height, layer.step) * _cut(layer.width, layer.step)
+    tiles = _cut(pixels, tile.rows) * _cut(layer.inputs, tile.columns) * layer.step**2
+    _spread[(tiles * clients,)](
+        channels_last(dy), taps, dx, batch, *layer, *tile[:3], precision,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return dx.permute(0, 1, 4, 2, 3)
+
+
+PROGRAMS, LEAST = 512, 256
+"""Programs that fill a device, and the output pixels that a part of a sum has at least."""
+
+
+def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
+    """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], contiguous as weights are."""
+    clients, batch = x.shape[:2]
+    length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
+    tiles = _cut(length, tile.rows) * _cut(layer.outputs, tile.columns)
+    wanted = max(min(_cut(PROGRAMS, tiles * clients), pixels // LEAST), 1)
+    span = _cut(_cut(pixels, wanted), tile.depth) * tile.depth
+    count = _cut(pixels, span)
+    parts = torch.empty(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
+    _correlate[(tiles * clients * count,)](
+        channels_last(x), channels_last(dy), parts, batch, clients, span, *layer, *tile[:3], precision,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    kernel = (layer.kernel_height, layer.kernel_width)
+    dw = torch.empty(clients, layer.outputs, layer.inputs, *kernel, dtype=x.dtype, device=x.device)
+    _add_up[(_cut(dw.numel(), BLOCK),)](
+        parts, dw, dw.numel(), count, layer.inputs, layer.outputs, layer.taps, BLOCK
+    )  # fmt: skip
+    return dw
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """[G, B, C, h, w] as contiguous [G, B, h, w, C]."""
+    return x.permute(0, 1, 3, 4, 2).contiguous()

@@ -1,0 +1,251 @@
+"""Triton kernels for norm layers of many clients, each with scales and shifts of its own.
+
+Scale, shift, a sum with another tensor and ReLU are one pass, after one that finds statistics. Sums have a fixed order,
+so results repeat to the bit. Images are taken in the order they lie in, channels or places side by side.
+
+- batch norm: sums over a client's samples and places, cut into parts, are put together in order.
+- group norm: a program has one sample; a number of channels share statistics.
+- layer norm: a program has rows, each with statistics of its own.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kernels import AVAILABLE, jit
+
+if AVAILABLE:
+    import triton.language as tl
+
+TILE = 4096
+"""Numbers of a tile."""
+PROGRAMS, LEAST = 1024, 128
+"""Programs that fill a device, and the rows that a part of a sum has at least."""
+
+
+@jit
+def _places(r, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr):
+    """Where rows of samples and places lie. Tiles begin at multiples of 16, which the compiler cannot know."""
+    run: tl.constexpr = 16 if P % 16 == 0 else 8 if P % 8 == 0 else 4 if P % 4 == 0 else 1
+    place = tl.max_contiguous(tl.multiple_of(r % P, run), run)
+    return tl.max_constancy(r // P, run) * SB + place * SP
+
+
+@jit
+def _moments(
+    x, parts, rows, span, count,
+    C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Mean, and sum of squares around it, of one part of a client's rows; parts are put together as they come."""
+    across: tl.constexpr = (C + COLS - 1) // COLS
+    c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
+    part = (tl.program_id(0) // across) % count
+    client = (tl.program_id(0) // (across * count)).to(tl.int64)
+    x += client * rows * C
+    end = tl.minimum(part * span + span, rows)
+    seen = 0.0
+    mean = tl.zeros((COLS,), dtype=tl.float32)
+    square = tl.zeros((COLS,), dtype=tl.float32)
+    for begin in range(part * span, end, ROWS):
+        r = begin + tl.arange(0, ROWS)
+        real = (r < end)[:, None] & (c < C)[None, :]
+        at = _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
+        v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+        here = tl.minimum(end - begin, ROWS).to(tl.float32)
+        own = tl.sum(v, 0) / here
+        off = tl.where(real, v - own[None, :], 0.0)
+        apart, both = own - mean, seen + here
+        square += tl.sum(off * off, 0) + apart * apart * (seen * here / both)
+        mean += apart * (here / both)
+        seen = both
+    to = parts + (client * count + part) * (2 * C) + c
+    tl.store(to, mean, mask=c < C)
+    tl.store(to + C, square, mask=c < C)
+
+
+@jit
+def _together(parts, out, rows, span, count, C: tl.constexpr, SUMS: tl.constexpr, COLS: tl.constexpr):
+    """out[0, g], out[1, g] = mean and variance of all rows from those of parts; or with SUMS, sums of two sums."""
+    across: tl.constexpr = (C + COLS - 1) // COLS
+    c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
+    client = (tl.program_id(0) // across).to(tl.int64)
+    real = c < C
+    first = tl.zeros((COLS,), dtype=tl.float32)
+    second = tl.zeros((COLS,), dtype=tl.float32)
+    seen = 0.0
+    for part in range(count):
+        from_ = parts + (client * count + part) * (2 * C) + c
+        a, b = tl.load(from_, mask=real, other=0.0), tl.load(from_ + C, mask=real, other=0.0)
+        if SUMS:
+            first += a
+            second += b
+        else:
+            here = tl.minimum(span, rows - part * span).to(tl.float32)
+            apart, both = a - first, seen + here
+            second += b + apart * apart * (seen * here / both)
+            first += apart * (here / both)
+            seen = both
+    if not SUMS:
+        second = second / rows
+    to = out + client * C + c
+    tl.store(to, first, mask=real)
+    tl.store(to + (tl.num_programs(0) // across).to(tl.int64) * C, second, mask=real)
+
+
+@jit
+def _scale(
+    x, other, weight, bias, mean, var, y, rows, span, count, eps,
+    C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """y = (x - mean) / sqrt(var + eps) * weight + bias (+ other) (where positive); x, other and y lie alike."""
+    across: tl.constexpr = (C + COLS - 1) // COLS
+    c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
+    part = (tl.program_id(0) // across) % count
+    client = (tl.program_id(0) // (across * count)).to(tl.int64)
+    known = c < C
+    centre = tl.load(mean + client * C + c, mask=known, other=0.0).to(tl.float32)
+    spread = tl.load(var + client * C + c, mask=known, other=1.0).to(tl.float32)
+    scale = tl.load(weight + client * C + c, mask=known, other=0.0).to(tl.float32) * tl.math.rsqrt(spread + eps)
+    shift = tl.load(bias + client * C + c, mask=known, other=0.0).to(tl.float32)
+    end = tl.minimum(part * span + span, rows)
+    for begin in range(part * span, end, ROWS):
+        r = begin + tl.arange(0, ROWS)
+        real = (r < end)[:, None] & known[None, :]
+        at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
+        v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+        v = (v - centre[None, :]) * scale[None, :] + shift[None, :]
+        if ADD:
+            v += tl.load(other + at, mask=real, other=0.0).to(tl.float32)
+        if RELU:
+            v = tl.where(v < 0, 0.0, v)  # no maximum: what is no number stays
+        tl.store(y + at, v.to(y.dtype.element_ty), mask=real)
+
+
+@jit
+def _slopes(
+    dy, x, y, mean, var, parts, rows, span, count, eps,
+    C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
+    RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """Of one part of a client's rows the sums of dy, and of dy times the normalised x: slopes of bias and weight."""
+    across: tl.constexpr = (C + COLS - 1) // COLS
+    c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
+    part = (tl.program_id(0) // across) % count
+    client = (tl.program_id(0) // (across * count)).to(tl.int64)
+    known = c < C
+    centre = tl.load(mean + client * C + c, mask=known, other=0.0).to(tl.float32)
+    spread = tl.load(var + client * C + c, mask=known, other=1.0).to(tl.float32)
+    end = tl.minimum(part * span + span, rows)
+    first = tl.zeros((COLS,), dtype=tl.float32)
+    second = tl.zeros((COLS,), dtype=tl.float32)
+    for begin in range(part * span, end, ROWS):
+        r = begin + tl.arange(0, ROWS)
+        real = (r < end)[:, None] & known[None, :]
+        at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
+        d = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
+        if RELU:
+            d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
+        v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+        first += tl.sum(d, 0)
+        second += tl.sum(d * (v - centre[None, :]), 0)
+    to = parts + (client * count + part) * (2 * C) + c
+    tl.store(to, first, mask=known)
+    tl.store(to + C, second * tl.math.rsqrt(spread + eps), mask=known)
+
+
+@jit
+def _unscale(
+    dy, x, y, weight, mean, var, slopes, dx, clients, rows, span, count, eps,
+    C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
+    OWN: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """dx of dy, through the statistics as well where they are x's OWN."""
+    across: tl.constexpr = (C + COLS - 1) // COLS
+    c = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
+    part = (tl.program_id(0) // across) % count
+    client = (tl.program_id(0) // (across * count)).to(tl.int64)
+    known = c < C
+    centre = tl.load(mean + client * C + c, mask=known, other=0.0).to(tl.float32)
+    spread = tl.load(var + client * C + c, mask=known, other=1.0).to(tl.float32)
+    unit = tl.math.rsqrt(spread + eps)
+    scale = tl.load(weight + client * C + c, mask=known, other=0.0).to(tl.float32) * unit
+    flat = tl.load(slopes + client * C + c, mask=known, other=0.0) / rows
+    tilt = tl.load(slopes + (clients + client) * C + c, mask=known, other=0.0) / rows * unit
+    end = tl.minimum(part * span + span, rows)
+    for begin in range(part * span, end, ROWS):
+        r = begin + tl.arange(0, ROWS)
+        real = (r < end)[:, None] & known[None, :]
+        at = client * rows * C + _places(r, P, SB, SP)[:, None] + (c * SC)[None, :]
+        d = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
+        if RELU:
+            d = tl.where(tl.load(y + at, mask=real, other=0.0).to(tl.float32) > 0, d, 0.0)
+        if OWN:
+            v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+            d = d - flat[None, :] - (v - centre[None, :]) * tilt[None, :]
+        tl.store(dx + at, (d * scale[None, :]).to(dx.dtype.element_ty), mask=real)
+
+
+def _cut(n: int, by: int) -> int:
+    return -(-n // by)
+
+
+def _power(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _plan(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
+    """How [G, B, C, P] is cut: (rows, span, parts), constants of the kernels, programs, and programs per part."""
+    clients, batch, channels, places = x.shape
+    columns = min(_power(channels), 32 if x.stride(3) == 1 else 64)
+    tile, across, rows = max(TILE // columns, 16), _cut(channels, columns), batch * places
+    wanted = max(min(_cut(PROGRAMS, clients * across), rows // LEAST), 1)
+    span = _cut(_cut(rows, wanted), tile) * tile
+    count = _cut(rows, span)
+    shape = (channels, places, x.stride(1), x.stride(3), x.stride(2), tile, columns)
+    return (rows, span, count), shape, clients * across * count, clients * across
+
+
+def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [G, C] (the plain mean of squares) of x [G, B, C, P]."""
+    cut, shape, programs, few = _plan(x)
+    clients, _, channels, _ = x.shape
+    parts = torch.empty(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
+    _moments[(programs,)](x, parts, *cut, *shape)
+    out = torch.empty(2, clients, channels, dtype=torch.float32, device=x.device)
+    _together[(few,)](parts, out, *cut, channels, False, shape[-1])
+    return out[0], out[1]
+
+
+def batch_scale(x: Tensor, args: tuple[Tensor, ...], other: Tensor | None, eps: float, relu: bool) -> Tensor:
+    """y of x [G, B, C, P], and weight, bias, mean, variance [G, C]; `other` lies in memory as x does."""
+    cut, shape, programs, _ = _plan(x)
+    y = torch.empty_like(x)
+    flags: tuple[Any, ...] = (other is not None, relu)
+    _scale[(programs,)](x, x if other is None else other, *args, y, *cut, eps, *shape[:5], *flags, *shape[5:])
+    return y
+
+
+def batch_back(
+    dy: Tensor, x: Tensor, y: Tensor | None, args: tuple[Tensor, ...], eps: float, own: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight and dbias, of weight, mean, variance [G, C]; y where ReLU followed. All lie in memory as x does."""
+    cut, shape, programs, few = _plan(x)
+    clients, _, channels, _ = x.shape
+    weight, mean, var = args
+    relu, after = y is not None, x if y is None else y
+    parts = torch.empty(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
+    _slopes[(programs,)](dy, x, after, mean, var, parts, *cut, eps, *shape[:5], relu, *shape[5:])
+    slopes = torch.empty(2, clients, channels, dtype=torch.float32, device=x.device)
+    _together[(few,)](parts, slopes, *cut, channels, True, shape[-1])
+    dx = torch.empty_like(x)
+    _unscale[(programs,)](
+        dy, x, after, weight, mean, var, slopes, dx, clients, *cut, eps, *shape[:5], own, relu, *shape[5:]
+    )  # fmt: skip
+    return dx, slopes[1], slopes[0]

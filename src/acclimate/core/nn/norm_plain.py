@@ -1,0 +1,117 @@
+"""Norms of many clients in plain tensor code: the value, its gradient, and the gradient of that.
+
+With u the normalised x, r one over the spread, g = dy * weight, and T(v) = v - mean(v) - u * mean(v * u), the gradient
+is dx = r * T(g). T is symmetric, and pulls a slope of u back to x, which gives the second one in a few more means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Over what is normalised: all samples ([G, B, C, P]), groups of channels (the same), or rows ([G, R, C])."""
+
+    kind: Literal["batch", "group", "layer"]
+    eps: float
+    groups: int = 1
+    own: bool = True
+    """Whether the statistics are the input's own; else they are given."""
+    relu: bool = False
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """What shares statistics, in `wide` order."""
+        return {"batch": (1, 3), "group": (3, 4), "layer": (2,)}[self.kind]
+
+    def wide(self, x: Tensor) -> Tensor:
+        """x in float32 at least, with an axis of groups where there are any."""
+        x = x if x.dtype == torch.float64 else x.float()
+        return x.unflatten(2, (self.groups, -1)) if self.kind == "group" else x
+
+    def narrow(self, x: Tensor, like: Tensor) -> Tensor:
+        """`wide` undone."""
+        return x.reshape(like.shape).to(like.dtype)
+
+    def across(self, weight: Tensor) -> Tensor:
+        """Weights [G, C] in `wide` order."""
+        weight = weight if weight.dtype == torch.float64 else weight.float()
+        if self.kind == "group":
+            return weight.unflatten(1, (self.groups, -1))[:, None, :, :, None]
+        return weight[:, None, :, None] if self.kind == "batch" else weight[:, None]
+
+    def total(self, x: Tensor, like: Tensor) -> Tensor:
+        """The transpose of `across`: sums over what shares a weight."""
+        axes = {"batch": (1, 3), "group": (1, 4), "layer": (1,)}[self.kind]
+        return x.sum(axes).reshape(like.shape).to(like.dtype)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Over what shares statistics, with axes of length one."""
+        return x.mean(self.axes, keepdim=True)
+
+    def stats(self, x: Tensor, mean: Tensor | None, var: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of wide x with axes of length one: its own, or those given."""
+        if mean is None or var is None or self.own:
+            mean = self.mean(x)
+            return mean, self.mean((x - mean).square())
+        for axis in self.axes:
+            mean, var = mean.unsqueeze(axis), var.unsqueeze(axis)
+        return mean, var
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, add: Tensor | None, mean: Tensor | None, var: Tensor | None, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, mean and variance."""
+    wide = norm.wide(x)
+    m, v = norm.stats(wide, mean, var)
+    y = (wide - m) * (v + norm.eps).rsqrt() * norm.across(weight) + norm.across(bias)
+    y = y if add is None else y + norm.wide(add)
+    m, v = (mean, var) if mean is not None and var is not None else (s.squeeze(norm.axes) for s in (m, v))
+    return norm.narrow(y.relu() if norm.relu else y, x), m, v
+
+
+def back(
+    dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, mean: Tensor, var: Tensor, norm: Norm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight and dbias; y where ReLU followed."""
+    dy = dy if y is None else torch.where(y > 0, dy, 0.0)
+    wide, d = norm.wide(x), norm.wide(dy)
+    m, v = norm.stats(wide, mean, var)
+    r = (v + norm.eps).rsqrt()
+    u, g = (wide - m) * r, d * norm.across(weight)
+    g = _through(g, u, norm) if norm.own else g
+    return norm.narrow(r * g, x), norm.total(d * u, weight), norm.total(d, weight)
+
+
+def back_again(
+    ways: tuple[Tensor, ...], dy: Tensor, x: Tensor, weight: Tensor, y: Tensor | None, stats: tuple[Tensor, ...],
+    norm: Norm,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients that reach dy, x and weight from those of `back`'s three results."""
+    masked = dy if y is None else torch.where(y > 0, dy, 0.0)
+    wide, d, a = norm.wide(x), norm.wide(masked), norm.wide(ways[0])
+    w, p, q = (norm.across(t) for t in (weight, ways[1], ways[2]))
+    m, v = norm.stats(wide, *stats)
+    r = (v + norm.eps).rsqrt()
+    u, g = (wide - m) * r, d * w
+    t = _through(a, u, norm) if norm.own else a
+    to_dy = norm.narrow(w * r * t + p * u + q, dy)
+    if norm.own:
+        au, gu = norm.mean(a * u), norm.mean(g * u)
+        both = norm.mean(a * g) - norm.mean(a) * norm.mean(g) - au * gu
+        to_x = r * _through(p * d - r * (a * gu + g * au), u, norm) - u * r.square() * both
+    else:
+        to_x = r * p * d
+    to_dy = to_dy if y is None else torch.where(y > 0, to_dy, 0.0)
+    return to_dy, norm.narrow(to_x, x), norm.total(d * r * t, weight)
+
+
+def _through(v: Tensor, u: Tensor, norm: Norm) -> Tensor:
+    """T of v: what of it goes through statistics that are x's own."""
+    return v - norm.mean(v) - u * norm.mean(v * u)
