@@ -40,6 +40,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def every_shape_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is too small, nothing is measured, and TF32 is forbidden."""
+    monkeypatch.setenv("ACCLIMATE_WITH", "implicit")
     monkeypatch.setattr(implicit, "LEAST", 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
@@ -238,10 +239,10 @@ def test_the_fastest_is_chosen_and_of_nearly_equal_ones_the_first() -> None:
 
 
 @works
-def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_gets_it_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     g, x, w, _ = made(CASES[2])
     assert implicit.product("convolve", conv._spread, x, w, g) is not None
-    monkeypatch.setenv("ACCLIMATE_WITHOUT", "norms,implicit")
+    monkeypatch.setenv("ACCLIMATE_WITH", "norms")
     assert implicit.product("convolve", conv._spread, x, w, g) is None
 
 
