@@ -1,7 +1,7 @@
 """What two CPU cores can say in under three minutes: `make bench`. One thread, so that other work disturbs it little.
 
 python benchmarks/cpu.py [--only NAME ...] [--out figures.json]
-python benchmarks/cpu.py --peers [--out figures.json]    all cores, against Flower's simulation (see benchmarks/peers.py)
+python benchmarks/cpu.py --peers [--out figures.json]    all cores, against Flower's simulation: see peers.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run folders: what is written, and when.
 
 A run folder holds config.json, env.json, metrics.jsonl, state.safetensors, and - once finished - results.json and
-report.html; with `analysis`, traces.safetensors and analysis.json besides. A folder of several runs holds index.json
+report.html; with `analysis`, traces.safetensors and analysis.json besides, and while very many clients train, the
+files of `store.parts`. A folder of several runs holds index.json
 beside the run folders.
 """
 
@@ -20,7 +21,8 @@ from ..eval.analysis import Traces
 from ..experiment import Experiment, dumps, loads
 from .files import RunError, json_text, object_of, read_json, write
 from .origin import environment
-from .tensors import pack, pack_traces, unpack
+from .parts import Parts
+from .tensors import pack, pack_traces
 
 RESULTS_SCHEMA = "acclimate.results/1"
 ANALYSIS_SCHEMA = "acclimate.analysis/1"
@@ -37,6 +39,7 @@ class RunFolder:
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
         self.index = path / "index.json"
+        self.parts = Parts(self.state)
         self.world: str | None = None
         """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
 
@@ -55,6 +58,7 @@ class RunFolder:
         tested = (self.results, self.report, self.traces, self.analysis)
         for old in (self.index, *tested, self.metrics, self.state, self.env, self.config):
             old.unlink(missing_ok=True)
+        self.parts.clear()
 
     @property
     def finished(self) -> bool:
@@ -67,13 +71,19 @@ class RunFolder:
             raise RunError(f"{self.config} does not exist; is {self.path} a run folder?")
         return loads(self.config.read_text(), **given)
 
-    def checkpoint(self, state: State, training: str) -> None:
-        """Write the loop's state; `training` names what is trained (Experiment.identity)."""
-        write(self.state, pack(state, training, self.world))
+    def checkpoint(self, state: State, training: str, last: bool = True) -> None:
+        """Write the loop's state; `training` names what is trained (Experiment.identity).
 
-    def save(self, state: State, training: str) -> None:
+        Where private states lie in a file and it is not the `last` of a run, only those that changed are written."""
+        if state.mine.far and not last:
+            self.parts.checkpoint(state, training, self.world)
+            return
+        write(self.state, pack(state, training, self.world))
+        self.parts.clear()
+
+    def save(self, state: State, training: str, last: bool = True) -> None:
         """Write the loop's state and the learning curve so far."""
-        self.checkpoint(state, training)
+        self.checkpoint(state, training, last)
         self.log(state)
 
     def log(self, state: State) -> None:
@@ -85,7 +95,7 @@ class RunFolder:
 
         `training` holds every name that a checkpoint may have for what is trained (Experiment.identities).
         """
-        return unpack(self.state, like, training, self.world) if self.state.exists() else None
+        return self.parts.restore(like, training, self.world) if self.state.exists() else None
 
     def keep_analysis(self, traces: Traces, summary: Mapping[str, Any], seed: int, round: int) -> None:
         """Write what the adapters did: every value, and the summary that the report draws."""
