@@ -34,7 +34,7 @@ from acclimate.core import Task, Worker, fit, tree
 from acclimate.models import CNN
 
 BATCH, RATE, EPOCHS, SIDE, CLASSES = 32, 0.05, 5, 32, 10
-LOAD = Workload(CNN(), SIDE, clients=8, examples=300, epochs=EPOCHS, contrast=10.0)
+LOAD = Workload(CNN(), SIDE, clients=8, examples=300, epochs=EPOCHS, contrast=64.0)
 
 
 # --- Flower's client -----------------------------------------------------------------------------------------------
