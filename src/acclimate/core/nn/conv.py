@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,25 +25,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from . import kernels, products
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What a convolution is besides its tensors: sizes of input and kernel, step and padding.
-
-    No tuple, which torch would take apart and put together in every call.
-    """
-
-    image: tuple[int, int]
-    kernel: tuple[int, int]
-    step: int
-    pad: tuple[int, int]
-
-    @property
-    def out(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        h, w = ((n + 2 * p - k) // self.step + 1 for n, p, k in zip(self.image, self.pad, self.kernel, strict=True))
-        return h, w
+from .products import Geometry as Geometry
 
 
 class PureConv2d(nn.Conv2d):

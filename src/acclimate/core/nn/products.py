@@ -8,19 +8,36 @@ reach that forward only, and with few channels not even there (`benchmarks/conv.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .conv import Geometry
-
 LARGEST = 2**20
 """Numbers in one example's patches up to which they are written out; beyond, torch's own convolution costs less."""
 KEPT = 2**26
 """Numbers in all patches of a convolution up to which they are kept for the gradient of its weights."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution is besides its tensors: sizes of input and kernel, step and padding.
+
+    No tuple, which torch would take apart and put together in every call.
+    """
+
+    image: tuple[int, int]
+    kernel: tuple[int, int]
+    step: int
+    pad: tuple[int, int]
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        h, w = ((n + 2 * p - k) // self.step + 1 for n, p, k in zip(self.image, self.pad, self.kernel, strict=True))
+        return h, w
 
 
 def usable(x: Tensor, channels: int, g: Geometry) -> bool:
