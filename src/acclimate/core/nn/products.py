@@ -2,7 +2,7 @@
 
 A pixel's channels lie side by side, so one row of a patch is one run of memory, and writing patches out costs little
 beside the product. The product runs near the limit of the processor, forward and backward; torch's own convolutions
-reach that forward only, and with few channels not even there (`benchmarks/conv.py` measures all of them on a CPU, too).
+reach that forward only, and with few channels not even there (`benchmarks/conv_cpu.py` compares them).
 """
 
 from __future__ import annotations
