@@ -1,7 +1,7 @@
 """The gradient of a pure function, by the shortest way there is.
 
 Under `vmap`, and where gradients are nested, that is `torch.func.grad`. A client that runs alone needs none of its
-levels: autograd gives the same bits and spares a millisecond or more per step, which counts on a CPU.
+levels: autograd gives the same numbers and spares their overhead, which counts on a CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Convolutions on a CPU as matrix products of patches.
 
 A pixel's channels lie side by side, so one row of a patch is one run of memory, and writing patches out costs little
-beside the product. The product runs near the limit of the processor, forward and backward; torch's own convolutions
-reach that forward only, and with few channels not even there (`benchmarks/conv_cpu.py` compares them).
+beside the product. On ARM the product runs near the limit of the processor, forward and backward; torch's own
+convolutions reach that forward only, and with few channels not even there (`benchmarks/conv_cpu.py` compares them).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def usable(x: Tensor, channels: int, g: Geometry) -> bool:
 class Alone(torch.autograd.Function):
     """y [B, O, oh, ow] of x [B, I, h, w], w and a bias: one client, outside all transforms.
 
-    What `conv._Convolve` is for all other cases, with a fifth of its overhead.
+    What `conv._Convolve` is for all other cases, with one call forward and one backward.
     """
 
     @staticmethod
