@@ -41,13 +41,15 @@ class Workload:
     examples: int
     epochs: int
     uneven: int = 0
+    contrast: float = 128.0
+    """How far a class's pattern goes, of 255 levels."""
 
-    def federation(self) -> Shards:
-        """Images that can be learnt: a class pattern in noise."""
-        g = torch.Generator().manual_seed(0)
+    def federation(self, seed: int = 0) -> Shards:
+        """Images that can be learnt: a class pattern, which no seed changes, in noise."""
+        g, fixed = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(9)
         sizes = [self.examples - (i * 7) % (self.uneven + 1) for i in range(self.clients)]
         y = torch.randint(0, 10, (sum(sizes),), generator=g)
-        pattern = torch.rand(10, 3, self.side, self.side, generator=g) * 128
+        pattern = torch.rand(10, 3, self.side, self.side, generator=fixed) * self.contrast
         x = (torch.rand(len(y), 3, self.side, self.side, generator=g) * 127 + pattern[y]).to(torch.uint8)
         return Shards.of(x, y, list(torch.arange(len(y)).split(sizes)))
 

@@ -1,16 +1,20 @@
-"""Many clients: seconds per round and memory of 1,000 to 100,000 clients with private heads, cohorts of 100.
+"""Many clients: seconds per round and memory of 1,000 to 1,000,000 clients with private heads, cohorts of 100.
 
 With private state and examples in memory-mapped files (`mapped`), and for comparison with all of it on the device
 (`plain`: the smallest, or those of --plain); both must agree on the smallest. Federations take turns, round by round,
 and the memory of the largest is measured in a process of its own. Peak host memory counts the pages of mapped files
-that were touched. Run `python benchmarks/scale.py --out results/benchmarks/scale-cpu.json`.
+that were touched. Where a file of all images would be too large, clients share those that there are. Checkpoints are
+timed, too: after every tenth round, and all rounds are done again from the one in the middle, to the same bits. Run
+`python benchmarks/scale.py --out results/benchmarks/scale-cpu.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,8 +25,9 @@ import numpy as np
 import torch
 from harness import Record, environment, insist, peak_memory, summary, wait
 
+from acclimate import store
 from acclimate.backends import Vmap
-from acclimate.core import SGD, Holdings, HostShards, Shards, Task, Work, Worker, fit, tree
+from acclimate.core import SGD, Holdings, HostShards, Shards, State, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg
 from acclimate.models import CNN, MLP
 
@@ -31,6 +36,10 @@ MODELS = {"mlp": MLP(hidden=(64,)), "cnn": CNN(widths=(32, 64), hidden=256)}
 WAYS = {"mapped": Vmap(private="mapped", examples="host"), "plain": Vmap(private="device", examples="device")}
 PIECE = 20_000
 """Images that are made at once."""
+IMAGES = 400_000
+"""Images in a file at most, 314 MB."""
+EVERY = 10
+"""Rounds between two checkpoints."""
 WARM = 3
 """Rounds that are not timed."""
 
@@ -40,7 +49,7 @@ def images(folder: str, clients: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     Every piece has the same noise: drawing all of it takes longer than all rounds.
     """
-    count, rng = clients * EACH, np.random.default_rng(0)
+    count, rng = min(clients * EACH, IMAGES), np.random.default_rng(0)
     y, noise = rng.integers(0, CLASSES, count), rng.integers(0, 100, (PIECE, *SHAPE), dtype=np.uint8)
     path = Path(folder) / str(clients)
     with path.open("wb") as f:
@@ -57,6 +66,7 @@ def examples(folder: str, clients: int, way: str, scattered: bool) -> Holdings:
     """Every client holds so many images: side by side, as in data that was collected by user, or all over the file."""
     x, y = images(folder, clients)
     rows = np.random.default_rng(1).permutation(clients * EACH) if scattered else np.arange(clients * EACH)
+    rows %= len(x)
     if way == "mapped":
         return HostShards(x, y, torch.from_numpy(rows), torch.full((clients,), EACH))
     return Shards(x, y, torch.from_numpy(rows).view(clients, EACH), torch.full((clients,), EACH))
@@ -87,6 +97,44 @@ class Federation:
         wait(self.device)
         return time.perf_counter() - began
 
+    def state(self) -> State:
+        """All that a checkpoint holds."""
+        return State(self.round, self.server, self.engine.mine, cost={})
+
+    def checkpoints(self, folder: str, rounds: int) -> Record:
+        """Seconds and bytes of checkpoints, and whether rounds that begin at one of them end in the same bits."""
+        start, kept = self.state(), store.RunFolder(Path(folder) / f"run-{self.clients}")
+        kept.path.mkdir()
+        seconds, size, half = [], [], None
+        for done in range(1, rounds + 1):
+            self.step()
+            if done % EVERY:
+                continue
+            began, before = time.perf_counter(), set(kept.path.rglob("*"))
+            kept.checkpoint(self.state(), "benchmark", last=False)
+            seconds.append(time.perf_counter() - began)
+            size.append(sum(p.stat().st_size for p in {kept.state} | set(kept.path.rglob("*")) - before if p.is_file()))
+            if half is None:
+                half = Path(shutil.copytree(kept.path, kept.path.with_name(f"half-{self.clients}")))
+        ended, began = self.state(), time.perf_counter()
+        found = store.RunFolder(half).restore(start, ("benchmark",))
+        restored = time.perf_counter() - began
+        self.engine.mine, self.server, self.round = found.mine, found.server, found.round
+        self._cohort = fit.sample(self.worker, self.schedule, self.round)
+        while self.round < ended.round:
+            self.step()
+        who = torch.cat([fit.sample(self.worker, self.schedule, r) for r in range(ended.round)]).unique()
+        pairs = zip(*(tree.leaves({"s": s.server, "m": s.mine.take(who)}) for s in (ended, self.state())), strict=True)
+        if not all(torch.equal(a, b) for a, b in pairs):
+            raise SystemExit(f"{self.clients} clients: rounds from a checkpoint do not end in the same bits")
+        return {
+            "seconds": seconds,
+            "bytes_written": size,
+            "seconds_to_restore": restored,
+            "clients_with_rows": len(who),
+            "resumed_to_the_same_bits": True,
+        }
+
     def norm(self) -> float:
         """A number that tells two trainings apart."""
         return float(tree.norm(self.server["vars"]["params"]))
@@ -101,9 +149,12 @@ def in_turn(way: str, options: argparse.Namespace) -> Record:
             str(f.clients): {"seconds_to_open": f.opened, "seconds_per_round": summary(own)}
             for f, own in zip(all, zip(*times, strict=True), strict=True)
         }
+        norms = [f.norm() for f in all]
+        if way == "mapped":
+            for f in all:
+                found[str(f.clients)]["checkpoint"] = f.checkpoints(folder, 3 * EVERY)
         private = tree.nbytes(all[0].engine.mine.take(0))
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    norms = [f.norm() for f in all]
     memory = {"peak_host_memory_gib": host, **gpu}
     return {"clients": found, "memory": memory, "private_bytes_per_client": private, "norms": norms}
 
@@ -123,7 +174,7 @@ def apart(options: argparse.Namespace, counts: list[int], way: str) -> Record:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -145,6 +196,9 @@ def main() -> None:
             "examples_each": EACH,
             "scattered": options.scattered,
             "shape": SHAPE,
+            "images_at_most": IMAGES,
+            "rounds_between_checkpoints": EVERY,
+            "load_before": os.getloadavg(),
         },
     }
     for way, counts in {"mapped": options.clients, "plain": options.plain or options.clients[:1]}.items():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
+from acclimate.core.nn import products
 from acclimate.core.nn.conv import PureConv2d, fits, is_batched
 from acclimate.core.nn.layers import purify
 from acclimate.core.nn.pool import PureMaxPool2d
@@ -86,10 +87,30 @@ def test_nested_maps_join_the_client_axis() -> None:
 def test_without_a_map_torch_convolves() -> None:
     x, w, b = tensors(CASES[0])
     conv = layer(CASES[0])
-    assert torch.equal(conv._conv_forward(x, w, b), plain(conv, x, w, b))
+    torch.testing.assert_close(conv._conv_forward(x, w, b), plain(conv, x, w, b))
     seen: list[bool] = []
     vmap(lambda t: seen.append(is_batched(t)) or t)(x)  # type: ignore[func-returns-value]
     assert seen == [True] and not is_batched(x)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("limit", ["KEPT", "LARGEST", None])
+def test_one_client_alone_has_torchs_gradients(
+    case: tuple[int, ...], limit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limit is not None:  # patches that are not kept, and none at all
+        monkeypatch.setattr(products, limit, 0)
+    conv = layer(case)
+    given = [t.requires_grad_() for t in tensors(case)]
+    mine, theirs = (f(*given).sin().sum() for f in (conv._conv_forward, lambda *a: plain(conv, *a)))
+    one, other = (torch.autograd.grad(y, given, create_graph=True) for y in (mine, theirs))
+    for m, t in zip((mine, *one), (theirs, *other), strict=True):
+        torch.testing.assert_close(m, t)
+    for m, t in zip(torch.autograd.grad(mine, given, retain_graph=True), other, strict=True):
+        torch.testing.assert_close(m, t)
+    second = [torch.autograd.grad(sum(g.cos().sum() for g in found), given) for found in (one, other)]
+    for m, t in zip(*second, strict=True):
+        torch.testing.assert_close(m, t)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from . import check, rng, tree
+from .gradient import gradient
 from .optim import Optimizer
 from .tree import Tree
 
@@ -101,7 +101,7 @@ def train(
         def objective(p: Tree, b: Tree = buffers, batch: Tree = batch, k: rng.Key = keys[t]) -> tuple[Tensor, Tree]:
             return loss({"params": {**frozen, **p}, "buffers": b}, batch, k)
 
-        grads, new_buffers = grad(objective, has_aux=True)(params)
+        grads, new_buffers = gradient(objective, params)
         if work.clip is not None:
             grads = clip(grads, work.clip)
         new_params, new_state = opt.update(grads, state, params, opt.scale(data["round"], clock[t]))

@@ -35,6 +35,10 @@ class Private(ABC):
     def put(self, ids: Tensor, rows: Tree) -> Private:
         """A version in which these clients have new rows."""
 
+    def changed(self, before: Private | None) -> Tensor:
+        """Whose rows are others than in an earlier version, or than before the first round; asked where it is `far`."""
+        raise TypeError(f"{type(self).__name__} does not know which of its rows have changed")
+
     def fetch(self, ids: Tensor, pinned: bool = False) -> Tree:
         """What must travel to the device before these clients run there: host tensors with a row for each client."""
         return {}

@@ -122,7 +122,7 @@ def _train(
     def save(states: list[State]) -> None:
         for folder, fit, state in zip(folders, fits, states, strict=True):
             if folder is not None:
-                folder.save(state, fit.experiment.identity())
+                folder.save(state, fit.experiment.identity(), last=state.round == fit.experiment.rounds)
 
     rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
     try:

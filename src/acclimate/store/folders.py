@@ -2,8 +2,8 @@
 
 A run folder holds config.json, env.json, metrics.jsonl, state.safetensors, and - once finished - results.json and
 report.html; with `analysis`, traces.safetensors and analysis.json besides; on a GPU kernels.json, with the kernels that
-were chosen by measurement, so that a run that goes on computes the same to the bit. A folder of several runs holds
-index.json beside the run folders.
+were chosen by measurement, so that a run that goes on computes the same to the bit; and while very many clients train,
+the files of `store.parts`. A folder of several runs holds index.json beside the run folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..eval.analysis import Traces
 from ..experiment import Experiment, dumps, loads
 from .files import RunError, json_text, object_of, read_json, write
 from .origin import environment
-from .tensors import pack, pack_traces, unpack
+from .parts import Parts
+from .tensors import pack, pack_traces
 
 RESULTS_SCHEMA = "acclimate.results/1"
 ANALYSIS_SCHEMA = "acclimate.analysis/1"
@@ -40,6 +41,7 @@ class RunFolder:
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
         self.index, self.kernels = path / "index.json", path / "kernels.json"
+        self.parts = Parts(self.state)
         self.world: str | None = None
         """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
 
@@ -58,6 +60,7 @@ class RunFolder:
         tested = (self.results, self.report, self.traces, self.analysis)
         for old in (self.index, *tested, self.metrics, self.state, self.kernels, self.env, self.config):
             old.unlink(missing_ok=True)
+        self.parts.clear()
 
     @property
     def finished(self) -> bool:
@@ -70,15 +73,21 @@ class RunFolder:
             raise RunError(f"{self.config} does not exist; is {self.path} a run folder?")
         return loads(self.config.read_text(), **given)
 
-    def checkpoint(self, state: State, training: str) -> None:
-        """Write the loop's state; `training` names what is trained (Experiment.identity)."""
+    def checkpoint(self, state: State, training: str, last: bool = True) -> None:
+        """Write the loop's state; `training` names what is trained (Experiment.identity).
+
+        Where private states lie in a file and it is not the `last` of a run, only those that changed are written."""
         if chosen := implicit.choices():
             write(self.kernels, json.dumps({"schema": KERNELS_SCHEMA, "choices": chosen}, indent=1) + "\n")
+        if state.mine.far and not last:
+            self.parts.checkpoint(state, training, self.world)
+            return
         write(self.state, pack(state, training, self.world))
+        self.parts.clear()
 
-    def save(self, state: State, training: str) -> None:
+    def save(self, state: State, training: str, last: bool = True) -> None:
         """Write the loop's state and the learning curve so far."""
-        self.checkpoint(state, training)
+        self.checkpoint(state, training, last)
         self.log(state)
 
     def log(self, state: State) -> None:
@@ -90,7 +99,7 @@ class RunFolder:
 
         `training` holds every name that a checkpoint may have for what is trained (Experiment.identities).
         """
-        state = unpack(self.state, like, training, self.world) if self.state.exists() else None
+        state = self.parts.restore(like, training, self.world) if self.state.exists() else None
         if state is not None and self.kernels.exists():
             self._choose()
         return state

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core import Best, State, tree
+from ..core import Best, Private, State, tree
 from ..eval.analysis import Traces
 from .files import RunError
 
@@ -21,13 +21,17 @@ STATE_SCHEMA = "acclimate.state/1"
 TRACES_SCHEMA = "acclimate.traces/1"
 
 
-def pack(state: State, training: str, world: str | None = None) -> bytes:
+def pack(
+    state: State, training: str, world: str | None = None, parts: Mapping[str, Sequence[str]] | None = None
+) -> bytes:
     """A state as safetensors; the one metadata entry is JSON, so equal states are equal bytes.
 
-    `training` and `world` name what is trained (Experiment.identity) and on what (World.content)."""
-    trees: dict[str, Any] = {"server": state.server, "mine": state.mine.saved()}
+    `training` and `world` name what is trained (Experiment.identity) and on what (World.content); `parts` the files
+    that hold the private states, where these are not in this one."""
+    trees: dict[str, Any] = {"server": state.server} | ({"mine": state.mine.saved()} if parts is None else {})
     if state.best is not None:
-        trees |= {"best_server": state.best.server, "best_mine": state.best.mine.saved()}
+        trees |= {"best_server": state.best.server}
+        trees |= {"best_mine": state.best.mine.saved()} if parts is None else {}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()}
     meta = {
         "schema": STATE_SCHEMA,
@@ -38,13 +42,19 @@ def pack(state: State, training: str, world: str | None = None) -> bytes:
         "cost": state.cost,
         "faults": list(state.faults),
         **({} if world is None else {"world": world}),
-        "digest": _digest(tensors),
+        **({} if parts is None else {"parts": parts}),
+        "digest": digest(tensors),
     }
     return save(tensors, {"acclimate": json.dumps({**meta, "seal": _seal(meta)}, sort_keys=True)})
 
 
 def unpack(path: Path, like: State, training: Sequence[str], world: str | None = None) -> State:
-    """The inverse of `pack`. `training` holds every name that the file may have for it (Experiment.identities).
+    """The inverse of `pack`, of a state without parts; `read_whole` says what is refused."""
+    return state_of(path, *read_whole(path, training, world), like, {})
+
+
+def read_whole(path: Path, training: Sequence[str], world: str | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Metadata and tensors of a checkpoint. `training` holds every name that it may have (Experiment.identities).
 
     Refuses files that are damaged, of another experiment or other data, or whose tensors or metadata were changed and
     their digests were not. (Files of earlier versions have none of their metadata.)
@@ -52,7 +62,7 @@ def unpack(path: Path, like: State, training: Sequence[str], world: str | None =
     meta, tensors = read_tensors(path)
     if meta.get("schema") != STATE_SCHEMA:
         raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{STATE_SCHEMA}': written by another version")
-    if meta.get("digest") != _digest(tensors) or meta.get("seal", _seal(meta)) != _seal(meta):
+    if meta.get("digest") != digest(tensors) or meta.get("seal", _seal(meta)) != _seal(meta):
         raise RunError(f"{path} is damaged: its content does not match its digest; remove it to start over")
     if meta["training"] not in training:
         raise RunError(
@@ -64,13 +74,24 @@ def unpack(path: Path, like: State, training: Sequence[str], world: str | None =
             f"{path} was trained on other data: examples or splits have changed since ({meta['world']}, now {world}); "
             "restore the data, or start a new run"
         )
+    return meta, tensors
+
+
+def state_of(
+    path: Path, meta: dict[str, Any], tensors: dict[str, Tensor], like: State, found: Mapping[str, Private]
+) -> State:
+    """The state that a checkpoint holds; `found` has the private states of those that lie in parts."""
+
+    def own(name: str) -> Private:
+        return found[name] if name in found else like.mine.restored(tensors, f"{name}/")
+
     try:
         server = tree.unflatten(tensors, like.server, "server/")
-        mine = like.mine.restored(tensors, "mine/")
+        mine = own("mine")
         best = None
         if meta["best"] is not None:
             best_server = tree.unflatten(tensors, server, "best_server/")
-            best_mine = like.mine.restored(tensors, "best_mine/")
+            best_mine = own("best_mine")
             best = Best(meta["best"]["round"], meta["best"]["score"], best_server, best_mine)
     except ValueError as e:
         raise RunError(f"{path} does not fit this experiment: {e}") from e
@@ -86,7 +107,7 @@ def pack_traces(traces: Traces, seed: int, round: int) -> bytes:
         for name in kept
     }
     tensors = {key: traces[a][s][name].detach().cpu().contiguous().clone() for key, (a, s, name) in names.items()}
-    meta = {"schema": TRACES_SCHEMA, "seed": seed, "round": round, "names": names, "digest": _digest(tensors)}
+    meta = {"schema": TRACES_SCHEMA, "seed": seed, "round": round, "names": names, "digest": digest(tensors)}
     return save(tensors, {"acclimate": json.dumps(meta, sort_keys=True)})
 
 
@@ -97,7 +118,7 @@ def read_traces(path: Path) -> Traces:
     meta, tensors = read_tensors(path)
     if meta.get("schema") != TRACES_SCHEMA:
         raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{TRACES_SCHEMA}': written by another version")
-    if meta.get("digest") != _digest(tensors):
+    if meta.get("digest") != digest(tensors):
         raise RunError(f"{path} is damaged: its content does not match its digest; run again with --overwrite")
     out: Traces = {}
     for key, (adapter, stream, name) in meta["names"].items():
@@ -115,7 +136,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise RunError(f"{path} is damaged or truncated ({e}); remove it to start the run over") from e
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and numbers."""
     h = hashlib.sha256()
     for name in sorted(tensors):
         t = tensors[name].contiguous()

@@ -193,6 +193,11 @@ class Rows(Private):
         """The clients whose state is no longer the initial one, ascending."""
         return (self.slots >= 0).nonzero()[:, 0]
 
+    def changed(self, before: Private | None) -> Tensor:
+        if not isinstance(before, Rows):
+            return self.written
+        return (self.slots != before.slots).nonzero()[:, 0]
+
     def take(self, ids: int | Tensor) -> Tree:
         """The state of one client, or of several with a leading axis, on the device."""
         if not isinstance(ids, Tensor):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,26 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from . import implicit, kernels
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What a convolution is besides its tensors: sizes of input and kernel, step and padding.
-
-    No tuple, which torch would take apart and put together in every call.
-    """
-
-    image: tuple[int, int]
-    kernel: tuple[int, int]
-    step: int
-    pad: tuple[int, int]
-
-    @property
-    def out(self) -> tuple[int, int]:
-        """Height and width of the output."""
-        h, w = ((n + 2 * p - k) // self.step + 1 for n, p, k in zip(self.image, self.pad, self.kernel, strict=True))
-        return h, w
+from . import implicit, kernels, products
+from .products import Geometry as Geometry
 
 
 class PureConv2d(nn.Conv2d):
@@ -57,17 +38,21 @@ class PureConv2d(nn.Conv2d):
     """Whether what follows takes a result whose examples lie side by side in memory."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not (_supported(input) and (is_batched(input) or is_batched(weight))):
-            return super()._conv_forward(input, weight, bias)
         assert not isinstance(self.padding, str)
         kernel, pad = (weight.shape[-2], weight.shape[-1]), (self.padding[0], self.padding[1])
         geometry = Geometry((input.shape[-2], input.shape[-1]), kernel, self.stride[0], pad)
+        alone = not (is_batched(input) or is_batched(weight))
+        if not _supported(input) or (alone and not _trained(input, weight, geometry)):
+            return super()._conv_forward(_channels_last(input), weight, bias)
+        if alone and not torch._C._are_functorch_transforms_active():
+            y: Tensor = products.Alone.apply(input, weight, bias, geometry)
+            return y
         if self.turned and _few(input, weight, geometry):
             return _turned(input, weight, bias, geometry)
         # squeeze, not [0]: the gradient of a selection is a copy into zeros
         y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry)[0].squeeze(0)
         y = y if bias is None else y + bias[:, None, None]
-        return y if self.loose else y.contiguous()
+        return y if self.loose or alone else y.contiguous()
 
 
 def fits(layer: nn.Module) -> bool:
@@ -85,6 +70,16 @@ def fits(layer: nn.Module) -> bool:
 def _supported(x: Tensor) -> bool:
     """On a GPU, what the kernels know; on a CPU everything."""
     return not x.is_cuda or kernels.usable(x)
+
+
+def _trained(x: Tensor, w: Tensor, g: Geometry) -> bool:
+    """Whether a gradient is to go through a convolution that is quicker here than torch's own."""
+    return x.dim() == 4 and products.usable(x, w.shape[1], g) and (is_tracked(x) or is_tracked(w))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Images on a CPU with a pixel's channels side by side, an order in which torch's own convolution is quicker."""
+    return x if x.is_cuda or x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
 
 
 def is_batched(x: Tensor) -> bool:
@@ -263,6 +258,9 @@ def _convolve(x: Tensor, w: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
         seen = _seen(x, g)
         y = _product(seen.flatten(1, 2), _matrix(w)).unflatten(1, (x.shape[1], *g.out)).permute(0, 1, 4, 2, 3)
         return y, seen if math.prod(seen.shape[2:]) <= KEPT else _nothing(x)
+    if products.usable(x, x.shape[2], g):
+        y, seen = products.convolve(x, w, g)
+        return y, seen if math.prod(seen.shape[2:]) <= KEPT else _nothing(x)
     y = torch.stack([F.conv2d(a, b, None, g.step, g.pad) for a, b in zip(x, w, strict=True)])
     return y, _nothing(x)
 
@@ -274,6 +272,8 @@ def _spread(dy: Tensor, w: Tensor, g: Geometry) -> Tensor:
         cols = _product(_pixels(dy), _matrix(w).transpose(1, 2))
         cols = cols.view(dy.shape[0] * dy.shape[1], g.out[0] * g.out[1], -1)
         return kernels.unpatch(cols, w.shape[2], g.image, g.out, g.kernel, g.step, g.pad).unflatten(0, dy.shape[:2])
+    if products.usable(dy, w.shape[2], g):
+        return products.spread(dy, w, g)
     shape = (dy.shape[1], w.shape[2], *g.image)
     return torch.stack([conv2d_input(shape, b, a, g.step, g.pad) for a, b in zip(dy, w, strict=True)])
 
@@ -289,6 +289,8 @@ def _correlate(x: Tensor, dy: Tensor, seen: Tensor, g: Geometry) -> Tensor:
         above, seen = (t.reshape(len(x) * parts, -1, t.shape[-1]) for t in (above, seen))
         dw = _product(above.transpose(1, 2), seen).unflatten(0, (-1, parts)).sum(1)[..., :length]
         return dw.unflatten(2, (*g.kernel, x.shape[2])).permute(0, 1, 4, 2, 3)
+    if products.usable(x, x.shape[2], g):
+        return products.correlate(x, dy, seen, g)
     shape = (dy.shape[2], x.shape[2], *g.kernel)
     return torch.stack([conv2d_weight(a, shape, b, g.step, g.pad) for a, b in zip(x, dy, strict=True)])
 

@@ -2,7 +2,8 @@
 
 On a GPU each of three functions has the next as its derivative: `pool` gives maxima and where they were, its gradient
 puts numbers back there, and the gradient of that picks them up again. On a CPU halves of the images are compared, which
-is several times quicker than torch's own pooling. That is used elsewhere; all choose the first of equal numbers.
+is several times quicker than torch's own pooling, unless a pixel's channels lie side by side. That is used elsewhere;
+all choose the first of equal numbers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class PureMaxPool2d(nn.MaxPool2d):
         if input.is_cuda:
             y = _Pool.apply(input.permute(0, 2, 3, 1))[0].permute(0, 3, 1, 2)
             return y if self.loose else y.contiguous()
+        if input.stride(1) == 1:  # a pixel's channels side by side: torch's own is quicker
+            return super().forward(input)
         y = _halved(_halved(input, -1), -2)
         return y if self.loose and input.stride(0) == 1 else y.contiguous()  # as `PureConv2d.turned` left it
 
