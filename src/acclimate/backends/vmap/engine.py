@@ -130,7 +130,7 @@ class VmapEngine(Engine):
         self.options, self.lanes, self._each = options, Lanes(len(lanes)), lanes[0].train.clients
         self.recorder = Recorder(options.capture and device.type == "cuda", exact=options.precision == "fp32")
         self.feeder = Feeder(self.shards, device)
-        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self.recorder.recorded.clear)
+        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self.recorder.forget)
         self._next: Tensor | None = None
         self._mine = self._fresh([self.shards] if one else [lane.train for lane in lanes])
 
@@ -176,7 +176,7 @@ class VmapEngine(Engine):
             present = torch.arange(len(g.ids), device=self.device) < g.real
             inputs = (down, mine, own(g, self.shards), {"round": now}, present, examples)
             work = round_of(self.worker, self.shards, g.ragged, self.lanes.count)
-            out: Round = self.recorder.run(("train", g.ragged), work, inputs, often=True)
+            out: Round = self.recorder.run(("train", g.ragged), work, inputs)
             here = [part.of(some) for part, some in zip(out.parts, self._members(g), strict=True)]
             parts = here if parts is None else [message.combine(a, b) for a, b in zip(parts, here, strict=True)]
             done.append((g, *over(lambda x, real=g.real: x[:real], (out.mine, out.ok))))
