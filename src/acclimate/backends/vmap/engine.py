@@ -41,6 +41,7 @@ from ...core import (
 from ...core.private import private
 from ...core.vectorised import CannotVectorise, refusal
 from ..serial import stacked_start, welcomed
+from . import shelf
 from .buckets import Buckets, Group
 from .capture import Recorder, over
 from .clients import Round, calibrated, deployed, own, round_of, served
@@ -129,8 +130,11 @@ class VmapEngine(Engine):
         super().__init__(worker, options.placed(train, device), device)
         self.options, self.lanes, self._each = options, Lanes(len(lanes)), lanes[0].train.clients
         self.recorder = Recorder(options.capture and device.type == "cuda", exact=options.precision == "fp32")
+        if self.recorder.on:
+            about = (device, options, self.lanes)
+            self.recorder, self.shards = shelf.shelved(worker, self.shards, about, self.recorder)
         self.feeder = Feeder(self.shards, device)
-        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self.recorder.forget)
+        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, shelf.forget)
         self._next: Tensor | None = None
         self._mine = self._fresh([self.shards] if one else [lane.train for lane in lanes])
 
