@@ -126,6 +126,8 @@ class VmapEngine(Engine):
         self._halves = [options.computing(lane.worker) for lane in lanes]
         one = len(lanes) == 1
         worker = self._halves[0] if one else LaneWorker.of(self._halves, device)
+        if not one and (reason := worker.refusal()):
+            raise CannotVectorise(reason)
         train = lanes[0].train if one else LaneShards.union([lane.train for lane in lanes])
         super().__init__(worker, options.placed(train, device), device)
         self.options, self.lanes, self._each = options, Lanes(len(lanes)), lanes[0].train.clients

@@ -58,8 +58,9 @@ def _identity(worker: Worker) -> str:
     # objects that cannot be looked into count by their place in memory, which is theirs as long as the worker is kept
     seeds = getattr(worker, "seeds", worker.seed)
     seeds = seeds.tolist() if isinstance(seeds, torch.Tensor) else seeds
-    task = worker.task.__reduce__()[1]
-    return fingerprint(SimpleNamespace(task=task, method=worker.method, filters=list(worker.filters), seeds=seeds))
+    task, settings = worker.task.__reduce__()[1], getattr(worker, "settings", {})
+    about = SimpleNamespace(task=task, method=worker.method, filters=list(worker.filters), seeds=seeds, more=settings)
+    return fingerprint(about)
 
 
 def _arithmetic() -> tuple[Any, ...]:
