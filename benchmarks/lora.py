@@ -87,7 +87,7 @@ def measure(size: Record, context: Context, dtype: torch.dtype | None) -> Record
     apart = {"vmap": _distance(found, expected, inputs[0])}
     ways: dict[str, Way] = {"loop": Way(loop), "vmap": Way(lambda: together(*inputs))}
     if device.type == "cuda":
-        recorded = Captured(together, inputs, torch.cuda.graph_pool_handle())
+        recorded = Captured(together, inputs)
         apart["captured"] = _distance(recorded(*inputs), expected, inputs[0])
         ways["captured"] = Way(lambda: recorded(*inputs))
     agreement = insist(apart, ALLOWED[dtype or torch.float32])

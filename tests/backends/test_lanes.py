@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,8 +12,10 @@ from acclimate.adapters import MEMO
 from acclimate.backends import Vmap
 from acclimate.backends.vmap import capture
 from acclimate.backends.vmap.lanes import Lane, LaneShards
-from acclimate.core import NonFinite, Protocol, Worker, fit
-from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
+from acclimate.core import SGD, NonFinite, Protocol, Worker, fit
+from acclimate.core.lanes import varied
+from acclimate.core.vectorised import CannotVectorise
+from acclimate.methods import SCAFFOLD, Ditto, FedAvg, FedProx, FedTHE
 from acclimate.personal import FineTune
 from acclimate.running import evaluate, train
 from acclimate.running import run as api
@@ -91,7 +93,7 @@ def test_experiments_join_where_they_differ_in_seed_or_who_has_what_alone(monkey
     ids=["none", "finetune"],
 )
 def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monkeypatch, personal):
-    monkeypatch.setattr(train, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
+    monkeypatch.setattr(train, "can_join", lambda *_, **__: True)  # lanes are for GPUs, but run anywhere
     data = ac.data.Digits(clients=3, new_clients=3, partition=ac.data.Dirichlet(1.0), fraction=0.3)
     streams = (ac.shifts.Original(), ac.shifts.Corrupted(), ac.shifts.NewClients())
     first = ac.Experiment(data, ac.models.MLP(hidden=(16,)), FedTHE(), streams=streams, rounds=3)
@@ -113,6 +115,59 @@ def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monk
             assert [ours[k] for k in numbers] == pytest.approx([theirs[k] for k in numbers], abs=1e-4)
 
 
+SWEEPS = {
+    "fedavg lr": [FedAvg(opt=SGD(lr=lr)) for lr in (0.01, 0.2)],
+    "fedprox mu": [FedProx(mu=mu) for mu in (0.01, 2.0)],
+    "scaffold lr": [SCAFFOLD(opt=SGD(lr=lr)) for lr in (0.02, 0.1)],
+    "ditto lam and momentum": [Ditto(lam=lam, opt=SGD(lr=0.05, momentum=m)) for lam, m in ((0.1, 0.5), (1.0, 0.9))],
+}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_numbers_of_a_method_train_together_with_the_numbers_of_separate_runs(name):
+    methods, data = [small(m) for m in SWEEPS[name]], shards()
+    lanes = [Lane(Worker(task(), m, seed=3), data) for m in methods]
+    workers, vals = [lane.worker for lane in lanes], [shards(VAL, seed=1) for _ in lanes]
+    engine = Vmap(chunk=5).open_lanes(lanes, torch.device("cpu"))
+    states = fit.start_together(workers, engine, 6)
+    for states in fit.rounds_together(workers, engine, SCHEDULE, vals, states):
+        pass
+    ends = []
+    for method, state in zip(methods, states, strict=True):
+        _, _, alone = fitted(method, "vmap", rounds=2, seed=3, data=data)
+        assert gap(state.server, alone.server) < 1e-5 and gap(state.mine, alone.mine) < 1e-5
+        ends.append(alone.server)
+    assert gap(*ends) > 1e-4  # the numbers matter
+
+
+@dataclass(frozen=True)
+class Looking(FedProx):
+    """Looks at the value of its number, which is another for each client."""
+
+    def client(self, task, down, mine, data, key):
+        return super().client(task, down, mine, data, key) if self.mu > 0.5 else (down, mine)
+
+
+def test_a_method_that_looks_at_its_numbers_is_refused_by_name():
+    lanes = [Lane(Worker(task(), small(Looking(mu=mu))), shards()) for mu in (0.6, 0.7)]
+    with pytest.raises(CannotVectorise, match="Looking cannot take mu for each client by itself"):
+        Vmap().open_lanes(lanes, torch.device("cpu"))
+
+
+def test_what_differs_in_numbers_other_than_zero_joins(monkeypatch):
+    monkeypatch.setattr(train, "device_of", lambda _: torch.device("cuda"))
+    first = ac.Experiment(ac.data.Digits(clients=4), method=FedProx(mu=0.1), rounds=2)
+
+    def joins(method, **others):
+        return train.can_join([first, replace(first, method=method, **others)], numbers=True)
+
+    assert joins(FedProx(mu=0.2)) and joins(FedProx(mu=0.2, opt=SGD(lr=0.01)), seed=2)
+    assert not train.can_join([first, replace(first, method=FedProx(mu=0.2))])
+    assert not joins(FedProx(mu=0.0)) and not joins(FedAvg()) and not joins(FedProx(mu=0.2), rounds=3)
+    assert not joins(FedProx(mu=0.1, opt=SGD(momentum=0.9)))  # without momentum there is no velocity
+    assert varied([FedProx(mu=0.1), FedProx(mu=0.3)]) == {("mu",): [0.1, 0.3]}
+
+
 class Ticks(Watch):
     def testing(self, label, seed, steps):
         self.steps, self.seen = steps, 0
@@ -128,7 +183,7 @@ def _place(row):
 class Replayed:
     """Stands for a recording: the function of the first call is replayed, whatever later ones close over."""
 
-    def __init__(self, f, inputs, pool):
+    def __init__(self, f, inputs, slot):
         self.f = f
 
     def __call__(self, *inputs):

@@ -356,7 +356,7 @@ def test_recordings_that_were_not_used_for_longest_are_dropped(monkeypatch):
     made = []
 
     class Pretend:
-        def __init__(self, f, inputs, pool):
+        def __init__(self, f, inputs, slot):
             made.append(inputs)
             self.f = f
 
@@ -368,7 +368,7 @@ def test_recordings_that_were_not_used_for_longest_are_dropped(monkeypatch):
     engine = PLAIN.open(Worker(task(), FedAvg()), shards(), CPU)
     engine.recorder.on = True
     for work in ("a", "b", "a", "c", "a", "b"):
-        engine.recorder.run((work,), lambda x: x, ({"x": torch.zeros(1)},), often=True)
+        engine.recorder.run((work,), lambda x: x, ({"x": torch.zeros(1)},))
     assert len(made) == 4  # b was dropped for c, and made again
     assert [key[0][0] for key in engine.recorder.recorded] == ["a", "b"]
 

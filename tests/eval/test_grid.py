@@ -38,7 +38,7 @@ def test_nothing_but_what_diverges_is_a_table_without_rows(tmp_path):
 
 
 def test_what_is_tested_together_is_refused_alike(monkeypatch):
-    monkeypatch.setattr(train, "can_join", lambda _: True)  # lanes are for GPUs, but run anywhere
+    monkeypatch.setattr(train, "can_join", lambda *_, **__: True)  # lanes are for GPUs, but run anywhere
     fits = ac.train_together([SMALL, replace(SMALL, seed=4)])
     assert evaluate._shared(fits) is not None
     for fit, table in zip(fits, ac.evaluate_together(fits), strict=True):

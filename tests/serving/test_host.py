@@ -73,7 +73,7 @@ def test_clients_share_what_is_the_same_and_keep_what_is_not(captured):
     axes = tree.flatten(host.axes)
     assert [name for name, axis in axes.items() if axis == 0] == ["vars/params/head.weight"]
     if captured:
-        host.recorder.on, host.recorder.run = True, lambda what, f, inputs, often: f(*inputs)
+        host.recorder.on, host.recorder.run = True, lambda what, f, inputs: f(*inputs)
     for i in range(4):
         parts = [stream(c, 40)[10 * i : 10 * i + 10] for c in range(4)]
         got = host([Call(c, parts[c]) for c in range(4)]) if i < 3 else [host([Call(c, parts[c])])[0] for c in range(4)]

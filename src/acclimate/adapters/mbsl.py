@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, Work, check, rng, tree
+from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.masks import mean_of
 from .mbsl_equations import Equations, average
 from .mbsl_released import ReleasedEquations
-from .mbsl_views import answer, on_views, on_views_of_all
+from .mbsl_views import answer, of_all, on_views, one_pass
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,15 @@ class MBSL(Adapter):
         now |= {"grown": torch.ones((), device=x.device), "j": torch.zeros((), device=x.device)}
         for epoch in range(self.epochs):
             this = rng.fold(key, "epoch", epoch)
-            views = on_views_of_all(predict, model, now["teacher"], x, own["n"], self.augment, self.views, this)
-            taught, margin = (torch.cat(c)[: len(x)] for c in zip(*map(self.equations.labels, views), strict=True))
-            delta = mean_of(margin, real)
-            plan, active = Work(epochs=1, batch=self.batch).plan(own, rng.fold(this, "order"))
-            for t in range(len(plan)):
-                who = plan[t]
-                batch = {"x": x[who], "taught": taught[who], "margin": margin[who], "delta": delta, "who": who}
-                new = self._learn(predict, model, now, batch, rng.fold(this, "step", t))
-                now = tree.where(active[t], new, now)
+            labels = of_all(partial(self._taught, predict, model, now["teacher"]), x, own["n"], this)
+            seen, delta = {"x": x, **labels, "who": own["rows"]}, {"delta": mean_of(labels["margin"], real)}
+            now = one_pass(partial(self._learn, predict, model), now, seen, delta, own, self.batch, this)
         return {"teacher": now[self.equations.answers]}
+
+    def _taught(self, predict: Predict, model: Tree, teacher: Tree, x: Tensor, key: rng.Key) -> Tree:
+        """What the teacher says of samples, by its answers on views of them."""
+        views, _ = on_views(predict, model, teacher, x, self.augment, self.views, key)
+        return dict(zip(("taught", "margin"), self.equations.labels(views), strict=True))
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

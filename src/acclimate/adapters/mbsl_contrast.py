@@ -54,11 +54,20 @@ def principal(x: Tensor, components: int, rounds: int = 6) -> Tensor:
 
 
 def _orthonormal(y: Tensor) -> Tensor:
-    """The columns made orthonormal through the Cholesky factor of their products, twice for accuracy."""
+    """The columns made orthonormal through the Cholesky factor of their products, twice for accuracy.
+
+    By elimination, row by row: a library's factorisation may wait for the device.
+    """
+    count = y.shape[1]
+    place = torch.arange(count, device=y.device)[:, None]
     for _ in range(2):
-        scale = y.square().sum().sqrt().clamp_min(1e-20)
-        y = y / scale
-        eye = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
-        factor, _ = torch.linalg.cholesky_ex(y.mT @ y + 1e-6 * eye)
-        y = torch.linalg.solve_triangular(factor, y.mT, upper=False).mT
+        y = y / y.square().sum().sqrt().clamp_min(1e-20)
+        eye = torch.eye(count, dtype=y.dtype, device=y.device)
+        rows = torch.cat((y.mT @ y + 1e-6 * eye, y.mT), 1)
+        for i in range(count):
+            pivot = rows[i] / rows[i, i].sqrt()
+            # as in a factorisation, rows above are done, the pivot's is scaled, those below lose their share of it
+            share = rows[:, i : i + 1] / rows[i, i].sqrt()
+            rows = torch.where(place == i, pivot, torch.where(place > i, rows - share * pivot, rows))
+        y = rows[:, count:].mT
     return y

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import Augment, Predict, Tree, rng
+from ..core import Augment, Predict, Tree, Work, rng, tree
+from ..core.loops import Time, at, repeat
 from ..ops.params import with_params
 
 TAUGHT = 64
@@ -33,14 +34,33 @@ def on_views(
     return answers
 
 
-def on_views_of_all(
-    predict: Predict, model: Tree, params: Tree, x: Tensor, n: Tensor, augment: Augment, count: int, key: rng.Key
-) -> Iterator[Tensor]:
-    """Logits [count, TAUGHT, C] of `count` random views of all samples, chunk by chunk.
+def of_all(f: Callable[[Tensor, rng.Key], Tree], x: Tensor, n: Tensor, key: rng.Key) -> Tree:
+    """What `f` makes of all samples, TAUGHT at a time, with a key for each time: [len(x), ...].
 
     Only the first n samples are real. They fill every chunk, so that batch norm sees no padding.
     """
     chunks = -(-len(x) // TAUGHT)
     rows = torch.arange(chunks * TAUGHT, device=x.device).view(chunks, TAUGHT) % n
-    for t in range(chunks):
-        yield on_views(predict, model, params, x[rows[t]], augment, count, rng.fold(key, "teach", t))[0]
+
+    def some(t: Time, now: Tree) -> tuple[Tree, Tree]:
+        return now, f(x[at(rows, t)], rng.fold(key, "teach", t))
+
+    _, made = repeat(some, {}, chunks, x)
+    whole: Tree = tree.map(lambda m: m.flatten(0, 1)[: len(x)], made)
+    return whole
+
+
+def one_pass(
+    learn: Callable[[Tree, Tree, rng.Key], Tree], now: Tree, seen: Tree, all: Tree, own: Tree, batch: int, key: rng.Key
+) -> Tree:
+    """The state after `learn(state, batch, key)` for every batch of the samples `seen`, in an order drawn anew.
+
+    `all` is the same for every batch.
+    """
+    plan, active = Work(epochs=1, batch=batch).plan(own, rng.fold(key, "order"))
+
+    def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
+        new = learn(now, {**tree.take(seen, at(plan, t)), **all}, rng.fold(key, "step", t))
+        return tree.where(at(active, t), new, now), {}
+
+    return repeat(step, now, len(plan), active)[0]

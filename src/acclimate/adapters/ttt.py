@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
+from ..core.loops import Time, at, repeat
 from ..core.tree import pick
 from ..ops import requirements
 from ..ops.augment import turned
@@ -64,11 +65,13 @@ class TTT(Adapter):
         if not self.online:
             fresh = self._fresh(task, model)
             return map_samples(lambda x, k: self._one(predict, model, fresh, x, k)[0], x, keys, self.chunk), state
-        out = []
-        for i in range(x.shape[0]):
-            logits, state = self._one(predict, model, state, x[i], keys[i])
-            out.append(logits)
-        return torch.stack(out), state
+
+        def sample(t: Time, state: Tree) -> tuple[Tree, Tree]:
+            logits, state = self._one(predict, model, state, at(x, t), at(keys, t))
+            return state, {"logits": logits}
+
+        state, out = repeat(sample, state, x.shape[0], x)
+        return out["logits"], state
 
     def _fresh(self, task: Task, model: Tree) -> Tree:
         body = pick(model["vars"]["params"], task.body)

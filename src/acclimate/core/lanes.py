@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,6 +13,40 @@ from torch import Tensor
 from . import tree
 from .private import Private, Stacked
 from .tree import Tree
+
+Place: TypeAlias = tuple[str, ...]
+"""Where a setting stands in a record: the names of the fields on the way to it."""
+
+
+def varied(records: Sequence[Any]) -> dict[Place, list[float]] | None:
+    """The numbers in which records differ, each with its value in every record; None where they differ in more.
+
+    Only numbers other than zero: where one of them is zero, records compute something else and not with something else.
+    """
+    first = records[0]
+    if all(type(r) is type(first) and r == first for r in records):
+        return {}
+    if all(type(r) is float and r != 0.0 for r in records):
+        return {(): list(records)}
+    if not is_dataclass(first) or any(type(r) is not type(first) for r in records):
+        return None
+    found: dict[Place, list[float]] = {}
+    for f in fields(first):
+        inside = varied([getattr(r, f.name) for r in records])
+        if inside is None:
+            return None
+        found |= {(f.name, *place): values for place, values in inside.items()}
+    return found
+
+
+def with_settings(record: Any, settings: Mapping[Place, Any]) -> Any:
+    """The record with these values in these places, unchecked: they may be numbers on the device."""
+    changed = copy.copy(record)
+    for name in {place[0] for place in settings}:
+        inside = {place[1:]: value for place, value in settings.items() if place[0] == name}
+        value = inside[()] if () in inside else with_settings(getattr(record, name), inside)
+        object.__setattr__(changed, name, value)
+    return changed
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import check, rng, tree
 from .gradient import gradient
+from .loops import Time, at, repeat
 from .optim import Optimizer
 from .tree import Tree
 
@@ -92,26 +93,26 @@ def train(
     params, frozen = vars["params"], {}
     if only is not None:
         params, frozen = tree.pick(params, only), tree.drop(params, only)
-    buffers, state = vars["buffers"], opt.init(params)
     clock = torch.arange(positions.shape[0], device=active.device)
     keys = rng.fold(key, "step", clock)
-    for t in range(positions.shape[0]):
-        batch = batch_of(data, positions[t])
 
-        def objective(p: Tree, b: Tree = buffers, batch: Tree = batch, k: rng.Key = keys[t]) -> tuple[Tensor, Tree]:
-            return loss({"params": {**frozen, **p}, "buffers": b}, batch, k)
+    def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
+        batch, k = batch_of(data, at(positions, t)), at(keys, t)
 
-        grads, new_buffers = gradient(objective, params)
+        def objective(p: Tree) -> tuple[Tensor, Tree]:
+            return loss({"params": {**frozen, **p}, "buffers": now["b"]}, batch, k)
+
+        grads, buffers = gradient(objective, now["p"])
         if work.clip is not None:
             grads = clip(grads, work.clip)
-        new_params, new_state = opt.update(grads, state, params, opt.scale(data["round"], clock[t]))
-        if "ragged" in data:
-            new_params, new_state, new_buffers = tree.where(
-                active[t], {"p": new_params, "s": new_state, "b": new_buffers}, {"p": params, "s": state, "b": buffers}
-            ).values()
-        params, state, buffers = new_params, new_state, new_buffers
-    merged = {**frozen, **params}
-    return {"params": {name: merged[name] for name in vars["params"]}, "buffers": buffers}
+        params, state = opt.update(grads, now["s"], now["p"], opt.scale(data["round"], at(clock, t)))
+        new = {"p": params, "s": state, "b": buffers}
+        return tree.where(at(active, t), new, now) if "ragged" in data else new, {}
+
+    start = {"p": params, "s": opt.init(params), "b": vars["buffers"]}
+    end, _ = repeat(step, start, positions.shape[0], active)
+    merged = {**frozen, **end["p"]}
+    return {"params": {name: merged[name] for name in vars["params"]}, "buffers": end["b"]}
 
 
 def difference(loss: Loss, vars: Tree, data: Tree, opt: Optimizer, work: Work, key: rng.Key) -> Tree:

@@ -111,17 +111,22 @@ class SGD(Optimizer):
             raise ValueError("SGD: nesterov=True needs momentum > 0, got momentum=0.0")
 
     def init(self, params: Tree) -> Tree:
-        return {"velocity": tree.zeros(params)} if self.momentum else {}
+        return {"velocity": tree.zeros(params)} if _takes_part(self.momentum) else {}
 
     def update(self, grads: Tree, state: Tree, params: Tree, scale: Scalar = 1.0) -> tuple[Tree, Tree]:
-        if self.weight_decay:
+        if _takes_part(self.weight_decay):
             grads = tree.add(grads, params, self.weight_decay)
         step = grads
-        if self.momentum:
+        if _takes_part(self.momentum):
             velocity = tree.add(grads, state["velocity"], self.momentum)
             step = tree.add(grads, velocity, self.momentum) if self.nesterov else velocity
             state = {"velocity": velocity}
         return tree.add(params, step, -self.lr * scale), state
+
+
+def _takes_part(number: Scalar) -> bool:
+    """Whether a number is not zero; one on the device, which is another for each client, never is."""
+    return isinstance(number, Tensor) or bool(number)
 
 
 def _log(b: float) -> float:
@@ -148,7 +153,7 @@ class Adam(Optimizer):
         return {"m": tree.zeros(params), "v": tree.zeros(params), "t": torch.zeros((), device=device)}
 
     def update(self, grads: Tree, state: Tree, params: Tree, scale: Scalar = 1.0) -> tuple[Tree, Tree]:
-        if self.weight_decay:
+        if _takes_part(self.weight_decay):
             grads = tree.add(grads, params, self.weight_decay)
         return self._step(grads, state, params, scale)
 
@@ -170,5 +175,7 @@ class AdamW(Adam):
     weight_decay: float = 1e-2
 
     def update(self, grads: Tree, state: Tree, params: Tree, scale: Scalar = 1.0) -> tuple[Tree, Tree]:
-        shrunk: Any = tree.scale(params, 1.0 - self.lr * self.weight_decay * scale) if self.weight_decay else params
+        shrunk: Any = (
+            tree.scale(params, 1.0 - self.lr * self.weight_decay * scale) if _takes_part(self.weight_decay) else params
+        )
         return self._step(grads, state, shrunk, scale)

@@ -8,8 +8,9 @@ and leave the adapter's state untouched.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from . import check, rng, tree
 from .adapter import Adapter, Predict
+from .loops import Time, at, repeat
 from .task import Task
 from .tree import Tree
 
@@ -133,31 +135,84 @@ def stretch(
     """
     n = data["n"].clamp_min(1)
     x_rows = data["rows"][part.places(n.device) % n]
-    whole, out, seen = isinstance(part.first, int), [], []
-    for i in range(part.steps):
+
+    def one(i: Time, now: Tree, learns: bool | Tensor) -> tuple[Tree, Tree]:
         t = part.first + i
         # sample n has the same key whatever the batch size (rng.rows), so that a batch can stand for single samples
-        now = rng.advance(rng.fold(key, "samples"), t * part.batch)
-        x, learns = data["x"][x_rows[i]], protocol.learns(t)
-        if trace:
-            logits, new, traced = adapter.trace(task, predict, model, state, x, now)
-            seen.append(traced)
-        elif learns is False:
-            logits, new = adapter.answer(task, predict, model, state, x, now), state
-        else:
-            logits, new = adapter.step(task, predict, model, state, x, now)
-        if learns is not True:
-            new = tree.where(learns, new, state) if isinstance(learns, Tensor) else state
-        if not isinstance(logits, Tensor):
-            kind = type(logits).__name__
-            raise TypeError(
-                f"{type(adapter).__name__}.step must return (logits, state); its logits are a {kind}, not a tensor"
-            )
-        out.append(logits)
+        k, x = rng.advance(rng.fold(key, "samples"), t * part.batch), data["x"][at(x_rows, i)]
+        logits, new, traced = _answered(task, predict, adapter, model, now, x, k, learns, trace)
         new = _carry(protocol, t, logits, new, fresh)
         # of a whole stream no client has batches to spare unless some are padded; of a part any may
-        state = new if whole and "ragged" not in data else tree.where(t * part.batch < n, new, state)
-    return Served(torch.cat(out), tree.map(lambda *xs: torch.cat(xs), *seen) if seen else {}), state
+        if not isinstance(part.first, int) or "ragged" in data:
+            new = tree.where(t * part.batch < n, new, now)
+        return new, {"logits": logits, "trace": traced}
+
+    outs, done = [], 0
+    for kinds, times in _pattern(protocol, part):
+
+        def several(i: Time, now: Tree, kinds: Kinds = kinds, done: int = done) -> tuple[Tree, Tree]:
+            got = []
+            for j, learns in enumerate(kinds):
+                at_once = done + i * len(kinds) + j
+                now, out = one(at_once, now, protocol.learns(part.first + at_once) if learns is None else learns)
+                got.append(out)
+            return now, tree.map(lambda *xs: torch.cat(xs), *got)
+
+        state, out = repeat(several, state, times, n)
+        outs.append(tree.map(lambda x: x.flatten(0, 1), out))
+        done += times * len(kinds)
+    served = tree.map(lambda *xs: torch.cat(xs), *outs)
+    return Served(served["logits"], served["trace"]), state
+
+
+Kinds: TypeAlias = tuple[bool | None, ...]
+"""For each of some batches in a row, whether it is learned from; None: that depends on the stretch's number."""
+
+
+def _pattern(protocol: Protocol, part: Stretch) -> Iterator[tuple[Kinds, int]]:
+    """The batches of a stretch as batches in a row and how often these come, so that a loop knows what is learned from
+    before it knows the time."""
+    if not isinstance(part.first, int):
+        yield (None if protocol.every > 1 or protocol.until is not None else True,), part.steps
+        return
+    kinds = [bool(protocol.learns(part.first + i)) for i in range(part.steps)]
+    period = protocol.every
+    while kinds:
+        head = tuple(kinds[:period])
+        times = 1
+        while tuple(kinds[times * period : (times + 1) * period]) == head:
+            times += 1
+        yield head, times
+        kinds = kinds[times * len(head) :]
+
+
+def _answered(
+    task: Task,
+    predict: Predict,
+    adapter: Adapter,
+    model: Tree,
+    state: Tree,
+    x: Tensor,
+    key: rng.Key,
+    learns: bool | Tensor,
+    trace: bool,
+) -> tuple[Tensor, Tree, Tree]:
+    """Logits of one batch, the state that it leaves (none where it is not learned from), and the trace if wanted."""
+    traced: Tree = {}
+    if trace:
+        logits, new, traced = adapter.trace(task, predict, model, state, x, key)
+    elif learns is False:
+        logits, new = adapter.answer(task, predict, model, state, x, key), state
+    else:
+        logits, new = adapter.step(task, predict, model, state, x, key)
+    if learns is not True:
+        new = tree.where(learns, new, state) if isinstance(learns, Tensor) else state
+    if not isinstance(logits, Tensor):
+        kind = type(logits).__name__
+        raise TypeError(
+            f"{type(adapter).__name__}.step must return (logits, state); its logits are a {kind}, not a tensor"
+        )
+    return logits, new, traced
 
 
 LARGE = 256

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Predict, Rules, Sum, Task, Tree, Work, check, rng, tree
 from ..core.local import batch_of, train
+from ..core.loops import Time, at, repeat
 from ..ops.atp import directions, moved, slopes
 from ..ops.masks import held_out
 
@@ -72,9 +73,12 @@ class FedATP(Method):
             return self.predict(task, model, x, mode, key)
 
         positions, active = self.rate_work.plan(data, key)
-        for t in range(positions.shape[0]):
-            rates = tree.where(active[t], self._risen(task, predict, vars, rates, batch_of(data, positions[t])), rates)
-        return rates
+
+        def step(t: Time, rates: Tree) -> tuple[Tree, Tree]:
+            risen = self._risen(task, predict, vars, rates, batch_of(data, at(positions, t)))
+            return tree.where(at(active, t), risen, rates), {}
+
+        return repeat(step, rates, positions.shape[0], active)[0]
 
     def _risen(self, task: Task, predict: Predict, vars: Tree, rates: Tree, batch: Tree) -> Tree:
         way = directions(predict, {"vars": vars}, batch["x"], task.norm_momentum)

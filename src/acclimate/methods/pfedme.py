@@ -18,6 +18,7 @@ from torch.func import grad
 
 from ..core import SGD, Loss, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, tree
 from ..core.local import batch_of
+from ..core.loops import Time, at, repeat
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,18 @@ class PFedMe(Method):
         keys = rng.fold(
             rng.fold(key, "step", clock)[:, None], "personal", torch.arange(self.steps, device=active.device)
         )
-        common, personal, state = start, start, self.opt.init(start["params"])
-        for t in range(positions.shape[0]):
-            batch = batch_of(data, positions[t])
-            near, new_state = self._approach(loss, common, personal, state, batch, data["round"], keys[t])
+
+        def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
+            batch, common = batch_of(data, at(positions, t)), now["w"]
+            near, state = self._approach(loss, common, now["theta"], now["state"], batch, data["round"], at(keys, t))
             follow = tree.sub(near["params"], common["params"])
             moved = {"params": tree.add(common["params"], follow, self.eta * self.lam), "buffers": near["buffers"]}
-            new = {"w": moved, "theta": near, "state": new_state}
-            if "ragged" in data:
-                new = tree.where(active[t], new, {"w": common, "theta": personal, "state": state})
-            common, personal, state = new["w"], new["theta"], new["state"]
-        return common, personal
+            new = {"w": moved, "theta": near, "state": state}
+            return tree.where(at(active, t), new, now) if "ragged" in data else new, {}
+
+        begun = {"w": start, "theta": start, "state": self.opt.init(start["params"])}
+        end, _ = repeat(step, begun, positions.shape[0], active)
+        return end["w"], end["theta"]
 
     def _approach(
         self, loss: Loss, common: Tree, personal: Tree, state: Tree, batch: Tree, round: Tensor, keys: rng.Key

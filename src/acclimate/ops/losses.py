@@ -11,6 +11,7 @@ from torch.func import grad
 
 from ..core import Loss, Task, Tree, Work, rng, tree
 from ..core.local import batch_of
+from ..core.loops import Time, at, repeat
 from .masks import mean_of, real_rows
 
 
@@ -72,16 +73,15 @@ def local_risk(task: Task, vars: Tree, data: Tree, chunk: int = 256) -> Tensor:
 def fisher_trace(task: Task, vars: Tree, data: Tree, work: Work, key: rng.Key) -> Tensor:
     """The mean over the batches of one epoch of the squared norm of the gradient."""
     positions, active = replace(work, epochs=1, iterations=None).plan(data, rng.fold(key, "plan"))
-    total = torch.zeros((), device=data["n"].device)
-    for t in range(positions.shape[0]):
-        batch, step = batch_of(data, positions[t]), rng.fold(key, t)
 
-        def loss(params: Tree, batch: Tree = batch, step: rng.Key = step) -> Tensor:
-            return task.loss({**vars, "params": params}, batch, step)[0]
+    def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
+        batch, own = batch_of(data, at(positions, t)), rng.fold(key, t)
+        slope = grad(lambda params: task.loss({**vars, "params": params}, batch, own)[0])(vars["params"])
+        return {"total": now["total"] + at(active, t) * tree.dot(slope, slope)}, {}
 
-        slope = grad(loss)(vars["params"])
-        total = total + active[t] * tree.dot(slope, slope)
-    return total / active.sum().clamp_min(1)
+    start = {"total": torch.zeros((), device=data["n"].device)}
+    end, _ = repeat(step, start, positions.shape[0], active)
+    return end["total"] / active.sum().clamp_min(1)
 
 
 def sharp(loss: Loss, rho: float) -> Loss:

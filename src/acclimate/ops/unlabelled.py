@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..core import Key, Loss, Optimizer, Predict, Task, Tree, Work, rng, train, tree
+from ..core.loops import chunked
 from .augmix import augmix
 from .losses import entropy
 from .params import with_params
@@ -48,7 +49,8 @@ def map_samples(f: Callable[[Any, Key], Any], xs: Any, keys: Tensor, chunk: int)
     `f` may tune a copy of the parameters for its sample: under `vmap` each row has its own copy, which is gone with
     the row, so resets cost nothing. Nests in an outer `vmap` over clients.
     """
-    return vmap(f, chunk_size=chunk)(xs, keys)
+    vectorised = vmap(f)
+    return chunked(lambda rows: vectorised(rows["x"], rows["k"]), {"x": xs, "k": keys}, chunk)
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:

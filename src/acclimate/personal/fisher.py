@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..core import Personalizer, Predict, Task, Tree, check, rng, tree
+from ..core.loops import Time, at, repeat
 
 _RELEASED, _CHUNK = 64, 64
 
@@ -64,11 +65,15 @@ class Fisher(Personalizer):
         chunk = self.together if self.together > 1 else min(_CHUNK, size)
         own = data["n"].clamp_max(size)
         wrap = own.clamp_min(1)
-        total = tree.zeros(tuned)
-        for at in torch.arange(-(-size // chunk) * chunk, device=order.device).split(chunk):
+        places = torch.arange(-(-size // chunk) * chunk, device=order.device).view(-1, chunk)
+
+        def step(t: Time, total: Tree) -> tuple[Tree, Tree]:
             # full batches: the last one wraps around, so that statistics do not depend on padding
-            x, counts = data["x"][data["rows"][order[at % wrap]]], (at < own).to(torch.float32)
-            total = tree.add(total, self._squares(loss, tuned, x, counts))
+            here = at(places, t)
+            x, counts = data["x"][data["rows"][order[here % wrap]]], (here < own).to(torch.float32)
+            return tree.add(total, self._squares(loss, tuned, x, counts)), {}
+
+        total, _ = repeat(step, tree.zeros(tuned), len(places), order)
         return {**model, "fisher": tree.map(lambda t: t / wrap, total)}
 
     def _squares(self, loss: Callable[[Tree, Tensor], Tensor], tuned: Tree, x: Tensor, counts: Tensor) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,11 +14,15 @@ from ..backends.vmap.engine import VmapEngine
 from ..backends.vmap.lanes import Lane
 from ..core import Engine, State, Worker
 from ..core import fit as loop
+from ..core.lanes import varied
+from ..core.vectorised import CannotVectorise
 from ..data import World
 from ..experiment import Experiment
 from .build import Fit, Interrupted, build, device_of
 from .evaluate import Look, look_of, streams_of
 from .watch import Watch
+
+log = logging.getLogger("acclimate")
 
 
 def train(experiment: Experiment, watch: Watch | None = None) -> Fit:
@@ -29,13 +34,17 @@ def train(experiment: Experiment, watch: Watch | None = None) -> Fit:
 
 
 def train_together(experiments: Sequence[Experiment], watch: Watch | None = None) -> list[Fit]:
-    """Train experiments that differ in seed, in how data is dealt or in the domains held out. On a GPU they are
-    vectorised; the numbers are those of `train`."""
+    """Train experiments that differ in seed, in how data is dealt, in the domains held out or in numbers of the method,
+    such as its learning rate. On a GPU they are vectorised; the numbers are those of `train`."""
     watch = watch or Watch()
-    parts = [build(e) for e in experiments] if can_join(experiments) else []
+    parts = [build(e) for e in experiments] if can_join(experiments, numbers=True) else []
     if not vectorised(parts):
         return [train(e, watch) for e in experiments]
-    return train_lanes(experiments, parts, [None] * len(experiments), watch)
+    try:
+        return train_lanes(experiments, parts, [None] * len(experiments), watch)
+    except CannotVectorise as reason:
+        log.info("trained one by one: %s", reason)
+        return [train(e, watch) for e in experiments]
 
 
 def vectorised(parts: Sequence[tuple[World, Worker, Engine]]) -> bool:
@@ -43,10 +52,12 @@ def vectorised(parts: Sequence[tuple[World, Worker, Engine]]) -> bool:
     return bool(parts) and all(isinstance(engine, VmapEngine) for _, _, engine in parts)
 
 
-def can_join(experiments: Sequence[Experiment]) -> bool:
-    """Whether these differ in no more than their seed, partition and held-out domains, and a GPU would run them
-    vectorised."""
+def can_join(experiments: Sequence[Experiment], numbers: bool = False) -> bool:
+    """Whether these differ in no more than their seed, partition and held-out domains, or in `numbers` of the method
+    too, and a GPU would run them vectorised."""
     first = experiments[0]
+    if numbers and varied([e.method for e in experiments]) is not None:
+        experiments = [replace(e, method=first.method) for e in experiments]
     alike = all(replace(e, seed=first.seed, data=_dealt_as(e.data, first.data)) == first for e in experiments)
     vectorised = isinstance(first.backend, Auto | Vmap) and device_of(first.device).type == "cuda"
     backend = first.backend

@@ -201,7 +201,7 @@ class Host:
         flags = torch.tensor([open + open[:1] * spare, hold + hold[:1] * spare], device=self.device)
         which = torch.tensor(rows + rows[:1] * spare, device=self.device)
         f = only if many == 1 else all_of_them
-        out: Outcome = self.recorder.run((f.__name__, in_order, commits), f, (which, sessions, x, flags), often=True)
+        out: Outcome = self.recorder.run((f.__name__, in_order, commits), f, (which, sessions, x, flags))
         return Outcome(*(tree.map(lambda v: v[:many], part) for part in out)) if spare else out
 
     def _ready(self, done: Computed, row: int) -> bool:

@@ -22,6 +22,7 @@ from .outcome import Search, Trial
 from .plan import Sampler, SearchPlan, sampling, space_of
 from .space import Point, Setting
 from .study import Study, optuna, trial_folder
+from .trials import ahead as look_ahead
 
 
 def tune(
@@ -51,6 +52,10 @@ def tune(
         _write(plan, study)  # before the first trial: what is stopped in it is known as this search
         left = study.left()
         watch.suite(len(left) * seeds)
+        if plan.sampler == "grid":
+            points = list(plan.space.points())
+            coming = {path / trial_folder(n): plan.experiments(points[n]) for n in left}
+            look_ahead(coming, watch)
         for number in left:
             _run(plan, study, number, watch)
             after_trial(_write(plan, study), plan.total)

@@ -6,8 +6,9 @@ A trial's folder is an ordinary run folder (or, for several seeds, a folder of t
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,19 @@ from typing import Any
 import torch
 
 from .. import store
-from ..core import Adapter, State
+from ..core import Adapter, NonFinite, State
 from ..core import fit as loop
 from ..data import World
 from ..eval import Test, stream_accuracy
 from ..experiment import ConfigError, Experiment, labels
 from ..running import run as api
+from ..running.train import can_join
 from ..running.watch import Watch
 from ..shifts import Natural, NewClients, Shift, UnseenDomain
+
+log = logging.getLogger("acclimate")
+AT_ONCE = 16
+"""Trainings that share a GPU at most."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +92,31 @@ def _folders(experiments: Sequence[Experiment], path: Path) -> list[store.RunFol
     return folders
 
 
+def ahead(points: Mapping[Path, Sequence[Experiment]], watch: Watch) -> None:
+    """On a GPU, train all trials of a grid that differ in numbers of one method at once, and leave their states as
+    checkpoints. Trials that are not among them, or fail, are trained when it is their turn."""
+    if not all(_on_gpu(e) for experiments in points.values() for e in experiments):
+        return
+    groups: list[list[tuple[Experiment, store.RunFolder]]] = []
+    for path, experiments in points.items():
+        mine = list(zip(experiments, _folders(experiments, path), strict=True))
+        fits = (g for g in groups if can_join([g[0][0], *experiments], numbers=True))
+        if (group := next(fits, None)) is None:
+            groups.append(mine)
+        else:
+            group += mine
+    for group in groups:
+        for some in (group[i : i + AT_ONCE] for i in range(0, len(group), AT_ONCE)):
+            try:
+                _together([e for e, _ in some], [folder for _, folder in some], watch)
+            except (NonFinite, ArithmeticError) as e:  # one of them; which one is found out one by one
+                log.info("trials are trained one by one: %s", e)
+
+
 def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFolder], watch: Watch) -> None:
-    """On a GPU, train several seeds at once and leave their states as checkpoints."""
+    """On a GPU, train several at once and leave their states as checkpoints."""
     fresh = [i for i, folder in enumerate(folders) if not folder.state.exists()]
-    if len(fresh) < 2 or not _on_gpu(experiments[0]):
+    if len(fresh) < 2 or not _on_gpu(experiments[0]) or not can_join([experiments[i] for i in fresh], numbers=True):
         return
     for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
         folders[i].world = fit.world.content

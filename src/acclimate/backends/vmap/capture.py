@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
+from torch import Tensor
 
 from ...core import tree
+from ...core.loops import Loop, Stepwise, Warming, driven
 
 log = logging.getLogger("acclimate")
 
@@ -23,65 +26,90 @@ class Recorder:
 
     def __init__(self, on: bool, exact: bool) -> None:
         self.on = on
-        """Whether functions are recorded; False from the first failure on."""
+        """Whether functions are recorded."""
         self.exact = exact
         """Whether TF32 is forbidden."""
         self.recorded: dict[Any, Captured] = {}
         """Recordings by work and shapes, the one that was used last at the end."""
-        self._met: set[Any] = set()
-        self._pool = torch.cuda.graph_pool_handle() if on else None
+        self.refused: dict[Any, str] = {}
+        """Work that could not be recorded, and why: it runs as it is."""
+        self._slot = Slot() if on else None
 
-    def run(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...], often: bool = False) -> Any:
-        """What `f` makes of the inputs; `what` names the work, as shapes alone do not.
-
-        What does not come `often` is recorded when it comes a second time: recording costs as much as running.
-        """
+    def run(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """What `f` makes of the inputs; `what` names the work, as shapes alone do not."""
         with tf32(False) if self.exact else nullcontext():
-            if not self.on:
+            if not self.on or what in self.refused:
                 return f(*inputs)
-            key = (what, tuple((tuple(x.shape), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
-            if not often and key not in self._met:
-                self._met.add(key)
-                return f(*inputs)
-            recorded = self._recording(key, f, inputs)
+            recorded = self._recording(what, f, inputs)
             return f(*inputs) if recorded is None else recorded(*inputs)
 
-    def _recording(self, key: Any, f: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured | None:
+    def forget(self) -> None:
+        """Drop all recordings, and the memory that they hold."""
+        self.recorded.clear()
+        self._slot = Slot() if self.on else None
+
+    def _recording(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured | None:
         """The recording of this work, made where it is not there; None where it cannot be made."""
+        key = (what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
         recorded = self.recorded.pop(key, None)
         if recorded is None:
             try:
-                recorded = Captured(f, inputs, self._pool)
+                recorded = Captured(f, inputs, self._slot)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as reason:
-                self.on = False
                 torch.cuda.synchronize()
-                log.warning("rounds are not captured as CUDA graphs: %s", str(reason).strip().splitlines()[0])
+                self._refuse(what, str(reason).strip().partition("\n")[0] or type(reason).__name__)
                 return None
         self.recorded[key] = recorded
         while len(self.recorded) > MOST_RECORDINGS:
             del self.recorded[next(iter(self.recorded))]
         return recorded
 
+    def _refuse(self, what: tuple[Any, ...], reason: str) -> None:
+        """Remember that this work runs as it is, and say so once."""
+        if reason not in self.refused.values():
+            log.warning("%s is not captured as a CUDA graph and runs step by step: %s", what[0], reason)
+        self.refused[what] = reason
+
+
+class Slot:
+    """A stream to record on, and the memory of what is recorded there: its recordings run one after the other, and so
+    may use the same memory, that of their inputs included."""
+
+    def __init__(self) -> None:
+        cuda = torch.cuda.is_available()
+        self.stream = torch.cuda.Stream() if cuda else None
+        self.pool = torch.cuda.graph_pool_handle() if cuda else None
+        self._places: dict[Any, Tensor] = {}
+
+    def place(self, path: str, given: Tensor) -> Tensor:
+        """Where inputs like this one lie while a recording runs."""
+        key = (path, tuple(given.shape), given.stride(), given.dtype)
+        if key not in self._places:
+            self._places[key] = given.clone()
+        return self._places[key]
+
 
 class Captured:
     """`f(*trees)` recorded for inputs of fixed shapes. A call copies the inputs into place, replays, copies out.
 
     `f` returns trees, in tuples as well, and must be pure tensor code: no host synchronisation, no copies from the
-    host. Tensors it closes over (the data set) are read where they lie. Recordings that share a `pool` must not run at
-    the same time.
+    host. Tensors it closes over (the data set) are read where they lie. Its loops (`core.loops`) are recorded by their
+    bodies. Recordings of one slot must not run at the same time.
     """
 
     warmed: ClassVar[bool] = False
     """Whether a recording of this process has succeeded, so that libraries are likely to be initialised."""
 
-    def __init__(self, f: Callable[..., Any], inputs: tuple[Any, ...], pool: Any = None) -> None:
-        self._inputs = tuple(tree.map(torch.clone, i) for i in inputs)
+    def __init__(self, f: Callable[..., Any], inputs: tuple[Any, ...], slot: Slot | None = None) -> None:
+        slot = slot or Slot()
+        self._inputs = tuple(_placed(slot, str(i), x) for i, x in enumerate(inputs))
+        self._put(inputs)
         try:
             if not Captured.warmed:
                 self._warm(f)
-            self._record(f, pool)
+            self._record(f, slot, slot.pool)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as reason:
@@ -90,35 +118,98 @@ class Captured:
             # what was not yet initialised, compiled or memoised cannot be while recording: run once, then try again
             log.debug("a recording failed and is tried again after a run: %s", reason)
             self._warm(f)
-            self._record(f, None)
+            self._record(f, slot, torch.cuda.graph_pool_handle())
         Captured.warmed = True
 
+    def _put(self, inputs: tuple[Any, ...]) -> None:
+        """Copy inputs into place."""
+        for mine, given in zip(self._inputs, inputs, strict=True):
+            tree.map(lambda a, b: a.copy_(b), mine, given)
+
     def _warm(self, f: Callable[..., Any]) -> None:
-        """Run once, so that libraries initialise, kernels compile and constants are made outside the recording."""
+        """Run with few steps, so that libraries initialise, kernels compile and constants are made before recording."""
         warm = torch.cuda.Stream()
         warm.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm):
+        with torch.cuda.stream(warm), driven(Warming()):
             f(*self._inputs)
         torch.cuda.current_stream().wait_stream(warm)
 
-    def _record(self, f: Callable[..., Any], pool: Any) -> None:
+    def _record(self, f: Callable[..., Any], slot: Slot, pool: Any) -> None:
         torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        pool = pool or torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+        recording = Recording(pool)
         try:
-            # relaxed: the driver loads a library's kernel when it is first used, also while recording
-            with _no_garbage(), torch.cuda.graph(self._graph, pool=pool, capture_error_mode="relaxed"):
+            with _no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
+                recording.begin()
                 self._outputs = f(*self._inputs)
+                recording.end()
         except BaseException:
+            recording.give_up()
             _forget(pool)
             raise
+        self.program = recording.program
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the recorded function on new inputs of the same shapes; the results are the caller's own."""
-        for mine, given in zip(self._inputs, inputs, strict=True):
-            tree.map(lambda a, b: a.copy_(b), mine, given)
-        self._graph.replay()
+        self._put(inputs)
+        play(self.program)
         return over(torch.clone, self._outputs)
+
+
+Program: TypeAlias = list[tuple[Any, int]]
+"""Graphs, or programs, and how often each is replayed before the next."""
+
+
+def play(program: Program) -> None:
+    """Replay all of a program."""
+    for part, times in program:
+        for _ in range(times):
+            play(part) if isinstance(part, list) else part.replay()
+
+
+class Recording(Stepwise):
+    """Records a function as a program. At a loop the graph ends, the body becomes one by itself, another begins."""
+
+    def __init__(self, pool: Any) -> None:
+        self.program: Program = []
+        self._pool = pool
+        self._graph: Any = None
+
+    def begin(self) -> None:
+        """Begin a graph."""
+        with torch._C._DisableFuncTorch():  # torch sets its generator up here, which is none of the clients' business
+            self._graph = torch.cuda.CUDAGraph()
+            # relaxed: the driver loads a library's kernel when it is first used, also while recording
+            self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+
+    def end(self) -> None:
+        """End the graph that was begun."""
+        graph, self._graph = self._graph, None
+        with torch._C._DisableFuncTorch(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            graph.capture_end()
+        self.program.append((graph, 1))
+
+    def run(self, loop: Loop) -> None:
+        self.end()
+        before, self.program = self.program, []
+        self.begin()
+        loop.step()
+        self.end()
+        self.program = [*before, (self.program, loop.left if loop.settled else 1)]
+        self.begin()
+
+    def give_up(self) -> None:
+        """End a graph whose recording failed."""
+        if self._graph is not None:
+            with suppress(Exception):
+                self._graph.capture_end()
+
+
+def _placed(slot: Slot, path: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _placed(slot, f"{path}/{k}", v) for k, v in value.items()}
+    return slot.place(path, value)
 
 
 def over(f: Callable[..., Any], value: Any) -> Any:

@@ -41,6 +41,7 @@ from ...core import (
 from ...core.private import private
 from ...core.vectorised import CannotVectorise, refusal
 from ..serial import stacked_start, welcomed
+from . import shelf
 from .buckets import Buckets, Group
 from .capture import Recorder, over
 from .clients import Round, calibrated, deployed, own, round_of, served
@@ -125,12 +126,17 @@ class VmapEngine(Engine):
         self._halves = [options.computing(lane.worker) for lane in lanes]
         one = len(lanes) == 1
         worker = self._halves[0] if one else LaneWorker.of(self._halves, device)
+        if not one and (reason := worker.refusal()):
+            raise CannotVectorise(reason)
         train = lanes[0].train if one else LaneShards.union([lane.train for lane in lanes])
         super().__init__(worker, options.placed(train, device), device)
         self.options, self.lanes, self._each = options, Lanes(len(lanes)), lanes[0].train.clients
         self.recorder = Recorder(options.capture and device.type == "cuda", exact=options.precision == "fp32")
+        if self.recorder.on:
+            about = (device, options, self.lanes)
+            self.recorder, self.shards = shelf.shelved(worker, self.shards, about, self.recorder)
         self.feeder = Feeder(self.shards, device)
-        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self.recorder.recorded.clear)
+        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, shelf.forget)
         self._next: Tensor | None = None
         self._mine = self._fresh([self.shards] if one else [lane.train for lane in lanes])
 
@@ -176,7 +182,7 @@ class VmapEngine(Engine):
             present = torch.arange(len(g.ids), device=self.device) < g.real
             inputs = (down, mine, own(g, self.shards), {"round": now}, present, examples)
             work = round_of(self.worker, self.shards, g.ragged, self.lanes.count)
-            out: Round = self.recorder.run(("train", g.ragged), work, inputs, often=True)
+            out: Round = self.recorder.run(("train", g.ragged), work, inputs)
             here = [part.of(some) for part, some in zip(out.parts, self._members(g), strict=True)]
             parts = here if parts is None else [message.combine(a, b) for a, b in zip(parts, here, strict=True)]
             done.append((g, *over(lambda x, real=g.real: x[:real], (out.mine, out.ok))))

@@ -6,18 +6,24 @@ cannot fill is filled by sixty, and a round is recorded once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from ...core import Adapter, Holdings, NonFinite, Personalizer, Protocol, Shards, Tree, Worker, tree
+from ...core.lanes import Place, varied, with_settings
+from ...core.loops import Warming, driven
+from ...core.nn.inputs import example
+from ...core.vectorised import operation
 
 
 class Lane(NamedTuple):
-    """One training: its client half, which differs from that of other lanes in its seed, and its labelled data."""
+    """One training: its client half, which differs from that of other lanes in its seed and in numbers of its method,
+    and its labelled data."""
 
     worker: Worker
     train: Holdings
@@ -67,13 +73,18 @@ class LaneWorker(Worker):
     """The client half of several lanes: what a client downloads (`down` is stacked) and draws depends on its lane."""
 
     seeds: Tensor = torch.zeros(0, dtype=torch.int64)
+    settings: Mapping[Place, Tensor] = field(default_factory=dict)
+    """Numbers of the method that are others in every lane, [lanes]."""
 
     @classmethod
     def of(cls, workers: Sequence[Worker], device: torch.device) -> LaneWorker:
         """One client half for those of all lanes."""
         first = workers[0]
         seeds = torch.tensor([int(w.seed) for w in workers], dtype=torch.int64, device=device)
-        return cls(first.task, first.method, first.filters, first.seed, seeds)
+        if (differ := varied([w.method for w in workers])) is None:
+            raise ValueError("lanes need methods that differ in numbers alone, and in none that is zero")
+        settings = {place: torch.tensor(v, dtype=torch.float32, device=device) for place, v in differ.items()}
+        return cls(first.task, first.method, first.filters, first.seed, seeds, settings)
 
     def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
         return self._of(data).train(tree.take(down, data["lane"]), mine, _without_lane(data))
@@ -88,7 +99,32 @@ class LaneWorker(Worker):
 
     def _of(self, data: Tree) -> Worker:
         """The client half of the lane that a client is in."""
-        return Worker(self.task, self.method, self.filters, self.seeds[data["lane"]])
+        here = {place: values[data["lane"]] for place, values in self.settings.items()}
+        return Worker(self.task, with_settings(self.method, here), self.filters, self.seeds[data["lane"]])
+
+    def refusal(self) -> str | None:
+        return super().refusal() or (self._unvaried() if self.settings else None)
+
+    def _unvaried(self) -> str | None:
+        """Why the method cannot take a number that differs between clients, in a sentence; None where it can."""
+        device = self.seeds.device
+        x = example(self.task.shape, self.task.tokens, self.task.inputs).to(device)
+        y = torch.zeros(len(x), dtype=torch.int64, device=device)
+        data = Shards(x, y, torch.arange(len(x), device=device)[None], torch.full((1,), len(x), device=device))
+        down = self.method.download(self.task, self.method.init_server(self.task, 1, self.key("init", like=y)))
+        mine, zero = self.start(0, like=y), torch.zeros((), dtype=torch.int64, device=device)
+
+        def client(lane: Tensor) -> Tree:
+            own = {**data.tree(data.rows[0], data.n[0], zero, zero, False), "lane": lane}
+            return self._of(own).train(self.outgoing(down, zero[None]), mine, _without_lane(own))[0]
+
+        try:
+            with driven(Warming()):
+                vmap(client)(torch.arange(2, device=device))
+        except Exception as e:
+            names = ", ".join(".".join(place) for place in self.settings)
+            return f"{type(self.method).__name__} cannot take {names} for each client by itself: {operation(e)}"
+        return None
 
 
 def _without_lane(data: Tree) -> Tree:

@@ -1,0 +1,174 @@
+"""Loops whose body is recorded once: local steps, batches of a stream, chunks of samples.
+
+`repeat` runs a pure body for t = 0, 1, ... A plain run unrolls it, with t as a number. Where a driver is set, the body
+meets t as a tensor on the device, and its state lies in fixed places that the body's results are copied to: so one
+recording of the body, replayed as often as there are steps, is the whole loop. The numbers are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+
+from . import tree
+from .tree import Tree
+
+Time: TypeAlias = int | Tensor
+"""The number of a step: in Python, or an int64 scalar on the device."""
+Body: TypeAlias = Callable[[Time, Tree], tuple[Tree, Tree]]
+"""`body(t, state) -> (state, out)`, pure."""
+
+LEAST = 3
+"""Loops of fewer steps are always unrolled: a step runs by itself before the form of the state is known."""
+
+
+def at(x: Tensor, t: Time) -> Tensor:
+    """Row t; where t is on the device the host does not ask for it."""
+    return x[t] if isinstance(t, int) else x.index_select(0, t.view(1))[0]
+
+
+def repeat(body: Body, state: Tree, count: int, like: Tensor) -> tuple[Tree, Tree]:
+    """The state after `count` steps, and what each gave (`out`), stacked. `like` is any tensor of the device."""
+    driver = _driver.get()
+    if driver is not None and count >= LEAST and not _differentiates():
+        return driver.repeat(body, state, count, like)
+    outs = []
+    for t in range(count):
+        state, out = body(t, state)
+        outs.append(out)
+    return state, _stacked(outs)
+
+
+def chunked(f: Callable[[Tree], Tree], xs: Tree, chunk: int) -> Tree:
+    """`f` of `chunk` rows of `xs` at a time, the results one after the other; the last chunk may be shorter."""
+    size = len(tree.leaves(xs)[0])
+    full = size // chunk
+    whole = tree.map(lambda x: x[: full * chunk].reshape(full, chunk, *x.shape[1:]), xs)
+    _, outs = repeat(lambda t, s: (s, f(tree.map(lambda x: at(x, t), whole))), {}, full, tree.leaves(xs)[0])
+    parts = [tree.map(lambda x: x.flatten(0, 1), outs)] if full else []
+    if size % chunk:
+        parts.append(f(tree.map(lambda x: x[full * chunk :], xs)))
+    together: Tree = tree.map(lambda *p: torch.cat(p), *parts) if len(parts) > 1 else parts[0]
+    return together
+
+
+class Stepwise:
+    """Drives loops as a recording does, but without one: every step runs, on the device's clock and in fixed places."""
+
+    def repeat(self, body: Body, state: Tree, count: int, like: Tensor) -> tuple[Tree, Tree]:
+        """As the function `repeat`."""
+        clock = torch.zeros((), dtype=torch.int64, device=like.device)
+        alone: list[Tree] = []
+        while len(alone) < count:
+            # in memory of its own: what is copied there must not reach the arguments, or two leaves that are one
+            loop = Loop(body, tree.map(torch.clone, state), clock, len(alone), count)
+            self.run(loop)
+            if loop.settled:
+                first = [_stacked(alone)] if alone else []
+                return loop.place, tree.map(lambda *xs: torch.cat(xs), *first, loop.outs)
+            state = loop.state
+            alone.append(loop.out)
+        return state, _stacked(alone)
+
+    def run(self, loop: Loop) -> None:
+        """Take the loop's next step, and all others if it has settled."""
+        loop.step()
+        if loop.settled:
+            for _ in range(loop.left - 1):
+                loop.step()
+
+
+class Warming(Stepwise):
+    """Runs as few steps as tell what a recording will meet: its results mean nothing."""
+
+    def run(self, loop: Loop) -> None:
+        loop.step()
+        # numbers that were never written could be used as indices
+        tree.map(lambda kept, x: kept.copy_(x.expand_as(kept)), loop.outs, loop.out if loop.settled else {})
+
+
+class Loop:
+    """A loop from its step `first` on. It has settled when a step's state has the form of the one before it."""
+
+    def __init__(self, body: Body, place: Tree, clock: Tensor, first: int, count: int) -> None:
+        self._body, self.place, self._clock, self._first = body, place, clock, first
+        self.left = count - first
+        """Steps that are still to take."""
+        self.settled = False
+        self.state: Tree = {}
+        self.out: Tree = {}
+        self.outs: Tree = {}
+        """What all steps from `first` on gave, stacked; once it has settled."""
+
+    def step(self) -> None:
+        """One step, at the time that the device's clock has; afterwards the clock is one further."""
+        # the body gets a copy of the clock, which moves on in place
+        self.state, self.out = self._body(self._clock.clone(), self.place)
+        before, after = tree.flatten({"s": self.place}), tree.flatten({"s": self.state})
+        if self.settled or (list(before) == list(after) and all(_form(before[k]) == _form(after[k]) for k in before)):
+            if not self.settled:
+                self.outs = tree.map(lambda x: x.new_empty((self.left, *x.shape)), self.out)
+                self.settled = True
+            row = (self._clock - self._first).view(1)
+            tree.map(lambda kept, x: kept.index_put_((row,), x[None]), self.outs, self.out)
+            _write([before[k] for k in before], [after[k] for k in before])
+        self._clock.add_(1)
+
+
+_driver: ContextVar[Stepwise | None] = ContextVar("driver", default=None)
+
+
+@contextmanager
+def driven(driver: Stepwise | None) -> Iterator[None]:
+    """Loops are driven by this driver inside; None unrolls them."""
+    token = _driver.set(driver)
+    try:
+        yield
+    finally:
+        _driver.reset(token)
+
+
+def _differentiates() -> bool:
+    """Whether a derivative is being taken of what surrounds the loop: it needs every step's own values."""
+    return any(i.key() != functorch.TransformType.Vmap for i in retrieve_all_functorch_interpreters())
+
+
+def _stacked(outs: list[Tree]) -> Tree:
+    stacked: Tree = tree.stack(outs) if outs else {}
+    return stacked
+
+
+def _raw(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    """The tensor under all levels of vmap, and at which place each level's axis is."""
+    levels = []
+    while functorch.is_batchedtensor(x):
+        levels.append((functorch.maybe_get_level(x), functorch.maybe_get_bdim(x)))
+        x = functorch.get_unwrapped(x)
+    return x, tuple(levels)
+
+
+def _form(x: Tensor) -> tuple[Any, ...]:
+    """All that the choice of kernels may depend on: over which levels of vmap it varies, its shape and its layout."""
+    raw, levels = _raw(x)
+    return levels, raw.shape, raw.stride(), raw.dtype
+
+
+def _write(places: list[Tensor], values: list[Tensor]) -> None:
+    """Copy values of the same form to their places. Values that lie in other places are read before they change."""
+    into, given = [_raw(x)[0] for x in places], [_raw(x)[0] for x in values]
+    taken = {x.untyped_storage().data_ptr() for x in into}
+    with torch._C._DisableFuncTorch():
+        pairs = [
+            (a, b.clone() if b.untyped_storage().data_ptr() in taken else b)
+            for a, b in zip(into, given, strict=True)
+            if a.data_ptr() != b.data_ptr() and a.numel()
+        ]
+        if pairs:
+            torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])

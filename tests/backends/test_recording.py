@@ -1,0 +1,100 @@
+"""What is recorded and replayed gives the numbers of the plain run to the bit; tapes stand for CUDA graphs."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from acclimate.adapters import NoAdapt
+from acclimate.backends import Vmap
+from acclimate.core import Protocol, Work, Worker, fit
+from acclimate.experiment import catalogue
+from acclimate.methods import FedAvg
+from partners import models, partner, short
+from support import equal, gap, quick_or_slow, shards, small, task
+from taping import taped
+from test_contract import METHODS
+
+CPU = torch.device("cpu")
+SIZES = (12, 9, 16)
+
+
+def trained(method, data=None, rounds=2, chunk=None):
+    worker = Worker(task(), method)
+    engine = Vmap(chunk=chunk).open(worker, shards() if data is None else data, CPU)
+    state = fit.start(worker, engine, 6)
+    plan, val = fit.RoundPlan(rounds, 6, 4), shards((5, 9, 6, 0, 8, 7), seed=1)
+    for state in fit.rounds(worker, engine, plan, val, state):
+        pass
+    return worker, engine, state
+
+
+@pytest.mark.parametrize("name", quick_or_slow(METHODS, ("fedavg", "scaffold", "fedthe")))
+def test_a_recorded_round_is_the_plain_one_to_the_bit(name):
+    _, _, plain = trained(small(METHODS[name]))
+    with taped():
+        _, engine, replayed = trained(small(METHODS[name]))
+    assert not engine.recorder.refused and engine.recorder.recorded
+    assert equal(replayed.server, plain.server) and equal(replayed.mine, plain.mine)
+    assert replayed.history == plain.history
+
+
+def test_a_step_is_recorded_once_however_many_there_are():
+    made = []
+    for epochs in (4, 12):
+        with taped() as tape:
+            _, engine, _ = trained(small(FedAvg(), Work(epochs=epochs, batch=8)), shards((16,) * 6), rounds=1)
+            made.append((len(engine.recorder.recorded), tape.made))
+            assert tape.replays > 2 * epochs
+    assert made[0] == made[1]
+
+
+def served(name):
+    """What a small federation gets from an adapter."""
+    worker, personal = partner(name)
+    engine = Vmap().open(worker, shards(SIZES), CPU)
+    live = models(worker, engine, personal)
+    assert short(name).refusal(worker.task, engine.model_of(live, 0)) is None
+    return engine.serve(live, shards((5, 9, 8), seed=2), short(name), Protocol(batch=2))
+
+
+def eager(name):
+    """Why an adapter is not recorded; None where it is, with the answers of the plain run to the bit."""
+    plain = served(name)
+    with taped() as tape:
+        replayed = served(name)
+    assert equal(plain, replayed), name
+    refused = [why for r in tape.recorders for why in r.refused.values()]
+    kinds = {key[0][0] for r in tape.recorders for key in r.recorded}
+    return refused[0] if refused else None if kinds & {"serve", "train"} else "nothing was recorded"
+
+
+SOON = ("tent", "bbse", "mbsl", "together")
+"""Adapters that stand for all in the quick set: a stream, a solution, a whole set, an exchange."""
+
+
+@pytest.mark.parametrize(
+    "names", [SOON, pytest.param([n for n in catalogue.ADAPTERS if n not in SOON], marks=pytest.mark.slow)]
+)
+def test_no_adapter_is_eager(names):
+    reasons = {name: eager(name) for name in names}
+    assert {name: why for name, why in reasons.items() if why is not None} == {}
+
+
+def test_an_adapter_that_asks_the_device_is_named_and_runs_as_it_is(caplog):
+    """That the list above is empty means something."""
+
+    @dataclass(frozen=True)
+    class Asking(NoAdapt):
+        def step(self, task, predict, model, state, x, key):
+            return predict(model, x).logits * torch.tensor(1.0), state
+
+    with taped() as tape:
+        engine = Vmap().open(Worker(task(), FedAvg()), shards(SIZES), CPU)
+        live = models(engine.worker, engine, "none")
+        found = [engine.serve(live, shards((5, 9, 8), seed=2), Asking(), Protocol(batch=2)) for _ in range(2)]
+        plain = engine.serve(live, shards((5, 9, 8), seed=2), NoAdapt(), Protocol(batch=2))
+        assert {key[0][0] for key in engine.recorder.recorded} == {"deploy", "serve"} and tape.replays
+    assert list(engine.recorder.refused.values()) == ["lift_fresh in a recording"] * 2  # of even and of padded groups
+    assert len([r for r in caplog.records if "not captured" in r.message]) == 1
+    assert equal(found[0], found[1]) and gap(found[0], plain) < 1e-6
