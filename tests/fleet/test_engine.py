@@ -138,7 +138,12 @@ def swapped(record, end, value):
 
 @pytest.mark.parametrize(
     ("codec", "end", "value", "kind"),
-    [("fp16", "n", -15, "error"), ("int8", "int8.scale", 3e38, "nonfinite"), ("top-k", "topk.index", 10**6, "shape")],
+    [
+        ("fp16", "n", -15, "error"),
+        ("fp16", "n", 2**40, "range"),
+        ("int8", "int8.scale", 3e38, "nonfinite"),
+        ("top-k", "topk.index", 10**6, "shape"),
+    ],
 )
 def test_what_an_encoded_message_says_is_examined_too(tmp_path, codec, end, value, kind):
     def tamper(node, request, reply):
@@ -410,7 +415,9 @@ def test_a_message_for_another_node_is_refused_before_and_after_the_real_one(tmp
     results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg"), tmp_path / "run")
     assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "error"), (0, "duplicate")}
     run(FakeGrid(tmp_path / "honest"), of("fedavg"), tmp_path / "honest-run")
-    assert gap(state_of(tmp_path / "run"), state_of(tmp_path / "honest-run")) == 0
+    forged, honest = state_of(tmp_path / "run"), state_of(tmp_path / "honest-run")
+    assert forged.pop("intake/strikes").tolist() == [2] * 4 and honest.pop("intake/strikes").tolist() == [0] * 4
+    assert gap(forged, honest) == 0
 
 
 def test_a_node_cannot_take_over_a_client_that_is_connected(tmp_path):

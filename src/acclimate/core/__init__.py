@@ -7,7 +7,7 @@ name.
 
 from . import check, exchange, fit, limits, local, message, optim, rng, stream, tree
 from .adapter import Adapter, Exchanging, Predict, Wrapping
-from .backend import Backend, CannotCalibrate, Engine, Fault, NonFinite, Reply
+from .backend import Attempt, Backend, CannotCalibrate, Engine, Fault, NonFinite, Reply
 from .exchange import CannotExchange
 from .filter import Arrived, Filter, Sender
 from .fit import Best, State
@@ -33,6 +33,7 @@ __all__ = [
     "AdamW",
     "Adapter",
     "Arrived",
+    "Attempt",
     "Augment",
     "Backend",
     "Best",

@@ -147,7 +147,12 @@ class ProgressWatch(Watch):
         now = [state.mine.saved(), *([state.best.mine.saved()] if state.best is not None else [])]
         self.link.keep = [*saved(self.folder), *now]  # this round's checkpoint is written after this call, if at all
         row = state.history[-1] if state.history else None
-        self.report("round", round=state.round, row=row, faults=len(state.faults))
+        self.report(
+            "round",
+            round=state.round,
+            row=row,
+            faults=sum(sum(kinds.values()) for kinds in state.fault_counts.values()),
+        )
         if (self.folder / STOP).exists():
             (self.folder / STOP).unlink()
             raise KeyboardInterrupt

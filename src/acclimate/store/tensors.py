@@ -28,6 +28,8 @@ def pack(state: State, training: str, world: str | None = None) -> bytes:
     trees: dict[str, Any] = {"server": state.server, "mine": state.mine.saved()}
     if state.best is not None:
         trees |= {"best_server": state.best.server, "best_mine": state.best.mine.saved()}
+    if tree.leaves(state.intake):
+        trees["intake"] = state.intake
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()}
     meta = {
         "schema": STATE_SCHEMA,
@@ -37,6 +39,7 @@ def pack(state: State, training: str, world: str | None = None) -> bytes:
         "history": list(state.history),
         "cost": state.cost,
         "faults": list(state.faults),
+        **({"fault_counts": state.fault_counts} if state.fault_counts else {}),
         **({} if world is None else {"world": world}),
         "digest": _digest(tensors),
     }
@@ -72,9 +75,25 @@ def unpack(path: Path, like: State, training: Sequence[str], world: str | None =
             best_server = tree.unflatten(tensors, server, "best_server/")
             best_mine = like.mine.restored(tensors, "best_mine/")
             best = Best(meta["best"]["round"], meta["best"]["score"], best_server, best_mine)
+        intake = tree.unflatten(tensors, like.intake, "intake/") if _names(tensors, "intake/") else like.intake
     except ValueError as e:
         raise RunError(f"{path} does not fit this experiment: {e}") from e
-    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], tuple(meta.get("faults", ())))
+    faults = tuple(meta.get("faults", ()))
+    counts = meta.get("fault_counts", _counted(faults))
+    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], faults, counts, intake)
+
+
+def _names(tensors: Mapping[str, Tensor], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in tensors)
+
+
+def _counted(faults: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The counts of faults in a file of an earlier version, which held every fault."""
+    out: dict[str, dict[str, int]] = {}
+    for fault in faults:
+        own = out.setdefault(str(fault["client"]), {})
+        own[fault["kind"]] = own.get(fault["kind"], 0) + 1
+    return out
 
 
 def pack_traces(traces: Traces, seed: int, round: int) -> bytes:
