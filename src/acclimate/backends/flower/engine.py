@@ -176,7 +176,8 @@ class FlowerEngine(Engine):
         """Clients that are not asked any more, and why."""
         strikes, most = self._intake.state["strikes"], self.options.strikes
         over = (strikes >= most).nonzero()[:, 0].tolist() if most else []
-        return {c: f"it broke rules in {int(strikes[c])} rounds, and is not asked any more" for c in over}
+        shut = {c: f"it broke rules in {int(strikes[c])} rounds, and is not asked any more" for c in over}
+        return shut | dict(self.link.barred)
 
     def _collect(self, down: Tree, clients: list[int], enough: int, arrived: RoundMessages) -> None:
         """Ask some clients for their round, and take the messages that come back."""
@@ -304,8 +305,13 @@ class FlowerEngine(Engine):
 
         Clients whose nodes do not do it are noted as left out.
         """
-        everyone = self.shards.clients
-        there = self.roster.find(range(everyone), None if wait_for_all else self.options.needed(everyone))
+        shut = self.suspended()
+        everyone = [c for c in range(self.shards.clients) if c not in shut]
+        there = self.roster.find(everyone, None if wait_for_all else self.options.needed(len(everyone)))
+        if models.personal is not None:  # newcomers have numbers of their own
+            for c in (c for c in clients if c in shut):
+                self.leave_out(c, "suspended", shut[c])
+            clients = [c for c in clients if c not in shut]
         answers, missing = self._live.ask(models, clients, there, fields, trees)
         what = "not tested" if "test" in fields else "no live model"
         for client, (kind, reason) in missing.items():
@@ -313,7 +319,9 @@ class FlowerEngine(Engine):
         return answers
 
     def missed(self) -> tuple[Fault, ...]:
-        missed, self._missed = tuple(self._missed), []
+        outside = [f._replace(round=self._rounds_done) for f in self.link.refused]
+        missed, self._missed = (*outside, *self._missed), []
+        self.link.refused.clear()
         return missed
 
     @property

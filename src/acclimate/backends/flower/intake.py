@@ -29,7 +29,7 @@ FAR = 10.0
 """A norm beyond so many times its bound is no honest client's: the message is refused."""
 
 
-class Refused(ArithmeticError):
+class SumRefused(ArithmeticError):
     """The combined messages of a round may not count: they lie beyond what honest clients could send together."""
 
 
@@ -85,7 +85,7 @@ class Intake:
         return self._capped(out)
 
     def look_at_sum(self, total: Tree, clients: Sequence[int], down: Tree, round: int) -> None:
-        """Raise `Refused` where the combined messages, of which none could be read, lie beyond what they may."""
+        """Raise `SumRefused` where the combined messages, of which none could be read, lie beyond what they may."""
         for group, limit in self.limits.items():
             if group in total and not isinstance(limit, Whole):
                 ends = [limit.range(Claim(c, round, int(self.examples[c]), down, total)) for c in clients]
@@ -93,7 +93,7 @@ class Intake:
                 most, least = float(value.sum() if limit.summed else value.max()), float(value.min())
                 if least < low or most > high + limits.ROUNDING * abs(high):
                     got = f"got values from {least:g} to {most:g}"
-                    raise Refused(f"group '{group}' of the sum: {got}, expected {low:g} to {high:g}")
+                    raise SumRefused(f"group '{group}' of the sum: {got}, expected {low:g} to {high:g}")
         if not self.clip:
             return
         own = self._norms(total)
@@ -101,7 +101,9 @@ class Intake:
         bounds = {g: bound if math.isfinite(bound) else usual for g, bound in self._bounds([]).items()}
         for group in self.updates:
             if own[group] > bounds[group]:
-                raise Refused(f"group '{group}' of the sum has norm {own[group]:.3g}, the bound is {bounds[group]:.3g}")
+                raise SumRefused(
+                    f"group '{group}' of the sum has norm {own[group]:.3g}, the bound is {bounds[group]:.3g}"
+                )
         self._remember([own])
 
     # --- who breaks rules -----------------------------------------------------------------------------------------
