@@ -69,7 +69,7 @@ class RoundMessages:
     def take(self, answer: NodeAnswer, asked: list[int]) -> None:
         """Take the messages of one node's answer that may count."""
         self._note_absent(answer, asked)
-        strange = 0
+        strange, sender = 0, min(asked, default=-1)
         for name, parcel in answer.parcels.items():
             client = client_of(name)
             strange += client not in asked
@@ -80,15 +80,16 @@ class RoundMessages:
                 self.decoded[client] = found
                 self.faults.pop(client, None)
                 continue
-            found = found._replace(reason=brief(found.reason))
+            # whoever a message says it is of: the node that sent it answers for it
+            found = found._replace(reason=brief(found.reason), client=client if client in asked else sender)
             self.struck |= {client} if client in asked else set(asked)
             if client in asked and client not in self.decoded:
                 self.faults[client] = found
             else:
                 self.refused.append(found)
         if strange > LISTED:
-            who, more = min(asked, default=-1), f"{strange - LISTED:,} more messages for which nobody asked its node"
-            self.refused.append(Fault(self.round, who, "flood", more))
+            more = f"{strange - LISTED:,} more messages for which nobody asked its node"
+            self.refused.append(Fault(self.round, sender, "flood", more))
 
     def judge(self) -> None:
         """Refuse messages that are far beyond what the others of this round and of earlier ones are like."""
