@@ -66,12 +66,13 @@ class MemoryLink:
         c = request.node - FIRST
         if request.kind == "query":
             return NodeAnswer(request.node, {}, {"clients": [c]})
-        round = request.fields["round"]
-        version = request.fields["versions"][str(c)]
-        mine = self.mine[c, version] if version else self.worker.start(c)
-        up, new, _ = self.worker.train(request.trees["down"], mine, data_of(self.train, c, round))
-        self.mine[c, round + 1] = new
-        return NodeAnswer(request.node, {f"up.{c}": parcel(up)}, {"round": round, "failed": {}})
+        round, ups = request.fields["round"], {}
+        for client, version in ((int(k), v) for k, v in request.fields["versions"].items()):
+            mine = self.mine[client, version] if version else self.worker.start(client)
+            up, new, _ = self.worker.train(request.trees["down"], mine, data_of(self.train, client, round))
+            self.mine[client, round + 1] = new
+            ups[f"up.{client}"] = parcel(up)
+        return NodeAnswer(request.node, ups, {"round": round, "failed": {}})
 
 
 def data_of(shards: Shards, client: int, round: int) -> Tree:

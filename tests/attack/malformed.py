@@ -271,7 +271,7 @@ class Target:
     def __init__(self, method: str, filters: tuple[Any, ...] = ()) -> None:
         self.name = f"{method} {' '.join(type(f).__name__ for f in filters)}".strip()
         uniform = ["method.weights=uniform"] if any(hasattr(f, "withhold") for f in filters) else []
-        self.federation = f = Federation(experiment(method, "data.fraction=0.2", *uniform, filters=filters))
+        self.federation = f = Federation(experiment(method, "data.fraction=0.1", *uniform, filters=filters))
         self.worker: Worker = f.worker
         self.clients = list(range(f.world.clients))
         server = f.state.server

@@ -190,7 +190,8 @@ def _range(name: str, text: str) -> tuple[int, int]:
     if not text:
         return registry.EXAMPLES
     low, _, high = text.partition("-")
-    if not (low.isdecimal() and (high.isdecimal() or "-" not in text)):
+    plain = low.isdecimal() and (high.isdecimal() or "-" not in text)
+    if not plain or int(low) > int(high or low):
         raise ValueError(f"site='{name}={text}' must be NAME, or NAME=LOW-HIGH with numbers of training examples")
     return int(low), int(high or low)
 
