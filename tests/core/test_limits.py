@@ -41,10 +41,11 @@ def test_a_claim_beyond_its_range_is_named(name):
     assert (found is None) if reason is None else (found.startswith("group 'a': ") and reason in found), found
 
 
+WEIGHTS = [(1, 1, 1, 97), (2**62, 10, 10, 10), (5, 5), (1, 3), (0, 0, 7), (4, 0, 9, 90), (3,) * 4]
+
+
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.3, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize(
-    "weights", [(1, 1, 1, 97), (2**62, 10, 10, 10), (5, 5), (1, 3), (0, 0, 7), (4, 0, 9, 90), (3,) * 4]
-)
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_no_share_of_the_weights_is_above_the_cap(weights, share):
     """Against the level that is found by halving."""
     got = limits.capped(torch.tensor(weights, dtype=torch.float64), share)
