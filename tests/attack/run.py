@@ -6,14 +6,17 @@ python tests/attack/run.py --messages 1000000 --jobs 2 --out results/attack
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
+import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,70 +40,87 @@ DEFAULT = (
     "hello hijack",
 )
 """Attacks that the defaults of a network must bear."""
-ROBUST = ("sign flip", "scaled by -4", "scaled by 100", "label flip")
+ROBUST = ("sign flip", "scaled by -4", "label flip")
 """Attacks of the right form, for which the robust reducers are."""
-SHOWN = ("masked + 2^18", *ROBUST)
+SHOWN = ("scaled by 100", "masked + 2^18", *ROBUST)
 """Attacks that are also run with the defaults, to show what these do not promise."""
 
 
-def share(job: tuple[int, int]) -> tuple[malformed.Tally, list[float], int]:
-    """One process's part of the malformed messages."""
+Write = Callable[[dict[str, Any]], None]
+CHUNK = 2000
+"""Malformed messages after which a process tells what it has."""
+
+
+@functools.cache
+def targets() -> list[malformed.Target]:
+    """Every method and filter; each process makes them once."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    return malformed.targets()
+
+
+def share(job: tuple[int, int]) -> tuple[malformed.Tally, int, list[float], int]:
+    """One process's part of the malformed messages, and the memory of that process at the end of each tenth."""
     count, seed = job
-    made = malformed.targets()
-    tally, memory = malformed.bombard(made, count, seed)
-    return tally, memory, len(made)
+    tally, memory = malformed.bombard(targets(), count, seed)
+    return tally, os.getpid(), memory, len(targets())
 
 
-def messages(count: int, jobs: int) -> dict[str, Any]:
-    """Malformed messages at every method and filter."""
-    began, parts = time.time(), [(count // jobs + (i < count % jobs), i) for i in range(jobs)]
+def messages(count: int, jobs: int, write: Write) -> None:
+    """Malformed messages at every method and filter. Every chunk has a seed of its own."""
+    began, total, memory = time.time(), malformed.Tally(), {}
+    parts = [(min(CHUNK, count - first), first // CHUNK) for first in range(0, count, CHUNK)]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        done = pool.map(share, parts)
-    total = malformed.Tally()
-    for tally, _, _ in done:
-        total.add(tally)
-    return {
-        "what": "malformed messages of one of four clients, at every method and filter of the catalogue in turn",
-        "targets": done[0][2],
-        "seeds": list(range(jobs)),
-        **{k: dict(v) if isinstance(v, dict) else v for k, v in asdict(total).items()},
-        "memory_mb": [memory for _, memory, _ in done],
-        "seconds": round(time.time() - began, 1),
-    }
+        for done, (tally, process, held, size) in enumerate(pool.imap_unordered(share, parts), 1):
+            total.add(tally)
+            memory.setdefault(process, []).append(held[-1])
+            write(
+                {
+                    "what": "malformed messages of one of four clients, at every method and filter in turn",
+                    "targets": size,
+                    "asked_for": count,
+                    "chunks_of": CHUNK,
+                    "chunks_done": done,
+                    **{k: dict(v) if isinstance(v, dict) else v for k, v in asdict(total).items()},
+                    "memory_mb": list(memory.values()),
+                    "seconds": round(time.time() - began, 1),
+                }
+            )
 
 
-def liars() -> dict[str, Any]:
+def liar(job: tuple[str, int, int, str]) -> dict[str, Any]:
+    """One training with liars, or with the same clients silent."""
+    torch.set_num_threads(1)
+    attack, clients, count, name = job
+    filters = malicious.defences(clients, count)[name]
+    row = malicious.run(attack, clients, count, filters)
+    return {**row, "defence": name, "without": malicious.without(attack, clients, count, filters)}
+
+
+def liars(jobs: int, write: Write) -> None:
     """Malicious clients: accuracy with them, and of the same training without them."""
-    rows = []
+    plan = []
     for clients, count in ((4, 1), (10, 3)):
-        known: dict[tuple[str, str, bool], float] = {}
-        for attack in (*DEFAULT, *SHOWN):
-            for name, filters in malicious.defences(clients, count).items():
-                if name != "default" and attack not in ROBUST:
-                    continue
-                row = malicious.run(attack, clients, count, filters)
-                place = (row["method"], name, attack == "hello hijack")
-                if place not in known:
-                    known[place] = malicious.without(attack, clients, count, filters)
-                rows.append({**row, "defence": name, "without": known[place]})
-                print(json.dumps(rows[-1]), flush=True)
-    return {
-        "what": "malicious clients among honest ones; `without`: the same training in which they send nothing",
-        "rows": rows,
-    }
+        plan += [(attack, clients, count, "default") for attack in (*DEFAULT, *SHOWN)]
+        robust = [name for name in malicious.defences(clients, count) if name != "default"]
+        plan += [(attack, clients, count, name) for attack in ROBUST for name in robust]
+    what = "malicious clients among honest ones; `without`: the same training in which they send nothing"
+    rows: list[dict[str, Any]] = []
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for row in pool.imap(liar, plan):
+            rows.append(row)
+            write({"what": what, "rounds": malicious.ROUNDS, "rows_asked_for": len(plan), "rows": rows})
 
 
-def stamped(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures with where they come from."""
+def stamped() -> dict[str, Any]:
+    """Where the figures come from."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     changed = subprocess.run(
         ["git", "status", "--porcelain", "src", "tests/attack"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
     command = shlex.join(["python", "tests/attack/run.py", *sys.argv[1:]])
     machine = f"{platform.machine()}, torch {torch.__version__}"
-    return {"command": command, "commit": commit, "changed_since": bool(changed), "machine": machine, **found}
+    return {"command": command, "commit": commit, "changed_since": bool(changed), "machine": machine}
 
 
 def main() -> None:
@@ -112,9 +132,15 @@ def main() -> None:
     given = ask.parse_args()
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
-    for name, found in (("liars", liars), ("messages", lambda: messages(given.messages, given.jobs))):
-        if given.only in (None, name):
-            (given.out / f"{name}.json").write_text(json.dumps(stamped(found()), indent=1) + "\n")
+    origin = stamped()
+
+    def write(name: str, found: dict[str, Any]) -> None:
+        (given.out / f"{name}.json").write_text(json.dumps({**origin, **found}, indent=1) + "\n")
+
+    if given.only != "messages":
+        liars(given.jobs, functools.partial(write, "liars"))
+    if given.only != "liars":
+        messages(given.messages, given.jobs, functools.partial(write, "messages"))
 
 
 if __name__ == "__main__":
