@@ -73,7 +73,7 @@ class Engine(ABC):
 
     lanes = Lanes()
     _mine: Private
-    intake: Tree = {}
+    intake: Tree = {}  # noqa: RUF012 - nobody writes into a tree
     """What the engine remembers of messages, for the loop's state and for checkpoints. Most remember nothing."""
 
     def __init__(self, worker: Worker, train: Holdings, device: torch.device) -> None:

@@ -74,9 +74,9 @@ does not.
 
 ## Keys
 
-`server/nodes/members.json` says which key owns which client, and how many training examples it may say it has. Change the
-range of a site there before a run, and nowhere else: a site that tells more, or fewer, is left out. `register.sh` notes
-which node each key is; a node that says it hosts the client of another key is not used.
+`server/nodes/members.json` says which key owns which client, and how many training examples it may say it has. Change
+the range of a site there before a run, and nowhere else: a site that tells more, or fewer, is left out. `register.sh`
+notes which node each key is; a node that says it hosts the client of another key is not used.
 
 The certificates are valid for {years} years. To remove a site: `flwr supernode unregister ID fleet` on the server. To
 add one or to replace keys: `acclimate fleet init` into a new folder, and hand out all of it again.

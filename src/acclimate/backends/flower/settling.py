@@ -7,6 +7,7 @@ ranges, a norm bound that is switched off, or messages that are in order one by 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ...core import Partial, Reply, Tree
@@ -21,7 +22,7 @@ class Settled(NamedTuple):
 
     server: Tree
     reply: Reply
-    blamed: dict[int, str] = {}
+    blamed: Mapping[int, str] = MappingProxyType({})
     """Clients without whose messages the round could be used, and what happened with them."""
     error: Exception | None = None
     """Why the whole round was left out; None where it was not."""
