@@ -17,7 +17,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def messages(count: int, jobs: int, write: Write) -> None:
                     "asked_for": count,
                     "chunks_of": CHUNK,
                     "chunks_done": done,
-                    **{k: dict(v) if isinstance(v, dict) else v for k, v in asdict(total).items()},
+                    **{k: dict(v) if isinstance(v, dict) else v for k, v in vars(total).items()},
                     "memory_mb": list(memory.values()),
                     "seconds": round(time.time() - began, 1),
                 }
