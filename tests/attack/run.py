@@ -103,13 +103,11 @@ def silent(method: str, first: bool, clients: int, count: int, name: str) -> flo
     return malicious.without(attack, clients, count, malicious.defences(clients, count)[name])
 
 
-def liars(jobs: int, write: Write) -> None:
+def liars(clients: int, count: int, jobs: int, write: Write) -> None:
     """Malicious clients: accuracy with them, and of the same training without them."""
-    plan = []
-    for clients, count in ((4, 1), (10, 3)):
-        plan += [(attack, clients, count, "default") for attack in (*DEFAULT, *SHOWN)]
-        robust = [name for name in malicious.defences(clients, count) if name != "default"]
-        plan += [(attack, clients, count, name) for attack in ROBUST for name in robust]
+    robust = [name for name in malicious.defences(clients, count) if name != "default"]
+    plan = [(attack, clients, count, name) for attack in ROBUST for name in ("default", *robust)]
+    plan += [(attack, clients, count, "default") for attack in (*DEFAULT, *SHOWN) if attack not in ROBUST]
     what = "malicious clients among honest ones; `without`: the same training in which they send nothing"
     rows: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
@@ -135,6 +133,7 @@ def main() -> None:
     ask.add_argument("--jobs", type=int, default=2)
     ask.add_argument("--out", type=Path, default=ROOT / "results" / "attack")
     ask.add_argument("--only", choices=("messages", "liars"))
+    ask.add_argument("--clients", type=int, choices=(4, 10), help="malicious clients of one federation alone")
     given = ask.parse_args()
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +143,9 @@ def main() -> None:
         (given.out / f"{name}.json").write_text(json.dumps({**origin, **found}, indent=1) + "\n")
 
     if given.only != "messages":
-        liars(given.jobs, functools.partial(write, "liars"))
+        for clients, count in ((4, 1), (10, 3)):
+            if given.clients in (None, clients):
+                liars(clients, count, given.jobs, functools.partial(write, f"liars-{clients}"))
     if given.only != "liars":
         messages(given.messages, given.jobs, functools.partial(write, "messages"))
 
