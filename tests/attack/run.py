@@ -39,7 +39,7 @@ DEFAULT = (
     "hello hijack",
 )
 """Attacks that the defaults of a network must bear."""
-ROBUST = ("sign flip", "scaled by -4", "label flip")
+ROBUST = ("scaled by -4", "label flip", "sign flip")
 """Attacks of the right form, for which the robust reducers are."""
 SHOWN = ("scaled by 100", "masked + 2^18", *ROBUST)
 """Attacks that are also run with the defaults, to show what these do not promise."""
@@ -100,7 +100,7 @@ def liar(job: tuple[str, int, int, str]) -> dict[str, Any]:
 def silent(method: str, first: bool, clients: int, count: int, name: str) -> float:
     """The same training without the liars: the same for all attacks on one method."""
     attack = next(a for a in (*DEFAULT, *SHOWN) if malicious.method_of(a) == method and (a == "hello hijack") == first)
-    return malicious.without(attack, clients, count, malicious.defences(clients, count)[name])
+    return malicious.without(attack, clients, count, malicious.defences(clients - count, 0)[name])
 
 
 def liars(clients: int, count: int, jobs: int, write: Write) -> None:
