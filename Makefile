@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 RUN    ?= runs/first
 DEVFLAGS = -n 2 --dist worksteal
 
-.PHONY: run test test-all mutants lint types bench docs clean
+.PHONY: run test test-all attack mutants lint types bench docs clean
 
 run: $(VENV)/.core  ## set up, train and test the default experiment, write the report
 	$(BIN)/acclimate run --out $(RUN) --overwrite
@@ -17,6 +17,9 @@ test: $(VENV)/.dev lint types  ## lint, types and the fast tests
 
 test-all: $(VENV)/.dev lint types  ## every test, the slow ones too
 	$(BIN)/python -m pytest $(DEVFLAGS) -m "slow or not slow"
+
+attack: $(VENV)/.dev  ## 1,000,000 malformed messages and malicious clients; JSON in results/attack (two cores: two hours, by estimate)
+	$(BIN)/python tests/attack/run.py --messages 1000000 --jobs 2 --out results/attack
 
 mutants: $(VENV)/.dev  ## change the source in 1,000 places and see which ones no test notices (two cores: an hour or two, by estimate)
 	$(BIN)/python scripts/mutate.py --jobs 2 --out runs/mutants.jsonl --map runs/mutants-map.json

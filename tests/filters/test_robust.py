@@ -116,3 +116,9 @@ def test_a_share_is_cut_to_the_last_client_however_many_there_are():
     assert trimmed_mean(values, torch.ones(150, dtype=torch.bool), 0.42).tolist() == pytest.approx(
         kept.mean(0).tolist()
     )
+
+
+def test_krum_measures_scalars_of_each_client_too():
+    """AFL sends a share: one number per client. By hand: client 3 is far in it alone."""
+    groups = {"delta": {"w": torch.zeros(5, 2)}, "share": torch.tensor([1.0, 1.0, 1.0, 9.0, 1.0])}
+    assert scores(groups, 1).tolist() == [0.0, 0.0, 0.0, 128.0, 0.0]

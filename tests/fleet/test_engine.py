@@ -138,7 +138,12 @@ def swapped(record, end, value):
 
 @pytest.mark.parametrize(
     ("codec", "end", "value", "kind"),
-    [("fp16", "n", -15, "error"), ("int8", "int8.scale", 3e38, "nonfinite"), ("top-k", "topk.index", 10**6, "shape")],
+    [
+        ("fp16", "n", -15, "error"),
+        ("fp16", "n", 2**40, "range"),
+        ("int8", "int8.scale", 3e38, "nonfinite"),
+        ("top-k", "topk.index", 10**6, "shape"),
+    ],
 )
 def test_what_an_encoded_message_says_is_examined_too(tmp_path, codec, end, value, kind):
     def tamper(node, request, reply):
@@ -205,13 +210,14 @@ MALFORMED = {
     "failed in another way": (lambda r: with_fields(r, failed={"1": ["late", "x"]}), {1, 3}, "error"),
     "round is a word": (lambda r: with_fields(r, round="1"), {1, 3}, "error"),
     "round is below 0": (lambda r: with_fields(r, round=-1), {1, 3}, "error"),
-    "superscript": (lambda r: with_parcel(r, "up.\u00b2", arrays(a=[0.0])), {-1}, "error"),
-    "long number": (lambda r: with_parcel(r, "up." + "1" * 5000, arrays(a=[0.0])), {-1}, "error"),
-    "no prefix": (lambda r: with_parcel(r, "1", arrays(a=[0.0])), {-1}, "error"),
+    "superscript": (lambda r: with_parcel(r, "up.\u00b2", arrays(a=[0.0])), {1}, "error"),
+    "long number": (lambda r: with_parcel(r, "up." + "1" * 5000, arrays(a=[0.0])), {1}, "error"),
+    "no prefix": (lambda r: with_parcel(r, "1", arrays(a=[0.0])), {1}, "error"),
     "deep": (lambda r: with_parcel(r, "up.1", DEEP), {1}, "shape"),
     "huge and empty": (lambda r: with_parcel(r, "up.1", raw({"shape": (0, 10**30)})), {1}, "shape"),
     "many axes": (lambda r: with_parcel(r, "up.1", raw({"shape": (0,) * 100})), {1}, "shape"),
     "negative": (lambda r: with_parcel(r, "up.1", raw({"shape": (0, -3)})), {1}, "shape"),
+    "true": (lambda r: with_parcel(r, "up.1", raw({"shape": (True,)})), {1}, "shape"),
     "big endian": (lambda r: with_parcel(r, "up.1", raw({"descr": ">f4", "shape": (0,)})), {1}, "shape"),
 }
 
@@ -408,9 +414,11 @@ def test_a_message_for_another_node_is_refused_before_and_after_the_real_one(tmp
         return [forged]
 
     results = run(FakeGrid(tmp_path, tamper=tamper), of("fedavg"), tmp_path / "run")
-    assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "error"), (0, "duplicate")}
+    assert {(f["client"], f["kind"]) for f in results["faults"]} == {(0, "error"), (1, "duplicate")}, "of who sent it"
     run(FakeGrid(tmp_path / "honest"), of("fedavg"), tmp_path / "honest-run")
-    assert gap(state_of(tmp_path / "run"), state_of(tmp_path / "honest-run")) == 0
+    forged, honest = state_of(tmp_path / "run"), state_of(tmp_path / "honest-run")
+    assert forged.pop("intake/strikes").tolist() == [2] * 4 and honest.pop("intake/strikes").tolist() == [0] * 4
+    assert gap(forged, honest) == 0
 
 
 def test_a_node_cannot_take_over_a_client_that_is_connected(tmp_path):

@@ -119,7 +119,7 @@ def test_init_writes_all_that_sites_need(tmp_path):
     said = CliRunner().invoke(app, [*arguments, "--settings", "method=fedthe rounds=3"])
     assert said.exit_code == 0, said.output
     made = tmp_path / "f"
-    assert {p.name for p in (made / "server" / "nodes").iterdir()} == {"north.pub", "south.pub"}
+    assert {p.name for p in (made / "server" / "nodes").iterdir()} == {"north.pub", "south.pub", "members.json"}
     for name in ("north", "south"):
         own = made / "sites" / name
         assert {p.name for p in own.iterdir()} == {

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Exchanging, Gather, Predict, Rules, Task, Tree, check, rng
+from ..core.limits import Limits, Within
 from ..ops.losses import entropy
 
 
@@ -40,6 +42,8 @@ class Latte(Exchanging):
     """What a cosine is worth in logits."""
     batch_statistics: bool = False
     """Whether batch norm takes its statistics from the test batch."""
+
+    limits: ClassVar[Limits] = {"entropy": Within(0.0, 1.0)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

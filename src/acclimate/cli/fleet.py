@@ -82,7 +82,10 @@ def deploy(
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     host: Annotated[str, typer.Option(help="The name or address at which sites reach the server.")],
-    sites: Annotated[list[str], typer.Option("--site", help="A site's name; once per site.")],
+    sites: Annotated[
+        list[str],
+        typer.Option("--site", help="NAME, or NAME=LOW-HIGH with its number of examples."),
+    ],
     settings: Annotated[str, typer.Option(help="The experiment, as for `acclimate run`.")] = "method=fedavg",
     port: Annotated[int, typer.Option(help="The port of the server.")] = 8000,
 ) -> None:

@@ -1,16 +1,18 @@
 """The contract, on torch and numpy alone: what methods, adapters, personalisers, filters and backends are made of.
 
-What is named here is public: a method or adapter needs one or two import lines. `check`, `exchange`, `fit`, `local`,
-`message`, `optim`, `rng`, `stream` and `tree` are the modules whose functions are called by their module's name.
+What is named here is public: a method or adapter needs one or two import lines. `check`, `exchange`, `fit`, `limits`,
+`local`, `message`, `optim`, `rng`, `stream` and `tree` are the modules whose functions are called by their module's
+name.
 """
 
-from . import check, exchange, fit, local, message, optim, rng, stream, tree
+from . import check, exchange, fit, limits, local, message, optim, rng, stream, tree
 from .adapter import Adapter, Exchanging, Predict, Wrapping
-from .backend import Backend, CannotCalibrate, Engine, Fault, NonFinite, Reply
+from .backend import Attempt, Backend, CannotCalibrate, Engine, Fault, NonFinite, Reply
 from .exchange import CannotExchange
 from .filter import Arrived, Filter, Sender
 from .fit import Best, State
 from .lanes import Lanes
+from .limits import ExampleCount, Granted, Limit, Limits, UpTo, Within
 from .local import Loss, Work, difference, train
 from .message import Gather, Mean, Partial, Rule, Rules, Sum
 from .method import Method, Weighted
@@ -31,6 +33,7 @@ __all__ = [
     "AdamW",
     "Adapter",
     "Arrived",
+    "Attempt",
     "Augment",
     "Backend",
     "Best",
@@ -40,14 +43,18 @@ __all__ = [
     "Constant",
     "Cosine",
     "Engine",
+    "ExampleCount",
     "Exchanging",
     "Fault",
     "Filter",
     "Gather",
+    "Granted",
     "Holdings",
     "HostShards",
     "Key",
     "Lanes",
+    "Limit",
+    "Limits",
     "Loss",
     "Mean",
     "Method",
@@ -76,7 +83,9 @@ __all__ = [
     "Sum",
     "Task",
     "Tree",
+    "UpTo",
     "Weighted",
+    "Within",
     "Work",
     "Worker",
     "Wrapping",
@@ -84,6 +93,7 @@ __all__ = [
     "difference",
     "exchange",
     "fit",
+    "limits",
     "local",
     "message",
     "optim",

@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from . import check, rng
+from .limits import Limits
 from .message import Rules
 from .task import Mode, Out, Task
 from .tree import Tree
@@ -113,6 +114,11 @@ class Exchanging(Adapter):
     @property
     def uplink(self) -> Rules:
         """What a client sends, group by group, and how it is combined; empty: it exchanges with nobody."""
+        return {}
+
+    @property
+    def limits(self) -> Limits:
+        """The range of every group that is a claim, as `Method.limits` has it."""
         return {}
 
     def send(self, task: Task, predict: Predict, model: Tree, state: Tree, key: rng.Key) -> Tree:

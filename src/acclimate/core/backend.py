@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,7 +40,8 @@ class Fault(NamedTuple):
     round: int
     client: int
     kind: str
-    """A word to count by: `lost`, `late`, `nonfinite`, `shape`, `groups`, `oversize`, `stale`, `duplicate`, `error`."""
+    """A word to count by: `lost`, `late`, `nonfinite`, `shape`, `groups`, `oversize`, `stale`, `duplicate`, `range`,
+    `norm`, `flood`, `identity`, `suspended`, `round`, `error`."""
     reason: str
 
 
@@ -53,6 +54,10 @@ class Reply(NamedTuple):
     """One client's message with no data (meta tensors): names, shapes, types and so bytes."""
     faults: tuple[Fault, ...] = ()
     """Those of the cohort who are not in `part`. Engines of one process never lose anyone."""
+
+
+Attempt = Callable[[Reply, Callable[[Tree], None] | None], Tree]
+"""The server's new state from a reply; a function may be given that looks at the combined messages first."""
 
 
 class CannotCalibrate(ValueError):
@@ -68,6 +73,8 @@ class Engine(ABC):
 
     lanes = Lanes()
     _mine: Private
+    intake: Tree = {}  # noqa: RUF012 - nobody writes into a tree
+    """What the engine remembers of messages, for the loop's state and for checkpoints. Most remember nothing."""
 
     def __init__(self, worker: Worker, train: Holdings, device: torch.device) -> None:
         self.worker, self.device = worker, device
@@ -135,6 +142,13 @@ class Engine(ABC):
         `size` being the longest stream. Rows beyond a client's own number mean nothing. Where clients exchange,
         `exchanged` has the bytes that each sent and got, and there are no traces (`core.exchange`).
         """
+
+    def settle(self, reply: Reply, server: Tree, attempt: Attempt) -> tuple[Tree, Reply]:
+        """The server's new state, from `server`, and the reply that it is made of.
+
+        An engine that hears of clients by a network may leave out those whose messages the server cannot use.
+        """
+        return attempt(reply, None), reply
 
     def missed(self) -> tuple[Fault, ...]:
         """Clients that were left out since the last round's `Reply`, of tests for example; each is reported once."""

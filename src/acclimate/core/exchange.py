@@ -18,6 +18,7 @@ from torch import Tensor
 from . import filter, fit, rng, stream, tree
 from .adapter import Adapter, Exchanging
 from .backend import Reply
+from .limits import Limits
 from .message import Rules
 from .method import Method
 from .private import Private, private
@@ -99,6 +100,10 @@ class Serving(Method):
     @property
     def uplink(self) -> Rules:
         return {} if self.alone else self.adapter.uplink
+
+    @property
+    def limits(self) -> Limits:
+        return self.adapter.limits
 
     @property
     def samples(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from . import rng
+from .limits import Limits
 from .message import Gather, Rules
 from .tree import Tree
 
@@ -64,6 +65,13 @@ class Filter:
     def uplink(self, rules: Rules) -> Rules:
         """The rules by which the messages that this filter gives are combined."""
         return rules
+
+    def limits(self, limits: Limits) -> Limits:
+        """The ranges of the groups that this filter gives, from those of the groups that it gets.
+
+        They are those of a message at the server, once it has passed `arrive`.
+        """
+        return limits
 
     def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
         """What is sent instead of `up`."""

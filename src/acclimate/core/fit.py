@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from . import message, rng, tree
 from .adapter import Adapter
-from .backend import Engine, Reply
+from .backend import Engine, Fault, Reply
 from .personal import Personalizer
 from .private import Private
 from .shards import Shards
@@ -19,8 +20,14 @@ from .stream import Protocol
 from .tree import Tree
 from .worker import Worker
 
+KEPT = 20
+"""Faults of one client that are kept with their reasons; all are counted. So a checkpoint does not grow without end."""
 SPARSE = 16
 """With so many times more clients than a cohort has, it is drawn without a look at every client."""
+
+
+Look = Callable[[Tree], None]
+"""Looks at the combined messages of a round before the method gets them."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,12 @@ class State:
     """Bytes so far, summed over clients (`up`: of messages that counted; `down`), and what one `message`
     consists of."""
     faults: tuple[dict[str, Any], ...] = ()
-    """Every client whose message did not count in some round (`round`, `client`, `kind`, `reason`), in order."""
+    """Clients whose messages did not count in some round (`round`, `client`, `kind`, `reason`), in order: of every
+    client the first `KEPT`."""
+    fault_counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """How many faults there were of every client, by kind."""
+    intake: Tree = field(default_factory=dict)
+    """What the engine remembers of messages that came (`Engine.intake`)."""
 
 
 def start(worker: Worker, engine: Engine, clients: int) -> State:
@@ -85,7 +97,7 @@ def start_together(workers: Sequence[Worker], engine: Engine, clients: int) -> l
         server = worker.method.init_server(worker.task, clients, worker.key("init", like=like))
         tree.check(server, f"{type(worker.method).__name__}.init_server")
         cost = {"up": 0, "down": 0, "message": []}
-        states.append(State(0, tree.to(server, engine.device), mine, cost=cost))
+        states.append(State(0, tree.to(server, engine.device), mine, cost=cost, intake=engine.intake))
     return states
 
 
@@ -111,7 +123,7 @@ def rounds_together(
 ) -> Iterator[list[State]]:
     """Train one or more lanes, all after the same round, to the last, yielding the state of each after each round."""
     lanes, val = engine.lanes, engine.gather(vals)
-    engine.mine = lanes.mine([s.mine for s in states])
+    engine.mine, engine.intake = lanes.mine([s.mine for s in states]), states[0].intake
     following = [sample(w, schedule, states[0].round) for w in workers]
     for r in range(states[0].round, schedule.rounds):
         cohorts = following
@@ -120,7 +132,7 @@ def rounds_together(
             engine.expect(lanes.cohort(following, schedule.clients))
         done = _one_round(workers, engine, [s.server for s in states], cohorts, r)
         ended = zip(states, done, lanes.each_mine(engine.mine), cohorts, strict=True)
-        states = [_after(s, *one, mine, len(cohort)) for s, one, mine, cohort in ended]
+        states = [_after(s, *one, mine, len(cohort), engine.intake) for s, one, mine, cohort in ended]
         if schedule.evaluates(r):
             states = validate(workers, engine, val, states)
         yield states
@@ -138,27 +150,57 @@ def _one_round(
     lanes = list(zip(workers, servers, cohorts, strict=True))
     downs = [w.outgoing(w.method.download(w.task, server), cohort) for w, server, cohort in lanes]
     replies = engine.train_lanes(downs, cohorts, round)
-    return [
-        (update(w, server, reply, cohort, round, engine.device), reply, down)
-        for (w, server, cohort), reply, down in zip(lanes, replies, downs, strict=True)
-    ]
+    done = []
+    for (w, server, cohort), reply, down in zip(lanes, replies, downs, strict=True):
+        attempt = partial(_attempt, w, server, cohort, round, engine.device)
+        done.append((*engine.settle(reply, server, attempt), down))
+    return done
 
 
-def _after(state: State, server: Tree, reply: Reply, down: Tree, mine: Private, asked: int) -> State:
+def _attempt(
+    worker: Worker, server: Tree, cohort: Tensor, round: int, device: torch.device, reply: Reply, look: Look | None
+) -> Tree:
+    return update(worker, server, reply, cohort, round, device, look)
+
+
+def _after(state: State, server: Tree, reply: Reply, down: Tree, mine: Private, asked: int, intake: Tree) -> State:
     """A lane's state when a round is over."""
-    faults = (*state.faults, *(f._asdict() for f in reply.faults))
-    cost = add_cost(state.cost, reply, down, asked)
-    return replace(state, round=state.round + 1, server=server, mine=mine, cost=cost, faults=faults)
+    after = replace(state, round=state.round + 1, server=server, mine=mine, intake=intake)
+    return with_faults(replace(after, cost=add_cost(state.cost, reply, down, asked)), reply.faults)
 
 
-def update(worker: Worker, server: Tree, reply: Reply, cohort: Tensor, round: int, device: torch.device) -> Tree:
-    """The server's half of a round: combine what came back, filter it, and let the method make of it what it will."""
+def with_faults(state: State, faults: Sequence[Fault]) -> State:
+    """The state with more faults: counted, and kept as long as their client has few."""
+    kept, counts = list(state.faults), {c: dict(kinds) for c, kinds in state.fault_counts.items()}
+    for fault in faults:
+        own = counts.setdefault(str(fault.client), {})
+        if sum(own.values()) < KEPT:
+            kept.append(fault._asdict())
+        own[fault.kind] = own.get(fault.kind, 0) + 1
+    return replace(state, faults=tuple(kept), fault_counts=counts)
+
+
+def update(
+    worker: Worker,
+    server: Tree,
+    reply: Reply,
+    cohort: Tensor,
+    round: int,
+    device: torch.device,
+    look: Look | None = None,
+) -> Tree:
+    """The server's half of a round: combine what came back, filter it, and let the method make of it what it will.
+
+    `look` is shown what the method gets, before it gets it.
+    """
     task, method, asked = worker.task, worker.method, len(cohort)
     if len(reply.part.clients) < len(cohort):  # some were lost; the order of the rest is kept
         cohort = cohort[torch.isin(cohort, reply.part.clients.to(cohort.device))]
     total = message.finish(worker.uplink, reply.part, cohort.to(reply.part.clients.device))
     like = torch.empty(0, device=device)
     total = worker.receive(total, round, len(cohort), asked, like)
+    if look is not None:
+        look(total)
     server = method.server(task, server, total, worker.key("server", round, like=like))
     if not bool(tree.finite(server)):
         raise ArithmeticError(f"round {round}: the server's state is not finite after {type(method).__name__}.server")

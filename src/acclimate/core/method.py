@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from . import check, rng, tree
+from .limits import COMMON, Limits
 from .message import Mean, Rules, Sum
 from .task import Mode, Out, Task
 from .tree import Tree
@@ -34,6 +35,14 @@ class Method:
     def uplink(self) -> Rules:
         """What a client sends, group by group, and how the server may combine it."""
         return {"delta": Mean("n"), "n": Sum()}
+
+    @property
+    def limits(self) -> Limits:
+        """The range of every group that is a claim: a weight, a count, a share, a loss. The rest are updates.
+
+        A group that a message does not have is no matter.
+        """
+        return COMMON
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         """The server's state before the first round of a federation of `clients`."""

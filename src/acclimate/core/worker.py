@@ -13,6 +13,7 @@ from torch.func import vmap
 from . import rng, stream, tree
 from .adapter import Adapter, Predict
 from .filter import Arrived, Filter, Sender, before_each, refusal
+from .limits import Limits
 from .message import Rules
 from .method import Method
 from .personal import Personalizer
@@ -41,6 +42,14 @@ class Worker:
     def uplink(self) -> Rules:
         """How the messages that cross the network are combined: the method's rules, as the filters change them."""
         return before_each(self.filters, self.method.uplink)[-1]
+
+    @property
+    def limits(self) -> Limits:
+        """The ranges of the claims of a message that has been read: the method's, as the filters change them."""
+        out = self.method.limits
+        for f in self.filters:
+            out = f.limits(out)
+        return out
 
     def refusal(self) -> str | None:
         """Why the filters cannot serve this method, in one sentence, or None where they can."""

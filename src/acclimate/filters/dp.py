@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..core import Arrived, Filter, Gather, Mean, Rules, Sender, Tree, check, rng, tree
+from ..core.limits import Limits, OwnNumber
 from . import accounting
 from .accounting import Accountant
 from .message_parts import as_float, clipped, map_keyed
@@ -145,6 +146,9 @@ class LocalDP(_Gaussian):
         std = self.noise * self.clip
         noisy = {g: self.noised(t, std, rng.fold(key, g)) for g, t in bounded.items() if g not in self.withhold}
         return {**up, **bounded, **noisy, **number}
+
+    def limits(self, limits: Limits) -> Limits:
+        return {group: limit for group, limit in limits.items() if isinstance(limit, OwnNumber)}  # noise has no range
 
     def card(self, rules: Rules, rounds: int, cohort: int, clients: int) -> dict[str, Any]:
         # Two messages of norm C are up to 2 C apart. The server knows who takes part, so sampling hides nothing.

@@ -48,7 +48,7 @@ class Krum(Robust):
 
 def scores(groups: Tree, liars: int) -> Tensor:
     """Krum's score of every client: squared distances to the nearest others, summed in float64."""
-    flat = torch.cat([x.flatten(1) for x in floats(groups)], 1).double()
+    flat = torch.cat([x.reshape(len(x), -1) for x in floats(groups)], 1).double()  # a scalar of each client too
     # Distances from differences: |a|^2 + |b|^2 - 2ab would lose the small ones, which are those that count.
     apart = torch.stack([(flat - row).square().sum(1) for row in flat])
     apart = apart + torch.diag(torch.full_like(apart[0], torch.inf))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..core import Filter, Rules, Sender, Tree, check, rng
+from ..core.limits import Limits, Whole
 from ..ops.noise import Kind, Revision, perturbed
 from .message_parts import chosen, map_keyed, unknown
 
@@ -36,6 +37,10 @@ class Noise(Filter):
 
     def refusal(self, rules: Rules) -> str | None:
         return unknown(self.groups, rules)
+
+    def limits(self, limits: Limits) -> Limits:
+        noisy = self.groups or tuple(limits)
+        return {g: Whole(limit) if g in noisy else limit for g, limit in limits.items()}
 
     def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
         part = chosen(up, self.groups)

@@ -39,6 +39,8 @@ task = "train"
 data = {data}
 # The run folder, on the machine of the SuperLink.
 run-folder = {run_folder}
+# The folder that says which key owns which clients, on the machine of the SuperLink.
+registry = {registry}
 # The experiment, as on the command line of `acclimate run`; read where the run folder holds none.
 settings = {settings}
 # For task = "deploy": which round's model ("last" or "validation"), and the adapter that serves it ("" for the first
@@ -59,10 +61,15 @@ FLOWER = "1.41.0"
 """The version of Flower that the fleet is made for; `acclimate[flower]` installs it."""
 
 
-def write_app(folder: Path, run_folder: str = "", settings: str = "", data: str = "shared") -> Path:
+def write_app(folder: Path, run_folder: str = "", settings: str = "", data: str = "shared", registry: str = "") -> Path:
     """Write the app folder, which `flwr run` sends to the SuperLink."""
     text = PYPROJECT.format(
-        version=__version__, flwr=FLOWER, run_folder=quoted(run_folder), settings=quoted(settings), data=quoted(data)
+        version=__version__,
+        flwr=FLOWER,
+        run_folder=quoted(run_folder),
+        registry=quoted(registry),
+        settings=quoted(settings),
+        data=quoted(data),
     )
     write(folder / "pyproject.toml", text)
     write(folder / "acclimate_app" / "__init__.py", '"""acclimate as a Flower app."""\n')

@@ -29,7 +29,8 @@ def deploy(folder: store.RunFolder, selection: str, adapter: str, given: Mapping
     if reason := named[name].refusal(fit.worker.task, engine.model_of(models, 0)):
         raise ValueError(f"adapter '{name}' cannot serve this model: {reason}")
     card = {"round": chosen.round, "selection": selection, "adapter": name, "label": fit.experiment.label}
-    clients = list(range(fit.world.clients))
+    engine.intake = state.intake
+    clients = [c for c in range(fit.world.clients) if c not in engine.suspended()]
     answers = engine.ask(models, clients, {"leave": card, "adapter": named[name]}, wait_for_all=True)
     left = [c for answer, asked in answers for c in asked if c in answer.fields.get("left", ())]
     if missing := sorted(set(clients) - set(left)):

@@ -13,9 +13,10 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from ..backends.flower.protocol import NodeAnswer, Request, Version, brief, version_conflict
-from ..core import Tree
+from ..core import Fault, Tree
 from ..experiment import encode
 from .records import pack, parcels, size, version_of
+from .registry import Registry
 
 POLL_SECONDS = 0.2
 LOOK_SECONDS = 5.0
@@ -28,13 +29,23 @@ log = logging.getLogger("flwr")
 class GridLink:
     """A `Link` over a Grid. Messages expire with their deadline, so that a late node does not work for nothing."""
 
-    def __init__(self, grid: Grid, config: str, run: str) -> None:
-        self.grid, self.run = grid, run
+    def __init__(self, grid: Grid, config: str, run: str, registry: Registry | None = None) -> None:
+        self.grid, self.run, self.registry = grid, run, registry
+        self.refused: list[Fault] = []
+        self.barred: dict[int, str] = {}
         self.experiment = json.loads(config)
         self.keep: Sequence[Tree] = ()
         self.stream_names: Mapping[str, str] = {}
         self.sent = self.received = self.exchanges = 0
         """Bytes of records that were sent and received, and the number of exchanges, so far."""
+
+    def owned(self, node: int, clients: int) -> list[int] | None:
+        return None if self.registry is None else self.registry.owned(node, clients)
+
+    def bar(self, client: int, reason: str) -> None:
+        self.barred[client] = brief(reason)
+        self.refused.append(Fault(0, client, "error", brief(reason)))
+        self.log(f"client {client} takes no part in the run: {brief(reason)}")
 
     def nodes(self) -> list[int]:
         return list(self.grid.get_node_ids())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..store import RunError, read_json, write
-from . import keys
+from . import keys, registry
 from .app_folder import write_app, write_superexec
 from .local_processes import Process, check_port, free_ports, listening, started, stop
 
@@ -68,6 +68,11 @@ class Fleet:
     def secrets(self) -> Path:
         """Certificates and keys."""
         return self.folder / "keys"
+
+    @property
+    def members(self) -> Path:
+        """Which key owns which clients."""
+        return self.folder / "members"
 
     @property
     def app(self) -> Path:
@@ -150,7 +155,10 @@ def _start(fleet: Fleet) -> Fleet:
     fleet = start(fleet, "link", link_command(fleet))
     wait(lambda: listening(fleet.port), fleet, "link", f"the SuperLink did not open port {fleet.port}")
     for k in range(fleet.nodes):
-        flwr(fleet, "supernode", "register", str(node_key(fleet, k).public), CONNECTION, "--name", node_name(k))
+        key = str(node_key(fleet, k).public)
+        said = flwr(fleet, "supernode", "register", key, CONNECTION, "--name", node_name(k), "--format", "json")
+        registry.parsed(said, "`flwr supernode register`")
+        write(fleet.members / f"{node_name(k)}.json", said)
         fleet = start_node(fleet, k)
     for k in range(fleet.nodes):
         wait(functools.partial(joined, fleet, k), fleet, node_name(k), f"{node_name(k)} did not join")
@@ -159,7 +167,7 @@ def _start(fleet: Fleet) -> Fleet:
 
 def prepare(fleet: Fleet) -> None:
     """Write keys, certificates, the app and Flower's own configuration, all below the fleet's folder."""
-    for old in (fleet.secrets, fleet.folder / "logs"):
+    for old in (fleet.secrets, fleet.members, fleet.folder / "logs"):
         shutil.rmtree(old, ignore_errors=True)
     fleet.secrets.mkdir(parents=True)
     os.chmod(fleet.secrets, 0o700)
@@ -169,7 +177,9 @@ def prepare(fleet: Fleet) -> None:
     for k in range(fleet.nodes):
         keys.make_node_key(fleet.secrets, node_name(k))
         fleet.site(k).mkdir(parents=True, exist_ok=True)
-    write_app(fleet.app)
+    prints = [registry.fingerprint(node_key(fleet, k).public) for k in range(fleet.nodes)]
+    registry.write_members(fleet.members, [registry.KeyOwner(node_name(k), key) for k, key in enumerate(prints)])
+    write_app(fleet.app, registry=str(fleet.members))
     write_superexec(fleet.bin)
     connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
     connection += f'address = "127.0.0.1:{fleet.port}"\nroot-certificates = "{ca.public}"\n'

@@ -24,6 +24,8 @@ from ..core import Tree, tree
 
 FIELDS, VERSION = "fields", "acclimate"
 """The names of the records of fields and of the sender's version. The latter has the same form in all versions."""
+LONGEST_FIELDS = 2**24
+"""The most characters that the fields of an answer may have, written as JSON."""
 LONGEST_VERSION = 64
 """The most characters that a version may have."""
 
@@ -99,7 +101,10 @@ def size(content: RecordDict) -> int:
 
 def _body(content: RecordDict) -> dict[str, Any]:
     try:
-        body = json.loads(str(content.config_records[FIELDS]["json"]))
+        text = str(content.config_records[FIELDS]["json"])
+        if len(text) > LONGEST_FIELDS:
+            raise ValueError(f"they have {len(text):,} characters")
+        body = json.loads(text)
     except (KeyError, ValueError, RecursionError) as e:  # endless brackets, and endless numbers
         raise ValueError(f"the message has no readable fields: {e}") from e
     if not isinstance(body, dict):
@@ -121,6 +126,8 @@ def _tensor(name: str, array: Array) -> Tensor:
         shape, fortran, kind = np.lib.format.read_array_header_1_0(stream)
     except Exception as e:  # numpy's reader of headers lets errors of Python's own tokenizer through
         raise ValueError(f"tensor '{name}' cannot be read: {e}") from e
+    if not all(type(side) is int for side in shape):  # numpy lets True pass
+        raise ValueError(f"tensor '{name}' says the shape {list(shape)}")
     rest = memoryview(array.data)[stream.tell() :]
     if fortran or kind.name not in DTYPES or len(rest) != math.prod(shape) * kind.itemsize:
         raise ValueError(f"tensor '{name}' says {kind} {list(shape)}, which its {len(rest)} bytes are not")

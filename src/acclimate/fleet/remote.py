@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from ..backends.flower.protocol import FleetError, Link, NodeAnswer, Request, stream_name
+from ..backends.flower.protocol import FleetError, Link, Request, stream_name
 from ..core import Shards, rng
 from ..data import Dataset, World
 from ..data.world import Examples
 from ..experiment.names import allow
+from .remote_cards import Card, CardRules, agreed, smallest
 
 VALIDATION = "validation"
 
@@ -70,27 +71,41 @@ def card_of(world: World) -> dict[str, Any]:
     return {"shape": list(world.shape), "classes": list(world.examples.classes), "pixels": pixels, **sizes}
 
 
-def gather(link: Link, data: Dataset, seconds: float) -> Remote:
-    """Ask all sites for their cards. An error where one is missing, or where they do not fit together."""
-    cards: dict[int, Mapping[str, Any]] = {}
+def gather(link: Link, data: Dataset, seconds: float, rules: CardRules | None = None) -> Remote:
+    """Ask all sites for their cards. A site whose card is not believed is left out, with a fault.
+
+    An error where a site says nothing, or where fewer than half of all have cards that fit together.
+    """
+    rules = rules or CardRules(data.clients)
+    cards: dict[int, Card] = {}
+    left_out: dict[int, str] = {}
     asked: set[int] = set()
     waited = 0.0
-    while len(cards) < data.clients and waited <= seconds:
+    while len(cards.keys() | left_out.keys()) < data.clients and waited <= seconds:
         new = [n for n in link.nodes() if n not in asked]
         for answer in link.exchange([Request(n, "query", {}, {}) for n in new], seconds, "hello"):
             asked.add(answer.node)
-            cards |= _card(answer, data.clients)
-        if len(cards) < data.clients:
+            good, bad = rules.heard(answer)
+            cards, left_out = {**good, **cards}, {**bad, **left_out}
+        if len(cards.keys() | left_out.keys()) < data.clients:
             link.wait(1.0)
             waited += 1.0
-    if missing := sorted(set(range(data.clients)) - set(cards)):
+    if missing := sorted(set(range(data.clients)) - cards.keys() - left_out.keys()):
         raise FleetError(f"no word of the data of site(s) {missing} within {seconds:.0f} s; are their nodes up?")
-    for key in ("shape", "classes", "pixels"):
-        for c, card in cards.items():
-            if card[key] != cards[0][key]:
-                raise FleetError(f"site {c} has {key}={card[key]}, but site 0 has {cards[0][key]}; all must agree")
-    first, order = cards[0], [cards[c] for c in range(data.clients)]
+    cards, odd = agreed({c: card for c, card in cards.items() if c not in left_out})
+    left_out |= odd
+    if 2 * len(cards) < data.clients:
+        why = "; ".join(f"site {c}: {reason}" for c, reason in sorted(left_out.items())[:3])
+        raise FleetError(f"the cards of {len(cards)} of {data.clients} sites can be used: {why}")
+    for c, reason in sorted(left_out.items()):
+        link.bar(c, reason)
+    first, all_sizes = next(iter(cards.values())), list(cards.values())
     mean, std = data.constants(first["shape"][0])
+
+    def sizes(name: str) -> tuple[int, ...]:
+        fill = smallest(all_sizes, name)
+        return tuple(int(cards[c][name]) if c in cards else fill for c in range(data.clients))
+
     return Remote(
         clients=data.clients,
         augment=data.augment,
@@ -99,19 +114,10 @@ def gather(link: Link, data: Dataset, seconds: float) -> Remote:
         shape=tuple(first["shape"]),
         classes=tuple(first["classes"]),
         pixels=bool(first["pixels"]),
-        train=tuple(int(card["train"]) for card in order),
-        val=tuple(int(card["val"]) for card in order),
-        test=tuple(int(card["test"]) for card in order),
+        train=sizes("train"),
+        val=sizes("val"),
+        test=sizes("test"),
     )
-
-
-def _card(answer: NodeAnswer, clients: int) -> dict[int, Mapping[str, Any]]:
-    if answer.error is not None:
-        raise FleetError(f"node {answer.node} cannot tell about its data: {answer.error}")
-    card = answer.fields.get("data")
-    if card is None:
-        raise FleetError(f'node {answer.node} was started without its data; its --node-config must hold data="FOLDER"')
-    return {c: card for c in answer.fields.get("clients", ()) if c < clients}
 
 
 def stream_names(world: World, streams: Mapping[str, Shards]) -> dict[str, str]:

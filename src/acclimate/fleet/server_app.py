@@ -26,11 +26,14 @@ from ..core import State, Tree
 from ..experiment import Experiment, dumps
 from ..experiment.settings import expand
 from ..running import run as api
+from ..running.build import least_examples
 from ..running.watch import Watch
+from . import registry
 from .deploy import deploy
 from .link import GridLink
 from .local_processes import started
 from .remote import gather, stream_names
+from .remote_cards import CardRules
 
 PROGRESS, STOP, IDENTITY = "progress.jsonl", "stop", "fleet.json"
 app = ServerApp()
@@ -51,7 +54,9 @@ def conduct(grid: Grid, config: Mapping[str, Any]) -> None:
     try:
         run_folder = prepared(folder, str(config["settings"]))
         experiment = run_folder.experiment()
-        link = GridLink(grid, dumps(experiment), identity(folder))
+        link = GridLink(grid, dumps(experiment), identity(folder), bound(config))
+        if link.registry is None:
+            link.log("no registry of keys is named: a node is believed which clients it hosts; see fleet init")
         with linked(link):
             given = data_of_sites(link, experiment) if config["data"] == "sites" else {}
             if config["task"] == "deploy":
@@ -65,6 +70,12 @@ def conduct(grid: Grid, config: Mapping[str, Any]) -> None:
     except Exception as e:
         report("failed", error=f"{e}" or type(e).__name__)
         raise
+
+
+def bound(config: Mapping[str, Any]) -> registry.Registry | None:
+    """Which keys own which clients; None in a fleet that was set up by an earlier version."""
+    folder = str(config.get("registry", ""))
+    return registry.load(Path(folder), sites=config["data"] == "sites") if folder else None
 
 
 @contextlib.contextmanager
@@ -81,7 +92,8 @@ def data_of_sites(link: GridLink, experiment: Experiment) -> dict[str, Any]:
     """What replaces the experiment's data where the server has none: stand-ins of the sizes that sites send."""
     backend = experiment.backend
     assert isinstance(backend, Flower)
-    data = gather(link, experiment.data, backend.patience)
+    rules = CardRules(experiment.data.clients, least_examples(experiment), link.registry)
+    data = gather(link, experiment.data, backend.patience, rules)
     world = data.world(experiment.seed)
     streams = {name: stream.shards for name, (_, stream) in api.streams_of(world, experiment.streams).items()}
     link.stream_names = stream_names(world, streams)
@@ -147,7 +159,12 @@ class ProgressWatch(Watch):
         now = [state.mine.saved(), *([state.best.mine.saved()] if state.best is not None else [])]
         self.link.keep = [*saved(self.folder), *now]  # this round's checkpoint is written after this call, if at all
         row = state.history[-1] if state.history else None
-        self.report("round", round=state.round, row=row, faults=len(state.faults))
+        self.report(
+            "round",
+            round=state.round,
+            row=row,
+            faults=sum(sum(kinds.values()) for kinds in state.fault_counts.values()),
+        )
         if (self.folder / STOP).exists():
             (self.folder / STOP).unlink()
             raise KeyboardInterrupt

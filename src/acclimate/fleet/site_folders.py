@@ -9,7 +9,7 @@ from pathlib import Path
 from ..experiment.settings import expand
 from ..store import RunError, write
 from ..version import __version__
-from . import keys
+from . import keys, registry
 from .app_folder import FLOWER, program, write_app, write_superexec
 from .local_processes import check_port
 
@@ -74,6 +74,10 @@ does not.
 
 ## Keys
 
+`server/nodes/members.json` says which key owns which client, and how many training examples it may say it has. Change
+the range of a site there before a run, and nowhere else: a site that tells more, or fewer, is left out. `register.sh`
+notes which node each key is; a node that says it hosts the client of another key is not used.
+
 The certificates are valid for {years} years. To remove a site: `flwr supernode unregister ID fleet` on the server. To
 add one or to replace keys: `acclimate fleet init` into a new folder, and hand out all of it again.
 """
@@ -104,7 +108,11 @@ address = "{host}:{port}"
 root-certificates = "$here/ca.crt"
 END
 for key in "$here"/nodes/*.pub; do
-  flwr supernode register "$key" fleet --name "$(basename "$key" .pub)"
+  name=$(basename "$key" .pub)
+  [ -f "$here/nodes/$name.json" ] && continue
+  flwr supernode register "$key" fleet --name "$name" --format json > "$here/nodes/$name.new"
+  mv "$here/nodes/$name.new" "$here/nodes/$name.json"
+  echo "$name is registered"
 done
 """
 
@@ -117,7 +125,8 @@ mkdir -p "${{1:?give the run folder}}"
 folder=$(cd "$1" && pwd)
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
 rm -f "$folder/progress.jsonl"
-flwr run "$here/../app" fleet --stream --run-config "run-folder=\\"$folder\\" task=\\"${{2:-train}}\\"" || true
+config="registry=\\"$here/nodes\\" run-folder=\\"$folder\\" task=\\"${{2:-train}}\\""
+flwr run "$here/../app" fleet --stream --run-config "$config" || true
 # flwr is content when it has started a run; how that ended, the run itself says
 last=$(tail -n 1 "$folder/progress.jsonl" 2>/dev/null) || true
 case "$last" in *'"event": "finished"'*) ;; *) echo "not finished: ${{last:-it never started}}" >&2; exit 1 ;; esac
@@ -139,7 +148,13 @@ exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.cr
 
 
 def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000) -> None:
-    """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites."""
+    """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites.
+
+    A site is a name, or `NAME=LOW-HIGH` with the numbers of training examples that it may say it has.
+    """
+    given = [site.partition("=") for site in sites]
+    ranges = {name: _range(name, text) for name, _, text in given}
+    sites = [name for name, _, _ in given]
     check_request(folder, host, sites, port)
     settings = shlex.join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
     expand([s for s in shlex.split(settings) if s != "backend=flower"])
@@ -147,14 +162,17 @@ def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int
     server = folder / "server"
     keys.make_certificate(server, "link", authority, list(dict.fromkeys([host, *keys.LOCAL])))
     write(server / "ca.crt", authority.public.read_bytes())
+    owners = []
     for number, name in enumerate(sites):
         own = folder / "sites" / name
         node = keys.make_node_key(own, name)
         keys.make_certificate(own, "node", authority)
         write(own / "ca.crt", authority.public.read_bytes())
         write(server / "nodes" / node.public.name, node.public.read_bytes())
+        owners.append(registry.KeyOwner(name, registry.fingerprint(node.public), ranges[name]))
         write_superexec(own / "bin")
         program(own / "start.sh", NODE.format(host=host, port=port, name=name, number=number, count=len(sites)))
+    registry.write_members(server / "nodes", owners)
     program(server / "start.sh", SERVER.format(port=port))
     program(server / "register.sh", REGISTER.format(host=host, port=port))
     program(server / "train.sh", TRAIN.format())
@@ -169,6 +187,17 @@ def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int
         years=keys.YEARS_CERTIFICATE,
     )
     write(folder / "HOWTO.md", text)
+
+
+def _range(name: str, text: str) -> tuple[int, int]:
+    """The range of a site's number of examples, LOW-HIGH, or one number."""
+    if not text:
+        return registry.EXAMPLES
+    low, _, high = text.partition("-")
+    plain = low.isdecimal() and (high.isdecimal() or "-" not in text)
+    if not plain or int(low) > int(high or low):
+        raise ValueError(f"site='{name}={text}' must be NAME, or NAME=LOW-HIGH with numbers of training examples")
+    return int(low), int(high or low)
 
 
 def check_request(folder: Path, host: str, sites: Sequence[str], port: int) -> None:

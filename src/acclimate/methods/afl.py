@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 
 from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, difference, rng
+from ..core.limits import COMMON, LOSS, Granted, Limits, Within
 from ..ops.losses import local_risk
 from ..ops.masks import own_share
 from ..ops.simplex import project
@@ -33,6 +34,7 @@ class AFL(Method):
 
     downlink = ("vars", "mixture")
     uplink: ClassVar[Rules] = {"delta": Mean("share"), "share": Sum(), "loss": Gather(), "id": Gather()}
+    limits: ClassVar[Limits] = {**COMMON, "share": Granted("mixture"), "loss": Within(0.0, LOSS)}
 
     def __post_init__(self) -> None:
         check.at_least(self, "lambda_lr", 0.0)

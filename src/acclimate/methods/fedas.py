@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, rng, train, tree
+from ..core import SGD, Limits, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Within, Work, rng, train, tree
 from ..ops.losses import fisher_trace
 from ..ops.params import merge, private, shared
 from ..ops.prototypes import class_means, own_prototypes
@@ -33,6 +33,7 @@ class FedAS(Method):
     """How much the received body is trained towards the client's own class means."""
 
     uplink: ClassVar[Rules] = {"delta": Mean("fisher"), "fisher": Sum()}
+    limits: ClassVar[Limits] = {"fisher": Within(0.0)}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": shared(task.init(key), task.head)}

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, difference, rng, tree
+from ..core.limits import ExampleCount, Limits, UpTo
 from ..ops.losses import class_counts
 
 
@@ -34,6 +35,11 @@ class FedCSA(Method):
 
     downlink = ("vars", "counts")
     uplink: ClassVar[Rules] = {"delta": Mean("share"), "share": Sum(), "counts": Sum()}
+
+    @property
+    def limits(self) -> Limits:
+        share = UpTo(lambda claim: contribution(claim.up["counts"], claim.down["counts"]))
+        return {"counts": ExampleCount(weighs=False), "share": share}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "counts": torch.zeros(task.num_classes, device=key.device)}

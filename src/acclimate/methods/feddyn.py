@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core import SGD, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core.limits import Limits, Within
 from ..ops.losses import proximal
 
 
@@ -30,6 +31,7 @@ class FedDyn(Method):
     work: Work = Work(clip=10.0)
 
     uplink: ClassVar[Rules] = {"delta": Mean(), "present": Sum()}
+    limits: ClassVar[Limits] = {"present": Within(0.0, 1.0)}
 
     def __post_init__(self) -> None:
         check.at_least(self, "alpha", 0.0)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..core import SGD, Gather, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
+from ..core.limits import COMMON, Limits, Within
 from ..ops.losses import local_risk
 from ..ops.masks import held_out, own_row, own_share
 
@@ -39,6 +40,7 @@ class FedFomo(Method):
 
     downlink = ("models", "affinity")
     uplink: ClassVar[Rules] = {name: Gather() for name in ("model", "gain", "id")}
+    limits: ClassVar[Limits] = {**COMMON, "gain": Within(0.0, 1.0)}
 
     def __post_init__(self) -> None:
         check.whole(self, "models", 1)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core import SGD, Mean, Method, Rules, Sum, Task, Tree, Work, check, difference, rng, tree
+from ..core.limits import COMMON, Limits, UpTo
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class FedNova(Method):
             raise check.FieldError(
                 f"FedNova: opt={self.opt} must be SGD: the normaliser is the sum of its steps' weights", "opt"
             )
+
+    @property
+    def limits(self) -> Limits:
+        return {**COMMON, "steps": UpTo(lambda claim: walked(self.opt, self.work, claim.data))}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         delta = difference(task.loss, down["vars"], data, self.opt, self.work, key)

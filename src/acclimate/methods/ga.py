@@ -15,12 +15,13 @@ take part, the weights of the others stay until all are normalised.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, train, tree
+from ..core.limits import COMMON, LOSS, Granted, Limits, Within
 from ..ops.losses import local_risk
 from ..ops.masks import own_share
 
@@ -38,6 +39,7 @@ class GA(Method):
     variant: Literal["paper", "released"] = "paper"
 
     downlink = ("vars", "weights")
+    limits: ClassVar[Limits] = {**COMMON, "share": Granted("weights"), "seen": Within(0, 1), "gap": Within(-LOSS, LOSS)}
 
     def __post_init__(self) -> None:
         check.within(self, "step", 0.0, 1.0)

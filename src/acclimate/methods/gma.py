@@ -12,11 +12,13 @@ mean of the differences too: `weights="uniform"`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..core import SGD, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, difference, rng, tree
+from ..core.limits import COMMON, Limits, Within
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class GMA(Weighted):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
     server_lr: float = 1.0
+
+    limits: ClassVar[Limits] = {**COMMON, "sign": Within(-1.0, 1.0)}
 
     def __post_init__(self) -> None:
         check.within(self, "tau", 0.0, 1.0)

@@ -12,10 +12,12 @@ sends its number and one model; here all places travel, `clusters` models, so th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from ..core import SGD, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, rng, train, tree
+from ..core.limits import ExampleCount, Limits
 from ..ops.losses import local_risk
 from ..ops.masks import own_row
 from ..ops.nets import drawn_apart
@@ -30,6 +32,7 @@ class IFCA(Weighted):
     work: Work = Work()
 
     downlink = ("models", "votes")
+    limits: ClassVar[Limits] = {"votes": ExampleCount()}
 
     def __post_init__(self) -> None:
         check.whole(self, "clusters", 1)

@@ -167,6 +167,12 @@ def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
     return engine.worker, engine
 
 
+def least_examples(experiment: Experiment) -> int:
+    """The fewest training examples that a client must have."""
+    held = (*vars(experiment.method).values(), getattr(experiment.personal, "work", None))
+    return max((work.batch for work in held if isinstance(work, Work)), default=1)
+
+
 def check_sizes(experiment: Experiment, world: World) -> None:
     """Refuse a client with fewer examples than a batch, naming it and what to change."""
     method = experiment.method

@@ -137,6 +137,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "evaluate_seconds": time.perf_counter() - trained,
         "round_seconds_median": sorted(fit.seconds)[len(fit.seconds) // 2] if fit.seconds else None,
     }
+    ended = loop.with_faults(fit.state, engine.missed())
     results = {
         "schema": store.RESULTS_SCHEMA,
         "label": experiment.label,
@@ -146,7 +147,8 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "refused": list(table.refused),
         **({"selected": chosen.to_dict()} if chosen is not None else {}),
         "cost": cost_card(fit),
-        "faults": [*fit.state.faults, *(f._asdict() for f in engine.missed())],
+        "faults": list(ended.faults),
+        **({"fault_counts": ended.fault_counts} if ended.fault_counts else {}),
         "data": {**world.card(), **_dealing(experiment, world), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),

@@ -32,6 +32,8 @@ def pack(
     if state.best is not None:
         trees |= {"best_server": state.best.server}
         trees |= {"best_mine": state.best.mine.saved()} if parts is None else {}
+    if tree.leaves(state.intake):
+        trees["intake"] = state.intake
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tree.flatten(trees).items()}
     meta = {
         "schema": STATE_SCHEMA,
@@ -41,6 +43,7 @@ def pack(
         "history": list(state.history),
         "cost": state.cost,
         "faults": list(state.faults),
+        **({"fault_counts": state.fault_counts} if state.fault_counts else {}),
         **({} if world is None else {"world": world}),
         **({} if parts is None else {"parts": parts}),
         "digest": digest(tensors),
@@ -93,9 +96,25 @@ def state_of(
             best_server = tree.unflatten(tensors, server, "best_server/")
             best_mine = own("best_mine")
             best = Best(meta["best"]["round"], meta["best"]["score"], best_server, best_mine)
+        intake = tree.unflatten(tensors, like.intake, "intake/") if _names(tensors, "intake/") else like.intake
     except ValueError as e:
         raise RunError(f"{path} does not fit this experiment: {e}") from e
-    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], tuple(meta.get("faults", ())))
+    faults = tuple(meta.get("faults", ()))
+    counts = meta.get("fault_counts", _counted(faults))
+    return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], faults, counts, intake)
+
+
+def _names(tensors: Mapping[str, Tensor], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in tensors)
+
+
+def _counted(faults: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The counts of faults in a file of an earlier version, which held every fault."""
+    out: dict[str, dict[str, int]] = {}
+    for fault in faults:
+        own = out.setdefault(str(fault["client"]), {})
+        own[fault["kind"]] = own.get(fault["kind"], 0) + 1
+    return out
 
 
 def pack_traces(traces: Traces, seed: int, round: int) -> bytes:

@@ -12,15 +12,16 @@ Every wait has an end: `deadline` for a round or a test, `patience` for nodes th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core import (
     Adapter,
+    Attempt,
     Backend,
     Engine,
     Fault,
@@ -37,10 +38,12 @@ from ...core import (
 )
 from ...core.stream import Protocol as StreamProtocol
 from . import stretches
+from .intake import Intake
 from .live_models import LiveModels, ModelRecipe, Trees
 from .messages import RoundMessages, expected_message, metrics_of
 from .protocol import LINK, FleetError, Link, NodeAnswer, Request, brief, stream_name
 from .roster import Roster
+from .settling import settled
 
 ROUNDING = 1e-9
 """0.28 of 25 clients are 7, whatever the product is in floating point."""
@@ -58,10 +61,21 @@ class Flower(Backend):
     """How often a round is tried before the run stops."""
     patience: float = 60.0
     """Seconds to wait for nodes: for all of them at the start, later while fewer than the quorum are connected."""
+    max_share: float = check.later(0.5)
+    """The largest share of a round's weights that one client may have; where so few take part that this cannot be, all
+    count alike."""
+    clip: float = check.later(5.0)
+    """An update is scaled down to so many times the running median of the norms of updates; 0: it is not."""
+    strikes: int = check.later(3)
+    """In how many rounds a client may break rules before it is suspended, for the rest of the run; 0: it never is."""
 
     def __post_init__(self) -> None:
         check.within(self, "quorum", 0.0, 1.0)
         check.at_least(self, "tries", 1)
+        check.at_least(self, "clip", 0.0)
+        check.whole(self, "strikes", 0)
+        if not 0 < self.max_share <= 1:
+            raise check.FieldError(f"Flower: max_share={self.max_share!r} must be above 0 and at most 1", "max_share")
         for name in ("deadline", "patience"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"Flower: {name}={getattr(self, name)!r} must be a number of seconds above 0")
@@ -84,6 +98,15 @@ class Flower(Backend):
         return FlowerEngine(worker, train, device, self, link)
 
 
+class OpenRound(NamedTuple):
+    """A round whose messages were combined, and of which the server has made nothing yet."""
+
+    messages: dict[int, Tree]
+    arrived: RoundMessages
+    versions: Tensor
+    """The versions of private states before it."""
+
+
 class FlowerEngine(Engine):
     """Sends requests to nodes. Knows the version of each client's private state."""
 
@@ -96,6 +119,10 @@ class FlowerEngine(Engine):
         self._live = LiveModels(link, self.roster, options.deadline)
         self._versions = torch.zeros(train.clients, dtype=torch.int64)
         self._expected = expected_message(worker, self.shards)
+        self._intake = Intake(worker, self.shards.sizes, options.clip, options.max_share)
+        self._open = OpenRound({}, RoundMessages(0, self._expected, worker, self._intake, {}), self._versions)
+        self._idle = 0
+        """Rounds in a row that were left out because the server's half failed."""
         self._missed: list[Fault] = []
         """Clients that missed a test. They are reported with the next round, or at the end."""
 
@@ -107,25 +134,50 @@ class FlowerEngine(Engine):
     def mine(self, value: Any) -> None:
         self._versions = value["version"]
 
+    @property
+    def intake(self) -> Tree:
+        return self._intake.state
+
+    @intake.setter
+    def intake(self, value: Tree) -> None:
+        self._intake.state = value
+
     # --- a round --------------------------------------------------------------------------------------------------
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        clients, arrived = cohort.tolist(), RoundMessages(round, self._expected, self.worker)
-        needed = self.options.needed(len(clients))
-        for _ in range(self.options.tries):
-            left = [c for c in clients if c not in arrived.decoded]
-            self._collect(down, left, needed - len(arrived.decoded), arrived)
-            count = len(arrived.decoded)
-            if count >= needed:
+        arrived = RoundMessages(round, self._expected, self.worker, self._intake, down)
+        shut = self.suspended()
+        for c in (c for c in cohort.tolist() if c in shut):
+            arrived.absent([c], "suspended", shut[c])
+        clients = [c for c in cohort.tolist() if c not in shut]
+        for _ in range(self.options.tries if clients else 0):
+            left = [c for c in clients if c not in arrived.decoded and c not in arrived.struck]
+            self._collect(down, left, self._needed(clients, arrived) - len(arrived.decoded), arrived)
+            arrived.judge()
+            count, needed = len(arrived.decoded), self._needed(clients, arrived)
+            if count >= needed or arrived.struck.issuperset(clients):
                 break
             why = "; ".join(f"client {f.client}: {f.reason}" for f in list(arrived.faults.values())[:3])
             self.link.log(f"round {round}: {count} of {len(clients)} clients, {needed} needed ({why})")
         else:
+            if not clients:
+                return self._reply(cohort.tolist(), arrived)
             raise FleetError(
                 f"round {round}: messages of {count} of {len(clients)} clients count after {self.options.tries} "
                 f"tries, {needed} are needed (backend.quorum={self.options.quorum}): {why}; mend the nodes and resume"
             )
-        return self._reply(clients, arrived)
+        return self._reply(cohort.tolist(), arrived)
+
+    def _needed(self, clients: list[int], arrived: RoundMessages) -> int:
+        """The quorum. Those whose messages broke rules are not waited for, so that nobody ends a run by them."""
+        return self.options.needed(len(set(clients) - (arrived.struck - arrived.decoded.keys())))
+
+    def suspended(self) -> dict[int, str]:
+        """Clients that are not asked any more, and why."""
+        strikes, most = self._intake.state["strikes"], self.options.strikes
+        over = (strikes >= most).nonzero()[:, 0].tolist() if most else []
+        shut = {c: f"it broke rules in {int(strikes[c])} rounds, and is not asked any more" for c in over}
+        return shut | dict(self.link.barred)
 
     def _collect(self, down: Tree, clients: list[int], enough: int, arrived: RoundMessages) -> None:
         """Ask some clients for their round, and take the messages that come back."""
@@ -153,12 +205,47 @@ class FlowerEngine(Engine):
 
     def _reply(self, clients: list[int], arrived: RoundMessages) -> Reply:
         present = [c for c in clients if c in arrived.decoded]
+        messages = arrived.bounded(present)
+        self._intake.strike(sorted(arrived.struck))
+        self._open = OpenRound(messages, arrived, self._versions)
         self._versions = self._versions.clone()
         self._versions[present] = arrived.round + 1
         faults = (*self.missed(), *(arrived.faults[c] for c in clients if c in arrived.faults), *arrived.refused)
+        self._log(faults)
+        return Reply(arrived.combined(messages), self._expected, faults)
+
+    def settle(self, reply: Reply, server: Tree, attempt: Attempt) -> tuple[Tree, Reply]:
+        messages, arrived, before = self._open
+        if not messages:
+            return server, reply
+        hidden = self._intake.hidden
+
+        def look(total: Tree) -> None:
+            self._intake.look_at_sum(total, list(messages), arrived.down, arrived.round)
+
+        end = settled(
+            messages,
+            arrived.combined,
+            reply,
+            server,
+            lambda given: attempt(given, look if hidden else None),
+            alone=not hidden,
+        )
+        out = list(end.blamed) if end.error is None else list(messages)
+        self._versions[out] = before[out]
+        self._intake.strike(sorted(end.blamed))
+        faults = [Fault(arrived.round, c, "error", brief(f"the server: {why}")) for c, why in end.blamed.items()]
+        if end.error is not None:
+            faults.append(Fault(arrived.round, -1, "round", brief(f"nobody's message counts: {end.error}")))
+        self._idle = self._idle + 1 if not isinstance(end.error, ArithmeticError | None) else 0
+        if self._idle >= self.options.tries:  # not the messages' fault, which differ from round to round
+            raise FleetError(f"rounds up to {arrived.round} had to be left out: {end.error}") from end.error
+        self._log(faults)
+        return end.server, end.reply._replace(faults=(*end.reply.faults, *faults))
+
+    def _log(self, faults: Iterable[Fault]) -> None:
         for f in faults:
             self.link.log(f"round {f.round}: client {f.client} does not count ({f.kind}): {f.reason}")
-        return Reply(arrived.combined(present), self._expected, faults)
 
     # --- live models ----------------------------------------------------------------------------------------------
 
@@ -218,8 +305,13 @@ class FlowerEngine(Engine):
 
         Clients whose nodes do not do it are noted as left out.
         """
-        everyone = self.shards.clients
-        there = self.roster.find(range(everyone), None if wait_for_all else self.options.needed(everyone))
+        shut = self.suspended()
+        everyone = [c for c in range(self.shards.clients) if c not in shut]
+        there = self.roster.find(everyone, None if wait_for_all else self.options.needed(len(everyone)))
+        if models.personal is not None:  # newcomers have numbers of their own
+            for c in (c for c in clients if c in shut):
+                self.leave_out(c, "suspended", shut[c])
+            clients = [c for c in clients if c not in shut]
         answers, missing = self._live.ask(models, clients, there, fields, trees)
         what = "not tested" if "test" in fields else "no live model"
         for client, (kind, reason) in missing.items():
@@ -227,7 +319,9 @@ class FlowerEngine(Engine):
         return answers
 
     def missed(self) -> tuple[Fault, ...]:
-        missed, self._missed = tuple(self._missed), []
+        outside = [f._replace(round=self._rounds_done) for f in self.link.refused]
+        missed, self._missed = (*outside, *self._missed), []
+        self.link.refused.clear()
         return missed
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from ...core import Fault, Filter, Shards, Tree, Work, Worker, message, tree
 from ...core.stream import score
 from .checks import examine
+from .intake import Intake
 from .protocol import NodeAnswer, Parcel, brief, with_empty_groups
 
 HEADER = 512
@@ -19,6 +20,8 @@ DIGITS = 9
 """The most digits that the number of a client may have."""
 SHARES = ("accuracy", "confidence", "ece")
 """Metrics that lie between 0 and 1; the others are at least 0."""
+LISTED = 3
+"""Messages of one answer that nobody asked for and that are named one by one; the others are counted."""
 ROUNDING = 1e-4
 """A mean of ones in 32 bits may be a little above 1."""
 
@@ -31,8 +34,12 @@ def read_parcel(parcel: Parcel, like: Tree, client: int, round: int) -> Tree | F
         return Fault(round, client, "oversize", reason)
     try:
         return with_empty_groups(parcel.open(), like)
-    except ValueError as e:
+    except Exception as e:  # whatever a reader trips over, it was the sender who wrote it
         return Fault(round, client, "shape", str(e))
+
+
+NOBODY = message.Partial(torch.zeros(0, dtype=torch.int64), {}, {}, {})
+"""A round in which no message counts."""
 
 
 class RoundMessages:
@@ -42,14 +49,17 @@ class RoundMessages:
     checked against the method's rules: the bytes of a codec may be in order and still mean values that may not count.
     """
 
-    def __init__(self, round: int, expected: Tree, worker: Worker) -> None:
+    def __init__(self, round: int, expected: Tree, worker: Worker, intake: Intake, down: Tree) -> None:
         self.round, self._expected, self._worker, self._rules = round, expected, worker, worker.uplink
+        self._intake, self.down = intake, down
         self.decoded: dict[int, Tree] = {}
         """The messages that count, by client: decoded, with a leading axis of one client."""
         self.faults: dict[int, Fault] = {}
         """Why the message of a client does not count."""
         self.refused: list[Fault] = []
         """Messages that came besides one that counts: duplicates, and answers of clients that were not asked."""
+        self.struck: set[int] = set()
+        """Clients whose node sent what no honest node sends."""
 
     def absent(self, clients: Iterable[int], kind: str, reason: str) -> None:
         """Note clients that sent nothing."""
@@ -59,26 +69,45 @@ class RoundMessages:
     def take(self, answer: NodeAnswer, asked: list[int]) -> None:
         """Take the messages of one node's answer that may count."""
         self._note_absent(answer, asked)
+        strange, sender = 0, min(asked, default=-1)
         for name, parcel in answer.parcels.items():
             client = client_of(name)
+            strange += client not in asked
+            if client not in asked and strange > LISTED:
+                continue
             found = self._decode(parcel, client, asked, answer.fields.get("round"))
             if not isinstance(found, Fault):
                 self.decoded[client] = found
                 self.faults.pop(client, None)
                 continue
-            found = found._replace(reason=brief(found.reason))
+            # whoever a message says it is of: the node that sent it answers for it
+            found = found._replace(reason=brief(found.reason), client=client if client in asked else sender)
+            self.struck |= {client} if client in asked else set(asked)
             if client in asked and client not in self.decoded:
                 self.faults[client] = found
             else:
                 self.refused.append(found)
+        if strange > LISTED:
+            more = f"{strange - LISTED:,} more messages for which nobody asked its node"
+            self.refused.append(Fault(self.round, sender, "flood", more))
 
-    def combined(self, clients: list[int]) -> message.Partial:
-        """The messages of these clients, combined in this order: the result does not depend on who was quicker."""
-        part = None
-        for c in clients:
-            one = message.partial(self._rules, torch.tensor([c]), self.decoded[c])
-            part = one if part is None else message.combine(part, one)
-        assert part is not None
+    def judge(self) -> None:
+        """Refuse messages that are far beyond what the others of this round and of earlier ones are like."""
+        for c, reason in self._intake.far_off(self.decoded).items():
+            del self.decoded[c]
+            self.struck.add(c)
+            self.faults[c] = Fault(self.round, c, "norm", reason)
+
+    def bounded(self, clients: list[int]) -> dict[int, Tree]:
+        """The messages of these clients, in this order, as they may be combined: see `Intake.bounded`."""
+        return self._intake.bounded({c: self.decoded[c] for c in clients})
+
+    def combined(self, messages: Mapping[int, Tree]) -> message.Partial:
+        """Messages, combined in their order: the result does not depend on who was quicker."""
+        part = NOBODY
+        for c, up in messages.items():
+            one = message.partial(self._rules, torch.tensor([c]), up)
+            part = one if part is NOBODY else message.combine(part, one)
         return part
 
     def _note_absent(self, answer: NodeAnswer, asked: list[int]) -> None:
@@ -107,9 +136,13 @@ class RoundMessages:
         try:
             decoded = self._worker.read(tree.map(lambda x: x[None], up))
             alone = tree.take(decoded, 0)
-        except (RuntimeError, IndexError, ValueError) as e:
+        except Exception as e:
             return Fault(round, client, "shape", f"the message cannot be decoded: {e}")
-        return examine(alone, None, client=client, round=round, rules=self._rules) or decoded
+        if fault := examine(alone, None, client=client, round=round, rules=self._rules):
+            return fault
+        if reason := self._intake.beyond(alone, client, round, self.down):
+            return Fault(round, client, "range", reason)
+        return decoded
 
 
 def client_of(name: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ...core import Shards, Tree, tree
+from ...core import Fault, Shards, Tree, tree
 from ...ops.hashing import content_hash
 from ...version import __version__
 
@@ -81,6 +81,18 @@ class Link(Protocol):
 
     stream_names: Mapping[str, str]
     """The nodes' name of a stream, by `stream_name`, where server and nodes do not hold the same data."""
+
+    refused: list[Fault]
+    """What nodes did outside of rounds that makes them unfit: the next round tells."""
+
+    barred: dict[int, str]
+    """Clients that take no part in the run at all, and why."""
+
+    def owned(self, node: int, clients: int) -> Sequence[int] | None:
+        """The clients that belong to the key which this node has proved; None where no keys are bound to clients."""
+
+    def bar(self, client: int, reason: str) -> None:
+        """Leave a client out of the run."""
 
     def nodes(self) -> list[int]:
         """The nodes that are connected now."""

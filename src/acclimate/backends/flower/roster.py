@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from ...core import Fault
 from .protocol import Link, NodeAnswer, Request
 
 
@@ -63,14 +64,23 @@ class Roster:
         if new := sorted(there - self._greeted):
             requests = [Request(node, "query", {}, {}) for node in new]
             for answer in self._link.exchange(requests, self._patience, "hello"):
-                if answer.error is None:
+                if (reason := answer.error or self._foreign(answer)) is None:
                     self._greeted.add(answer.node)
                     self._unfit.pop(answer.node, None)
                     self._welcome(answer, there)
-                elif self._unfit.get(answer.node) != answer.error:  # an unfit node is asked often, and logged once
-                    self._link.log(f"node {answer.node} is not used: {answer.error}")
-                    self._unfit[answer.node] = answer.error
+                elif self._unfit.get(answer.node) != reason:  # an unfit node is asked often, and logged once
+                    self._link.log(f"node {answer.node} is not used: {reason}")
+                    self._unfit[answer.node] = reason
+                    if answer.error is None:
+                        own = self._link.owned(answer.node, self._clients) or (-1,)
+                        self._link.refused.append(Fault(0, own[0], "identity", reason))
         return there
+
+    def _foreign(self, answer: NodeAnswer) -> str | None:
+        """Why a node may not host what it says, where keys are bound to clients: it is known by its key alone."""
+        owned = self._link.owned(answer.node, self._clients)
+        odd = [] if owned is None else [c for c in answer.fields.get("clients", ()) if c not in owned]
+        return f"it says that it hosts client {odd[0]}, which belongs to another key" if odd else None
 
     def _welcome(self, answer: NodeAnswer, there: set[int]) -> None:
         """Note which clients a node hosts. A site that comes back may have a new number; nobody is taken over."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core import CannotExchange, Exchanging, Fault, Reply, Shards, Tree, Worker, exchange, tree
 from ...core.stream import Protocol as StreamProtocol
+from .intake import Intake
 from .live_models import ModelRecipe, Trees
 from .messages import RoundMessages, metrics_of, without_secrets
 from .protocol import FleetError, Link, NodeAnswer, stream_name
@@ -25,6 +26,7 @@ class Asking(Protocol):
 
     worker: Worker
     link: Link
+    options: Any
 
     def model_of(self, models: ModelRecipe, client: int) -> Tree:
         """A model of zeros of the right form."""
@@ -79,18 +81,20 @@ class NodeStretches:
         session = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._fields = {"test": name, "adapter": adapter, "protocol": protocol, "session": session}
         self._expected = expected(self.half, engine.model_of(models, 0), test)
+        self._intake = Intake(self.half, test.n, engine.options.clip, engine.options.max_share)
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         """A stretch that ends with a message of every client."""
-        arrived = RoundMessages(round, self._expected, self.half)
+        arrived = RoundMessages(round, self._expected, self.half, self._intake, down)
         for answer, asked in self._ask(down, cohort, round, send=True):
             arrived.take(answer, asked)
+        arrived.judge()
         present = [c for c in cohort.tolist() if c in arrived.decoded]
         for c, fault in arrived.faults.items():
             self.engine.leave_out(c, fault.kind, f"not tested: {fault.reason}")
         if not present:
             raise FleetError("no client answered in an exchange at test time; the log says why")
-        return Reply(arrived.combined(present), self._expected)
+        return Reply(arrived.combined(arrived.bounded(present)), self._expected)
 
     def alone(self, down: Tree, cohort: Tensor, round: int) -> None:
         """A stretch after which nobody sends; streams that are over are scored at their nodes."""
