@@ -33,7 +33,9 @@ def test_the_accountant_agrees_with_dp_accounting(noise, rate, rounds, delta, re
 
 
 def test_without_sampling_a_client_that_is_drawn_five_times_has_what_the_issue_says():
-    assert accounting.epsilon(1.2, 1.0, 5, 1e-5) == pytest.approx(9.841616930737942, rel=2e-3)  # dp-accounting, its orders
+    assert accounting.epsilon(1.2, 1.0, 5, 1e-5) == pytest.approx(
+        9.841616930737942, rel=2e-3
+    )  # dp-accounting, its orders
     assert accounting.epsilon(1.2, 1.0, 0, 1e-5) == 0.0
     with pytest.raises(ValueError, match="rate=1.5"):
         accounting.epsilon(1.0, 1.5, 1, 1e-5)
@@ -69,10 +71,12 @@ def test_a_round_for_which_nobody_was_drawn_gets_noise_and_leaves_clients_as_the
     engine = BACKENDS["serial"].open(worker, shards(), torch.device("cpu"))
     state = replace(fit.start(worker, engine, 6), round=round)
     (after,) = fit.rounds(worker, engine, replace(plan, rounds=round + 1), shards((5,) * 6, 1), state)
-    moved = torch.cat([
-        (a - b).flatten()
-        for a, b in zip(*(ac.tree.leaves(s.server["vars"]["params"]) for s in (after, state)), strict=True)
-    ])
+    moved = torch.cat(
+        [
+            (a - b).flatten()
+            for a, b in zip(*(ac.tree.leaves(s.server["vars"]["params"]) for s in (after, state)), strict=True)
+        ]
+    )
     assert float(moved.std()) == pytest.approx(1.0, rel=0.1)  # noise times clip over one client that was expected
     assert after.cost["up"] == sum(part["bytes"] for part in after.cost["message"])  # as if one had been there
 
@@ -133,5 +137,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, monkeypatch):
     half.save(tmp_path / "half")
     monkeypatch.setattr(store.secrets, "new", lambda: bytes(32))
     fit_ = ac.load(tmp_path / "half")
-    end = list(fit.rounds(fit_.worker, fit_.engine, fit.RoundPlan(2, 6, 3, 2), fit_.world.shards(fit_.world.val), fit_.state))
+    end = list(
+        fit.rounds(fit_.worker, fit_.engine, fit.RoundPlan(2, 6, 3, 2), fit_.world.shards(fit_.world.val), fit_.state)
+    )
     assert all(map(torch.equal, *(ac.tree.leaves(s.server) for s in (whole.state, end[-1]))))

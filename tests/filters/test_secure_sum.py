@@ -33,7 +33,9 @@ def prime(n):
 
 def test_the_group_is_the_safe_prime_of_rfc_3526():
     p = shamir.group()
-    assert f"{p:x}".startswith("ffffffffffffffffc90fdaa22168c234") and f"{p:x}".endswith("15728e5a8aacaa68ffffffffffffffff")
+    assert f"{p:x}".startswith("ffffffffffffffffc90fdaa22168c234") and f"{p:x}".endswith(
+        "15728e5a8aacaa68ffffffffffffffff"
+    )
     assert prime(p) and prime((p - 1) // 2)
     a, b = shamir.private_key(), shamir.private_key()
     assert shamir.agreed(a, shamir.public_key(b), "x") == shamir.agreed(b, shamir.public_key(a), "x")
@@ -62,7 +64,7 @@ def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, 
     fine = {c: m for c, m in arrived.items() if isinstance(m, torch.Tensor) and m.shape == (WORDS,)}
     opened = {c: clients[c].opened(fine) for c in fine if c not in silent}
     for c in liars:
-        opened[c] = Opened({o: 5 for o in opened[c].seeds}, {o: 5 for o in opened[c].keys})
+        opened[c] = Opened(dict.fromkeys(opened[c].seeds, 5), dict.fromkeys(opened[c].keys, 5))
     return unmasked(fine, keys, {c: s.check for c, s in sent.items()}, opened, threshold), fine
 
 

@@ -203,9 +203,7 @@ def update(
     return server
 
 
-def add_cost(
-    cost: dict[str, Any], reply: Reply, down: Tree, asked: int, expected: int | None = None
-) -> dict[str, Any]:
+def add_cost(cost: dict[str, Any], reply: Reply, down: Tree, asked: int, expected: int | None = None) -> dict[str, Any]:
     """The bytes so far, with those of one more round: sent to all that were asked, received from those that counted.
 
     Secret cohorts are counted as `expected`, because their true number tells whether one client was in them.

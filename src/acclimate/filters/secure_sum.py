@@ -83,9 +83,7 @@ class Client:
         seeds = shamir.split(self._seed, all_keys, threshold)
         keys = shamir.split(self._mask, all_keys, threshold)
         self._held[self.number] = seeds[self.number], keys[self.number]
-        sealed = {
-            c: _sealed(self._common(c), self.number, c, seeds[c], keys[c]) for c in all_keys if c != self.number
-        }
+        sealed = {c: _sealed(self._common(c), self.number, c, seeds[c], keys[c]) for c in all_keys if c != self.number}
         return Sealed(_check(self._seed), sealed)
 
     def masked(self, numbers: Tensor, sealed: Mapping[int, bytes]) -> Tensor:

@@ -1,7 +1,7 @@
 """Secrets in shares (Shamir, CACM 1979) over a prime field, and keys that two parties agree on (Diffie and Hellman).
 
-The field is that of 2^521 - 1, so secrets of 256 bits fit with ease. The group is that of 2,048 bits in RFC 3526, Section 3,
-whose prime is computed here from its formula; private keys have 256 bits, from the system's generator.
+The field is that of 2^521 - 1, so secrets of 256 bits fit with ease. The group is that of 2,048 bits in RFC 3526,
+Section 3, whose prime is computed here from its formula; private keys have 256 bits, from the system's generator.
 """
 
 from __future__ import annotations

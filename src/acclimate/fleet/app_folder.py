@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..store import write
 from ..version import __version__
+from .guard import write_guards
 
 PYPROJECT = """\
 # A Flower app that runs acclimate. The code is the installed package; this folder only names it and the experiment.
@@ -45,6 +46,8 @@ settings = {settings}
 # of the experiment).
 selection = "last"
 adapter = ""
+# Signs what is above, where the server asks for it (acclimate.fleet.admin).
+admin = ""
 """
 
 SUPEREXEC = """\
@@ -73,7 +76,8 @@ def write_app(folder: Path, run_folder: str = "", settings: str = "", data: str 
 
 
 def write_superexec(folder: Path) -> None:
-    """Put `fleet.warm` where a node finds it, in a folder that comes first in the node's PATH."""
+    """Put `fleet.warm` where a node finds it, in a folder that comes first in the node's PATH, and what guards it."""
+    write_guards(folder)
     program(folder / "flower-superexec", SUPEREXEC)
 
 

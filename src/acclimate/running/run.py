@@ -72,7 +72,9 @@ def _run(
     """`run`. Of several, one that no adapter can serve is named below their table; alone, it would measure nothing."""
     store.refuse_overwrite(path, overwrite)
     secret = store.secrets.read(reuse) if reuse is not None else None
-    ready = _ready(experiment, secret)  # before an earlier run is removed: what cannot be built should not cost its results
+    ready = _ready(
+        experiment, secret
+    )  # before an earlier run is removed: what cannot be built should not cost its results
     if alone and ready is not None and (reason := untestable(experiment, ready.world, ready.worker)):
         ready.engine.close()
         raise ValueError(reason)

@@ -37,7 +37,7 @@ __all__ = [
     "read_tensors",
     "read_traces",
     "refuse_overwrite",
+    "secrets",
     "unpack",
     "write",
-    "secrets",
 ]
