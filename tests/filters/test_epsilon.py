@@ -17,7 +17,7 @@ from support import BACKENDS, shards, task
 
 KEY = bytes(range(32))
 KNOWN = [
-    # python -c "from dp_accounting import *; from dp_accounting.rdp import *; from acclimate.filters.accounting import *;
+    # python -c "from dp_accounting.rdp import *; from acclimate.filters.accounting import *;
     #   print(RdpAccountant(orders=ORDERS).compose(event(Z, Q, T)).get_epsilon(D), epsilon(Z, Q, T, D, 'pld'))"
     # of dp-accounting 0.6.0: noise, rate, rounds, delta, at the same orders, and by privacy loss distributions
     (1.2, 0.01, 100, 1e-5, 0.784010403158124, 0.44641307388097534),

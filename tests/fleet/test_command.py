@@ -1,7 +1,9 @@
 """Who may command: site policies, apps by hash, runs by ticket, and what is noted of it."""
 
+import importlib
 import io
 import json
+import warnings
 import zipfile
 from dataclasses import replace
 
@@ -64,10 +66,16 @@ def packed(files):
 
 def test_an_app_runs_only_with_its_hash_on_the_list(tmp_path, monkeypatch):
     from flwr.cli.build import build_fab_from_disk
-    from flwr.supernode.runtime import run_clientapp
+
+    run_clientapp = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    run_serverapp = importlib.import_module("flwr.superlink.runtime.run_serverapp")
+    monkeypatch.setattr(run_serverapp, "install_from_fab", None)  # and put back afterwards
 
     site_folders.init(tmp_path / "f", host="h", sites=["a"], settings="rounds=1")
-    fab, allow = build_fab_from_disk(tmp_path / "f" / "app"), tmp_path / "f" / "sites" / "a" / guard.LIST
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        fab = build_fab_from_disk(tmp_path / "f" / "app")
+    allow = tmp_path / "f" / "sites" / "a" / guard.LIST
     guard.check(fab, allow)
     installed = []
     monkeypatch.setattr(run_clientapp, "install_from_fab", lambda fab, **more: installed.append(fab))

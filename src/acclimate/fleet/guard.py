@@ -8,8 +8,10 @@ they install and run an app only if its hash is in the file that ACCLIMATE_APPS 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import os
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +50,9 @@ def digest_of_folder(app: Path) -> str:
     """The hash that an app folder has when Flower sends it."""
     from flwr.cli.build import build_fab_from_disk
 
-    return digest(build_fab_from_disk(app))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a package that Flower uses
+        return digest(build_fab_from_disk(app))
 
 
 def allow(path: Path, app: Path) -> None:
@@ -70,18 +74,14 @@ def check(fab: bytes, path: Path | None) -> None:
         return
     if log := os.environ.get(LOG):
         audit.note(Path(log), "app " + found, "refused", reason="not on the list of apps")
-    raise PermissionError(
-        f"the app with hash {found} is not on the list of apps that may run here ({path or VARIABLE})"
-    )
+    raise PermissionError(f"the app with hash {found} is not on this machine's list of apps ({path or VARIABLE})")
 
 
 def install_guard() -> None:
     """Check every app of this process before Flower unpacks it."""
-    from flwr.superlink.runtime import run_serverapp
-    from flwr.supernode.runtime import run_clientapp
-
-    for module in (run_serverapp, run_clientapp):
-        module.install_from_fab = _guarded(module.install_from_fab)  # type: ignore[attr-defined]
+    for name in ("superlink.runtime.run_serverapp", "supernode.runtime.run_clientapp"):
+        module: Any = importlib.import_module(f"flwr.{name}")
+        module.install_from_fab = _guarded(module.install_from_fab)
 
 
 def _guarded(install: Callable[..., Any]) -> Callable[..., Any]:

@@ -67,9 +67,7 @@ class Policy:
             return f"allowed_methods: method={method} is not among {', '.join(self.allowed_methods)}"
         own = [f for f in filters if type(f) is LocalDP and not f.secret]  # a secret of the server's choice is none
         if self.least_noise and max((f.noise for f in own), default=0.0) < self.least_noise:
-            return (
-                f"least_noise: messages need LocalDP with noise of at least {self.least_noise} and the site's own key"
-            )
+            return f"least_noise: messages need LocalDP with noise={self.least_noise} or more and the site's own key"
         if self.must_mask and not (filters and type(filters[-1]) is Masked and filters[-1].secret):
             return "must_mask: the last filter must be Masked, with a secret of the sites"
         return None

@@ -1,0 +1,152 @@
+"""An empirical lower bound of epsilon: a membership test on a small model that is trained many times.
+
+    python benchmarks/epsilon.py --trainings 1000 --out results/attack/epsilon.json
+
+One client's update is chosen as the worst that clipping lets through. Half of the trainings are with this client, half
+without; each has a fresh secret, Poisson cohorts and the noise of `CentralDP`, whose own halves are what runs. The
+attacker sees every round's released sum, as someone who gets every model does, and scores how much it points along the
+client's update, each round by the log-likelihood ratio of a sampled Gaussian, which is the best that there is.
+
+From the attacker's error rates, with 95 % confidence bounds (Clopper and Pearson, 1934, at 97.5 % each), follows the
+least epsilon with which they agree at delta. It must lie below the epsilon that the card claims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from acclimate.core import Arrived, Mean, rng
+from acclimate.core.poisson import poisson
+from acclimate.filters import CentralDP
+from acclimate.store import json_text, secrets, write
+
+RULES = {"delta": Mean()}
+
+
+def beta_quantile(p: float, a: int, b: int) -> float:
+    """The p-quantile of a Beta(a, b) distribution of whole numbers, by bisection of a binomial tail."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        x = (low + high) / 2
+        n = a + b - 1
+        logs = [
+            math.lgamma(n + 1)
+            - math.lgamma(j + 1)
+            - math.lgamma(n - j + 1)
+            + j * math.log(x)
+            + (n - j) * math.log1p(-x)
+            for j in range(a, n + 1)
+        ]
+        low, high = (x, high) if math.fsum(map(math.exp, logs)) < p else (low, x)
+    return (low + high) / 2
+
+
+def at_most(hits: int, of: int, confidence: float) -> float:
+    """The Clopper-Pearson upper bound of a probability."""
+    return 1.0 if hits == of else beta_quantile(confidence, hits + 1, of - hits)
+
+
+def at_least(hits: int, of: int, confidence: float) -> float:
+    """The Clopper-Pearson lower bound of a probability."""
+    return 0.0 if hits == 0 else beta_quantile(1 - confidence, hits, of - hits + 1)
+
+
+def training(dp: CentralDP, member: bool, clients: int, cohort: int, rounds: int, data: torch.Tensor) -> list[float]:
+    """What the attacker sees of one training of a logistic model: how far each release points along the client."""
+    secret, x, y = secrets.new(), data[:, :-1], data[:, -1]
+    w, seen = torch.zeros(x.shape[1]), []
+    along = torch.zeros(x.shape[1])
+    along[0] = 1.0  # the client's examples are such that it pulls this way with all that clipping leaves
+    for r in range(rounds):
+        drawn = poisson(dp.cohort_key(secret), clients, cohort, r)
+        honest = drawn[drawn > 0]
+        gradients = (y[honest] - torch.sigmoid(x[honest] @ w))[:, None] * x[honest]
+        gradients[:, 0] = 0.0  # the others know nothing of this direction: the worst case
+        ups = [dp.arrive({"delta": g})["delta"] for g in gradients]
+        if member and 0 in drawn.tolist():
+            ups.append(dp.arrive({"delta": 1e6 * along})["delta"])
+        total = torch.stack(ups).sum(0) if ups else torch.zeros(len(w), dtype=torch.float64)
+        arrived = Arrived(RULES, max(len(ups), 1), len(drawn), cohort, secret)
+        released = dp.server({"delta": total / max(len(ups), 1)}, rng.fold(rng.key(0), r), arrived)["delta"]
+        w = w + released
+        seen.append(float(released[0]) * cohort / dp.std)
+    return seen
+
+
+def score(seen: list[float], noise: float, rate: float) -> float:
+    """The log-likelihood ratio of what was seen, with and without the client."""
+    return sum(math.log1p(rate * (math.exp(s / noise - 0.5 / noise**2) - 1)) for s in seen)
+
+
+def lower_bound(inside: list[float], outside: list[float], delta: float) -> dict[str, float]:
+    """The best epsilon that the scores prove: thresholds are chosen on one half, the bound is of the other."""
+    half = len(inside) // 2
+
+    def rates(a: list[float], b: list[float], t: float) -> tuple[int, int]:
+        return sum(s > t for s in a), sum(s > t for s in b)
+
+    def proven(hits: int, alarms: int, n: int) -> float:
+        tpr, fpr = at_least(hits, n, 0.975), at_most(alarms, n, 0.975)
+        back = at_least(n - alarms, n, 0.975) - delta, at_most(n - hits, n, 0.975)
+        return max(0.0, *(math.log(t / f) for t, f in ((tpr - delta, fpr), back) if t > 0 and f > 0))
+
+    places = sorted(inside[:half] + outside[:half])[:: max(1, half // 25)]
+    best = max(places, key=lambda t: proven(*rates(inside[:half], outside[:half], t), half))
+    hits, alarms = rates(inside[half:], outside[half:], best)
+    n = len(inside) - half
+    found = {"threshold": best, "true_positives": hits, "false_positives": alarms, "of_each": n}
+    return {"epsilon_at_least": proven(hits, alarms, n), **found}
+
+
+def attack(trainings: int, noise: float, clients: int, cohort: int, rounds: int, delta: float) -> dict[str, object]:
+    """The whole experiment."""
+    dp, g = CentralDP(clip=1.0, noise=noise, delta=delta), torch.Generator().manual_seed(0)
+    x = torch.randn(clients, 5, generator=g)
+    data = torch.cat([x, (x[:, 1:2] > 0).float()], 1)
+    scores = {
+        member: [
+            score(training(dp, member, clients, cohort, rounds, data), noise, cohort / clients)
+            for _ in range(trainings // 2)
+        ]
+        for member in (True, False)
+    }
+    card = dp.card(RULES, rounds, cohort, clients)
+    tight = CentralDP(noise=noise, delta=delta, accountant="pld").card(RULES, rounds, cohort, clients)["epsilon"]
+    settings = {"noise": noise, "clients": clients, "cohort": cohort, "rounds": rounds, "trainings": trainings}
+    return {**settings, "delta": delta, "claimed": card["epsilon"], "claimed_pld": tight} | lower_bound(
+        scores[True], scores[False], delta
+    )
+
+
+def main() -> None:
+    """Attack three settings and write what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainings", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path("results/attack/epsilon.json"))
+    given, began = parser.parse_args(), time.perf_counter()
+    torch.set_num_threads(1)
+    cases = [(1.0, 8, 8, 1), (1.0, 20, 5, 10), (0.6, 20, 10, 5)]
+    rows = [attack(given.trainings, noise, n, cohort, rounds, 1e-5) for noise, n, cohort, rounds in cases]
+    git = ["git", "rev-parse", "HEAD"]
+    body = {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+        "seconds": round(time.perf_counter() - began, 1),
+        "confidence": 0.95,
+        "settings": rows,
+    }
+    write(given.out, json_text(body, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
