@@ -83,4 +83,5 @@ def test_a_client_may_use_its_share_of_the_range_and_no_more(value, cut):
 def test_the_card_says_what_a_secret_protects():
     rules = {"d": Mean()}
     assert Masked().card(rules, 1, 4, 4)["mechanism"] == "pairwise masks, simulated"
-    assert "ChaCha20" in Masked(secret=NAME).card(rules, 1, 4, 4)["mechanism"]
+    card = Masked(secret=NAME).card(rules, 1, 4, 4)
+    assert "ChaCha20" in card["mechanism"] and "In one process" in card["assumes"] and "nothing" in card["assumes"]
