@@ -42,7 +42,7 @@ class Keys(NamedTuple):
     mask: int
 
 
-class Sealed(NamedTuple):
+class Shares(NamedTuple):
     """What a client sends in the second step."""
 
     check: bytes
@@ -74,7 +74,7 @@ class Client:
         """The public halves of the keys."""
         return Keys(shamir.public_key(self._seal), shamir.public_key(self._mask))
 
-    def shares(self, all_keys: Mapping[int, Keys], threshold: int) -> Sealed:
+    def shares(self, all_keys: Mapping[int, Keys], threshold: int) -> Shares:
         """The shares of the own secrets for all clients whose keys are known."""
         check_threshold(threshold, len(all_keys))
         if all_keys.get(self.number) != self.keys():
@@ -84,7 +84,7 @@ class Client:
         keys = shamir.split(self._mask, all_keys, threshold)
         self._held[self.number] = seeds[self.number], keys[self.number]
         sealed = {c: _sealed(self._common(c), self.number, c, seeds[c], keys[c]) for c in all_keys if c != self.number}
-        return Sealed(_check(self._seed), sealed)
+        return Shares(_check(self._seed), sealed)
 
     def masked(self, numbers: Tensor, sealed: Mapping[int, bytes]) -> Tensor:
         """The numbers under masks with all whose shares came; a share that was tampered with counts as none."""

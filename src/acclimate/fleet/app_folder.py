@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ..store import write
 from ..version import __version__
-from .guard import write_guards
 
 PYPROJECT = """\
 # A Flower app that runs acclimate. The code is the installed package; this folder only names it and the experiment.
@@ -58,6 +57,14 @@ from acclimate.fleet.warm import main
 main()
 """
 
+GUARDED = """\
+#!/usr/bin/env python3
+# Flower's {name}, which runs only apps whose hash is on this machine's list.
+from acclimate.fleet.guard import {half}
+
+{half}()
+"""
+
 FLOWER = "1.41.0"
 """The version of Flower that the fleet is made for; `acclimate[flower]` installs it."""
 
@@ -79,6 +86,12 @@ def write_superexec(folder: Path) -> None:
     """Put `fleet.warm` where a node finds it, in a folder that comes first in the node's PATH, and what guards it."""
     write_guards(folder)
     program(folder / "flower-superexec", SUPEREXEC)
+
+
+def write_guards(folder: Path) -> None:
+    """Put the programs of `fleet.guard` into a folder that comes first in the PATH of a server or node."""
+    for half in ("serverapp", "clientapp"):
+        program(folder / f"flwr-{half}", GUARDED.format(name=f"flwr-{half}", half=half))
 
 
 def program(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """Which apps may run here: those whose files have a hash on this machine's own list.
 
 A Flower server may send any app to its nodes, and whoever reaches its control interface may send one to the server.
-`write_guards` puts programs before Flower's own in the PATH of server and nodes, which start ServerApps and ClientApps;
+`app_folder.write_guards` puts programs before Flower's own in the PATH of server and nodes, which start ServerApps and ClientApps;
 they install and run an app only if its hash is in the file that ACCLIMATE_APPS names. Without that file nothing runs.
 """
 
@@ -21,13 +21,6 @@ from ..store import write
 from . import audit
 
 LIST, VARIABLE, LOG = "apps.allow", "ACCLIMATE_APPS", "ACCLIMATE_AUDIT"
-PROGRAM = """\
-#!/usr/bin/env python3
-# Flower's {name}, which runs only apps whose hash is on this machine's list.
-from acclimate.fleet.guard import {half}
-
-{half}()
-"""
 _MOST = 1 << 24
 """Bytes that an app may have when it is unpacked."""
 
@@ -107,11 +100,3 @@ def clientapp() -> None:
 
     install_guard()
     flwr_clientapp()
-
-
-def write_guards(folder: Path) -> None:
-    """Put the guarded programs into a folder that comes first in the PATH of a server or node."""
-    from .app_folder import program
-
-    for half in ("serverapp", "clientapp"):
-        program(folder / f"flwr-{half}", PROGRAM.format(name=f"flwr-{half}", half=half))

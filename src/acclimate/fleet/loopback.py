@@ -20,7 +20,7 @@ from typing import Any
 
 from ..store import RunError, read_json, write
 from . import admin, audit, guard, keys
-from .app_folder import write_app, write_superexec
+from .app_folder import write_app, write_guards, write_superexec
 from .local_processes import Process, check_port, free_ports, listening, started, stop
 
 SCHEMA = "acclimate.fleet/1"
@@ -181,7 +181,7 @@ def prepare(fleet: Fleet) -> None:
     write_app(fleet.app)
     keys.write_private(fleet.secrets / admin.KEY, os.urandom(32))
     guard.allow(fleet.secrets / guard.LIST, fleet.app)
-    guard.write_guards(fleet.link_bin)
+    write_guards(fleet.link_bin)
     write_superexec(fleet.bin)
     connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
     connection += f'address = "127.0.0.1:{fleet.port}"\nroot-certificates = "{ca.public}"\n'

@@ -12,7 +12,7 @@ from ..experiment.settings import expand
 from ..store import RunError, write
 from ..version import __version__
 from . import admin, guard, keys
-from .app_folder import FLOWER, program, write_app, write_superexec
+from .app_folder import FLOWER, program, write_app, write_guards, write_superexec
 from .local_processes import check_port
 
 HOWTO = """\
@@ -178,7 +178,7 @@ def init(
         program(own / "start.sh", NODE.format(host=host, port=port, name=name, number=number, count=len(sites)))
     keys.write_private(server / admin.KEY, os.urandom(32))
     guard.allow(server / guard.LIST, app)
-    guard.write_guards(server / "bin")
+    write_guards(server / "bin")
     for own in (server, folder / "authority"):
         own.chmod(0o700)
     program(server / "start.sh", SERVER.format(port=port, bind=bind))
