@@ -2,8 +2,8 @@
 
 The masking step of secure aggregation (Bonawitz et al., CCS 2017, Section 4), without its key agreement and without
 its recovery from dropouts, which `secure_sum` has. Values become fixed-point numbers of 32 bits. Each pair of clients
-of the cohort derives one mask from the secret, the round and their two numbers; the one with the lower number adds it, the other subtracts it,
-all modulo 2^32.
+of the cohort derives one mask from the secret, the round and their two numbers; the one with the lower number adds it,
+the other subtracts it, all modulo 2^32.
 
 Who cannot read a message: a server that follows the protocol and does not have the secret. Who can: any client, if the
 server passes a message on to it, because all clients share one secret. If a client drops out, the masks of the others

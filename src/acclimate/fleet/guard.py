@@ -1,8 +1,9 @@
 """Which apps may run here: those whose files have a hash on this machine's own list.
 
 A Flower server may send any app to its nodes, and whoever reaches its control interface may send one to the server.
-`app_folder.write_guards` puts programs before Flower's own in the PATH of server and nodes, which start ServerApps and ClientApps;
-they install and run an app only if its hash is in the file that ACCLIMATE_APPS names. Without that file nothing runs.
+`app_folder.write_guards` puts programs before Flower's own in the PATH of server and nodes, which start ServerApps and
+ClientApps; they install and run an app only if its hash is in the file that ACCLIMATE_APPS names. Without that file
+nothing runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..store import write
 from . import audit
 
 LIST, VARIABLE, LOG = "apps.allow", "ACCLIMATE_APPS", "ACCLIMATE_AUDIT"
@@ -50,6 +50,8 @@ def digest_of_folder(app: Path) -> str:
 
 def allow(path: Path, app: Path) -> None:
     """Write the list, with one app on it."""
+    from ..store import write  # not above: it loads torch, and Flower gives up on a task that does not report soon
+
     write(path, f"# apps that may run here, by hash; one line each\n{digest_of_folder(app)}\n")
 
 
