@@ -3,7 +3,7 @@
     python benchmarks/epsilon.py --trainings 1000 --out results/attack/epsilon.json
 
 One client's update is chosen as the worst that clipping lets through. Half of the trainings are with this client, half
-without; each has a fresh secret, Poisson cohorts and the noise of `CentralDP`, whose own halves are what runs. The
+without; each has Poisson cohorts of a fresh key and the noise of `CentralDP`, whose own halves are what runs. The
 attacker sees every round's released sum, as someone who gets every model does, and scores how much it points along the
 client's update, each round by the log-likelihood ratio of a sampled Gaussian, which is the best that there is.
 
@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.func import vmap
 
 from acclimate.core import Arrived, Mean, rng
 from acclimate.core.poisson import poisson
@@ -60,31 +61,35 @@ def at_least(hits: int, of: int, confidence: float) -> float:
     return 0.0 if hits == 0 else beta_quantile(1 - confidence, hits, of - hits + 1)
 
 
-def training(dp: CentralDP, member: bool, clients: int, cohort: int, rounds: int, data: torch.Tensor) -> list[float]:
-    """What the attacker sees of one training of a logistic model: how far each release points along the client."""
-    secret, x, y = secrets.new(), data[:, :-1], data[:, -1]
-    w, seen = torch.zeros(x.shape[1]), []
-    along = torch.zeros(x.shape[1])
-    along[0] = 1.0  # the client's examples are such that it pulls this way with all that clipping leaves
+def trainings_of(
+    dp: CentralDP, member: bool, count: int, clients: int, cohort: int, rounds: int, data: torch.Tensor
+) -> torch.Tensor:
+    """What the attacker sees of many trainings of a logistic model, [trainings, rounds]: how far each release points
+    along the client, in units of the clip."""
+    keys, secret = [dp.cohort_key(secrets.new()) for _ in range(count)], secrets.new()
+    x, y = data[:, :-1], data[:, -1]
+    w, seen = torch.zeros(count, x.shape[1]), []
+    worst = torch.eye(x.shape[1])[0] * 1e6  # the client pulls one way with all that clipping leaves
+    clip = vmap(vmap(lambda up: dp.arrive({"delta": up})["delta"]))
     for r in range(rounds):
-        drawn = poisson(dp.cohort_key(secret), clients, cohort, r)
-        honest = drawn[drawn > 0]
-        gradients = (y[honest] - torch.sigmoid(x[honest] @ w))[:, None] * x[honest]
-        gradients[:, 0] = 0.0  # the others know nothing of this direction: the worst case
-        ups = [dp.arrive({"delta": g})["delta"] for g in gradients]
-        if member and 0 in drawn.tolist():
-            ups.append(dp.arrive({"delta": 1e6 * along})["delta"])
-        total = torch.stack(ups).sum(0) if ups else torch.zeros(len(w), dtype=torch.float64)
-        arrived = Arrived(RULES, max(len(ups), 1), len(drawn), cohort, secret)
-        released = dp.server({"delta": total / max(len(ups), 1)}, rng.fold(rng.key(0), r), arrived)["delta"]
+        drawn = torch.zeros(count, clients)
+        for i, key in enumerate(keys):
+            drawn[i, poisson(key, clients, cohort, r)] = 1.0
+        ups = (y - torch.sigmoid(w @ x.T))[:, :, None] * x
+        ups[:, :, 0] = 0.0  # the others know nothing of its direction: the worst case
+        ups[:, 0] = worst if member else 0.0
+        total = (clip(ups) * drawn[:, :, None]).sum(1)
+        arrived = Arrived(RULES, 1, cohort, cohort, secret)
+        released = dp.server({"delta": total}, rng.fold(rng.key(0), r), arrived)["delta"]
         w = w + released
-        seen.append(float(released[0]) * cohort / dp.std)
-    return seen
+        seen.append(released[:, 0].double() * cohort / dp.clip)
+    return torch.stack(seen, 1)
 
 
-def score(seen: list[float], noise: float, rate: float) -> float:
-    """The log-likelihood ratio of what was seen, with and without the client."""
-    return sum(math.log1p(rate * (math.exp(s / noise - 0.5 / noise**2) - 1)) for s in seen)
+def scores_of(seen: torch.Tensor, noise: float, rate: float) -> list[float]:
+    """The log-likelihood ratio of what was seen in each training, with and without the client."""
+    ratio = torch.exp((seen - 0.5) / noise**2)
+    return torch.log1p(rate * (ratio - 1)).sum(1).tolist()
 
 
 def lower_bound(inside: list[float], outside: list[float], delta: float) -> dict[str, float]:
@@ -115,10 +120,9 @@ def attack(
     x = torch.randn(clients, 5, generator=g)
     data = torch.cat([x, (x[:, 1:2] > 0).float()], 1)
     scores = {
-        member: [
-            score(training(dp, member, clients, cohort, rounds, data), noise, cohort / clients)
-            for _ in range(trainings // 2)
-        ]
+        member: scores_of(
+            trainings_of(dp, member, trainings // 2, clients, cohort, rounds, data), noise, cohort / clients
+        )
         for member in (True, False)
     }
     card = dp.card(RULES, rounds, cohort, clients)

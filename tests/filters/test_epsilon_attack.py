@@ -19,7 +19,7 @@ def test_the_confidence_bounds_are_those_of_clopper_and_pearson():
 
 
 def test_what_a_membership_test_proves_is_below_the_claim_and_above_it_where_noise_is_missing():
-    honest = attack.attack(120, noise=1.0, clients=4, cohort=4, rounds=1, delta=1e-5, tight=False)
+    honest = attack.attack(400, noise=1.0, clients=4, cohort=4, rounds=1, delta=1e-5, tight=False)
     assert 0 <= honest["epsilon_at_least"] < honest["claimed"]
     silent = attack.lower_bound([1.0] * 400, [0.0] * 400, 1e-5)
     assert silent["epsilon_at_least"] == pytest.approx(3.98, abs=0.1)  # log of 0.9818 over 0.0183: 0 and 200 of 200
