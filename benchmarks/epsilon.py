@@ -35,19 +35,13 @@ RULES = {"delta": Mean()}
 
 def beta_quantile(p: float, a: int, b: int) -> float:
     """The p-quantile of a Beta(a, b) distribution of whole numbers, by bisection of a binomial tail."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
+    low, high, n = 0.0, 1.0, a + b - 1
+    j = torch.arange(a, n + 1, dtype=torch.float64)
+    ways = math.lgamma(n + 1) - torch.lgamma(j + 1) - torch.lgamma(n - j + 1)
+    for _ in range(50):
         x = (low + high) / 2
-        n = a + b - 1
-        logs = [
-            math.lgamma(n + 1)
-            - math.lgamma(j + 1)
-            - math.lgamma(n - j + 1)
-            + j * math.log(x)
-            + (n - j) * math.log1p(-x)
-            for j in range(a, n + 1)
-        ]
-        low, high = (x, high) if math.fsum(map(math.exp, logs)) < p else (low, x)
+        tail = float((ways + j * math.log(x) + (n - j) * math.log1p(-x)).exp().sum())
+        low, high = (x, high) if tail < p else (low, x)
     return (low + high) / 2
 
 
@@ -104,7 +98,7 @@ def lower_bound(inside: list[float], outside: list[float], delta: float) -> dict
         back = at_least(n - alarms, n, 0.975) - delta, at_most(n - hits, n, 0.975)
         return max(0.0, *(math.log(t / f) for t, f in ((tpr - delta, fpr), back) if t > 0 and f > 0))
 
-    places = sorted(inside[:half] + outside[:half])[:: max(1, half // 25)]
+    places = sorted(inside[:half] + outside[:half])[:: max(1, half // 10)]
     best = max(places, key=lambda t: proven(*rates(inside[:half], outside[:half], t), half))
     hits, alarms = rates(inside[half:], outside[half:], best)
     n = len(inside) - half
