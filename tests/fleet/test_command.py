@@ -12,7 +12,7 @@ import pytest
 import acclimate as ac
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet import admin, audit
-from acclimate.fleet.policy import Policy, Refused
+from acclimate.fleet.policy import Policy, PolicyRefusal
 from acclimate.store import RunError
 
 pytest.importorskip("flwr")
@@ -42,7 +42,7 @@ def test_a_request_that_asks_for_less_is_refused_by_the_name_of_the_rule(tmp_pat
     policy, asked = Policy.load(tmp_path), replace(E, filters=filters)
     if rule is None:
         return policy.check(asked)
-    with pytest.raises(Refused, match=f"this site's policy refuses the request: {rule}: "):
+    with pytest.raises(PolicyRefusal, match=f"this site's policy refuses the request: {rule}: "):
         policy.check(asked)
 
 

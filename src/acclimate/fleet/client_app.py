@@ -22,7 +22,7 @@ from ..core import tree
 from ..experiment import loads
 from ..store import RunError
 from . import audit
-from .policy import Policy, Refused
+from .policy import Policy, PolicyRefusal
 from .records import branches, flat_of, pack, rebuilt, unpack, version_of
 from .site import Place, Site
 from .vault import Memory, Vault, safe
@@ -57,7 +57,7 @@ def respond(message: Message, context: Context) -> Message:
     known = {"run": run, "kind": kind, "method": type(experiment.method).__name__, "round": fields.get("round")}
     try:
         Policy.load(place.folder).check(experiment)
-    except (Refused, RunError) as e:  # before data are looked at: the site decides, not the request
+    except (PolicyRefusal, RunError) as e:  # before data are looked at: the site decides, not the request
         log.error("%s", e)
         audit.note(place.folder / audit.AUDIT, "server", "refused", reason=str(e), **known)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(e)), reply_to=message)

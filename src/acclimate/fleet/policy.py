@@ -21,7 +21,7 @@ from ..store import RunError, read_json
 POLICY = "policy.json"
 
 
-class Refused(PermissionError):
+class PolicyRefusal(PermissionError):
     """A request that the site's policy forbids; names the rule."""
 
 
@@ -56,9 +56,9 @@ class Policy:
         return cls(float(noise), mask, tuple(m.lower() for m in methods))
 
     def check(self, experiment: Experiment) -> None:
-        """Raise `Refused` where an experiment asks for less than this policy demands."""
+        """Raise `PolicyRefusal` where an experiment asks for less than this policy demands."""
         if reason := self.refusal(experiment):
-            raise Refused(f"this site's policy refuses the request: {reason}")
+            raise PolicyRefusal(f"this site's policy refuses the request: {reason}")
 
     def refusal(self, experiment: Experiment) -> str | None:
         """Why, in a sentence that begins with the rule, or None."""
