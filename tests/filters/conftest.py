@@ -11,4 +11,4 @@ from acclimate.filters import accounting
 def accountable(monkeypatch):
     """DP filters are not refused for want of the package."""
     if find_spec("dp_accounting") is None:
-        monkeypatch.setattr(accounting, "missing", lambda: None)
+        monkeypatch.setattr(accounting, "missing", lambda accountant: None)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from acclimate.core import Mean, Sender, Sum, rng
-from acclimate.filters import Masked, chacha
+from acclimate.filters import Masked, chacha, gaussian
 from acclimate.filters.masked import CUT, REAL, WHOLE
-from acclimate.filters.secret import normal, secret_key
+from acclimate.filters.secret import noise, purpose_key, secret_key
 
 NAME = "SECRET_OF_THIS_TEST"
 
@@ -24,22 +24,34 @@ def test_a_key_is_the_hash_of_purpose_and_secret(monkeypatch):
     assert secret_key("", "noise") == key_of("noise", "a simulation hides nothing")
 
 
-def test_noise_under_a_secret_is_box_muller_of_the_stream_that_the_whole_key_names(monkeypatch):
+def test_a_purpose_has_a_key_of_its_own_from_the_run_or_the_environment(monkeypatch):
+    run = bytes(range(32))
+    assert purpose_key("", run, "noise") == hashlib.sha256(b"acclimate\0noise\0" + run).digest()
+    assert purpose_key("", run, "noise") != purpose_key("", run, "cohorts")
+    assert purpose_key("", None, "noise") is purpose_key("seed", run, "noise") is None
     monkeypatch.setenv(NAME, "s3")
-    key = torch.tensor((7 << 32) + 5)
-    got = normal(NAME, key, torch.empty(3, 5))
+    assert purpose_key(NAME, run, "noise") == key_of("noise", "s3")
+
+
+def test_noise_under_a_secret_inverts_the_stream_that_the_whole_key_names():
+    """Against SciPy's inverse of the tail, on the grid of a power of two that has 2^20 to 2^21 steps a deviation."""
+    stats = pytest.importorskip("scipy.stats")
+    key, secret = torch.tensor((7 << 32) + 5), key_of("noise", "s3")
+    got = noise(secret, key, torch.empty(3, 5), 0.75, exact=True)
     nonce = [torch.tensor(5), torch.tensor(7), torch.tensor(0)]
-    words = chacha.stream(key_of("noise", "s3"), nonce, 30).numpy()
-    u, v = (words // 256 / 2**24).reshape(2, 3, 5)
-    want = np.sqrt(-2 * np.log(1 - u)) * np.cos(2 * np.pi * v)
-    np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-5)
+    w = chacha.stream(secret, nonce, 60).numpy().reshape(4, 3, 5)
+    tail = w[0] / 2**33 + w[1] / 2**65
+    want = stats.norm.isf(tail) * 0.75 * np.where(w[3] % 2 == 1, -1, 1)
+    np.testing.assert_allclose(got.numpy(), want, atol=2.0**-21)
+    assert gaussian.step_of(0.75) == 2.0**-21 and torch.equal(got * 2**21, (got * 2**21).round())
     for other in ((7 << 32) + 6, (8 << 32) + 5):  # both halves of the key count
-        assert not torch.equal(normal(NAME, torch.tensor(other), torch.empty(3, 5)), got)
-    assert normal(NAME, key, torch.empty(3, dtype=torch.float64)).dtype == torch.float64
+        assert not torch.equal(noise(secret, torch.tensor(other), torch.empty(3, 5), 0.75, True), got)
 
 
 def test_noise_without_a_secret_follows_from_the_key_alone():
-    assert torch.equal(normal("", rng.key(3), torch.empty(4)), rng.normal(rng.key(3), 4))
+    torch.testing.assert_close(
+        noise(None, rng.key(3), torch.empty(4), 1.0, True), rng.normal(rng.key(3), 4).double(), atol=2.0**-20, rtol=0
+    )
 
 
 @pytest.mark.parametrize(("me", "sign"), [(2, 1), (9, -1)])
@@ -71,4 +83,5 @@ def test_a_client_may_use_its_share_of_the_range_and_no_more(value, cut):
 def test_the_card_says_what_a_secret_protects():
     rules = {"d": Mean()}
     assert Masked().card(rules, 1, 4, 4)["mechanism"] == "pairwise masks, simulated"
-    assert "ChaCha20" in Masked(secret=NAME).card(rules, 1, 4, 4)["mechanism"]
+    card = Masked(secret=NAME).card(rules, 1, 4, 4)
+    assert "ChaCha20" in card["mechanism"] and "In one process" in card["assumes"] and "nothing" in card["assumes"]

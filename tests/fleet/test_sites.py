@@ -130,6 +130,7 @@ def test_init_writes_all_that_sites_need(tmp_path):
             "node.key",
             "start.sh",
             "bin",
+            "apps.allow",
         }
         assert (own / f"{name}.key").stat().st_mode & 0o077 == 0
         assert all(os.access(own / name, os.X_OK) for name in ("start.sh", "bin/flower-superexec"))

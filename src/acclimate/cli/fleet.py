@@ -88,9 +88,10 @@ def init(
     ],
     settings: Annotated[str, typer.Option(help="The experiment, as for `acclimate run`.")] = "method=fedavg",
     port: Annotated[int, typer.Option(help="The port of the server.")] = 8000,
+    bind: Annotated[str, typer.Option(help="The address at which the server listens.")] = "127.0.0.1",
 ) -> None:
     """Write a deployable app, keys and certificates for real sites, and a page that says what to do with them."""
     from ..fleet.site_folders import init as write_fleet
 
-    write_fleet(folder, host, sites, settings, port)
+    write_fleet(folder, host, sites, settings, port, bind)
     typer.echo(f"wrote {folder}; start with {folder / 'HOWTO.md'}")

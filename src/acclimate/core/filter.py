@@ -29,6 +29,9 @@ class Sender(NamedTuple):
     round: Tensor
     cohort: Tensor | None = None
     """Who takes part in the round; only where some filter `hides`, because telling it costs bytes."""
+    secret: bytes | None = None
+    """The key of the run at this place, 32 bytes that follow from nothing; None where everything follows from the
+    seed."""
 
 
 class Arrived(NamedTuple):
@@ -40,6 +43,10 @@ class Arrived(NamedTuple):
     """How many messages are in the total."""
     asked: int
     """How many clients the round was for."""
+    expected: int | None = None
+    """How many a round is for on average, a number that no client changes; None: `asked`."""
+    secret: bytes | None = None
+    """The key of the run at the server; None where everything follows from the seed."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,22 @@ class Filter:
     def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
         """What the method's server half receives instead of `total`."""
         return total
+
+    def cohort_key(self, secret: bytes | None) -> bytes | None:
+        """The key from which cohorts are drawn by Poisson sampling; None: they follow from the seed, as usual.
+
+        `secret` is the key of the run.
+        """
+        return None
+
+    @property
+    def wants_secret(self) -> bool:
+        """Whether a new run must have a key of its own."""
+        return False
+
+    def simulated(self) -> Filter:
+        """The record as it is in a run without a key, whose promise then does not hold."""
+        return self
 
     def card(self, rules: Rules, rounds: int, cohort: int, clients: int) -> dict[str, Any]:
         """What results.json says about this filter in a run: plain JSON, empty where there is nothing to say."""

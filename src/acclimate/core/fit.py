@@ -13,7 +13,9 @@ from torch import Tensor
 from . import message, rng, tree
 from .adapter import Adapter
 from .backend import Engine, Fault, Reply
+from .message import Partial
 from .personal import Personalizer
+from .poisson import poisson
 from .private import Private
 from .shards import Shards
 from .stream import Protocol
@@ -102,7 +104,9 @@ def start_together(workers: Sequence[Worker], engine: Engine, clients: int) -> l
 
 
 def sample(worker: Worker, schedule: RoundPlan, round: int) -> Tensor:
-    """The clients of a round: distinct, keyed by seed and round, ascending."""
+    """The clients of a round, ascending: `cohort` of them by seed and round, or each by a secret coin of its own."""
+    if (secret := worker.cohort_key) is not None:
+        return poisson(secret, schedule.clients, schedule.cohort, round)
     clients, cohort, key = schedule.clients, schedule.cohort, worker.key("cohort", round)
     if cohort == clients:
         return torch.arange(clients)
@@ -129,10 +133,13 @@ def rounds_together(
         cohorts = following
         if r + 1 < schedule.rounds:
             following = [sample(w, schedule, r + 1) for w in workers]
-            engine.expect(lanes.cohort(following, schedule.clients))
-        done = _one_round(workers, engine, [s.server for s in states], cohorts, r)
-        ended = zip(states, done, lanes.each_mine(engine.mine), cohorts, strict=True)
-        states = [_after(s, *one, mine, len(cohort), engine.intake) for s, one, mine, cohort in ended]
+            engine.expect(lanes.cohort([_shown(c) for c in following], schedule.clients))
+        done = _one_round(workers, engine, [s.server for s in states], cohorts, r, schedule.cohort)
+        ended = zip(workers, states, done, lanes.each_mine(engine.mine), cohorts, strict=True)
+        states = [
+            _after(s, *one, mine, len(cohort), schedule.cohort if w.cohort_key is not None else None, engine.intake)
+            for w, s, one, mine, cohort in ended
+        ]
         if schedule.evaluates(r):
             states = validate(workers, engine, val, states)
         yield states
@@ -144,29 +151,59 @@ def one_round(worker: Worker, engine: Engine, server: Tree, cohort: Tensor, roun
 
 
 def _one_round(
-    workers: Sequence[Worker], engine: Engine, servers: Sequence[Tree], cohorts: Sequence[Tensor], round: int
+    workers: Sequence[Worker],
+    engine: Engine,
+    servers: Sequence[Tree],
+    cohorts: Sequence[Tensor],
+    round: int,
+    expected: int | None = None,
 ) -> list[tuple[Tree, Reply, Tree]]:
     """One round of every lane: its server's new state, the reply of its clients, and what they got."""
-    lanes = list(zip(workers, servers, cohorts, strict=True))
-    downs = [w.outgoing(w.method.download(w.task, server), cohort) for w, server, cohort in lanes]
-    replies = engine.train_lanes(downs, cohorts, round)
+    lanes, before = list(zip(workers, servers, cohorts, strict=True)), engine.mine
+    shown = [_shown(cohort) for cohort in cohorts]
+    downs = [w.outgoing(w.method.download(w.task, s), c) for w, s, c in zip(workers, servers, shown, strict=True)]
+    replies = engine.train_lanes(downs, shown, round)
+    if any(len(cohort) == 0 for cohort in cohorts):  # of secret cohorts, which have no lanes beside them
+        replies, engine.mine = [r._replace(part=_nobody(r.part)) for r in replies], before
     done = []
     for (w, server, cohort), reply, down in zip(lanes, replies, downs, strict=True):
-        attempt = partial(_attempt, w, server, cohort, round, engine.device)
+        attempt = partial(_attempt, w, server, cohort, round, engine.device, expected)
         done.append((*engine.settle(reply, server, attempt), down))
     return done
 
 
 def _attempt(
-    worker: Worker, server: Tree, cohort: Tensor, round: int, device: torch.device, reply: Reply, look: Look | None
+    worker: Worker,
+    server: Tree,
+    cohort: Tensor,
+    round: int,
+    device: torch.device,
+    expected: int | None,
+    reply: Reply,
+    look: Look | None,
 ) -> Tree:
-    return update(worker, server, reply, cohort, round, device, look)
+    return update(worker, server, reply, cohort, round, device, expected, look)
 
 
-def _after(state: State, server: Tree, reply: Reply, down: Tree, mine: Private, asked: int, intake: Tree) -> State:
+def _shown(cohort: Tensor) -> Tensor:
+    """Who runs. Where nobody was drawn, client 0 shows the form of a message, and its values count for nothing.
+
+    The round must take place all the same: a round without noise would tell that nobody was in it.
+    """
+    return cohort if len(cohort) else torch.zeros(1, dtype=torch.int64)
+
+
+def _nobody(part: Partial) -> Partial:
+    """The partial sums of no client, in the form of these."""
+    return part.of(slice(0))._replace(sums=tree.zeros(part.sums), weights=tree.zeros(part.weights))
+
+
+def _after(
+    state: State, server: Tree, reply: Reply, down: Tree, mine: Private, asked: int, expected: int | None, intake: Tree
+) -> State:
     """A lane's state when a round is over."""
     after = replace(state, round=state.round + 1, server=server, mine=mine, intake=intake)
-    return with_faults(replace(after, cost=add_cost(state.cost, reply, down, asked)), reply.faults)
+    return with_faults(replace(after, cost=add_cost(state.cost, reply, down, asked, expected)), reply.faults)
 
 
 def with_faults(state: State, faults: Sequence[Fault]) -> State:
@@ -187,6 +224,7 @@ def update(
     cohort: Tensor,
     round: int,
     device: torch.device,
+    expected: int | None = None,
     look: Look | None = None,
 ) -> Tree:
     """The server's half of a round: combine what came back, filter it, and let the method make of it what it will.
@@ -198,7 +236,7 @@ def update(
         cohort = cohort[torch.isin(cohort, reply.part.clients.to(cohort.device))]
     total = message.finish(worker.uplink, reply.part, cohort.to(reply.part.clients.device))
     like = torch.empty(0, device=device)
-    total = worker.receive(total, round, len(cohort), asked, like)
+    total = worker.receive(total, round, len(cohort), asked, like, expected)
     if look is not None:
         look(total)
     server = method.server(task, server, total, worker.key("server", round, like=like))
@@ -207,11 +245,15 @@ def update(
     return server
 
 
-def add_cost(cost: dict[str, Any], reply: Reply, down: Tree, asked: int) -> dict[str, Any]:
-    """The bytes so far, with those of one more round: sent to all that were asked, received from those that counted."""
+def add_cost(cost: dict[str, Any], reply: Reply, down: Tree, asked: int, expected: int | None = None) -> dict[str, Any]:
+    """The bytes so far, with those of one more round: sent to all that were asked, received from those that counted.
+
+    Secret cohorts are counted as `expected`, because their true number tells whether one client was in them.
+    """
+    up, down_ = (len(reply.part.clients), asked) if expected is None else (expected, expected)
     return {
-        "up": cost["up"] + tree.nbytes(reply.up) * len(reply.part.clients),
-        "down": cost["down"] + tree.nbytes(down) * asked,
+        "up": cost["up"] + tree.nbytes(reply.up) * up,
+        "down": cost["down"] + tree.nbytes(down) * down_,
         "message": message.describe(reply.up),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,8 @@ class Worker:
     filters: Sequence[Filter] = ()
     seed: int | Tensor = 0
     """A number, or where clients of several seeds run in lanes of one engine an int64 scalar."""
+    secret: bytes | None = field(default=None, repr=False, compare=False)
+    """The key of the run at this place (`store.secrets`); None where everything follows from the seed."""
 
     def key(self, purpose: str, *data: int | Tensor, like: Tensor | None = None) -> rng.Key:
         """A key for one purpose (`train`, `server`, ...) and place (round, client), on the device of `like`."""
@@ -50,6 +52,16 @@ class Worker:
         for f in self.filters:
             out = f.limits(out)
         return out
+
+    @property
+    def cohort_key(self) -> bytes | None:
+        """The key from which cohorts are drawn; None where they follow from the seed.
+
+        Where a filter hides messages, every client is told the cohort: then it is no secret, and none is claimed.
+        """
+        if any(f.hides for f in self.filters):
+            return None
+        return next((key for f in self.filters if (key := f.cohort_key(self.secret)) is not None), None)
 
     def refusal(self) -> str | None:
         """Why the filters cannot serve this method, in one sentence, or None where they can."""
@@ -82,7 +94,7 @@ class Worker:
         up, new = _pair(self.method, self.method.client(self.task, down, mine, data, key))
         met, before = before_each(self.filters, self.method.uplink), up
         for i, f in enumerate(self.filters):
-            sender = Sender(met[i], data["id"], data["round"], cohort)
+            sender = Sender(met[i], data["id"], data["round"], cohort, self.secret)
             up = f.client(up, rng.fold(key, "filter", i), sender)
         # also before the filters: what one makes of NaN may be whole numbers, which are always finite
         seen = {"before": before, "mine": new}
@@ -97,11 +109,14 @@ class Worker:
                 ups = vmap(f.arrive)(ups)
         return ups
 
-    def receive(self, total: Tree, round: int, answered: int, asked: int, like: Tensor) -> Tree:
+    def receive(
+        self, total: Tree, round: int, answered: int, asked: int, like: Tensor, expected: int | None = None
+    ) -> Tree:
         """The server halves of the filters: from the messages, combined by `uplink`, to what the method expects."""
         met = before_each(self.filters, self.method.uplink)
         for i, f in reversed(list(enumerate(self.filters))):
-            total = f.server(total, self.key("filter", round, i, like=like), Arrived(met[i], answered, asked))
+            arrived = Arrived(met[i], answered, asked, expected, self.secret)
+            total = f.server(total, self.key("filter", round, i, like=like), arrived)
         return total
 
     def predict(self) -> Predict:

@@ -11,27 +11,33 @@ that nobody needs then (`withhold`, the counts) are sent as zeros. Everything el
 integers too. Only the client's own number, by which some methods file what they gather, is sent as it is: who sends is
 known to the server in any case.
 
-What the epsilon assumes is in `card`. In simulations the noise follows from the run's seed, so that it can be repeated;
-whoever knows the seed can take it off again. A real federation names a `secret`. Floating-point noise is not protected
-against attacks on its last bits (Mironov, CCS 2012).
+What the epsilon assumes is in `card`. A run has a key that follows from nothing (`store.secrets`): the noise is drawn
+from it, and for `CentralDP` the cohorts too, each client by a coin of its own (`core.poisson`). Sums are divided by the
+expected number of clients, which no client changes. With `secret="seed"`, and in runs from before there were keys, all
+follows from the seed, so that it can be repeated: whoever knows the seed takes the noise off, and no epsilon is
+printed. Values and noise lie on a grid, so that their last bits tell nothing (`gaussian`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..core import Arrived, Filter, Gather, Mean, Rules, Sender, Tree, check, rng, tree
 from ..core.limits import Limits, OwnNumber
-from . import accounting
+from . import accounting, gaussian
 from .accounting import Accountant
 from .message_parts import as_float, clipped, map_keyed
-from .secret import normal
+from .secret import SEED, noise, purpose_key
 
 NUMBER = "id"
 """The group in which methods send the client's number."""
+_NOTHING = "nothing: cohorts and noise follow from the seed, so no epsilon is claimed"
+_WITHIN = 1 - 2.0**-30
+"""Messages are clipped to this share of the norm, because a norm in double precision is not exact either."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,11 @@ class _Gaussian(Filter):
     withhold: tuple[str, ...] = ("n",)
     """Groups that are sent as zeros: what a method with uniform weights sends and does not need."""
     accountant: Accountant = "rdp"
-    """The accountant of epsilon: `rdp` is quick, `pld` is tighter, but slow and large for little noise."""
+    """The accountant of epsilon: `rdp` is quick, `pld` is tighter, but slow and large for little noise, and needs a
+    package."""
     secret: str = ""
-    """The environment variable with the secret of whoever adds the noise, a new one each run; empty in simulations."""
+    """Empty: a key that is created with the run, by whoever adds the noise. `seed`: all follows from the seed, and no
+    epsilon holds. Otherwise the environment variable with the secret of whoever adds the noise, a new one each run."""
 
     def __post_init__(self) -> None:
         check.positive(self, "clip")
@@ -68,28 +76,40 @@ class _Gaussian(Filter):
                     f"'{group}' is a mean weighted by '{rule.by}', {self.no_weights}; count every client as one "
                     "(method.weights=uniform, if the method has it)"
                 )
-        return accounting.missing()
+        return accounting.missing(self.accountant)
+
+    @property
+    def wants_secret(self) -> bool:
+        return not self.secret
+
+    def simulated(self) -> Filter:
+        return self if self.secret else replace(self, secret=SEED)
+
+    @property
+    def std(self) -> float:
+        """The noise's standard deviation."""
+        return self.noise * self.clip
 
     def bounded(self, up: Tree) -> Tree:
-        """The message with zeros for what is withheld, and the rest, in floating point, clipped together."""
-        rest = tree.map(as_float, tree.drop(up, self.withhold))
-        return {**up, **tree.zeros(tree.pick(up, self.withhold)), **clipped(rest, self.clip)}
-
-    def noised(self, part: Any, std: float, key: rng.Key) -> Any:
-        """A group with Gaussian noise of this standard deviation on every entry."""
-        return map_keyed(lambda x, k: x + std * normal(self.secret, k, x), part, key)
+        """The message with zeros for what is withheld, and the rest, in double precision, clipped together and rounded
+        towards zero to the noise's grid."""
+        rest = tree.map(lambda x: as_float(x).double(), tree.drop(up, self.withhold))
+        step = gaussian.step_of(self.std)
+        rest = tree.map(lambda x: gaussian.on_grid(x, step), clipped(rest, self.clip * _WITHIN))
+        return {**up, **tree.zeros(tree.pick(up, self.withhold)), **rest}
 
     def _source(self) -> str:
-        if self.secret:
-            return "The secret that the noise is drawn from stays with whoever adds it, and serves one run."
-        return "A simulation: the noise follows from the seed, and whoever knows that can take it off."
+        if self.secret == SEED:
+            return "A simulation: cohorts and noise follow from the seed, and whoever knows that can take it off."
+        return "The secret that the noise is drawn from stays with whoever adds it, and serves one run."
 
     def _ledger(self, noise: float, rate: float, rounds: int) -> dict[str, Any]:
-        event = accounting.gaussian_event(noise, rate, rounds)
+        if self.secret == SEED:
+            return {"delta": self.delta, "noise_multiplier": noise, "compositions": rounds}
         return {
-            "epsilon": accounting.epsilon(event, self.delta, self.accountant),
+            "epsilon": accounting.epsilon(noise, rate, rounds, self.delta, self.accountant),
             "delta": self.delta,
-            "accountant": f"dp-accounting {self.accountant}",
+            "accountant": "Renyi" if self.accountant == "rdp" else "dp-accounting pld",
             "noise_multiplier": noise,
             "sampling_rate": rate,
             "compositions": rounds,
@@ -108,27 +128,48 @@ class CentralDP(_Gaussian):
             return f"{each} are gathered from each client, so there is no sum to add noise to; use LocalDP"
         return super().refusal(rules)
 
+    def cohort_key(self, secret: bytes | None) -> bytes | None:
+        return purpose_key(self.secret, secret, "cohorts")
+
     def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
-        return self.bounded(up)
+        return tree.map(lambda x: x.float() if x.dtype == torch.float64 else x, self.bounded(up))
 
     def arrive(self, up: Tree) -> Tree:
         return self.bounded(up)  # the promise must not hang on a client's honesty, nor on a codec's rounding
 
     def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
-        def std(group: str) -> float:
-            share = arrived.answered if isinstance(arrived.rules[group], Mean) else 1
-            return self.noise * self.clip / share
+        secret = purpose_key(self.secret, arrived.secret, "noise")
+        step, by = gaussian.step_of(self.std), float(arrived.expected or arrived.asked)
 
-        noisy = {g: self.noised(t, std(g), rng.fold(key, g)) for g, t in total.items() if g not in self.withhold}
-        return {**total, **noisy}
+        def released(x: Tensor, k: rng.Key, mean: bool) -> Tensor:
+            summed = torch.round(x.double() * (arrived.answered if mean else 1) / step) * step
+            noisy = summed + noise(secret, k, x, self.std, exact=True)
+            return (noisy / by if mean else noisy).float()
+
+        def group(name: str, part: Any) -> Any:
+            mean = isinstance(arrived.rules[name], Mean)
+            return map_keyed(lambda x, k: released(x, k, mean), part, rng.fold(key, name))
+
+        return {**total, **{g: group(g, t) for g, t in total.items() if g not in self.withhold}}
 
     def card(self, rules: Rules, rounds: int, cohort: int, clients: int) -> dict[str, Any]:
-        ledger = self._ledger(self.noise, cohort / clients, rounds)
-        sampling = "" if cohort == clients else " Cohorts have a fixed size; they are accounted for as Poisson samples."
+        sampled = cohort < clients
+        if self.secret == SEED:
+            sampling = ""
+        elif sampled:
+            sampling = (
+                " Each client is in a round by a coin of its own, drawn from that secret; nobody but the server knows "
+                "who was. Sums are divided by the expected number of clients."
+            )
+        else:
+            sampling = " No sampling is counted on: a client may be in every round, and all may know it."
         return {
             "mechanism": "Gaussian noise on the sum of clipped messages",
-            **ledger,
-            "protects": "one client's whole participation (add or remove), against all but the server",
+            **self._ledger(self.noise, cohort / clients, rounds),
+            "neighbours": "add or remove one client",
+            "protects": _NOTHING
+            if self.secret == SEED
+            else "one client's whole participation (add or remove), against all but the server",
             "assumes": "An honest server. " + self._source() + sampling,
         }
 
@@ -143,8 +184,12 @@ class LocalDP(_Gaussian):
     def client(self, up: Tree, key: rng.Key, sender: Sender) -> Tree:
         number = _number(tree.drop(up, self.withhold), sender)
         bounded = self.bounded(tree.drop(up, tuple(number)))
-        std = self.noise * self.clip
-        noisy = {g: self.noised(t, std, rng.fold(key, g)) for g, t in bounded.items() if g not in self.withhold}
+        secret = purpose_key(self.secret, sender.secret, "noise")
+
+        def sent(x: Tensor, k: rng.Key) -> Tensor:
+            return (x + noise(secret, k, x, self.std, exact=False)).float()
+
+        noisy = {g: map_keyed(sent, t, rng.fold(key, g)) for g, t in bounded.items() if g not in self.withhold}
         return {**up, **bounded, **noisy, **number}
 
     def limits(self, limits: Limits) -> Limits:
@@ -155,7 +200,10 @@ class LocalDP(_Gaussian):
         return {
             "mechanism": "Gaussian noise on each clipped message",
             **self._ledger(self.noise / 2, 1.0, rounds),
-            "protects": "the content of one client's messages (replaced by any other), against everyone",
+            "neighbours": "replace all messages of one client",
+            "protects": _NOTHING
+            if self.secret == SEED
+            else "the content of one client's messages (replaced by any other), against everyone",
             "assumes": "A client in every round, the worst case. Who sends is no secret. " + self._source(),
         }
 

@@ -1,9 +1,9 @@
 """Pairwise masks that cancel in the sum: the server reads the sum of the messages and none of them.
 
 The masking step of secure aggregation (Bonawitz et al., CCS 2017, Section 4), without its key agreement and without
-its recovery from dropouts. Values become fixed-point numbers of 32 bits. Each pair of clients of the cohort derives one
-mask from the secret, the round and their two numbers; the one with the lower number adds it, the other subtracts it,
-all modulo 2^32.
+its recovery from dropouts, which `secure_sum` has. Values become fixed-point numbers of 32 bits. Each pair of clients
+of the cohort derives one mask from the secret, the round and their two numbers; the one with the lower number adds it,
+the other subtracts it, all modulo 2^32.
 
 Who cannot read a message: a server that follows the protocol and does not have the secret. Who can: any client, if the
 server passes a message on to it, because all clients share one secret. If a client drops out, the masks of the others
@@ -114,6 +114,8 @@ class Masked(Filter):
         return {
             "mechanism": "pairwise masks from a common secret (ChaCha20)",
             "protects": "single messages, against a server that follows the protocol and has no client on its side",
+            "assumes": "A server in another process than the clients, without their secret. In one process, as on all "
+            "backends but a fleet, it protects nothing: the server there can read the secret, and the messages too.",
         }
 
 

@@ -1,7 +1,8 @@
-"""Secrets that filters read from the environment, and noise that cannot be taken off without one.
+"""Keys that are no part of an experiment, and noise that cannot be taken off without one.
 
 Experiments must be repeatable, so all their randomness follows from a seed that the server knows. What must hide
-something from the server, or from other clients, needs a secret that is no part of the experiment.
+something from the server, or from other clients, needs a secret: the key that was created with the run, or an
+environment variable's value.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from ..core import rng
-from . import chacha
+from . import chacha, gaussian
 
 SIMULATED = "a simulation hides nothing"
+SEED = "seed"
+"""What a DP filter's `secret` says where all must follow from the seed."""
 
 
 def secret_key(variable: str, purpose: str) -> bytes:
@@ -26,11 +29,23 @@ def secret_key(variable: str, purpose: str) -> bytes:
     return hashlib.sha256(f"acclimate\0{purpose}\0{secret}".encode()).digest()
 
 
-def normal(variable: str, key: rng.Key, like: Tensor) -> Tensor:
-    """Standard normal numbers: of the key alone in simulations, otherwise of ChaCha20 under the secret (Box-Muller)."""
-    if not variable:
-        return rng.normal(key, *like.shape).to(like.dtype)
+def purpose_key(secret: str, run: bytes | None, purpose: str) -> bytes | None:
+    """The key for one purpose: of the run where `secret` is empty, of the environment variable that it names, or None
+    where all follows from the seed."""
+    if secret == SEED or (not secret and run is None):
+        return None
+    if secret:
+        return secret_key(secret, purpose)
+    assert run is not None
+    return hashlib.sha256(b"acclimate\0" + purpose.encode() + b"\0" + run).digest()
+
+
+def noise(secret: bytes | None, key: rng.Key, like: Tensor, std: float, exact: bool) -> Tensor:
+    """Gaussian noise of a standard deviation on its grid, in double precision: of ChaCha20 under the secret, or of the
+    key alone where there is none."""
+    step = gaussian.step_of(std)
+    if secret is None:
+        return torch.round(rng.normal(key, *like.shape).double() * (std / step)) * step
     nonce = (key, key >> 32, torch.zeros_like(key))
-    words = chacha.stream(secret_key(variable, "noise"), nonce, 2 * like.numel())
-    u, v = ((words >> 8).to(torch.float32) * 2.0**-24).reshape(2, *like.shape)
-    return (torch.sqrt(-2.0 * torch.log1p(-u)) * torch.cos(2.0 * torch.pi * v)).to(like.dtype)
+    words = chacha.stream(secret, nonce, gaussian.WORDS * like.numel()).reshape(gaussian.WORDS, *like.shape)
+    return gaussian.rounded(words, std / step, exact) * step

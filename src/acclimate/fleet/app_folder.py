@@ -47,6 +47,8 @@ settings = {settings}
 # of the experiment).
 selection = "last"
 adapter = ""
+# Signs what is above, where the server asks for it (acclimate.fleet.admin).
+admin = ""
 """
 
 SUPEREXEC = """\
@@ -55,6 +57,14 @@ SUPEREXEC = """\
 from acclimate.fleet.warm import main
 
 main()
+"""
+
+GUARDED = """\
+#!/usr/bin/env python3
+# Flower's {name}, which runs only apps whose hash is on this machine's list.
+from acclimate.fleet.guard import {half}
+
+{half}()
 """
 
 FLOWER = "1.41.0"
@@ -80,8 +90,15 @@ def write_app(folder: Path, run_folder: str = "", settings: str = "", data: str 
 
 
 def write_superexec(folder: Path) -> None:
-    """Put `fleet.warm` where a node finds it, in a folder that comes first in the node's PATH."""
+    """Put `fleet.warm` where a node finds it, in a folder that comes first in the node's PATH, and what guards it."""
+    write_guards(folder)
     program(folder / "flower-superexec", SUPEREXEC)
+
+
+def write_guards(folder: Path) -> None:
+    """Put the programs of `fleet.guard` into a folder that comes first in the PATH of a server or node."""
+    for half in ("serverapp", "clientapp"):
+        program(folder / f"flwr-{half}", GUARDED.format(name=f"flwr-{half}", half=half))
 
 
 def program(path: Path, text: str) -> None:

@@ -20,6 +20,9 @@ from flwr.common.constant import ErrorCode
 from ..backends.flower.protocol import Version, version_conflict
 from ..core import tree
 from ..experiment import loads
+from ..store import RunError
+from . import audit
+from .policy import Policy, PolicyRefusal
 from .records import branches, flat_of, pack, rebuilt, unpack, version_of
 from .site import Place, Site
 from .vault import Memory, Vault, safe
@@ -50,8 +53,17 @@ def respond(message: Message, context: Context) -> Message:
     trees, fields = unpack(message.content)
     place, run = place_of(context), str(fields["run"])
     vault = Vault(place.folder / "runs" / safe("run", run), remembered(context.state, run))
-    site = Site(place, loads(json.dumps(fields["experiment"])), run, vault)
-    answer = site.answer(message.metadata.message_type.partition(".")[0], trees, fields)
+    experiment, kind = loads(json.dumps(fields["experiment"])), message.metadata.message_type.partition(".")[0]
+    known = {"run": run, "kind": kind, "method": type(experiment.method).__name__, "round": fields.get("round")}
+    try:
+        Policy.load(place.folder).check(experiment)
+    except (PolicyRefusal, RunError) as e:  # before data are looked at: the site decides, not the request
+        log.error("%s", e)
+        audit.note(place.folder / audit.AUDIT, "server", "refused", reason=str(e), **known)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(e)), reply_to=message)
+    audit.note(place.folder / audit.AUDIT, "server", "answered", **known)
+    site = Site(place, experiment, run, vault)
+    answer = site.answer(kind, trees, fields)
     remember(context.state, run, vault.memory)
     return Message(pack(*answer), reply_to=message)
 

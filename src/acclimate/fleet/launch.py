@@ -15,6 +15,7 @@ from ..backends.flower.engine import Flower
 from ..core import Stacked, State
 from ..running import run as api
 from ..running.watch import Watch
+from . import admin
 from .app_folder import quoted
 from .local_processes import Process
 from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, tail
@@ -89,6 +90,7 @@ def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[
     progress.unlink(missing_ok=True)
     (folder / STOP).unlink(missing_ok=True)
     config = {"task": task, "run-folder": str(folder), **more}
+    config["admin"] = admin.signed(fleet.app, fleet.secrets / admin.KEY, config)
     settings = " ".join(f"{k}={quoted(v)}" for k, v in config.items())
     flwr(fleet, "run", str(fleet.app), CONNECTION, "--run-config", settings)
     return follow(progress, fleet)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..store import RunError, read_json, write
-from . import keys, registry
-from .app_folder import write_app, write_superexec
+from . import admin, audit, guard, keys, registry
+from .app_folder import write_app, write_guards, write_superexec
 from .local_processes import Process, check_port, free_ports, listening, started, stop
 
 SCHEMA = "acclimate.fleet/1"
@@ -84,6 +84,11 @@ class Fleet:
         """Programs that nodes find before Flower's own."""
         return self.folder / "bin"
 
+    @property
+    def link_bin(self) -> Path:
+        """Programs that the link finds before Flower's own."""
+        return self.folder / "link-bin"
+
     def site(self, node: int) -> Path:
         """The folder in which a node keeps private states and live models, which never leave it."""
         return self.folder / "sites" / f"{node:03d}"
@@ -101,11 +106,14 @@ class Fleet:
 
     def environment(self, node: bool = False) -> dict[str, str]:
         """The environment of the fleet's processes: Flower's home is the fleet's, and nothing is reported to anyone."""
-        tools = [*([str(self.bin)] if node else []), str(Path(sys.executable).parent)]
+        tools = [str(self.bin if node else self.link_bin), str(Path(sys.executable).parent)]
         return {
             **os.environ,
             "PATH": os.pathsep.join([*tools, os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder / "flower"),
+            guard.VARIABLE: str(self.secrets / guard.LIST),
+            guard.LOG: str(self.secrets / audit.AUDIT),
+            **({} if node else {admin.VARIABLE: str(self.secrets / admin.KEY)}),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
@@ -177,9 +185,13 @@ def prepare(fleet: Fleet) -> None:
     for k in range(fleet.nodes):
         keys.make_node_key(fleet.secrets, node_name(k))
         fleet.site(k).mkdir(parents=True, exist_ok=True)
+        os.chmod(fleet.site(k), 0o700)
     prints = [registry.fingerprint(node_key(fleet, k).public) for k in range(fleet.nodes)]
     registry.write_members(fleet.members, [registry.KeyOwner(node_name(k), key) for k, key in enumerate(prints)])
     write_app(fleet.app, registry=str(fleet.members))
+    keys.write_private(fleet.secrets / admin.KEY, os.urandom(32))
+    guard.allow(fleet.secrets / guard.LIST, fleet.app)
+    write_guards(fleet.link_bin)
     write_superexec(fleet.bin)
     connection = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
     connection += f'address = "127.0.0.1:{fleet.port}"\nroot-certificates = "{ca.public}"\n'

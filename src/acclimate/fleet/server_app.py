@@ -28,7 +28,7 @@ from ..experiment.settings import expand
 from ..running import run as api
 from ..running.build import least_examples
 from ..running.watch import Watch
-from . import registry
+from . import admin, audit, registry
 from .deploy import deploy
 from .link import GridLink
 from .local_processes import started
@@ -47,6 +47,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def conduct(grid: Grid, config: Mapping[str, Any]) -> None:
     """Do what `config` says on the nodes of `grid`."""
+    if key := os.environ.get(admin.VARIABLE):
+        admin.admit(config, Path(key), Path(key).with_name(audit.AUDIT))
     folder = Path(str(config["run-folder"]))
     folder.mkdir(parents=True, exist_ok=True)
     report = reporter(folder / PROGRESS)

@@ -22,12 +22,15 @@ from ..experiment import Experiment, decode
 from ..ops import guarding
 from ..running import run as api
 from ..running.deploy import assembled, guarded
+from ..store import secrets
 from .remote import VALIDATION, card_of
 from .vault import LostState, Vault, leave_models
 
 TreesAndFields = tuple[dict[str, Tree], dict[str, Any]]
 """An answer: trees by name, and fields of plain JSON."""
 log = logging.getLogger("acclimate")
+KEY = "noise.key"
+"""The file with the key of this site's noise in a run."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Site:
         e, w = self.experiment, self.world
         about = (w.shape, w.num_classes, w.mean, w.std, e.data.augment)
         task = Task(e.model, *about, tokens=token_count(w.examples.x))
-        return Worker(task, e.method, e.filters, e.seed)
+        own = any(f.wants_secret for f in e.filters)  # noise is of this site's own key, whoever asks for it
+        return Worker(task, e.method, e.filters, e.seed, secrets.kept(self.vault.folder / KEY) if own else None)
 
     def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:
         """Answer one request."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +11,8 @@ from pathlib import Path
 from ..experiment.settings import expand
 from ..store import RunError, write
 from ..version import __version__
-from . import keys, registry
-from .app_folder import FLOWER, program, write_app, write_superexec
+from . import admin, guard, keys, registry
+from .app_folder import FLOWER, program, write_app, write_guards, write_superexec
 from .local_processes import check_port
 
 HOWTO = """\
@@ -39,8 +41,10 @@ python -m venv venv && . venv/bin/activate && pip install './acclimate-{version}
 ```
 
 Every machine needs the same version of acclimate. Only the server's port {port} must be reachable from the sites; sites
-open no port to the outside. Flower's control interface is on the same port: let a firewall admit the sites' addresses
-and the operator's, and nobody else (see "What a stranger can do" in acclimate's fleet page).
+open no port to the outside. `server/start.sh` listens at {bind}; `server/start.sh 0.0.0.0` listens everywhere. Flower's
+control interface is on the same port and asks for no account: let a firewall admit the sites' addresses and the
+operator's, and nobody else. Server and sites run no app but this one (`apps.allow`), and the server starts no run
+without its `admin.key`; who asked for what is in `audit.jsonl` (see "Who may command" in acclimate's security page).
 
 ## Data at a site
 
@@ -84,11 +88,14 @@ add one or to replace keys: `acclimate fleet init` into a new folder, and hand o
 
 SERVER = """\
 #!/bin/sh
-# The SuperLink: TLS, and only nodes with a registered key.
+# start.sh [ADDRESS]: the SuperLink. TLS, only nodes with a registered key, only apps on the list, only runs of the
+# admin key. It listens at ADDRESS ({bind}); Flower's control interface is there too, so mind who can reach it.
 here=$(cd "$(dirname "$0")" && pwd)
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
+umask 077
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower" PATH="$here/bin:$PATH"
+export ACCLIMATE_APPS="$here/apps.allow" ACCLIMATE_AUDIT="$here/audit.jsonl" ACCLIMATE_ADMIN_KEY="$here/admin.key"
 exec flower-superlink --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/link.crt" --ssl-keyfile "$here/link.key" \\
-  --enable-supernode-auth --disable-runtime-dependency-installation --host 0.0.0.0 --port {port} \\
+  --enable-supernode-auth --disable-runtime-dependency-installation --host "${{1:-{bind}}}" --port {port} \\
   --database "$here/link.db"
 """
 
@@ -125,7 +132,10 @@ mkdir -p "${{1:?give the run folder}}"
 folder=$(cd "$1" && pwd)
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$here/flower"
 rm -f "$folder/progress.jsonl"
-config="registry=\\"$here/nodes\\" run-folder=\\"$folder\\" task=\\"${{2:-train}}\\""
+task=${{2:-train}}
+admin=$(python3 -m acclimate.fleet.admin "$here/admin.key" "$here/../app" \\
+  "registry=$here/nodes" "run-folder=$folder" "task=$task")
+config="registry=\\"$here/nodes\\" run-folder=\\"$folder\\" task=\\"$task\\" admin=\\"$admin\\""
 flwr run "$here/../app" fleet --stream --run-config "$config" || true
 # flwr is content when it has started a run; how that ended, the run itself says
 last=$(tail -n 1 "$folder/progress.jsonl" 2>/dev/null) || true
@@ -138,8 +148,10 @@ NODE = """\
 # PORT is for the node's own processes: nodes of one machine need one each.
 here=$(cd "$(dirname "$0")" && pwd)
 data=$(cd "${{1:?give the data folder}}" && pwd) || exit 2
-mkdir -p "${{2:?give the state folder}}" && state=$(cd "$2" && pwd) || exit 2
+umask 077
+mkdir -p "${{2:?give the state folder}}" && chmod 700 "$2" && state=$(cd "$2" && pwd) || exit 2
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME="$state/flower" PATH="$here/bin:$PATH"
+export ACCLIMATE_APPS="$here/apps.allow" ACCLIMATE_AUDIT="$state/audit.jsonl"
 exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.crt" \\
   --auth-supernode-private-key "$here/{name}.key" \\
   --ssl-ca-certfile "$here/ca.crt" --ssl-certfile "$here/node.crt" --ssl-keyfile "$here/node.key" \\
@@ -147,11 +159,15 @@ exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.cr
 """
 
 
-def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000) -> None:
+def init(
+    folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000, bind: str = "127.0.0.1"
+) -> None:
     """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites.
 
-    A site is a name, or `NAME=LOW-HIGH` with the numbers of training examples that it may say it has.
+    A site is a name, or `NAME=LOW-HIGH` with the numbers of training examples that it may say it has. The server
+    listens at the address `bind`: on this machine alone, unless told otherwise.
     """
+    ipaddress.ip_address(bind)
     given = [site.partition("=") for site in sites]
     ranges = {name: _range(name, text) for name, _, text in given}
     sites = [name for name, _, _ in given]
@@ -160,6 +176,7 @@ def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int
     expand([s for s in shlex.split(settings) if s != "backend=flower"])
     authority = keys.make_ca(folder / "authority", f"acclimate fleet at {host}")
     server = folder / "server"
+    app = write_app(folder / "app", settings=settings, data="sites")
     keys.make_certificate(server, "link", authority, list(dict.fromkeys([host, *keys.LOCAL])))
     write(server / "ca.crt", authority.public.read_bytes())
     owners = []
@@ -171,17 +188,24 @@ def init(folder: Path, host: str, sites: Sequence[str], settings: str, port: int
         write(server / "nodes" / node.public.name, node.public.read_bytes())
         owners.append(registry.KeyOwner(name, registry.fingerprint(node.public), ranges[name]))
         write_superexec(own / "bin")
+        guard.allow(own / guard.LIST, app)
+        own.chmod(0o700)
         program(own / "start.sh", NODE.format(host=host, port=port, name=name, number=number, count=len(sites)))
     registry.write_members(server / "nodes", owners)
-    program(server / "start.sh", SERVER.format(port=port))
+    keys.write_private(server / admin.KEY, os.urandom(32))
+    guard.allow(server / guard.LIST, app)
+    write_guards(server / "bin")
+    for own in (server, folder / "authority"):
+        own.chmod(0o700)
+    program(server / "start.sh", SERVER.format(port=port, bind=bind))
     program(server / "register.sh", REGISTER.format(host=host, port=port))
     program(server / "train.sh", TRAIN.format())
-    write_app(folder / "app", settings=settings, data="sites")
     text = HOWTO.format(
         count=len(sites),
         settings=settings,
         host=host,
         port=port,
+        bind=bind,
         version=__version__,
         flower=FLOWER,
         years=keys.YEARS_CERTIFICATE,

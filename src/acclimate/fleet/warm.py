@@ -24,6 +24,8 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from . import guard
+
 
 def main() -> None:
     """The node starts this instead of Flower's own program, with the same arguments."""
@@ -89,6 +91,8 @@ def preload() -> None:
 
 def work(task: dict[str, Any]) -> None:
     """One message, as Flower's own `flwr-clientapp` does it. Ends the process."""
+    if guard.VARIABLE in os.environ:
+        guard.install_guard()
     certificates = validate_and_resolve_root_certificates(task["root_certificates"], task["insecure"])
     run_clientapp(
         runtime_api_address=task["runtime_api_address"],

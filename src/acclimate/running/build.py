@@ -87,6 +87,8 @@ class Fit:
         """Write a run folder that `load` reads back."""
         folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
         folder.world = self.world.content
+        if self.worker.secret is not None:
+            store.secrets.keep(folder.path, self.worker.secret)
         folder.save(self.state, self.experiment.identity())
         return folder.path
 
@@ -104,22 +106,27 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def build(experiment: Experiment) -> tuple[World, Worker, Engine]:
-    """The world, the client half and the engine of an experiment: everything checked, nothing trained."""
+def build(experiment: Experiment, secret: bytes | None = None, old: bool = False) -> tuple[World, Worker, Engine]:
+    """The world, the client half and the engine of an experiment: everything checked, nothing trained.
+
+    A filter that wants a key gets `secret`, or a new one. A run that began without (`old`) goes on without.
+    """
+    if secret is None and not old and any(f.wants_secret for f in experiment.filters):
+        secret = store.secrets.new()
     world = experiment.data.world(experiment.seed)
     check_sizes(experiment, world)
     if check_mixed(experiment, world):
-        return world, *_mixed(experiment, world)
-    worker = worker_of(experiment, world)
+        return world, *_mixed(experiment, world, secret)
+    worker = worker_of(experiment, world, secret)
     engine = experiment.backend.open(worker, world.shards(world.train), device_of(experiment.device))
     return world, worker, engine
 
 
-def worker_of(experiment: Experiment, world: World) -> Worker:
+def worker_of(experiment: Experiment, world: World, secret: bytes | None = None) -> Worker:
     """The client half, where all clients have one architecture."""
     about = (world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
     task = Task(experiment.model, *about, tokens=token_count(world.examples.x))
-    worker = Worker(task, experiment.method, experiment.filters, experiment.seed)
+    worker = Worker(task, experiment.method, experiment.filters, experiment.seed, secret)
     if reason := worker.refusal():
         raise ValueError(f"{type(experiment.method).__name__} with {reason}")
     return worker
@@ -148,7 +155,7 @@ def check_mixed(experiment: Experiment, world: World | None = None) -> bool:
     return True
 
 
-def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
+def _mixed(experiment: Experiment, world: World, secret: bytes | None) -> tuple[Worker, Engine]:
     """The client half of the first client and the engine of a federation of one or more architectures."""
     e, method = experiment, experiment.method
     assert isinstance(world, PublicWorld)
@@ -156,7 +163,7 @@ def _mixed(experiment: Experiment, world: World) -> tuple[Worker, Engine]:
     about = (world.shape, world.num_classes, world.mean, world.std, e.data.augment)
     public, tokens = world.examples.x[world.public], token_count(world.examples.x)
     tasks = [Task(model, *about, public=public, tokens=tokens) for model in mixed.models]
-    workers = [Worker(task, method.for_model(i), e.filters, e.seed) for i, task in enumerate(tasks)]
+    workers = [Worker(task, method.for_model(i), e.filters, e.seed, secret) for i, task in enumerate(tasks)]
     if reason := workers[0].refusal():
         raise ValueError(f"{type(method).__name__} with {reason}")
 
@@ -206,8 +213,10 @@ def cost_card(fit: Fit) -> dict[str, Any]:
 
 def filter_cards(fit: Fit) -> list[dict[str, Any]]:
     """What each filter says about the run: its epsilon, for example."""
-    filters, cohort, clients = fit.worker.filters, fit.experiment.cohort_size, fit.world.clients
-    met = before_each(filters, fit.worker.method.uplink)
+    worker, clients = fit.worker, fit.world.clients
+    filters = worker.filters if worker.secret is not None else [f.simulated() for f in worker.filters]
+    cohort = fit.experiment.cohort_size if worker.cohort_key is not None else clients  # only a secret sample counts
+    met = before_each(filters, worker.method.uplink)
     return [
         {"filter": labels.label(f), **f.card(rules, fit.state.round, cohort, clients)}
         for f, rules in zip(filters, met, strict=False)

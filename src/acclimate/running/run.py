@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import store
-from ..core import Engine, Worker
+from ..core import Engine, State, Worker
 from ..core import fit as loop
 from ..data import World
 from ..eval import Table, Traces, summary
@@ -71,13 +71,18 @@ def _run(
 ) -> Table:
     """`run`. Of several, one that no adapter can serve is named below their table; alone, it would measure nothing."""
     store.refuse_overwrite(path, overwrite)
-    ready = _ready(experiment)  # before an earlier run is removed: what cannot be built should not cost its results
+    secret = store.secrets.read(reuse) if reuse is not None else None
+    ready = _ready(
+        experiment, secret
+    )  # before an earlier run is removed: what cannot be built should not cost its results
     if alone and ready is not None and (reason := untestable(experiment, ready.world, ready.worker)):
         ready.engine.close()
         raise ValueError(reason)
     folder = store.RunFolder.create(path, experiment, device_of(experiment.device), overwrite)
+    (folder.path / store.secrets.NAME).unlink(missing_ok=True)
     if reuse is not None:
-        for name in (folder.state.name, "fleet.json"):  # the latter: the name by which nodes know the training
+        # fleet.json has the name by which nodes know the training, secret.json that of its key
+        for name in (folder.state.name, "fleet.json", store.secrets.NAME):
             if (reuse / name).exists():
                 store.write(folder.path / name, (reuse / name).read_bytes())
     return _finish(folder, experiment, watch, ready)
@@ -94,7 +99,7 @@ class _Ready(NamedTuple):
     """How long that took."""
 
 
-def _ready(experiment: Experiment) -> _Ready | None:
+def _ready(experiment: Experiment, secret: bytes | None = None, old: bool = False) -> _Ready | None:
     """All that training and testing need; None where another process builds it."""
     check_mixed(experiment)
     if experiment.backend.conducted() is not None:
@@ -102,7 +107,7 @@ def _ready(experiment: Experiment) -> _Ready | None:
             raise ValueError("select= needs answers to single samples, which may not leave the nodes of a fleet")
         return None
     began = time.perf_counter()
-    world, worker, engine = build(experiment)
+    world, worker, engine = build(experiment, secret, old)
     streams = streams_of(world, experiment.streams)  # before training: what cannot be tested should not cost an hour
     if experiment.select:
         check_select(world, streams, experiment.select)
@@ -111,12 +116,14 @@ def _ready(experiment: Experiment) -> _Ready | None:
 
 def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready: _Ready | None = None) -> Table:
     """From whatever the folder holds to a finished run."""
-    ready = ready or _ready(experiment)
+    ready = ready or _ready(experiment, store.secrets.read(folder.path), old=folder.state.exists())
     if ready is None:
         return _hand_over(folder, str(experiment.backend.conducted()), watch)
     began = time.perf_counter()
     world, worker, engine, streams, seconds = ready
     folder.world = world.content
+    if worker.secret is not None and not (folder.path / store.secrets.NAME).exists():
+        store.secrets.keep(folder.path, worker.secret)
     state = loop.start(worker, engine, world.clients)
     state = folder.restore(state, experiment.identities()) or state
     built = time.perf_counter()
@@ -147,8 +154,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "refused": list(table.refused),
         **({"selected": chosen.to_dict()} if chosen is not None else {}),
         "cost": cost_card(fit),
-        "faults": list(ended.faults),
-        **({"fault_counts": ended.fault_counts} if ended.fault_counts else {}),
+        **faults_of(ended, worker),
         "data": {**world.card(), **_dealing(experiment, world), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
@@ -157,6 +163,17 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
     store.write(folder.results, store.json_text(results, indent=1) + "\n")
     store.write(folder.report, render([folder.load()]))
     return table
+
+
+def faults_of(ended: State, worker: Worker) -> dict[str, Any]:
+    """Clients whose messages did not count. None where cohorts are secret: a fault tells that its client was drawn.
+
+    The checkpoint and the server's log have them all the same.
+    """
+    if worker.cohort_key is not None:
+        return {"faults": []}
+    counts = {"fault_counts": ended.fault_counts} if ended.fault_counts else {}
+    return {"faults": list(ended.faults), **counts}
 
 
 def _dealing(experiment: Experiment, world: World) -> dict[str, Any]:
@@ -258,7 +275,7 @@ def load(path: str | Path, **given: Any) -> Fit:
     """A trained experiment from its run folder; `given` supplies Python objects that config.json cannot hold."""
     folder = store.RunFolder(Path(path))
     experiment = folder.experiment(**given)
-    world, worker, engine = build(experiment)
+    world, worker, engine = build(experiment, store.secrets.read(folder.path), old=folder.state.exists())
     like = loop.start(worker, engine, world.clients)
     state = folder.restore(like, experiment.identities())
     if state is None:

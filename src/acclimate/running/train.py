@@ -63,7 +63,8 @@ def can_join(experiments: Sequence[Experiment], numbers: bool = False) -> bool:
     backend = first.backend
     far = isinstance(backend, Vmap) and (backend.private == "mapped" or backend.examples == "host")
     one_model = not first.method.several_models
-    return len(experiments) > 1 and alike and vectorised and not far and one_model and not first.analysis
+    alone = first.analysis or any(f.wants_secret for f in first.filters)  # a key is of one run
+    return len(experiments) > 1 and alike and vectorised and not far and one_model and not alone
 
 
 def _dealt_as(data: Any, other: Any) -> Any:

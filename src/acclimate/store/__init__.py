@@ -1,5 +1,6 @@
 """What a run leaves on disk, and how it survives a crash: JSON and safetensors, written atomically."""
 
+from . import secrets
 from .files import RunError, json_text, read_json, write
 from .folders import (
     ANALYSIS_SCHEMA,
@@ -36,6 +37,7 @@ __all__ = [
     "read_tensors",
     "read_traces",
     "refuse_overwrite",
+    "secrets",
     "unpack",
     "write",
 ]

@@ -84,7 +84,7 @@ class LaneWorker(Worker):
         if (differ := varied([w.method for w in workers])) is None:
             raise ValueError("lanes need methods that differ in numbers alone, and in none that is zero")
         settings = {place: torch.tensor(v, dtype=torch.float32, device=device) for place, v in differ.items()}
-        return cls(first.task, first.method, first.filters, first.seed, seeds, settings)
+        return cls(first.task, first.method, first.filters, first.seed, first.secret, seeds, settings)
 
     def train(self, down: Tree, mine: Tree, data: Tree) -> tuple[Tree, Tree, Tensor]:
         return self._of(data).train(tree.take(down, data["lane"]), mine, _without_lane(data))

@@ -1,0 +1,202 @@
+"""A sum that the server reads without reading one summand, and that survives clients that drop out or send garbage.
+
+The protocol of Bonawitz et al. (CCS 2017, Section 4) in four steps, on whole numbers modulo 2^32:
+
+1. Every client makes two keys and publishes their public halves (`Client.keys`).
+2. It splits its mask key and the seed of a mask of its own into shares, one for each other client, and seals each so
+   that only that client can open it (`Client.shares`).
+3. It sends its numbers under its own mask and one mask per pair (`Client.masked`).
+4. Those whose numbers arrived open, of every survivor, their share of the own mask's seed, and of every other client
+   their share of the mask key: never both of one client (`Client.opened`). `unmasked` takes the masks off.
+
+Any `threshold` clients that answer step 4 are enough, so that many may drop out or send garbage as are above it, at any
+step. It holds against a server that follows the protocol and sees everything, together with up to `threshold` - 1
+clients. A server that shows different clients different keys or survivors is not held off: that takes signatures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import struct
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import chacha, shamir
+
+MODULUS = 1 << 32
+_SHARE = 66
+"""Bytes of a share."""
+_TRIES = 2000
+"""How many choices of shares are tried, where some of them are wrong."""
+
+
+class Keys(NamedTuple):
+    """A client's public keys: of the seals of shares, and of the masks of pairs."""
+
+    seal: int
+    mask: int
+
+
+class Shares(NamedTuple):
+    """What a client sends in the second step."""
+
+    check: bytes
+    """A hash of the seed of its own mask, by which the server knows it when it sees it."""
+    shares: dict[int, bytes]
+    """The sealed shares, by the client that each is for."""
+
+
+class Opened(NamedTuple):
+    """What a client tells in the last step: shares by the client whose secret they are of."""
+
+    seeds: dict[int, int]
+    keys: dict[int, int]
+
+
+class Client:
+    """One client in one sum. Its secrets are made when it is, and serve this sum alone."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._seal, self._mask, self._seed = (shamir.private_key() for _ in range(3))
+        self._threshold = 0
+        self._others: dict[int, Keys] = {}
+        self._held: dict[int, tuple[int, int]] = {}
+        self._seals: dict[int, bytes] = {}
+        self._done = False
+
+    def keys(self) -> Keys:
+        """The public halves of the keys."""
+        return Keys(shamir.public_key(self._seal), shamir.public_key(self._mask))
+
+    def shares(self, all_keys: Mapping[int, Keys], threshold: int) -> Shares:
+        """The shares of the own secrets for all clients whose keys are known."""
+        check_threshold(threshold, len(all_keys))
+        if all_keys.get(self.number) != self.keys():
+            raise ValueError(f"client {self.number}: these are not its keys")
+        self._others, self._threshold = dict(all_keys), threshold
+        seeds = shamir.split(self._seed, all_keys, threshold)
+        keys = shamir.split(self._mask, all_keys, threshold)
+        self._held[self.number] = seeds[self.number], keys[self.number]
+        sealed = {c: _sealed(self._common(c), self.number, c, seeds[c], keys[c]) for c in all_keys if c != self.number}
+        return Shares(_check(self._seed), sealed)
+
+    def masked(self, numbers: Tensor, sealed: Mapping[int, bytes]) -> Tensor:
+        """The numbers under masks with all whose shares came; a share that was tampered with counts as none."""
+        for c, box in sealed.items():
+            pair = _unsealed(self._common(c), c, self.number, box) if c in self._others else None
+            if pair is not None and c != self.number:
+                self._held[c] = pair
+        if len(self._held) < self._threshold:
+            raise ValueError(f"client {self.number}: shares of {len(self._held)} clients, fewer than the threshold")
+        total = numbers.to(torch.int64) + _stream(_own(self._seed), len(numbers))
+        for c in sorted(self._held.keys() - {self.number}):
+            total = total + _pair(self.number, c, self._mask, self._others[c].mask, len(numbers))
+        return torch.remainder(total, MODULUS)
+
+    def opened(self, survivors: Collection[int]) -> Opened:
+        """Shares of the survivors' own masks, and of the mask keys of those who are missing. It answers once."""
+        alive = set(survivors)
+        if self._done or len(alive) < self._threshold or not alive <= self._held.keys() | {self.number}:
+            raise ValueError(f"client {self.number}: {len(alive)} survivors cannot be opened, or were before")
+        self._done = True
+        missing = self._held.keys() - alive
+        return Opened({c: self._held[c][0] for c in alive}, {c: self._held[c][1] for c in missing})
+
+    def _common(self, other: int) -> bytes:
+        if other not in self._seals:
+            self._seals[other] = shamir.agreed(self._seal, self._others[other].seal, "seal")
+        return self._seals[other]
+
+
+def unmasked(
+    arrived: Mapping[int, Tensor],
+    keys: Mapping[int, Keys],
+    checks: Mapping[int, bytes],
+    opened: Mapping[int, Opened],
+    threshold: int,
+) -> Tensor:
+    """The sum of what arrived, modulo 2^32, without its masks. `keys` and `checks` are of all who sent shares."""
+    check_threshold(threshold, len(keys))
+    if len(opened) < threshold:
+        raise ArithmeticError(f"{len(opened)} clients opened their shares; {threshold} are needed to read the sum")
+    first = next(iter(arrived.values()))
+    total = torch.stack(list(arrived.values())).sum(0)
+    for c in arrived:
+        total = total - _stream(_own(_seed_of(c, opened, checks[c], threshold)), len(first))
+    for gone in keys.keys() - arrived.keys():
+        private = _key_of(gone, opened, keys[gone].mask, threshold)
+        for c in arrived:  # what it would have added for its pair with a survivor
+            total = total + _pair(gone, c, private, keys[c].mask, len(first))
+    return torch.remainder(total, MODULUS)
+
+
+def check_threshold(threshold: int, clients: int) -> None:
+    """Refuse one below a majority: two halves of the clients could then open both secrets of a client."""
+    if not clients // 2 < threshold <= clients:
+        raise ValueError(f"threshold={threshold} must be above half of the {clients} clients, and at most all")
+
+
+def _seed_of(client: int, opened: Mapping[int, Opened], check: bytes, threshold: int) -> int:
+    shares = {c: o.seeds[client] for c, o in opened.items() if client in o.seeds}
+    return _found(shares, threshold, lambda seed: _check(seed) == check, f"the mask of client {client}")
+
+
+def _key_of(client: int, opened: Mapping[int, Opened], public: int, threshold: int) -> int:
+    shares = {c: o.keys[client] for c, o in opened.items() if client in o.keys}
+    return _found(shares, threshold, lambda key: shamir.public_key(key) == public, f"the key of client {client}")
+
+
+def _found(shares: dict[int, int], threshold: int, right: Callable[[int], bool], what: str) -> int:
+    """The secret that is right. Wrong shares among them are got round, by trying others."""
+    for chosen in itertools.islice(itertools.combinations(sorted(shares), threshold), _TRIES):
+        secret = shamir.joined({c: shares[c] for c in chosen})
+        if secret < 1 << shamir.BITS and right(secret):
+            return secret
+    raise ArithmeticError(f"{what} does not follow from the {len(shares)} shares that were opened")
+
+
+def _pair(me: int, other: int, private: int, public: int, words: int) -> Tensor:
+    """The mask of a pair as the first of the two adds it."""
+    mask = _stream(shamir.agreed(private, public, "mask"), words)
+    return mask if me < other else -mask
+
+
+def _own(seed: int) -> bytes:
+    return hashlib.sha256(b"acclimate\0own mask\0" + seed.to_bytes(_SHARE, "big")).digest()
+
+
+def _check(seed: int) -> bytes:
+    return hashlib.sha256(b"acclimate\0check\0" + seed.to_bytes(_SHARE, "big")).digest()
+
+
+def _stream(key: bytes, words: int) -> Tensor:
+    return chacha.stream(key, [torch.tensor(0)] * 3, words)
+
+
+def _sealed(key: bytes, sender: int, receiver: int, *shares: int) -> bytes:
+    """Two shares under a key of the pair: ChaCha20, and HMAC-SHA-256 over what it gives."""
+    plain = b"".join(s.to_bytes(_SHARE, "big") for s in shares)
+    cipher = _crossed(key, sender, receiver, plain)
+    return cipher + hmac.digest(key, struct.pack("<QQ", sender, receiver) + cipher, "sha256")
+
+
+def _unsealed(key: bytes, sender: int, receiver: int, box: bytes) -> tuple[int, int] | None:
+    cipher, tag = box[:-32], box[-32:]
+    right = hmac.digest(key, struct.pack("<QQ", sender, receiver) + cipher, "sha256")
+    if len(cipher) != 2 * _SHARE or not hmac.compare_digest(tag, right):
+        return None
+    plain = _crossed(key, sender, receiver, cipher)
+    return int.from_bytes(plain[:_SHARE], "big"), int.from_bytes(plain[_SHARE:], "big")
+
+
+def _crossed(key: bytes, sender: int, receiver: int, text: bytes) -> bytes:
+    nonce = [torch.tensor(sender), torch.tensor(receiver), torch.tensor(1)]
+    words = chacha.stream(hashlib.sha256(b"cipher\0" + key).digest(), nonce, -(-len(text) // 4))
+    pad = struct.pack(f"<{len(words)}I", *words.tolist())
+    return bytes(a ^ b for a, b in zip(text, pad, strict=False))

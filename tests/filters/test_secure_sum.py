@@ -1,0 +1,113 @@
+"""Secure sums that survive drop-outs and garbage: the sum of the survivors, exactly, and nothing besides."""
+
+import random
+
+import pytest
+import torch
+
+from acclimate.filters import shamir
+from acclimate.filters.secure_sum import MODULUS, Client, Opened, unmasked
+
+WORDS = 40
+
+
+def test_a_secret_follows_from_enough_shares_and_from_no_fewer():
+    secret = shamir.private_key()
+    shares = shamir.split(secret, [0, 3, 4, 9, 11], 3)
+    for chosen in ((0, 3, 4), (3, 9, 11), (0, 4, 11)):
+        assert shamir.joined({c: shares[c] for c in chosen}) == secret
+    assert shamir.joined({c: shares[c] for c in (0, 3)}) != secret
+    assert shamir.joined({**{c: shares[c] for c in (0, 3)}, 4: 7}) != secret
+
+
+def prime(n):
+    """Miller and Rabin's test."""
+    d, s = n - 1, 0
+    while d % 2 == 0:
+        d, s = d // 2, s + 1
+    return all(
+        any(x in (1, n - 1) if i == 0 else x == n - 1 for i, x in enumerate(pow(a, d * 2**k, n) for k in range(s)))
+        for a in [random.Random(i).getrandbits(64) + 2 for i in range(2)]
+    )
+
+
+def test_the_group_is_the_safe_prime_of_rfc_3526():
+    p = shamir.group()
+    assert f"{p:x}".startswith("ffffffffffffffffc90fdaa22168c234") and f"{p:x}".endswith(
+        "15728e5a8aacaa68ffffffffffffffff"
+    )
+    assert prime(p) and prime((p - 1) // 2)
+    a, b = shamir.private_key(), shamir.private_key()
+    assert shamir.agreed(a, shamir.public_key(b), "x") == shamir.agreed(b, shamir.public_key(a), "x")
+    with pytest.raises(ValueError, match="none of the group"):
+        shamir.agreed(a, 1, "x")
+
+
+def values(clients):
+    g = torch.Generator().manual_seed(4)
+    return {c: torch.randint(0, MODULUS, (WORDS,), generator=g) for c in clients}
+
+
+def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, silent=(), liars=(), tamper=()):
+    """A whole sum in one process, in which clients leave or misbehave at the step that is named."""
+    clients = {c: Client(c) for c in numbers}
+    published = {c: client.keys() for c, client in clients.items()}
+    sent = {c: client.shares(published, threshold) for c, client in clients.items() if c not in no_shares}
+    keys = {c: published[c] for c in sent}
+    arrived = {}
+    for c in sent:
+        boxes = {o: s.shares[c] for o, s in sent.items() if o != c}
+        boxes = {o: bytes(len(b)) if (o, c) in tamper else b for o, b in boxes.items()}
+        message = clients[c].masked(numbers[c], boxes)
+        if c not in no_numbers:
+            arrived[c] = message if c not in (garbage or {}) else garbage[c]
+    fine = {c: m for c, m in arrived.items() if isinstance(m, torch.Tensor) and m.shape == (WORDS,)}
+    opened = {c: clients[c].opened(fine) for c in fine if c not in silent}
+    for c in liars:
+        opened[c] = Opened(dict.fromkeys(opened[c].seeds, 5), dict.fromkeys(opened[c].keys, 5))
+    return unmasked(fine, keys, {c: s.check for c, s in sent.items()}, opened, threshold), fine
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        ({}, range(5)),
+        ({"no_shares": (2,)}, (0, 1, 3, 4)),
+        ({"no_numbers": (0, 3)}, (1, 2, 4)),
+        ({"garbage": {1: torch.zeros(3), 4: "text"}}, (0, 2, 3)),
+        ({"silent": (0, 1)}, range(5)),
+        ({"no_numbers": (2,), "liars": (1,)}, (0, 1, 3, 4)),
+    ],
+    ids=["all", "before shares", "after shares", "garbage", "silent at the end", "liar"],
+)
+def test_the_sum_is_that_of_the_survivors_to_the_bit(gone, left):
+    numbers = values(range(5))
+    total, fine = conducted(numbers, 3, **gone)
+    assert sorted(fine) == list(left)
+    assert torch.equal(total, sum(numbers[c] for c in left) % MODULUS)
+
+
+def test_a_message_is_noise_and_masks_are_not_taken_off_by_too_few():
+    numbers = {c: torch.zeros(WORDS, dtype=torch.int64) for c in range(5)}
+    clients = {c: Client(c) for c in numbers}
+    keys = {c: client.keys() for c, client in clients.items()}
+    sent = {c: client.shares(keys, 3) for c, client in clients.items()}
+    arrived = {c: clients[c].masked(numbers[c], {o: s.shares[c] for o, s in sent.items() if o != c}) for c in clients}
+    words = torch.stack(list(arrived.values())).double()
+    assert float(words.std() / 2**32) == pytest.approx(12**-0.5, rel=0.1) and not (words == 0).any()
+    with pytest.raises(ValueError, match="survivors cannot be opened"):
+        clients[0].opened([1, 2])
+    first = clients[0].opened([0, 1, 2])
+    assert set(first.seeds) == {0, 1, 2} and set(first.keys) == {3, 4}  # never both of one client
+    with pytest.raises(ValueError, match="or were before"):
+        clients[0].opened([0, 1, 2, 3])
+    with pytest.raises(ArithmeticError, match="1 clients opened their shares; 3 are needed"):
+        unmasked(arrived, keys, {c: s.check for c, s in sent.items()}, {0: first}, 3)
+
+
+def test_fewer_than_a_majority_may_not_open():
+    keys = {c: Client(c).keys() for c in range(3)}
+    with pytest.raises(ValueError, match="threshold=2 must be above half of the 4"):
+        Client(3).shares({**keys, 3: keys[0]}, 2)
+    with pytest.raises(ValueError, match="these are not its keys"):
+        Client(3).shares({**keys, 3: keys[0]}, 3)
