@@ -298,7 +298,7 @@ def test_mistakes_in_a_file_are_named(table, says):
 
 
 def test_a_folder_is_no_file_of_settings(tmp_path):
-    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} is a folder, not a file"):
         merged(tmp_path, [])
 
 
