@@ -23,6 +23,9 @@ from .catalogue import nearest
 from .encoding import ConfigError
 from .record import Experiment
 
+MOST = 10_000
+"""The most experiments that settings may describe: sweeps multiply."""
+
 
 class NoSuchField(ConfigError):
     """A setting of a field that the record does not have: a file's is passed over where another record was chosen."""
@@ -150,6 +153,8 @@ def _drafts(pairs: Iterable[tuple[str, Any]], base: Any) -> list[_Draft]:
     out = [_Draft(base)]
     for path, value in sorted(pairs, key=_depth):
         out = list(itertools.chain.from_iterable(_assign(d, path.split("."), value, path) for d in out))
+        if len(out) > MOST:
+            raise ConfigError(f"{path}: the settings describe more than {MOST:,} experiments")
     return out
 
 

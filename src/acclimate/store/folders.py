@@ -58,9 +58,9 @@ class RunFolder:
         folder = cls(path)
         refuse_overwrite(path, overwrite)
         folder.clear()
-        write(folder.config, dumps(experiment))
         env = sealed({"schema": ENV_SCHEMA, **environment(device)})
         write(folder.env, json.dumps(env, indent=2) + "\n")
+        write(folder.config, dumps(experiment))  # last: with it, the folder is that of a run
         return folder
 
     def clear(self) -> None:
@@ -149,9 +149,9 @@ class RunFolder:
         config = checked(read_json(self.config), str(self.config))
         if config["schema"] == SCHEMA and results["schema"] != RESULTS_SCHEMA:
             raise RunError(f"{self.results} is of an earlier version than {self.config}; {AGAIN}")
-        self._check_files(results.get("files") or {})
         parts = {"config": config, "results": results, "metrics": self.rows(), "env": self._environment()}
         analysis = read_sealed(self.analysis, _versions(ANALYSIS_SCHEMA), AGAIN) if self.analysis.exists() else {}
+        self._check_files(results.get("files") or {})
         return {"path": self.path.name, **without_places({**parts, "analysis": analysis})}
 
     def _check_files(self, known: Mapping[str, str]) -> None:
