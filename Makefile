@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 RUN    ?= runs/first
 DEVFLAGS = -n 2 --dist worksteal
 
-.PHONY: run test test-all mutants lint types bench docs clean
+.PHONY: run test test-all attack mutants lint types bench docs clean
 
 run: $(VENV)/.core  ## set up, train and test the default experiment, write the report
 	$(BIN)/acclimate run --out $(RUN) --overwrite
@@ -17,6 +17,9 @@ test: $(VENV)/.dev lint types  ## lint, types and the fast tests
 
 test-all: $(VENV)/.dev lint types  ## every test, the slow ones too
 	$(BIN)/python -m pytest $(DEVFLAGS) -m "slow or not slow"
+
+attack: $(VENV)/.dev  ## damage 5,000 run folders and try 100,000 settings (two cores: about two hours, by estimate)
+	$(BIN)/python tests/attack/files_and_settings.py --out results/attack
 
 mutants: $(VENV)/.dev  ## change the source in 1,000 places and see which ones no test notices (two cores: an hour or two, by estimate)
 	$(BIN)/python scripts/mutate.py --jobs 2 --out runs/mutants.jsonl --map runs/mutants-map.json

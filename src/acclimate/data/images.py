@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,19 +81,27 @@ def pillow() -> Any:
 def decode(file: Path, size: int | None, channels: int | None) -> np.ndarray:
     """One image file as uint8 [C, H, W]; colour unless `channels` is 1, squeezed to a square if `size` is given."""
     try:
-        with opening.opened(file, PICTURE) as raw, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of large pictures; the limit is below
-            with pillow().open(raw) as image:
-                if image.width * image.height > PIXELS:
-                    raise ValueError(f"{image.width} x {image.height} pixels are more than {PIXELS:,}")
-                return to_array(image, size, channels)
+        with opening.opened(file, PICTURE) as raw, pillow().open(raw) as image:
+            if image.width * image.height > PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are more than {PIXELS:,}")
+            return to_array(image, size, channels)
     except (ImportError, opening.FileProblem):
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError, ArithmeticError, LookupError, TypeError) as e:
-        raise ValueError(f"{file}: not a readable image ({e}); {AGAIN}, or remove it") from e
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+    ) as e:  # Pillow's
+        why = "no known format" if "cannot identify" in str(e) else e
+        raise ValueError(f"{file}: not a readable image ({why}); {AGAIN}, or remove it") from e
     except Exception as e:
-        if type(e).__name__ != "DecompressionBombError":
-            raise  # Pillow's answers to damaged files
+        if not type(e).__name__.startswith("DecompressionBomb"):  # Pillow's answers to pictures that are too large
+            raise
         raise ValueError(f"{file}: not a readable image ({e}); {AGAIN}, or remove it") from e
 
 
