@@ -80,8 +80,9 @@ def pillow() -> Any:
 
 def decode(file: Path, size: int | None, channels: int | None) -> np.ndarray:
     """One image file as uint8 [C, H, W]; colour unless `channels` is 1, squeezed to a square if `size` is given."""
+    library = pillow()
     try:
-        with opening.opened(file, PICTURE) as raw, pillow().open(raw) as image:
+        with opening.opened(file, PICTURE) as raw, library.open(raw) as image:
             if image.width * image.height > PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {PIXELS:,}")
             return to_array(image, size, channels)
