@@ -152,7 +152,7 @@ class RunFolder:
         parts = {"config": config, "results": results, "metrics": self.rows(), "env": self._environment()}
         analysis = read_sealed(self.analysis, _versions(ANALYSIS_SCHEMA), AGAIN) if self.analysis.exists() else {}
         self._check_files(results.get("files") or {})
-        return {"path": self.path.name, **without_places({**parts, "analysis": analysis})}
+        return {"path": str(self.path), **without_places({**parts, "analysis": analysis})}
 
     def _check_files(self, known: Mapping[str, str]) -> None:
         """Refuse a finished run one of whose files is another than it was when the run ended."""
