@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import acclimate as ac
 from acclimate import store
-from acclimate.experiment import record as config
 
 METHODS = ("fedavg", "fedprox", "scaffold", "fedbn", "fedrep", "ditto", "fedrod", "apfl", "fedthe", "fedtta", "fedicon")
 METHODS += ("fedpcl",)
@@ -73,7 +74,6 @@ def write_run(path: Path, method: str, seed: int, clients: int) -> None:
     sizes = [sum(c) for c in counts]
     experiment = ac.Experiment(seed=seed)  # its settings do not matter, their length does
     results = {
-        "schema": store.RESULTS_SCHEMA,
         "label": method,
         "seed": seed,
         "command": f"acclimate run method={method} seed={seed}",
@@ -106,11 +106,9 @@ def write_run(path: Path, method: str, seed: int, clients: int) -> None:
     top = 0.6 + 0.02 * METHODS.index(method)
     curve = [top - 0.5 * math.exp(-r / 20) + rng.gauss(0, 0.01) for r in range(100)]
     rows = [{"round": r + 1, "val_accuracy": v, "val_std": 0.1, "val_loss": 1.0} for r, v in enumerate(curve)]
-    folder = store.RunFolder(path)
-    store.write(folder.config, config.dumps(experiment))
-    store.write(folder.env, json.dumps({"acclimate": "made up", "device": "none"}))
+    folder = store.RunFolder.create(path, experiment, torch.device("cpu"), overwrite=True)
     store.write(folder.metrics, "".join(json.dumps(row) + "\n" for row in rows))
-    store.write(folder.results, json.dumps(results))
+    folder.keep_results(results)
 
 
 def chromium() -> str | None:

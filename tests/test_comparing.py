@@ -25,7 +25,7 @@ def run_folder(path, label, seed, accuracies, adapter="none", data="same", metri
     results = {"schema": "acclimate.results/1", "label": label, "seed": seed, "table": rows}
     results["data"] = {"hash": data, **card}
     (path / "results.json").write_text(json.dumps(results))
-    (path / "config.json").write_text("{}")
+    (path / "config.json").write_text('{"schema": "acclimate.config/1", "experiment": {}}')
     (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
 
 

@@ -298,7 +298,7 @@ def test_mistakes_in_a_file_are_named(table, says):
 
 
 def test_a_folder_is_no_file_of_settings(tmp_path):
-    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match=f"{tmp_path} is a folder, not a file"):
         merged(tmp_path, [])
 
 
@@ -360,7 +360,8 @@ def own_file(folder, module):
     (folder / f"{module}.py").write_text(OWN + f"print('{module} was imported')\n")
     body = json.loads(config.dumps(Experiment()))
     body["experiment"]["method"]["type"] = f"{module}:Own"
-    return json.dumps(body)
+    text = json.dumps(body)
+    return text.replace("acclimate.config/2", "acclimate.config/1")  # which has no digest: as if edited by hand
 
 
 def test_a_file_imports_nothing_that_the_user_did_not_allow(tmp_path, monkeypatch, capsys):
@@ -503,9 +504,9 @@ def test_training_hashes_stay_what_they_were_in_stored_results():
 
 
 def test_foreign_and_damaged_files():
-    with pytest.raises(ConfigError, match="not valid JSON"):
+    with pytest.raises(ConfigError, match="config.json is damaged: Expecting"):
         config.loads("{")
-    with pytest.raises(ConfigError, match="schema='other' must be 'acclimate.config/1'"):
+    with pytest.raises(ConfigError, match="schema='other' must be 'acclimate.config/2'"):
         config.loads('{"schema": "other"}')
     body = json.loads(config.dumps(Experiment()))
     body["experiment"]["method"]["colour"] = 1

@@ -68,7 +68,7 @@ def test_the_folder_is_complete_and_follows_its_schema(finished):
     path, table = finished
     assert {p.name for p in path.iterdir()} == {*COMPARED, "results.json", "env.json", "report.html"}
     results = results_of(path)
-    assert results["schema"] == "acclimate.results/1"
+    assert results["schema"] == "acclimate.results/2"
     rows = results["table"]
     assert len(rows) == 3 * 4 * 2  # adapters x streams x selections
     for row in rows:
@@ -144,7 +144,7 @@ def test_traces_load_back_as_measured(analysed):
     again = api.traces(fit, streams=[ac.shifts.Original()])
     assert equal(again["tent"]["original"], kept["tent"]["original"])
     summary = json.loads((path / "analysis.json").read_text())
-    assert summary["schema"] == "acclimate.analysis/1"
+    assert summary["schema"] == "acclimate.analysis/2"
     drawn = summary["histograms"][0]["streams"]["original"]
     assert sum(drawn["counts"]) == drawn["samples"] == sum(tested)
     assert drawn["mean"] == pytest.approx(float(kept["tent"]["original"]["entropy"].double().mean()))
@@ -446,8 +446,8 @@ def test_a_checkpoint_of_another_config_or_version_is_refused(finished, tmp_path
     with pytest.raises(store.RunError, match="was trained with another configuration"):
         ac.resume(path)
     state = path / "state.safetensors"
-    state.write_bytes(state.read_bytes().replace(b"acclimate.state/1", b"acclimate.state/0"))
-    with pytest.raises(store.RunError, match="schema='acclimate.state/0' must be 'acclimate.state/1'"):
+    state.write_bytes(state.read_bytes().replace(b"acclimate.state/2", b"acclimate.state/0"))
+    with pytest.raises(store.RunError, match="schema='acclimate.state/0' must be 'acclimate.state/2'"):
         ac.resume(path)
 
 
@@ -471,7 +471,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path):
     arrays(1)
     (tmp_path / "run" / "results.json").unlink()
     state.write_bytes(kept)
-    rewritten(state, world=None, seal=None)  # as earlier versions wrote it
+    rewritten(state, world=None, seal=None, schema="acclimate.state/1")  # as earlier versions wrote it
     ac.resume(tmp_path / "run")
 
 
@@ -517,7 +517,8 @@ def test_checkpoints_with_other_metadata_are_refused(finished, tmp_path, changes
 
 def test_checkpoints_of_earlier_versions_are_read(finished, tmp_path):
     path = copy_of(finished, tmp_path)
-    rewritten(path / "state.safetensors", seal=None)
+    rewritten(path / "state.safetensors", seal=None, schema="acclimate.state/1")
+    (path / "results.json").unlink()
     assert equal(ac.load(path).state.server, ac.load(finished[0]).state.server)
 
 

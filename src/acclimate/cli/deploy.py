@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .trust import Trust
+
 
 def deploy(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
@@ -19,6 +21,7 @@ def deploy(
     guard: Annotated[bool, typer.Option(help="Put a guard around the adapter.")] = True,
     window: Annotated[int, typer.Option(help="Recent samples that an adapter sees that needs a batch.")] = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace live models that are there.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Write clients' models as live folders, which answer, adapt, and can be served.
 

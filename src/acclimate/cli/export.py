@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .trust import Trust
+
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 
 
@@ -21,6 +23,7 @@ def export(
     batch: Annotated[str, typer.Option(help="The batch size: dynamic, or a number.")] = "dynamic",
     dtype: Annotated[str, typer.Option(help="The inputs: float32 in 0..1, or uint8 pixels.")] = "float32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is already there.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Write a client's personal model, without adapter, as a file for other runtimes, and check it.
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .trust import Trust
+
 fleet_app = typer.Typer(
     help="Start and stop a Flower network, deploy a run to its nodes, set up real sites.",
     no_args_is_help=True,
@@ -67,6 +69,7 @@ def deploy(
     run: Annotated[Path, typer.Argument(help="A finished run that was trained on the fleet.")],
     adapter: Annotated[str, typer.Option(help="The adapter that serves (default: the run's first).")] = "",
     selection: Annotated[str, typer.Option(help="Whose model: the `last` round's, or that of `validation`.")] = "last",
+    trust: Trust = False,
 ) -> None:
     """Leave each node with its live model, and test it there: metrics are all that comes back."""
     from ..fleet import launch

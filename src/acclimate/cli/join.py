@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .trust import Trust
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -31,6 +33,7 @@ def join(
     selection: Annotated[str, typer.Option(help="The round: last, or validation for the best one.")] = "last",
     client: Annotated[int, typer.Option(help="The newcomer's number, from 0.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a client that joined already.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Adapt a trained model to a new client's unlabelled samples and save it.
 

@@ -20,6 +20,7 @@ from .join import join
 from .predict import predict
 from .reproduce import reproduce_app
 from .serve import replay, serve, tokens
+from .trust import Trust
 from .tune import tune
 
 app = typer.Typer(
@@ -73,6 +74,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is already there.")] = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Train, adapt and test; write a run folder and a report.
 
@@ -106,6 +108,7 @@ def resume(
     path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
     track: Track = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
     try:
@@ -245,6 +248,10 @@ def _explain(error: Exception) -> NoReturn:
         _fail(str(error), 2)
     if isinstance(error, NonFinite | ArithmeticError):
         _fail(str(error), 1)
+    if isinstance(error, OSError):
+        _fail(f"{error.filename or 'a file'} cannot be used: {error.strerror or error}", 2)
+    if isinstance(error, MemoryError | RecursionError):
+        _fail(f"{type(error).__name__}: {error or 'what was asked for does not fit into memory'}", 2)
     _raise(error)
 
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from .trust import Trust
+
 
 def predict(
     live: Annotated[Path, typer.Argument(help="A live folder.")],
@@ -17,6 +19,7 @@ def predict(
     frozen: Annotated[bool, typer.Option("--frozen", help="Commit no step; leave the live folder as it is.")] = False,
     batch: Annotated[int, typer.Option(help="Samples of a request.")] = 32,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is already there.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Answer samples with a live model, adapt to them, and save what it became.
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .trust import Trust
+
 
 def serve(
     live: Annotated[list[Path], typer.Argument(help="Live folders, or folders of them, of one federation.")],
@@ -32,6 +34,7 @@ def serve(
     log_mb: Annotated[float, typer.Option(help="Size of a segment of the log, after which the next begins.")] = 64.0,
     log_segments: Annotated[int, typer.Option(help="Segments of the log that are kept, at least; 0 for all.")] = 0,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="A line for every step too.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Serve live models over HTTP (Open Inference Protocol v2): they answer, adapt, and survive a crash.
 

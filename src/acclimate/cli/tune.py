@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .trust import Trust
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -36,6 +38,7 @@ def tune(
     on: Annotated[str, typer.Option(help="Streams to make of the validation data, with commas.")] = "original",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder (default: runs/NNN-tune).")] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Search for good settings on validation data; test data is never looked at, but for --select its inputs.
 

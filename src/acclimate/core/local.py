@@ -37,10 +37,10 @@ class Work:
     """Gradients are scaled down to at most this global norm."""
 
     def __post_init__(self) -> None:
-        check.at_least(self, "epochs", 0)
-        check.at_least(self, "batch", 1)
+        check.within(self, "epochs", 0, 100_000)
+        check.within(self, "batch", 1, 10_000_000)
         if self.iterations is not None:
-            check.at_least(self, "iterations", 0)
+            check.within(self, "iterations", 0, 1_000_000)
         if self.clip is not None:
             check.positive(self, "clip")
 

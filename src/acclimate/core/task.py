@@ -34,6 +34,7 @@ from .nn.modules import (
 )
 from .nn.reading import read
 from .nn.wrapped import Wrap, Wrapped
+from .sizes import check_size
 from .tree import Tree
 
 
@@ -209,6 +210,7 @@ class Task:
         if isinstance(self.model, Model):
             fitting = getattr(self.model, "for_inputs", None)  # a model that brings its weights brings what they expect
             model = fitting(self.mean, self.std) if fitting else self.model
+            check_size(model, self.shape, self.num_classes)
             return model.build(self.shape, self.num_classes)
         return steady(self.model(self.shape, self.num_classes))
 

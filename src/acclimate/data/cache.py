@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ops import opening
 from ..ops.places import CACHE, cache_folder
 
 SCHEMA = "acclimate.cache/1"
@@ -109,7 +110,7 @@ def content(base: Path, files: Sequence[Path]) -> str:
     out = hashlib.sha256()
     for file, size in zip(files, sizes, strict=True):
         relative = os.path.relpath(file, base).replace(os.sep, "/")
-        with open(file, "rb") as f:
+        with opening.opened(Path(file)) as f:
             out.update(f"{relative}\0{size}\0{hashlib.file_digest(f, 'sha256').hexdigest()}\n".encode())
     if newest + _SETTLED_NS < time.time_ns():
         with contextlib.suppress(OSError):  # a stamp only saves time

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..ops import opening
 from .formats import AGAIN, lazy
 
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
@@ -121,7 +122,7 @@ def _known(value: Any) -> Any:
 def _parquet(path: Path) -> Any:
     parquet = lazy("pyarrow.parquet", "acclimate[tables]", f"reading {path.name}")
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(opening.checked(path))
     except (ValueError, OSError) as e:
         raise ValueError(f"{path}: not a readable Parquet file ({e}); {AGAIN}") from e
 
@@ -131,7 +132,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
     """The header of a text file and its further rows; whatever is wrong with the text is said in a sentence."""
     unpack = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with unpack(path, "rt", encoding="utf-8-sig", newline="") as file:
+        with unpack(opening.checked(path), "rt", encoding="utf-8-sig", newline="") as file:
             first = file.readline(1 << 20)
             if not first.strip():
                 raise ValueError(f"{path}: is empty; it must have a first line that names the columns, and rows below")

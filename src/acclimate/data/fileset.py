@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core import check
+from ..ops import opening
 from ..ops.places import DATA, data_root
 from . import cache, formats, images
 from .cache import ImageStream, Parsed
@@ -203,8 +204,8 @@ def listed(
 def text_lines(path: Path) -> list[str]:
     """The lines of a small text file that are not empty."""
     try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError as e:
+        return [line.strip() for line in opening.text(path).splitlines() if line.strip()]
+    except opening.FileProblem as e:
         raise ValueError(f"{path}: not a text file ({e}); {formats.AGAIN}") from e
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import importlib
+import lzma
 import math
 import struct
 import zipfile
@@ -15,8 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from ..ops import opening
+
 AGAIN = "it may be truncated or not what its name says; download it again"
 
+UNPACKED = 16 << 30
+"""How many bytes a packed file may hold: a few may unpack to any number."""
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -32,10 +37,15 @@ def lazy(module: str, install: str, what: str) -> Any:
 def plain(path: Path) -> bytes:
     """A file's bytes, unpacked if it ends in .gz or .bz2."""
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            return gzip.decompress(data)
-        return bz2.decompress(data) if path.suffix == ".bz2" else data
+        if path.suffix not in (".gz", ".bz2"):
+            return opening.content(path)
+        with opening.opened(path) as packed, gzip.open(packed) if path.suffix == ".gz" else bz2.open(packed) as file:
+            data = bytes(file.read(UNPACKED + 1))
+        if len(data) > UNPACKED:
+            raise ValueError(f"more than {UNPACKED:,} bytes are packed in it")
+        return data
+    except opening.FileProblem:
+        raise
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as e:
         raise ValueError(f"{path}: cannot be unpacked ({e}); {AGAIN}") from e
     except OSError as e:
@@ -62,7 +72,7 @@ def idx(path: Path, ndim: int) -> np.ndarray:
 
 def fixed_records(path: Path, head: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """A file of equal records, each `head` bytes and then an image of `shape`: the CIFAR and STL-10 binary layouts."""
-    data = np.frombuffer(path.read_bytes(), np.uint8)
+    data = np.frombuffer(opening.content(path), np.uint8)
     width = head + math.prod(shape)
     if len(data) == 0 or len(data) % width:
         raise ValueError(f"{path}: {len(data)} bytes are not a whole number of records of {width} bytes; {AGAIN}")
@@ -72,12 +82,12 @@ def fixed_records(path: Path, head: int, shape: tuple[int, ...]) -> tuple[np.nda
 
 def npy(path: Path, ndim: int | None = None) -> np.ndarray:
     """An .npy file, memory-mapped; never one that holds pickled objects."""
-    with path.open("rb") as f:
+    with opening.opened(path, limit=1 << 50) as f:
         if f.read(6) != b"\x93NUMPY":
             raise ValueError(f"{path}: does not start like an .npy file; {AGAIN}")
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as e:
+    except (ValueError, EOFError, OSError, OverflowError, TypeError, SyntaxError, MemoryError) as e:
         raise ValueError(f"{path}: not a readable .npy file ({e}); {AGAIN}") from e
     if ndim is not None and array.ndim != ndim:
         raise ValueError(f"{path}: shape {array.shape} must have {ndim} axes; {AGAIN}")
@@ -87,13 +97,19 @@ def npy(path: Path, ndim: int | None = None) -> np.ndarray:
 def npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Arrays of an .npz file by name; never pickled objects."""
     try:
-        with path.open("rb") as f:  # opened here, because numpy forgets to close what it cannot read
+        with opening.opened(path) as f:  # opened here, because numpy forgets to close what it cannot read
             archive = np.load(f, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("one array, not an archive")
             names = list(archive.files)
-            out = {k: archive[k] for k in (*needed, *optional) if k in names}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as e:
+            wanted = [k for k in (*needed, *optional) if k in names]
+            for k in wanted:
+                assert archive.zip is not None
+                _check_header(archive.zip, k)
+            out = {k: archive[k] for k in wanted}
+    except opening.FileProblem:
+        raise
+    except _NPZ_ERRORS as e:
         # numpy takes whatever it does not know for a pickle, and tells how to read one, which must not be done
         reason = "not an archive of plain arrays" if "pickle" in str(e) else str(e)
         raise ValueError(f"{path}: not a readable .npz file ({reason}); {AGAIN}") from e
@@ -101,15 +117,43 @@ def npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict
     return out
 
 
+_NPZ_ERRORS = (
+    *(ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, OSError, OverflowError, TypeError, SyntaxError),
+    *(MemoryError, NotImplementedError, RuntimeError, RecursionError, struct.error, lzma.LZMAError),
+)
+"""What numpy and zipfile raise where an archive is damaged, or lies about what it holds."""
+
+
+def _check_header(archive: zipfile.ZipFile, name: str) -> None:
+    """An error where an array's header asks for other memory than its bytes: numpy would take it before it reads."""
+    member = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
+    shape, dtype, start = _header(archive, member)
+    size, wanted = archive.getinfo(member).file_size, start + math.prod(shape) * dtype.itemsize
+    if size != wanted or size > UNPACKED:
+        held = f"holds {size:,} bytes, its header says {wanted:,}" if size != wanted else f"has {size:,} bytes"
+        raise ValueError(f"array '{name}' {held}; at most {UNPACKED:,} are read")
+
+
+def _header(archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type and length of the header of an array in an archive."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        if dtype.hasobject or any(isinstance(n, bool) or n < 0 for n in shape):
+            raise ValueError(f"its header has shape {shape} and type {dtype}")
+        return tuple(shape), dtype, file.tell()
+
+
 def npz_header(path: Path, name: str) -> tuple[np.dtype[Any], int]:
     """Type and number of axes of one array of an .npz file, without reading it."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
+        with opening.opened(path) as file, zipfile.ZipFile(file) as archive:
+            shape, dtype, _ = _header(archive, f"{name}.npy")
             return dtype, len(shape)
-    except (zipfile.BadZipFile, KeyError, EOFError) as e:
+    except opening.FileProblem:
+        raise
+    except _NPZ_ERRORS as e:
         raise ValueError(f"{path}: not a readable .npz file ({e}); {AGAIN}") from e
 
 
@@ -117,12 +161,12 @@ def mat(path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
     """Arrays of a MATLAB file (version 5 to 7.2) by name."""
     loadmat = lazy("scipy.io", "scipy", f"reading {path.name}").loadmat
     try:
-        data = loadmat(str(path))
+        data = loadmat(str(opening.checked(path)))
     except NotImplementedError as e:
         raise ValueError(f"{path}: is a MATLAB 7.3 file; save it again with '-v7'") from e
-    except MemoryError:
+    except (opening.FileProblem, FileNotFoundError):
         raise
-    except Exception as e:  # scipy raises many kinds on damaged files
+    except (MemoryError, Exception) as e:  # scipy raises many kinds on damaged files
         raise ValueError(f"{path}: not a readable MATLAB file ({e}); {AGAIN}") from e
     names = [k for k in data if not k.startswith("__")]
     _has(path, data, needed, names)

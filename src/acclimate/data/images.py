@@ -12,12 +12,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..ops import opening
 from .cache import ImageStream
 from .formats import AGAIN, lazy
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".gif", ".tif", ".tiff")
 
 _CHUNK = 512
+PICTURE = 256 << 20
+"""The largest image file that is read."""
+PIXELS = 1 << 26
+"""The most pixels that an image may have: 8,192 x 8,192."""
 _SIDES = "images of one set must have one size; set data.size= (for example data.size=64) to resize them all"
 
 
@@ -75,12 +80,29 @@ def pillow() -> Any:
 
 def decode(file: Path, size: int | None, channels: int | None) -> np.ndarray:
     """One image file as uint8 [C, H, W]; colour unless `channels` is 1, squeezed to a square if `size` is given."""
+    library = pillow()
     try:
-        with pillow().open(file) as image:
+        with opening.opened(file, PICTURE) as raw, library.open(raw) as image:
+            if image.width * image.height > PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are more than {PIXELS:,}")
             return to_array(image, size, channels)
-    except ImportError:
+    except (ImportError, opening.FileProblem):
         raise
-    except (OSError, SyntaxError, ValueError, EOFError) as e:  # Pillow's answers to damaged files
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        MemoryError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+    ) as e:  # Pillow's
+        why = "no known format" if "cannot identify" in str(e) else e
+        raise ValueError(f"{file}: not a readable image ({why}); {AGAIN}, or remove it") from e
+    except Exception as e:
+        if not type(e).__name__.startswith("DecompressionBomb"):  # Pillow's answers to pictures that are too large
+            raise
         raise ValueError(f"{file}: not a readable image ({e}); {AGAIN}, or remove it") from e
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import string
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..ops import opening
 from . import formats
 from .cache import Parsed
 from .fileset import FileDataset, Sources
@@ -76,7 +76,7 @@ class FEMNIST(FileDataset):
 def _users(path: Path, classes: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Name, images and labels of every user in one json file."""
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = opening.parsed(opening.text(path, limit=8 << 30), str(path))
         names, data = list(body["users"]), body["user_data"]
         sizes = dict(zip(names, body.get("num_samples", ()), strict=False))
     except (ValueError, KeyError, TypeError, AttributeError) as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +33,7 @@ class OwnFiles(FileDataset):
             raise ValueError(f"{name}: {field}='' must name your {self.needs}; set data.{field}=")
         root = self.folder()
         tried = [*([root / text] if root else []), Path(text).expanduser()]
-        found = next((p for p in tried if p.exists()), None)
+        found = next((p for p in tried if os.path.exists(p)), None)  # a link to itself is not there either
         if found is None:
             raise FileNotFoundError(
                 f"{name}: {field}={text!r} is not there (looked for {' and '.join(str(p.absolute()) for p in tried)}); "
@@ -114,6 +115,8 @@ class Arrays(OwnFiles):
         return x.astype(np.float32)
 
 
+MOST = 1_000_000
+"""The most classes or domains that numbers may stand for: every one gets a name and a count."""
 Numbered = tuple[np.ndarray, tuple[str, ...]]
 
 
@@ -135,6 +138,9 @@ def _numbered(values: np.ndarray, names: np.ndarray | None, path: Path, what: st
     if values.dtype.kind in "US":
         return _by_name(values.astype(str), names, path, what)
     count = len(names) if names is not None else max(int(values.max(initial=0)) + 1, 1)
+    if count > MOST:
+        row = int(values.argmax()) if names is None else 0
+        raise ValueError(f"{path}: {what}[{row}] is {count - 1}; there may be at most {MOST:,} of them, from 0 on")
     given = tuple(str(n) for n in (names.tolist() if names is not None else range(count)))
     try:
         return formats.labels(values, count, path), given

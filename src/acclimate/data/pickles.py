@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..ops import opening
+
+LARGEST = 4 << 30
 
 
 class _Maker:
@@ -94,6 +99,13 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
+def _check_memo(raw: bytes) -> None:
+    """Refuse numbers of memos beyond the file's length: a reader makes a list as long as the largest."""
+    for opcode, arg, at in pickletools.genops(raw):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and arg is not None and int(arg) > len(raw):
+            raise pickle.UnpicklingError(f"memo {arg} at byte {at} is beyond the file")
+
+
 class _Restricted(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -105,10 +117,12 @@ class _Restricted(pickle.Unpickler):
 def unpickle(path: Path) -> dict[str, Any]:
     """A pickled dict of arrays, lists, numbers and strings. Anything else in the file is refused, never run."""
     try:
-        data = _Restricted(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except (OSError, MemoryError):
+        raw = opening.content(path, limit=LARGEST)
+        _check_memo(raw)
+        data = _Restricted(io.BytesIO(raw), encoding="bytes").load()
+    except (OSError, opening.FileProblem):
         raise
-    except Exception as e:  # damaged pickles raise almost anything
+    except (MemoryError, RecursionError, Exception) as e:  # damaged pickles raise almost anything
         raise ValueError(f"{path}: refused or damaged pickle: {e}; use the original file of the data set") from e
     if not isinstance(data, dict):
         raise ValueError(

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ..core import check
+from ..ops import opening
 from ..ops import text as text_ids
 from . import formats
 from .cache import Parsed
@@ -282,7 +283,7 @@ class Text(OwnFiles):
 
 def _decoded(path: Path) -> Iterator[str]:
     """The lines of a file in UTF-8, one after the other, whatever its size."""
-    with path.open("rb") as f:
+    with opening.opened(path) as f:
         number = 0
         while raw := f.readline(LONGEST + 1):
             number += 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.check import LATER
-from . import labels, names
+from . import labels, limits, names
 
 
 class ConfigError(ValueError):
@@ -110,27 +111,47 @@ def by_name(value: Any) -> Any:
     return [by_name(v) for v in value] if isinstance(value, list) else value
 
 
-def decode(value: Any, hint: Any = Any, where: str = "experiment") -> Any:
-    """The inverse of `encode`, with every field checked."""
+def decode(
+    value: Any, hint: Any = Any, where: str = "experiment", strict: bool = False, given: Sequence[str] = ()
+) -> Any:
+    """The inverse of `encode`, with every field checked.
+
+    With `strict`, every field must be there but those that files leave out by their nature, and those `given` apart.
+    """
     if isinstance(value, Mapping):
         if value.get("type") == "python":
             raise ConfigError(
-                f"{where}: {value['name']} was given as a Python object, which a file cannot hold; "
+                f"{where}: {value.get('name')} was given as a Python object, which a file cannot hold; "
                 f"pass it again, e.g. ac.load(path, {_field(where)}=...)"
             )
         cls = _resolve(str(value.get("type", "")), where)
         hints = typing.get_type_hints(cls)
         fields = {k: v for k, v in value.items() if k != "type"}
+        known = {f.name: f for f in dataclasses.fields(cls)}
         if REVISION in hints:
             fields.setdefault(REVISION, 1)
-        if unknown := [k for k in fields if k not in {f.name for f in dataclasses.fields(cls)}]:
+        if unknown := [k for k in fields if k not in known]:
             raise ConfigError(f"{where}: {cls.__name__} has no field '{unknown[0]}'; written by another version?")
-        return _make(cls, {k: decode(v, hints[k], f"{where}.{k}") for k, v in fields.items()}, where)
+        missing = [n for n, f in known.items() if n not in fields and n not in given and LATER not in f.metadata]
+        if strict and missing:
+            raise ConfigError(f"{where}.{missing[0]} is missing; restore it, or start a new run")
+        return _make(cls, {k: decode(v, hints[k], f"{where}.{k}", strict) for k, v in fields.items()}, where)
     if isinstance(value, list):
         inner = enumerate(zip(value, _hints_inside(hint, len(value)), strict=True))
-        return tuple(decode(v, h, f"{where}[{i}]") for i, (v, h) in inner)
+        return tuple(decode(v, h, f"{where}[{i}]", strict) for i, (v, h) in inner)
+    return _checked(value, hint, where)
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    """A plain value, if the field may hold such a one."""
     if isinstance(value, int) and not isinstance(value, bool) and _is_float(hint):
-        return float(value)
+        return float(value) if abs(value) < 2**1000 else math.inf
+    if reason := limits.refusal(where.rpartition(".")[2], value):
+        raise ConfigError(f"{where}: {reason}")
+    options = _options(hint)
+    if value is not None and all(o in (bool, int, float, str) for o in options) and type(value) not in options:
+        words = " or ".join(o.__name__ for o in options)
+        raise ConfigError(f"{where}: {limits.shown(value)} must be of type {words}")
     return value
 
 
@@ -148,16 +169,19 @@ def _resolve(name: str, where: str) -> type:
         cls = names.class_of(name)
     except (ImportError, AttributeError, TypeError) as e:
         raise ConfigError(f"{where}: cannot find the record '{name}', which {names.ALLOW} names: {e}") from e
+    except Exception as e:  # a user's own code may fail in any way
+        raise ConfigError(f"{where}: cannot import '{name}': {type(e).__name__}: {e}") from e
     if cls is not None:
         return cls
     raise ConfigError(
-        f"{where}: cannot find the record '{name}': it is not acclimate's. If it is your own, allow it by "
-        f"`{names.ALLOW}={name}` (with `{module}` on the Python path) or `acclimate.allow(...)`, or pass it again"
+        f"{where}: cannot find the record '{name}': it is not acclimate's, and what a file names is not imported. If "
+        f"it is your own, trust it: --trust, trust=True, `{names.ALLOW}={name}` (with `{module}` on the Python path) "
+        "or `acclimate.allow(...)`; or pass it again"
     )
 
 
 def _make(cls: type, fields: dict[str, Any], where: str) -> Any:
     try:
         return cls(**fields)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError) as e:
         raise ConfigError(f"{where}: {e}") from e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,8 +119,24 @@ def text(value: Any) -> str:
     if dataclasses.is_dataclass(value):
         return label(value)
     if value is None or isinstance(value, bool | int | float | str | tuple | list):
-        return repr(value)
+        return without_place(repr(value))
     return identity(value)
+
+
+_WHOLE = re.compile(
+    r"(?P<key>[\w.]+=)?(?P<quote>['\"]?)(?:/|~|[A-Za-z]:\\)[^\n,]*[/\\](?P<last>[^/\\\n,]+?)[/\\]*(?P=quote)"
+)
+_QUOTED = re.compile(r"(['\"])(?:/|~/|[A-Za-z]:\\)[^'\"\n]*[/\\]([^'\"/\\\n]+)[/\\]*\1")
+_WORD = re.compile(r"(?<![\w.\-/~:])(?:/|~/|[A-Za-z]:\\)(?:[^\s/\\'\",;]+[/\\]+)+([^\s/\\'\",;)]+)[/\\]*")
+
+
+def without_place(words: str) -> str:
+    """A text in which files go by the last part of their path: where they lie may name a user or a machine."""
+    if words.startswith("data:"):  # a picture
+        return words
+    if whole := _WHOLE.fullmatch(words):
+        return f"{whole['key'] or ''}{whole['quote']}{whole['last']}{whole['quote']}"
+    return _WORD.sub(r"\1", _QUOTED.sub(r"\1\2\1", words))
 
 
 def identity(value: Any) -> str:

@@ -3,16 +3,19 @@
 A record is written by its public name, `package:Class`, as `methods:FedAvg`. Names are looked up in one list of
 acclimate's own records, so that a file may move without its runs being lost, and nothing that a file names is ever
 imported. A user's own class is written as `module:Class` and read only where the user passed it to acclimate in this
-process, or allowed it: `acclimate.allow(MyMethod)`, or its name in the environment variable ACCLIMATE_ALLOW.
+process, or allowed it: `acclimate.allow(MyMethod)`, its name in the environment variable ACCLIMATE_ALLOW, or `trust`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import importlib
 import os
 import types
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import SGD, Adam, AdamW, Adapter, Constant, Cosine, Personalizer, Protocol, StepDecay, Work
@@ -21,6 +24,8 @@ from ..ops.strong_views import StrongViews
 
 ALLOW = "ACCLIMATE_ALLOW"
 """The environment variable that names a user's own classes, `module:Class`, separated by commas."""
+EVERY = "*"
+"""In its place, every class may be imported: what `--trust` sets."""
 PACKAGES: tuple[types.ModuleType, ...] = (adapters, backends, data, filters, methods, models, personal, shifts)
 """Every record that these export has a public name."""
 CORE = (SGD, Adam, AdamW, Adapter, Constant, Cosine, Personalizer, Protocol, StepDecay, Work)
@@ -156,6 +161,8 @@ OLD = {f"{m}:{c}": _public(m, c) for m, classes in OLD_MODULES.items() for c in 
 FORMER = {public: old for old, public in OLD.items()}
 """The inverse of `OLD`: it makes the hashes by which such files know their training."""
 
+Trust: TypeAlias = bool | Sequence[str]
+_trust: contextvars.ContextVar[bool | tuple[str, ...]] = contextvars.ContextVar("trust", default=False)
 _records: dict[str, type] = {}
 """Every class that a name in a file may stand for."""
 
@@ -183,7 +190,7 @@ def class_of(name: str) -> type | None:
     if public not in _records:
         if module := LATER.get(public.partition(":")[0]):
             importlib.import_module(module)
-        elif name in allowed_names():
+        elif may_import(name):
             module, _, attribute = name.partition(":")
             allow(getattr(importlib.import_module(module), attribute))
     return _records.get(public)
@@ -192,6 +199,23 @@ def class_of(name: str) -> type | None:
 def allowed_names() -> list[str]:
     """A user's own classes that may be imported where a file names them."""
     return [name.strip() for name in os.environ.get(ALLOW, "").split(",") if name.strip()]
+
+
+def may_import(name: str) -> bool:
+    """Whether a class of the user's own may be imported because a file or a message names it, as `module:Class`."""
+    trust, listed = _trust.get(), allowed_names()
+    named = name in listed or EVERY in listed or trust is True or (not isinstance(trust, bool) and name in trust)
+    return named and all(part.isidentifier() for part in name.replace(":", ".").split("."))
+
+
+@contextlib.contextmanager
+def trusting(trust: Trust) -> Iterator[None]:
+    """While this lasts, files may name these classes of the user's own, or with True any."""
+    token = _trust.set(trust if isinstance(trust, bool) else tuple(trust))
+    try:
+        yield
+    finally:
+        _trust.reset(token)
 
 
 def own_names() -> list[str]:

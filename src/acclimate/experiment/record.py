@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,13 +17,15 @@ from ..core import Adapter, Backend, Filter, Method, Model, Personalizer, check
 from ..data import Dataset, Digits
 from ..methods import FedAvg
 from ..models import CNN, MLP, TextNet, Wrap
+from ..ops import opening
 from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
 from . import labels, names
 from .encoding import ConfigError, by_name, decode, encode
 
-SCHEMA = "acclimate.config/1"
+SCHEMA, OLD_SCHEMA = "acclimate.config/2", "acclimate.config/1"
+"""In the second, files may lack fields, which then have their defaults, and have no digest."""
 EVALUATION_FIELDS = ("personal", "adapters", "streams", "checkpoint_every", "analysis", "select")
 """Fields that do not change what is trained: experiments that differ in them alone share one training."""
 IMAGE_MODEL = CNN(widths=(16, 32), norm="batch")
@@ -188,21 +189,46 @@ def _entry_settings(part: str, records: Sequence[Any]) -> list[str]:
 
 
 def dumps(experiment: Experiment) -> str:
-    """config.json of an experiment."""
-    return json.dumps({"schema": SCHEMA, "experiment": encode(experiment)}, indent=2) + "\n"
+    """config.json of an experiment, with a digest of it."""
+    body = encode(experiment)
+    return json.dumps({"schema": SCHEMA, "experiment": body, "digest": _digest(body)}, indent=2) + "\n"
 
 
-def loads(text: str, **given: Any) -> Experiment:
-    """An experiment from config.json; `given` replaces fields that a file cannot hold."""
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps({"schema": SCHEMA, "experiment": body}, sort_keys=True).encode()).hexdigest()
+
+
+def loads(text: str, where: str = "config.json", /, trust: names.Trust = False, **given: Any) -> Experiment:
+    """An experiment from config.json; `given` replaces fields that a file cannot hold.
+
+    `trust` lets it name your own classes, which are then imported: True for all, or their names, `module:Class`.
+    """
     try:
-        body = json.loads(text)
-    except json.JSONDecodeError as e:
-        raise ConfigError(f"config.json is not valid JSON: {e}") from e
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        found = body.get("schema") if isinstance(body, dict) else None
-        raise ConfigError(f"config.json: schema={found!r} must be '{SCHEMA}'")
+        body = opening.parsed(text, where)
+    except opening.FileProblem as e:
+        raise ConfigError(str(e)) from e
+    body = checked(body, where, digest=False)
     value = {k: v for k, v in body["experiment"].items() if k not in given}
-    return typing.cast(Experiment, replace(decode(value), **given))
+    with names.trusting(trust):
+        found = decode(value, strict=body["schema"] == SCHEMA, given=tuple(given))
+    if not isinstance(found, Experiment):
+        raise ConfigError(f"{where}: experiment.type={value.get('type')!r} must be 'experiment:Experiment'")
+    checked(body, where)
+    return replace(found, **given)
+
+
+def checked(body: Any, where: str, digest: bool = True) -> dict[str, Any]:
+    """What config.json holds, if it is of a version that can be read and is as it was written."""
+    if not isinstance(body, dict) or body.get("schema") not in (SCHEMA, OLD_SCHEMA):
+        found = body.get("schema") if isinstance(body, dict) else None
+        raise ConfigError(f"{where}: schema={found!r} must be '{SCHEMA}'")
+    if not isinstance(body.get("experiment"), dict):
+        raise ConfigError(f"{where}: experiment={str(body.get('experiment'))[:40]!r} must be an object")
+    if digest and body["schema"] == SCHEMA and body.get("digest") != _digest(body["experiment"]):
+        raise ConfigError(
+            f"{where} is damaged or was changed: its content does not match its digest; restore it, or start a new run"
+        )
+    return body
 
 
 names.allow(Experiment)

@@ -6,10 +6,8 @@ Settings are collected in drafts, and every record is made once, with all of its
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
 import tomllib
-import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +17,14 @@ from typing import Any, Literal
 
 from ..core import Method, Personalizer
 from ..core.check import FieldError
-from . import catalogue, labels
+from ..ops import opening
+from . import catalogue, labels, limits, trusted
 from .catalogue import nearest
 from .encoding import ConfigError
 from .record import Experiment
+
+MOST = 10_000
+"""The most experiments that settings may describe: sweeps multiply."""
 
 
 class NoSuchField(ConfigError):
@@ -55,13 +57,15 @@ def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, 
     if file is None:
         return list(settings)
     try:
-        pairs = flatten_toml(tomllib.loads(file.read_text()))
+        pairs = flatten_toml(tomllib.loads(opening.text(file)))
     except FileNotFoundError:
         raise ConfigError(f"{file} does not exist") from None
-    except OSError as e:
-        raise ConfigError(f"{file} cannot be read: {e.strerror}") from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except opening.FileProblem as e:
+        raise ConfigError(str(e)) from e
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as e:
         raise ConfigError(f"{file} is not valid TOML: {e}") from e
+    for key, value in pairs:
+        trusted.check_all(f"{file}: {key}", value)
     return [*_left_by(pairs, [pair(s) for s in settings]), *settings]
 
 
@@ -149,6 +153,8 @@ def _drafts(pairs: Iterable[tuple[str, Any]], base: Any) -> list[_Draft]:
     out = [_Draft(base)]
     for path, value in sorted(pairs, key=_depth):
         out = list(itertools.chain.from_iterable(_assign(d, path.split("."), value, path) for d in out))
+        if len(out) > MOST:
+            raise ConfigError(f"{path}: the settings describe more than {MOST:,} experiments")
     return out
 
 
@@ -295,9 +301,12 @@ def _scalar(value: Any, hint: type, key: str) -> Any:
             raise ValueError
         if hint is int and isinstance(value, float) and value != int(value):
             raise ValueError
-        return hint(value)
+        made = hint(value)
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise ConfigError(f"{key}: {value!r} is not {words[hint]}") from None
+        raise ConfigError(f"{key}: {limits.shown(value)} is not {words[hint]}") from None
+    if reason := limits.refusal(key.rpartition(".")[2], made):
+        raise ConfigError(f"{key}: {reason}")
+    return made
 
 
 def _lookup(name: Any, kind: catalogue.Kind | None, key: str) -> Any:
@@ -307,44 +316,9 @@ def _lookup(name: Any, kind: catalogue.Kind | None, key: str) -> Any:
     if not isinstance(name, str):
         raise ConfigError(f"{key}: {name!r} is not a name; allowed: {', '.join(kind.entries)}{own}")
     if ":" in name:
-        return _own(name, kind, key)
+        return trusted.own_record(name, kind, key)
     if kind.name == "adapter" and (made := catalogue.guarded(name)):
         return made
     if name not in kind.entries:
         raise ConfigError(f"{key}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
     return kind.entries[name]
-
-
-def _own(name: str, kind: catalogue.Kind, key: str) -> Any:
-    """A user's own record. Their code may fail in any way: the error names the place, and is chained to theirs."""
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as e:
-        raise ConfigError(f"{key}: cannot import '{name}': {e}") from e
-    except Exception as e:
-        raise ConfigError(f"{key}: cannot import '{name}': {_place(e)}{type(e).__name__}: {_words(e)}") from e
-    try:
-        chosen = found() if isinstance(found, type) else found
-    except Exception as e:
-        where = "" if isinstance(e, TypeError | ValueError) else _place(e)
-        raise ConfigError(
-            f"{key}: cannot make '{name}' without arguments: {where}{_words(e)}; every field needs a default that is "
-            "possible, or name a record of it instead of the class"
-        ) from e
-    if not isinstance(chosen, kind.base):
-        raise ConfigError(f"{key}: '{name}' is a {type(chosen).__name__}, not a {kind.base.__name__}")
-    return chosen
-
-
-def _words(error: Exception) -> str:
-    """What an error says, without the place that a syntax error adds."""
-    return str(error.msg if isinstance(error, SyntaxError) else error)
-
-
-def _place(error: Exception) -> str:
-    """`file, line 3: ` of the code that failed."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: "
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}, line {last.lineno}: "

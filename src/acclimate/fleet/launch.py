@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -21,6 +22,7 @@ from .local_processes import Process
 from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, tail
 from .server_app import PROGRESS, STOP
 
+log = logging.getLogger("acclimate")
 PLACE = "ACCLIMATE_FLEET"
 """The environment variable that names the fleet's folder. Without it, `fleet` in the current folder is used."""
 POLL_SECONDS = 0.1
@@ -87,6 +89,11 @@ def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[
     """Start the ServerApp on a run folder and yield its events, until it has ended."""
     folder = folder.absolute()
     progress = folder / PROGRESS
+    if store.busy(folder):
+        if task != "train":
+            raise store.RunError(f"a run goes on in {folder}; follow it to its end: acclimate resume {folder}")
+        log.warning("a run goes on in %s; following it", folder)
+        return follow(progress, fleet)
     progress.unlink(missing_ok=True)
     (folder / STOP).unlink(missing_ok=True)
     config = {"task": task, "run-folder": str(folder), **more}

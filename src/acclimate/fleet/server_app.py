@@ -25,6 +25,7 @@ from ..backends.flower.protocol import LINK
 from ..core import State, Tree
 from ..experiment import Experiment, dumps
 from ..experiment.settings import expand
+from ..experiment.trusted import foreign
 from ..running import run as api
 from ..running.build import least_examples
 from ..running.watch import Watch
@@ -46,11 +47,16 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def conduct(grid: Grid, config: Mapping[str, Any]) -> None:
-    """Do what `config` says on the nodes of `grid`."""
+    """Do what `config` says on the nodes of `grid`. Where another server is at it already, nothing is reported: who
+    asked for this one follows the other."""
     if key := os.environ.get(admin.VARIABLE):
         admin.admit(config, Path(key), Path(key).with_name(audit.AUDIT))
     folder = Path(str(config["run-folder"]))
-    folder.mkdir(parents=True, exist_ok=True)
+    with store.locked(folder):
+        _conduct(grid, config, folder)
+
+
+def _conduct(grid: Grid, config: Mapping[str, Any], folder: Path) -> None:
     report = reporter(folder / PROGRESS)
     report("started", pid=os.getpid(), started=started(os.getpid()))
     try:
@@ -107,7 +113,8 @@ def prepared(folder: Path, settings: str) -> store.RunFolder:
     run = store.RunFolder(folder)
     if run.config.exists():
         return run
-    experiments = expand(shlex.split(settings))
+    with foreign():
+        experiments = expand(shlex.split(settings))
     if len(experiments) != 1:
         raise ValueError(f"settings describe {len(experiments)} experiments; a fleet trains one at a time")
     e = experiments[0]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import store
 from ..core import Tree, tree
+from ..ops import opening
 
 SCHEMA, CARD = "acclimate.live/1", "live.json"
 JOINED, JOINED_CARD, JOINED_TENSORS = "acclimate.joined/1", "joined.json", "model.safetensors"
@@ -52,12 +53,12 @@ def read(folder: Path, file: Mapping[str, Any]) -> Tree:
     """A tree that a card names (`name`, `sha256`, `outline`); an error where it is damaged or missing."""
     path = folder / file["name"]
     try:
-        raw = path.read_bytes()
+        raw = opening.content(path)
         if hashlib.sha256(raw).hexdigest() != file["sha256"]:
             raise store.RunError(f"{path} is damaged: its content does not match the card beside it; deploy again")
         filled: Tree = _filled(file["outline"], load_tensors(raw))
         return filled
-    except (SafetensorError, OSError, KeyError) as e:
+    except (SafetensorError, opening.FileProblem, OSError, KeyError, TypeError, AttributeError, ValueError) as e:
         raise store.RunError(f"{path} is damaged or missing ({e}); deploy again") from e
 
 

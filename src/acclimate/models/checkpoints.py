@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..ops import opening
+
 log = logging.getLogger("acclimate")
 
 ALLOWED = "a .safetensors file, or a file of torch.save with a state dict, as such or under state_dict or model"
@@ -39,14 +41,14 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 def digest(path: str | Path) -> str:
     """What names the content of a checkpoint: the first 16 hexadecimal digits of the file's SHA-256."""
-    return hashlib.sha256(_there(path).read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(opening.content(_there(path))).hexdigest()[:16]
 
 
 def _there(path: str | Path) -> Path:
     file = Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f"checkpoint '{path}': there is no such file")
-    return file
+    return opening.checked(file)
 
 
 def _content(file: Path) -> Any:

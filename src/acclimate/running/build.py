@@ -85,11 +85,13 @@ class Fit:
 
     def save(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write a run folder that `load` reads back."""
-        folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
-        folder.world = self.world.content
-        if self.worker.secret is not None:
-            store.secrets.keep(folder.path, self.worker.secret)
-        folder.save(self.state, self.experiment.identity())
+        store.refuse_overwrite(Path(path), overwrite)
+        with store.locked(Path(path)):
+            folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
+            folder.world = self.world.content
+            if self.worker.secret is not None:
+                store.secrets.keep(folder.path, self.worker.secret)
+            folder.save(self.state, self.experiment.identity())
         return folder.path
 
 

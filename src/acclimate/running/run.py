@@ -72,20 +72,22 @@ def _run(
     """`run`. Of several, one that no adapter can serve is named below their table; alone, it would measure nothing."""
     store.refuse_overwrite(path, overwrite)
     secret = store.secrets.read(reuse) if reuse is not None else None
-    ready = _ready(
-        experiment, secret
-    )  # before an earlier run is removed: what cannot be built should not cost its results
-    if alone and ready is not None and (reason := untestable(experiment, ready.world, ready.worker)):
-        ready.engine.close()
-        raise ValueError(reason)
-    folder = store.RunFolder.create(path, experiment, device_of(experiment.device), overwrite)
-    (folder.path / store.secrets.NAME).unlink(missing_ok=True)
-    if reuse is not None:
-        # fleet.json has the name by which nodes know the training, secret.json that of its key
-        for name in (folder.state.name, "fleet.json", store.secrets.NAME):
-            if (reuse / name).exists():
-                store.write(folder.path / name, (reuse / name).read_bytes())
-    return _finish(folder, experiment, watch, ready)
+    with store.locked(path):
+        # before an earlier run is removed: what cannot be built should not cost its results
+        ready = _ready(experiment, secret)
+        if alone and ready is not None and (reason := untestable(experiment, ready.world, ready.worker)):
+            ready.engine.close()
+            raise ValueError(reason)
+        folder = store.RunFolder.create(path, experiment, device_of(experiment.device), overwrite)
+        (folder.path / store.secrets.NAME).unlink(missing_ok=True)
+        if reuse is not None:
+            # fleet.json has the name by which nodes know the training, secret.json that of its key
+            for name in (folder.state.name, "fleet.json", store.secrets.NAME):
+                if (reuse / name).exists():
+                    store.write(folder.path / name, (reuse / name).read_bytes())
+        if ready is not None:
+            return _finish_here(folder, experiment, watch, ready)
+    return _hand_over(folder, experiment, watch)
 
 
 class _Ready(NamedTuple):
@@ -114,11 +116,20 @@ def _ready(experiment: Experiment, secret: bytes | None = None, old: bool = Fals
     return _Ready(world, worker, engine, streams, time.perf_counter() - began)
 
 
-def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready: _Ready | None = None) -> Table:
+def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Table:
     """From whatever the folder holds to a finished run."""
-    ready = ready or _ready(experiment, store.secrets.read(folder.path), old=folder.state.exists())
-    if ready is None:
-        return _hand_over(folder, str(experiment.backend.conducted()), watch)
+    folder.check_started()
+    if experiment.backend.conducted() is not None:
+        _ready(experiment)
+        return _hand_over(folder, experiment, watch)
+    with store.locked(folder.path):
+        ready = _ready(experiment, store.secrets.read(folder.path), old=folder.state.exists())
+        assert ready is not None
+        return _finish_here(folder, experiment, watch, ready)
+
+
+def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready: _Ready) -> Table:
+    """The same in this process, with what the experiment was built into."""
     began = time.perf_counter()
     world, worker, engine, streams, seconds = ready
     folder.world = world.content
@@ -146,7 +157,6 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
     }
     ended = loop.with_faults(fit.state, engine.missed())
     results = {
-        "schema": store.RESULTS_SCHEMA,
         "label": experiment.label,
         "seed": experiment.seed,
         "command": store.command_line(),
@@ -160,7 +170,7 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
     engine.close()
-    store.write(folder.results, store.json_text(results, indent=1) + "\n")
+    folder.keep_results(store.without_places(results))
     store.write(folder.report, render([folder.load()]))
     return table
 
@@ -183,9 +193,9 @@ def _dealing(experiment: Experiment, world: World) -> dict[str, Any]:
     return {"partition": {**encode(partition), **revision}} if world.content else {}
 
 
-def _hand_over(folder: store.RunFolder, conductor: str, watch: Watch) -> Table:
-    """Let another process finish the run, and follow it."""
-    module, _, name = conductor.partition(":")
+def _hand_over(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Table:
+    """Let another process finish the run, and follow it; one that is at it already is followed, not started again."""
+    module, _, name = str(experiment.backend.conducted()).partition(":")
     getattr(importlib.import_module(module), name)(folder.path, watch)
     return stored_table(folder)
 
@@ -200,11 +210,12 @@ def run_all(
     if len(experiments) == 1:
         return run(experiments[0], path, overwrite, watch)
     store.refuse_overwrite(path, overwrite)
-    check_all(experiments)  # before earlier runs are removed, and before hours of training
-    index = store.IndexFolder(path)
-    index.clear(list(experiments))
-    index.plan(list(experiments))  # last: an index never names results of earlier runs as its own
-    return _finish_index(index, list(experiments), watch or Watch())
+    with store.locked(path):
+        check_all(experiments)  # before earlier runs are removed, and before hours of training
+        index = store.IndexFolder(path)
+        index.clear(list(experiments))
+        index.plan(list(experiments))  # last: an index never names results of earlier runs as its own
+        return _finish_index(index, list(experiments), watch or Watch())
 
 
 def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:
@@ -257,22 +268,31 @@ def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch:
 def stored_table(folder: store.RunFolder) -> Table:
     """The table of a finished run."""
     results = folder.load()["results"]
-    return Table(tuple(results["table"]), tuple(results["refused"]))
+    with store.reading(folder.results, "run it again with --overwrite"):
+        return Table(tuple(results["table"]), tuple(results["refused"]))
 
 
 def resume(path: str | Path, watch: Watch | None = None, **given: Any) -> Table:
-    """Go on with a run, or a folder of runs, from its last checkpoint; a finished one is only read."""
+    """Go on with a run, or a folder of runs, from its last checkpoint; a finished one is only checked and read.
+
+    `given` replaces fields that config.json cannot hold; with `trust=True`, it may name your own classes.
+    """
     watch, root = watch or Watch(), Path(path)
     if (root / "index.json").exists():
         index = store.IndexFolder(root)
-        return _finish_index(index, index.experiments(**given), watch)
+        experiments = index.experiments(**given)
+        with store.locked(root):
+            return _finish_index(index, experiments, watch)
     folder = store.RunFolder(root)
     experiment = folder.experiment(**given)
     return stored_table(folder) if folder.finished else _finish(folder, experiment, watch)
 
 
 def load(path: str | Path, **given: Any) -> Fit:
-    """A trained experiment from its run folder; `given` supplies Python objects that config.json cannot hold."""
+    """A trained experiment from its run folder; `given` supplies Python objects that config.json cannot hold.
+
+    With `trust=True`, or a list of `module:Class`, config.json may name your own classes, which are then imported.
+    """
     folder = store.RunFolder(Path(path))
     experiment = folder.experiment(**given)
     world, worker, engine = build(experiment, store.secrets.read(folder.path), old=folder.state.exists())
@@ -292,8 +312,10 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
         raise store.RunError(
             f"no finished run in {where} ({len(folders)} not finished); go on with `acclimate resume {runs[0]}`"
         )
-    target = Path(out)
-    store.write(target, render([f.load() for f in finished], more=more))
+    target, loaded = Path(out), [f.load() for f in finished]
+    with store.reading(finished[0].path if len(finished) == 1 else Path(runs[0]), "run it again with --overwrite"):
+        page = render(loaded, more=more)
+    store.write(target, page)
     return target
 
 

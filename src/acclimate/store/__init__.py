@@ -1,7 +1,7 @@
 """What a run leaves on disk, and how it survives a crash: JSON and safetensors, written atomically."""
 
 from . import secrets
-from .files import RunError, json_text, read_json, write
+from .files import RunError, json_text, read_json, reading, write
 from .folders import (
     ANALYSIS_SCHEMA,
     RESULTS_SCHEMA,
@@ -14,7 +14,8 @@ from .folders import (
     next_free,
     refuse_overwrite,
 )
-from .origin import command_line, environment
+from .lock import busy, locked
+from .origin import command_line, environment, without_places
 from .tensors import pack, pack_traces, read_tensors, read_traces, unpack
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "IndexFolder",
     "RunError",
     "RunFolder",
+    "busy",
     "command_line",
     "environment",
     "find_runs",
@@ -30,14 +32,17 @@ __all__ = [
     "holds_run",
     "holds_search",
     "json_text",
+    "locked",
     "next_free",
     "pack",
     "pack_traces",
     "read_json",
     "read_tensors",
     "read_traces",
+    "reading",
     "refuse_overwrite",
     "secrets",
     "unpack",
+    "without_places",
     "write",
 ]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from ..ops import opening
 
 
 class RunError(RuntimeError):
@@ -53,23 +56,68 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds, or an error that names it."""
+def read_text(path: Path) -> str:
+    """The text of a file of a run folder, or an error that names it."""
     try:
-        text = path.read_text()
+        return opening.text(path)
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; is {path.parent} a run folder?") from None
-    except UnicodeDecodeError as e:
-        raise RunError(f"{path} is damaged: {e}") from e
-    return object_of(text, str(path))
+    except opening.FileProblem as e:
+        raise RunError(str(e)) from e
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds, or an error that names it."""
+    return object_of(read_text(path), str(path))
 
 
 def object_of(text: str, where: str) -> dict[str, Any]:
     """A JSON object, or an error that says where it should be."""
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as e:
-        raise RunError(f"{where} is damaged: {e}") from e
+        found = opening.parsed(text, where)
+    except opening.FileProblem as e:
+        raise RunError(str(e)) from e
     if not isinstance(found, dict):
         raise RunError(f"{where} is damaged: it holds {text.strip()[:40]!r}, not a JSON object")
     return found
+
+
+def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with the digest of all else that it holds."""
+    kept = json.loads(json_text({k: v for k, v in body.items() if k != "digest"}))
+    return {**kept, "digest": digest_of(kept)}
+
+
+def digest_of(body: Mapping[str, Any]) -> str:
+    """SHA-256 of a JSON object without its digest, however the object is laid out in its file."""
+    rest = {k: v for k, v in body.items() if k != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_sealed(path: Path, schemas: Mapping[str, bool], remedy: str) -> dict[str, Any]:
+    """The object that a JSON file holds, checked against its digest. `schemas` says which of them have one."""
+    body = read_json(path)
+    schema = body.get("schema")
+    if not isinstance(schema, str) or schema not in schemas:
+        raise RunError(f"{path}: schema={schema!r} must be {' or '.join(map(repr, schemas))}")
+    if (schemas[schema] or "digest" in body) and body.get("digest") != digest_of(body):
+        raise RunError(f"{path} is damaged or was changed: its content does not match its digest; {remedy}")
+    return body
+
+
+@contextlib.contextmanager
+def reading(path: Path, remedy: str) -> Iterator[None]:
+    """Say of a file of an earlier version, which has no digest, that it is damaged where it lacks what it must hold."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as e:
+        raise RunError(f"{path} is damaged: {type(e).__name__} {e}; {remedy}") from e
+
+
+def sha256(path: Path) -> str:
+    """The digest of a whole file."""
+    try:
+        with opening.opened(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (opening.FileProblem, OSError) as e:
+        raise RunError(f"{path} cannot be read: {e}") from e

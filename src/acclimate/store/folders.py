@@ -19,16 +19,26 @@ import torch
 from ..core import State
 from ..core.nn import implicit
 from ..eval.analysis import Traces
-from ..experiment import Experiment, dumps, loads
-from .files import RunError, json_text, object_of, read_json, write
-from .origin import environment
+from ..experiment import SCHEMA, Experiment, checked, dumps, loads
+from . import append
+from .files import RunError, json_text, object_of, read_json, read_sealed, read_text, reading, sealed, sha256, write
+from .origin import environment, without_places
 from .parts import Parts
 from .tensors import pack, pack_traces
 
-RESULTS_SCHEMA = "acclimate.results/1"
-ANALYSIS_SCHEMA = "acclimate.analysis/1"
-INDEX_SCHEMA = "acclimate.index/1"
+RESULTS_SCHEMA = "acclimate.results/2"
+ANALYSIS_SCHEMA = "acclimate.analysis/2"
+INDEX_SCHEMA = "acclimate.index/2"
+ENV_SCHEMA = "acclimate.env/2"
 KERNELS_SCHEMA = "acclimate.kernels/1"
+AGAIN = "run it again with --overwrite"
+LARGE = ("state.safetensors", "traces.safetensors")
+"""What a finished run can do without: they may be removed to save space."""
+
+
+def _versions(schema: str) -> dict[str, bool]:
+    """The version that has a digest, and the one before it, which has none."""
+    return {schema: True, schema.removesuffix("2") + "1": False}
 
 
 class RunFolder:
@@ -44,6 +54,8 @@ class RunFolder:
         self.parts = Parts(self.state)
         self.world: str | None = None
         """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
+        self._logged: int | None = None
+        """How many rows of the learning curve this process knows to be on disk."""
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment, device: torch.device, overwrite: bool = False) -> RunFolder:
@@ -51,15 +63,19 @@ class RunFolder:
         folder = cls(path)
         refuse_overwrite(path, overwrite)
         folder.clear()
-        write(folder.config, dumps(experiment))
-        write(folder.env, json.dumps(environment(device), indent=2) + "\n")
+        env = sealed({"schema": ENV_SCHEMA, **environment(device)})
+        write(folder.env, json.dumps(env, indent=2) + "\n")
+        write(folder.config, dumps(experiment))  # last: with it, the folder is that of a run
         return folder
 
     def clear(self) -> None:
         """Remove what an earlier run left, results first; of several runs the index, which would hide a new run."""
         tested = (self.results, self.report, self.traces, self.analysis)
         for old in (self.index, *tested, self.metrics, self.state, self.kernels, self.env, self.config):
-            old.unlink(missing_ok=True)
+            try:
+                old.unlink(missing_ok=True)
+            except OSError as e:
+                raise RunError(f"cannot remove {old}: {e.strerror}; choose another --out") from e
         self.parts.clear()
 
     @property
@@ -69,9 +85,7 @@ class RunFolder:
 
     def experiment(self, **given: Any) -> Experiment:
         """The experiment that config.json describes."""
-        if not self.config.exists():
-            raise RunError(f"{self.config} does not exist; is {self.path} a run folder?")
-        return loads(self.config.read_text(), **given)
+        return loads(read_text(self.config), str(self.config), **given)
 
     def checkpoint(self, state: State, training: str, last: bool = True) -> None:
         """Write the loop's state; `training` names what is trained (Experiment.identity).
@@ -91,8 +105,12 @@ class RunFolder:
         self.log(state)
 
     def log(self, state: State) -> None:
-        """Write the learning curve so far."""
-        write(self.metrics, "".join(json_text(row, sort_keys=True) + "\n" for row in state.history))
+        """Append to the learning curve what it lacks; what a crash left of it beyond this state is cut off."""
+        lines = [json_text(row, sort_keys=True) + "\n" for row in state.history]
+        if self._logged is None or self._logged > len(lines):
+            self._logged = append.cut(self.metrics, lines)
+        append.lines(self.metrics, lines[self._logged :])
+        self._logged = len(lines)
 
     def restore(self, like: State, training: Sequence[str]) -> State | None:
         """The last checkpoint, checked against a fresh state of the same experiment; None where there is none.
@@ -117,27 +135,61 @@ class RunFolder:
     def keep_analysis(self, traces: Traces, summary: Mapping[str, Any], seed: int, round: int) -> None:
         """Write what the adapters did: every value, and the summary that the report draws."""
         write(self.traces, pack_traces(traces, seed, round))
-        body = {"schema": ANALYSIS_SCHEMA, "seed": seed, "round": round, **summary}
+        body = sealed({"schema": ANALYSIS_SCHEMA, "seed": seed, "round": round, **summary})
         write(self.analysis, json_text(body) + "\n")
+
+    def keep_results(self, results: Mapping[str, Any]) -> None:
+        """Write results.json: with its digest, and those of the other files, which must stay as they are now."""
+        there = (self.config, self.env, self.metrics, self.state, self.traces, self.analysis)
+        files = {p.name: sha256(p) for p in there if p.exists()}
+        body = sealed({"schema": RESULTS_SCHEMA, **results, "files": files})
+        write(self.results, json_text(body, indent=1) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """The learning curve."""
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text(errors="replace").splitlines()
+        lines = read_text(self.metrics).splitlines()
         return [object_of(line, f"{self.metrics}, line {i},") for i, line in enumerate(lines, 1)]
 
+    def check_started(self) -> None:
+        """Notice before training what would stand in the results: a damaged env.json."""
+        if self.env.exists() or self._sealed():
+            self._environment()
+
+    def _environment(self) -> dict[str, Any]:
+        if not self.env.exists() and not self._sealed():
+            return {}  # an earlier version did without
+        body = read_json(self.env)
+        if "schema" not in body and not self._sealed():
+            return body
+        body = read_sealed(self.env, {ENV_SCHEMA: True}, "restore it, or start a new run")
+        return {k: v for k, v in body.items() if k not in ("schema", "digest")}
+
+    def _sealed(self) -> bool:
+        """Whether this folder's files have digests: config.json says so by its version."""
+        return read_json(self.config).get("schema") == SCHEMA
+
     def load(self) -> dict[str, Any]:
-        """All that a report needs of a finished run."""
-        results = read_json(self.results)
-        if results.get("schema") != RESULTS_SCHEMA:
-            raise RunError(f"{self.results}: schema={results.get('schema')!r} must be '{RESULTS_SCHEMA}'")
-        env = read_json(self.env) if self.env.exists() else {}
-        parts = {"config": read_json(self.config), "results": results, "metrics": self.rows(), "env": env}
-        analysis = read_json(self.analysis) if self.analysis.exists() else {}
-        if analysis and analysis.get("schema") != ANALYSIS_SCHEMA:
-            raise RunError(f"{self.analysis}: schema={analysis.get('schema')!r} must be '{ANALYSIS_SCHEMA}'")
-        return {"path": str(self.path), **parts, "analysis": analysis}
+        """All that a report needs of a finished run, every file checked against its digest; no absolute paths."""
+        results = read_sealed(self.results, _versions(RESULTS_SCHEMA), AGAIN)
+        config = checked(read_json(self.config), str(self.config))
+        if config["schema"] == SCHEMA and results["schema"] != RESULTS_SCHEMA:
+            raise RunError(f"{self.results} is of an earlier version than {self.config}; {AGAIN}")
+        parts = {"config": config, "results": results, "metrics": self.rows(), "env": self._environment()}
+        analysis = read_sealed(self.analysis, _versions(ANALYSIS_SCHEMA), AGAIN) if self.analysis.exists() else {}
+        self._check_files(results.get("files") or {})
+        return {"path": str(self.path), **without_places({**parts, "analysis": analysis})}
+
+    def _check_files(self, known: Mapping[str, str]) -> None:
+        """Refuse a finished run one of whose files is another than it was when the run ended."""
+        for name, digest in known.items():
+            path = self.path / Path(name).name
+            if not path.exists() and path.name in LARGE:
+                continue
+            if not path.exists() or sha256(path) != digest:
+                how = "is damaged or was changed" if path.exists() else "is missing"
+                raise RunError(f"{path} {how} since the run was finished; restore it, or {AGAIN}")
 
 
 def holds_run(path: Path) -> bool:
@@ -182,13 +234,15 @@ class IndexFolder:
             {"path": name, "label": e.label, "seed": e.seed, "config": json.loads(dumps(e))}
             for name, e in zip(names, experiments, strict=True)
         ]
-        write(self.index, json.dumps({"schema": INDEX_SCHEMA, "runs": runs}, indent=2) + "\n")
+        write(self.index, json.dumps(sealed({"schema": INDEX_SCHEMA, "runs": runs}), indent=2) + "\n")
 
     def _entries(self) -> list[dict[str, Any]]:
-        body = read_json(self.index)
-        if body.get("schema") != INDEX_SCHEMA:
-            raise RunError(f"{self.index}: schema={body.get('schema')!r} must be '{INDEX_SCHEMA}'")
-        return list(body["runs"])
+        body = read_sealed(self.index, _versions(INDEX_SCHEMA), "restore it, or resume its run folders one by one")
+        with reading(self.index, "restore it"):
+            for run in body["runs"]:
+                if Path(run["path"]).name != run["path"] or run["path"] in ("", ".", ".."):
+                    raise RunError(f"{self.index}: path={run['path']!r} must name a folder beside it")
+            return list(body["runs"])
 
     def runs(self) -> list[Path]:
         """The run folders."""
@@ -196,7 +250,8 @@ class IndexFolder:
 
     def experiments(self, **given: Any) -> list[Experiment]:
         """Their experiments; `given` replaces fields that a file cannot hold."""
-        return [loads(json.dumps(r["config"]), **given) for r in self._entries()]
+        with reading(self.index, "restore it"):
+            return [loads(json.dumps(r["config"]), str(self.index), **given) for r in self._entries()]
 
 
 def folder_names(experiments: Sequence[Experiment]) -> list[str]:

@@ -6,11 +6,13 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..experiment import labels
 from ..version import __version__
 
 
@@ -46,4 +48,13 @@ def _commit() -> str | None:
 
 def command_line() -> str:
     """The command that made a run, without the interpreter's path, as a shell takes it."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join([Path(sys.argv[0]).name, *(labels.without_place(word) for word in sys.argv[1:])])
+
+
+def without_places(value: Any) -> Any:
+    """JSON whose texts name files by the last part of their path: results and reports are passed on."""
+    if isinstance(value, Mapping):
+        return {k: without_places(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_places(v) for v in value]
+    return labels.without_place(value) if isinstance(value, str) else value

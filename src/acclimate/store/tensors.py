@@ -15,10 +15,12 @@ from torch import Tensor
 
 from ..core import Best, Private, State, tree
 from ..eval.analysis import Traces
-from .files import RunError
+from ..ops import opening
+from .files import RunError, object_of, reading
 
-STATE_SCHEMA = "acclimate.state/1"
-TRACES_SCHEMA = "acclimate.traces/1"
+STATE_SCHEMA, OLD_STATE_SCHEMA = "acclimate.state/2", "acclimate.state/1"
+"""In the second, files may lack a digest of their metadata (`seal`)."""
+TRACES_SCHEMA, OLD_TRACES_SCHEMA = "acclimate.traces/2", "acclimate.traces/1"
 
 
 def pack(
@@ -63,10 +65,13 @@ def read_whole(path: Path, training: Sequence[str], world: str | None) -> tuple[
     their digests were not. (Files of earlier versions have none of their metadata.)
     """
     meta, tensors = read_tensors(path)
-    if meta.get("schema") != STATE_SCHEMA:
-        raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{STATE_SCHEMA}': written by another version")
-    if meta.get("digest") != digest(tensors) or meta.get("seal", _seal(meta)) != _seal(meta):
-        raise RunError(f"{path} is damaged: its content does not match its digest; remove it to start over")
+    _check(path, meta, tensors, (STATE_SCHEMA, OLD_STATE_SCHEMA), "remove it to start over")
+    with reading(path, "remove it to start over"):
+        _of_this(path, meta, training, world)
+    return meta, tensors
+
+
+def _of_this(path: Path, meta: Mapping[str, Any], training: Sequence[str], world: str | None) -> None:
     if meta["training"] not in training:
         raise RunError(
             f"{path} was trained with another configuration ({meta['training']}, this one is {training[0]}); "
@@ -77,14 +82,19 @@ def read_whole(path: Path, training: Sequence[str], world: str | None) -> tuple[
             f"{path} was trained on other data: examples or splits have changed since ({meta['world']}, now {world}); "
             "restore the data, or start a new run"
         )
-    return meta, tensors
 
 
 def state_of(
     path: Path, meta: dict[str, Any], tensors: dict[str, Tensor], like: State, found: Mapping[str, Private]
 ) -> State:
     """The state that a checkpoint holds; `found` has the private states of those that lie in parts."""
+    with reading(path, "remove it to start over"):
+        return _state_of(path, meta, tensors, like, found)
 
+
+def _state_of(
+    path: Path, meta: dict[str, Any], tensors: dict[str, Tensor], like: State, found: Mapping[str, Private]
+) -> State:
     def own(name: str) -> Private:
         return found[name] if name in found else like.mine.restored(tensors, f"{name}/")
 
@@ -127,7 +137,7 @@ def pack_traces(traces: Traces, seed: int, round: int) -> bytes:
     }
     tensors = {key: traces[a][s][name].detach().cpu().contiguous().clone() for key, (a, s, name) in names.items()}
     meta = {"schema": TRACES_SCHEMA, "seed": seed, "round": round, "names": names, "digest": digest(tensors)}
-    return save(tensors, {"acclimate": json.dumps(meta, sort_keys=True)})
+    return save(tensors, {"acclimate": json.dumps({**meta, "seal": _seal(meta)}, sort_keys=True)})
 
 
 def read_traces(path: Path) -> Traces:
@@ -135,24 +145,35 @@ def read_traces(path: Path) -> Traces:
     if not path.exists():
         raise RunError(f"{path} does not exist: a run keeps traces with analysis=true, and writes them at its end")
     meta, tensors = read_tensors(path)
-    if meta.get("schema") != TRACES_SCHEMA:
-        raise RunError(f"{path}: schema={meta.get('schema')!r} must be '{TRACES_SCHEMA}': written by another version")
-    if meta.get("digest") != digest(tensors):
-        raise RunError(f"{path} is damaged: its content does not match its digest; run again with --overwrite")
+    _check(path, meta, tensors, (TRACES_SCHEMA, OLD_TRACES_SCHEMA), "run again with --overwrite")
     out: Traces = {}
-    for key, (adapter, stream, name) in meta["names"].items():
-        out.setdefault(adapter, {}).setdefault(stream, {})[name] = tensors[key]
+    with reading(path, "run again with --overwrite"):
+        for key, (adapter, stream, name) in meta["names"].items():
+            out.setdefault(adapter, {}).setdefault(stream, {})[name] = tensors[key]
     return out
+
+
+def _check(
+    path: Path, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], schemas: tuple[str, str], remedy: str
+) -> None:
+    """Refuse a file of another version, and one whose tensors or metadata do not match their digests."""
+    new, old = schemas
+    if (schema := meta.get("schema")) not in schemas:
+        raise RunError(f"{path}: schema={schema!r} must be '{new}': written by another version")
+    unsealed = schema == old and "seal" not in meta
+    if meta.get("digest") != digest(tensors) or not (unsealed or meta.get("seal") == _seal(meta)):
+        raise RunError(f"{path} is damaged: its content does not match its digest; {remedy}")
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Metadata and tensors of a file that `pack` or `pack_traces` made, unchecked."""
     try:
-        with safe_open(path, framework="pt") as f:
+        with safe_open(opening.checked(path), framework="pt") as f:
             text = (f.metadata() or {}).get("acclimate", "{}")
-            return json.loads(text), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, OSError) as e:
+            tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    except (SafetensorError, opening.FileProblem, OSError, RuntimeError) as e:
         raise RunError(f"{path} is damaged or truncated ({e}); remove it to start the run over") from e
+    return object_of(text, str(path)), tensors
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

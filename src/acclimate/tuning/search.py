@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .. import store
 from ..core import NonFinite
 from ..running.watch import Watch
 from ..shifts import Original, Shift
 from . import outcome, trials
 from .grids import Grid
-from .lock import lock
 from .outcome import Search, Trial
 from .plan import Sampler, SearchPlan, sampling, space_of
 from .space import Point, Setting
@@ -47,7 +47,7 @@ def tune(
     optuna()  # a missing package is named before anything is checked
     plan = SearchPlan(space, path, *sampling(space, trials, sampler, path), seeds, tuple(on), grid)
     plan.check()
-    with lock(path):
+    with store.locked(path, "search"):
         study = Study(plan)
         _write(plan, study)  # before the first trial: what is stopped in it is known as this search
         left = study.left()

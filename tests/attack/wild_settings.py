@@ -1,0 +1,174 @@
+"""Settings as people and programs might type them, possible and not: each list is refused with a sentence, or makes an
+experiment that config.json gives back as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import signal
+import time
+import traceback
+from collections import Counter
+
+from acclimate.experiment import Experiment, catalogue, dumps, loads
+from acclimate.experiment.settings import expand
+
+SECONDS = 10
+WORDS = (
+    "",
+    " ",
+    "none",
+    "None",
+    "true",
+    "yes",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "0x10",
+    "1_000",
+    "é",
+    "\x00",
+    "../x",
+    "~",
+    "a:b",
+    "os:system",
+)
+WORDS += (
+    "a.b:C",
+    "json:JSONDecoder",
+    "-1",
+    "0",
+    "1",
+    "2",
+    "7",
+    "0.5",
+    "1.5",
+    "1e-9",
+    "-0.0",
+    "1e26",
+    str(10**15),
+    str(10**26),
+    "9" * 5000,
+    "[1,2]",
+    "{}",
+)
+WORDS += (
+    "1,2",
+    "1,2,3,4,5,6,7,8,9,10",
+    ",",
+    ",,1",
+    "fedavg,fedprox",
+    "fedavg+finetune",
+    "+",
+    "fedavg+",
+    "x" * 3000,
+    "cpu",
+    "cuda:99",
+    "auto",
+)
+
+
+class Hang(BaseException):
+    """A list of settings that took too long."""
+
+
+def _keys(record, prefix: str = "", depth: int = 0) -> list[str]:
+    """All keys below a record, as settings spell them."""
+    out = []
+    for f in dataclasses.fields(record):
+        out.append(prefix + f.name)
+        inner = getattr(record, f.name)
+        if dataclasses.is_dataclass(inner) and depth < 3:
+            out += _keys(inner, f"{prefix}{f.name}.", depth + 1)
+    return out
+
+
+def names() -> dict[str, list[str]]:
+    """The catalogue's names by the field that takes them."""
+    fields = {"method": "method", "adapter": "adapters", "model": "model", "data": "data", "stream": "streams"}
+    fields |= {"filter": "filters", "backend": "backend", "personaliser": "personal", "personalizer": "personal"}
+    known: dict[str, list[str]] = {}
+    for kind in catalogue.KINDS:
+        known.setdefault(fields.get(kind.name, kind.name), []).extend(kind.entries)
+    return known
+
+
+def settings(draw: random.Random, known: dict[str, list[str]], keys: list[str]) -> list[str]:
+    """A list of settings."""
+    out = []
+    for _ in range(draw.randint(1, 6)):
+        field = draw.choice(list(known))
+        if draw.random() < 0.35:
+            out.append(f"{field}={draw.choice(known[field])}")
+            if draw.random() < 0.5:
+                record = next(
+                    k.entries[out[-1].partition("=")[2]]
+                    for k in catalogue.KINDS
+                    if out[-1].partition("=")[2] in k.entries
+                )
+                inner = _keys(record)
+                if inner:
+                    place = (
+                        f"{field}.{out[-1].partition('=')[2]}" if field in ("adapters", "streams", "filters") else field
+                    )
+                    out.append(f"{place}.{draw.choice(inner)}={_value(draw)}")
+            continue
+        out.append(f"{draw.choice(keys)}={_value(draw)}")
+    if draw.random() < 0.05:
+        out.append(
+            draw.choice(("", "=", "x", "=1", "rounds", "a.b.c=1", "rounds..x=1", ".=1", "method.=1", "adapters.=1"))
+        )
+    return out
+
+
+def _value(draw: random.Random) -> str:
+    if draw.random() < 0.4:
+        return str(
+            draw.choice((draw.randint(0, 20), draw.randint(-(10**6), 10**12), draw.random(), -draw.random() * 1e6))
+        )
+    if draw.random() < 0.1:
+        return "".join(chr(draw.randint(1, 0x2FF)) for _ in range(draw.randint(1, 12)))
+    return draw.choice(WORDS)
+
+
+def answer(given: list[str]) -> tuple[str, str]:
+    """What the reader of settings makes of a list."""
+    signal.signal(signal.SIGALRM, _late)
+    signal.alarm(SECONDS)
+    try:
+        for e in expand(given)[:3]:
+            if loads(dumps(e)) != e:
+                return "different", str(given)
+        return "made", ""
+    except ValueError as e:
+        return ("refused", "") if str(e).strip() else ("traceback", "an error without a sentence")
+    except (FileNotFoundError, ImportError):
+        return "refused", ""
+    except Hang:
+        return "hang", ""
+    except Exception:
+        return "traceback", traceback.format_exc(limit=-4)
+    finally:
+        signal.alarm(0)
+
+
+def _late(signum, frame):
+    raise Hang
+
+
+def attack(count: int, seed: int = 0, seconds: float = 1e9) -> dict:
+    """Try lists of settings until `count` are done or the time is over."""
+    draw, known, keys, end = random.Random(seed), names(), _keys(Experiment()), time.monotonic() + seconds
+    counts, wrong = Counter(), []
+    for number in range(count):
+        if time.monotonic() > end:
+            break
+        given = settings(draw, known, keys)
+        word, said = answer(given)
+        counts[word] += 1
+        if word not in ("made", "refused"):
+            wrong.append({"number": number, "settings": given, "answer": word, "said": said})
+    words = ("refused", "made", "different", "traceback", "hang")
+    return {"tried": sum(counts.values()), **{w: counts[w] for w in words}, "wrong": wrong}
