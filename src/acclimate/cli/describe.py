@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import platform
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,8 @@ def console() -> Console:
     return found if found.is_terminal else Console(markup=False, width=WIDE)
 
 
-def results_table(table: Table, root: Path) -> None:
-    """Print the results of the last round, and of the validation-selected one where it differs."""
+def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
+    """Print the results of the last round, and of the validation-selected one where it differs; then the notes."""
     out = console()
     seeds = len({r["seed"] for r in table.rows})
     means = f", means over {seeds} seeds" if seeds > 1 else ""
@@ -185,6 +186,8 @@ def results_table(table: Table, root: Path) -> None:
         print_pivot(out, table, "validation", "accuracy at the validation-selected round")
     for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():
         out.print(f"not run: {r['reason']}", style="dim", highlight=False)
+    for note in notes:
+        out.print(note, highlight=False)
     report = root / "report.html"
     out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
 

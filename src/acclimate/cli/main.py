@@ -46,7 +46,6 @@ app.add_typer(reproduce_app, name="reproduce")
 
 Settings = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01")]
 Track = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, or both with a comma.")]
-DEFAULT_METHODS = "fedavg,fedavg+finetune,fedbn,scaffold"
 
 
 def _version(value: bool) -> None:
@@ -76,7 +75,7 @@ def run(
 ) -> None:
     """Train, adapt and test; write a run folder and a report.
 
-    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `seed=0,1,2`.
+    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedTHE and FedTTA. Commas sweep: `seed=0,1,2`.
     """
     root = out
     try:
@@ -168,13 +167,10 @@ def doctor() -> None:
 def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
     from ..experiment.settings import expand, merged
     from ..running import run as api
+    from . import first
 
     pairs, given = merged(config, list(settings)), _given(settings, config)
-    if "method" not in given:
-        # a personaliser that is given goes with every method, so none of them brings its own
-        methods = [m for m in DEFAULT_METHODS.split(",") if "personal" not in given or "+" not in m]
-        pairs.append(f"method={','.join(methods)}")
-    return api.with_seeds(expand(pairs), seeds)
+    return api.with_seeds(expand(pairs) if "method" in given else first.experiments(pairs, given), seeds)
 
 
 def _given(settings: list[str], config: Path | None) -> set[str]:
@@ -186,10 +182,13 @@ def _given(settings: list[str], config: Path | None) -> set[str]:
 
 
 def _show(table: Any, root: Path) -> None:
+    from .. import store
     from ..running.chosen import tables
     from .describe import results_table
+    from .first import story, unequal
 
-    results_table(table, root)
+    runs = [folder.experiment() for folder in store.find_runs(root)]
+    results_table(table, root, [note for note in (unequal(runs), story(table)) if note])
     for label, chosen in tables(root).items():
         typer.echo(f"\nadapters of {label}, chosen by strategies:\n{chosen.to_markdown()}")
     if not table.rows:  # known only now where a personaliser might have added what the adapters lack
