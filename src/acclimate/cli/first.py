@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 ROWS = {
     "fedavg": "none",
     "fedavg+finetune": "none",
-    "fedthe": "the,guarded-the",
+    "fedthe": "none,the,guarded-the",
     "fedtta": "none,fedtta",
 }
 """The methods of the first table, and the adapters of each."""
