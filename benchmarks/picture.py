@@ -3,8 +3,8 @@
     acclimate run --seeds 3 -o runs/first3
     python benchmarks/picture.py --runs runs/first3 [--data results/benchmarks/first-run.json] [--out docs]
 
-Without `--runs` it draws from the stored file alone. A point is the mean over seeds and clients at the last round. An arrow
-leads from a method as it is trained to the same training with a personaliser or an adapter.
+Without `--runs` it draws from the stored file alone. A point is the mean over seeds and clients at the last round. An
+arrow leads from a method as it is trained to the same training with a personaliser or an adapter.
 """
 
 from __future__ import annotations
@@ -83,27 +83,28 @@ def draw(data: Mapping[str, Any], theme: str) -> str:
         "<title>Accuracy on own against other clients' examples</title>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         f'<path d="M0 0 8 4 0 8z" fill="{tone["muted"]}"/></marker></defs>',
-        f'<text x="{LEFT}" y="20">Accuracy, %, after {data["rounds"]} rounds; mean over clients and {len(seeds)} seeds. '
+        f'<text x="{LEFT}" y="20">Accuracy, %, after {data["rounds"]} rounds; mean over clients, {len(seeds)} seeds. '
         "An arrow is personalising or adapting.</text>",
     ]
     for v in range(low, high + 1, 10):
         out += [
-            f'<path d="M{x(v):.1f} {TOP}V{HEIGHT - BOTTOM}M{LEFT} {y(v):.1f}H{WIDTH - RIGHT}" stroke="{tone["faint"]}"/>',
+            f'<path d="M{x(v):.1f} {TOP}V{HEIGHT - BOTTOM}M{LEFT} {y(v):.1f}H{WIDTH - RIGHT}" '
+            f'stroke="{tone["faint"]}"/>',
             f'<text x="{x(v):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="{tone["muted"]}">{v}</text>',
             f'<text x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end" fill="{tone["muted"]}">{v}</text>',
         ]
     out += [
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">on the client’s own digits</text>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">on own digits</text>',
         f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
-        "on other clients’ digits</text>",
+        "on digits of other clients</text>",
     ]
     starts = {key[0]: dot for key, dot in dots.items() if key[1:] == ("none", "none")}
     for key, (home, abroad) in dots.items():
         start = starts.get(key[0])
         if start and key[1:] != ("none", "none"):
             out.append(
-                f'<path d="M{x(start[0]):.1f} {y(start[1]):.1f}L{x(home):.1f} {y(abroad):.1f}" stroke="{tone["muted"]}" '
-                'stroke-width="1.5" marker-end="url(#tip)"/>'
+                f'<path d="M{x(start[0]):.1f} {y(start[1]):.1f}L{x(home):.1f} {y(abroad):.1f}" '
+                f'stroke="{tone["muted"]}" stroke-width="1.5" marker-end="url(#tip)"/>'
             )
     placed: list[Point] = []
     for key, (home, abroad) in dots.items():

@@ -2,9 +2,9 @@
 
     python scripts/choose_rate.py --rates 0.02 0.05 0.1 0.2 --seeds 3
 
-The world and the model are those of the first run. A number is the accuracy, without adapter or personaliser, on clients'
-own validation rows after the last round; the rate with the best mean over methods is chosen. Test rows are not read.
-Fine-tuning and FedTHE's personal heads, which this accuracy does not use, keep their defaults.
+The world and the model are those of the first run. A number is the accuracy, without adapter or personaliser, on
+clients' own validation rows after the last round; the rate with the best mean over methods is chosen. Test rows are not
+read. Fine-tuning and FedTHE's personal heads, which this accuracy does not use, keep their defaults.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from acclimate.experiment.settings import expand
 
 METHODS = ("fedavg", "fedthe", "fedtta")
 WORLD = ("model=mlp", "data.new_clients=5")
+
 
 def accuracy(method: str, rate: float, seed: int) -> float:
     """Mean over clients, in percent, on validation rows after the last round."""

@@ -53,11 +53,12 @@ def listing(kind: str | None = None) -> str:
         if k.entries and kind in (None, k.plural):
             width = max(map(len, k.entries))
             out.append(f"{k.plural}:")
-            out += [f"  {name.ljust(width)}  {_line(name, record)}" for name, record in k.entries.items()]
+            out += [f"  {name.ljust(width)}  {sentence(name, record)}" for name, record in k.entries.items()]
     return "\n".join(out)
 
 
-def _line(name: str, record: Any) -> str:
+def sentence(name: str, record: Any) -> str:
+    """What a record is."""
     summary = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
     first = summary.split("\n\n")[0].replace("\n", " ")
     changed = labels.differences(_default(record), record)
