@@ -164,6 +164,8 @@ def _root() -> str:
 
 WIDE = 100_000
 """How many columns output has where no window limits it."""
+NARROW = 80
+"""How many columns a table should need at most."""
 
 
 def console() -> Console:
@@ -200,24 +202,39 @@ def _last(table: Table, row: Any) -> int:
 def print_pivot(out: Console, table: Table, selection: str, title: str) -> None:
     """Methods down and streams across, in blocks of as many streams as the window has room for."""
     blocks: list[list[str]] = [[]]
+    wide = _pivot(table, selection, table.streams(), out.width)
+    fold = _width(out, wide) > min(out.width, NARROW)
     for stream in table.streams():
-        wider = _pivot(table, selection, [*blocks[-1], stream], out.width)
-        needed = out.measure(wider, options=out.options.update(max_width=WIDE)).maximum
-        if blocks[-1] and needed > out.width:
+        wider = _pivot(table, selection, [*blocks[-1], stream], out.width, fold=fold)
+        if blocks[-1] and _width(out, wider) > out.width:
             blocks.append([])
         blocks[-1].append(stream)
     for i, streams in enumerate(blocks):
-        out.print(_pivot(table, selection, streams, out.width, None if i else title))
+        out.print(_pivot(table, selection, streams, out.width, None if i else title, fold))
 
 
-def _pivot(table: Table, selection: str, streams: list[str], room: int, title: str | None = None) -> RichTable:
+def _width(out: Console, table: RichTable) -> int:
+    return out.measure(table, options=out.options.update(max_width=WIDE)).maximum
+
+
+def _folded(stream: str) -> str:
+    """A long name on two lines, broken at its last hyphen: it is wider than the numbers below it."""
+    head, hyphen, last = stream.rpartition("-")
+    return f"{head}{hyphen}\n{last}" if head and len(stream) > 9 else stream
+
+
+def _pivot(
+    table: Table, selection: str, streams: list[str], room: int, title: str | None = None, fold: bool = False
+) -> RichTable:
     """A block of streams. Names of methods are whole up to half of the room, and go on in the next line beyond it."""
     upload, exchanged = table.uploads(), table.exchanged(selection)
-    out = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    out = RichTable(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     out.add_column("method", overflow="fold", max_width=room // 2)
     out.add_column("adapter", no_wrap=True)
     for s in streams:
-        out.add_column(Text(s), justify="right", no_wrap=True)
+        out.add_column(Text(_folded(s) if fold else s), justify="right", no_wrap=True)
     out.add_column("upload", justify="right", no_wrap=True)
     if exchanged:
         out.add_column("exchanged", justify="right", no_wrap=True)
