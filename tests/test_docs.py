@@ -84,7 +84,9 @@ def test_commands_parse(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/guides/tour.md", "docs/guides/own-method.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/quickstart.md", "docs/guides/tour.md", "docs/guides/own-method.md"]
+)
 def test_runs_of_the_page_run(page, tmp_path, monkeypatch):
     """Every `acclimate run` of a page, cut down to one short round; and the fleet that one of them needs."""
     monkeypatch.chdir(tmp_path)

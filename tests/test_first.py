@@ -45,8 +45,8 @@ def test_the_sentence_says_what_the_numbers_show():
     assert said == (
         "Against fedavg, fedavg+finetune gains 25 points at home but loses 32 points abroad; fedthe with the gains 23 "
         "points at home and keeps the level abroad; fedtta with fedtta gains 2 points at home and gains 8 points abroad; "
-        "the mean of the two is highest for fedthe with the, 82.0 %. On clients that joined later, fedtta's adapter "
-        "gains 15 points."
+        "the mean of the two is highest for fedthe with the, 82.0 %. On clients that joined later, against no adapter, fedtta "
+        "with fedtta gains 15 points."
     )
 
 
@@ -75,7 +75,11 @@ def test_the_first_table_takes_settings():
     found = first.experiments([], set())
     assert [e.label for e in found] == list(first.ROWS)
     assert {e.method.opt.lr for e in found} == {0.2} and {e.data.new_clients for e in found} == {5}
-    assert [e.label for e in first.experiments(["personal=lp"], {"personal"})] == ["fedavg+lp", "fedthe+lp", "fedtta+lp"]
+    assert [e.label for e in first.experiments(["personal=lp"], {"personal"})] == [
+        "fedavg+lp",
+        "fedthe+lp",
+        "fedtta+lp",
+    ]
     fewer = first.experiments(["adapters=none", "streams=original"], {"adapters", "streams"})
     assert {(len(e.adapters), len(e.streams)) for e in fewer} == {(1, 1)}
     cells = first.experiments(["data=cells"], {"data"})

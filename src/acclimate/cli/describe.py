@@ -229,7 +229,12 @@ def _pivot(
     """A block of streams. Names of methods are whole up to half of the room, and go on in the next line beyond it."""
     upload, exchanged = table.uploads(), table.exchanged(selection)
     out = RichTable(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 0 if fold else 1, 0, 0),
     )
     out.add_column("method", overflow="fold", max_width=room // 2)
     out.add_column("adapter", no_wrap=True)

@@ -94,8 +94,8 @@ def _newcomers(rows: dict[tuple[str, str], dict[str, float]]) -> str:
     for (method, adapter), cells in rows.items():
         plain = rows.get((method, "none"), {})
         if adapter != "none" and NEW in cells and NEW in plain:
-            told.append(f"{method}'s adapter {_said(cells[NEW] - plain[NEW])}")
-    return f" On clients that joined later, {'; '.join(told)}." if told else ""
+            told.append(f"{_row((method, adapter))} {_said(cells[NEW] - plain[NEW])}")
+    return f" On clients that joined later, against no adapter, {'; '.join(told)}." if told else ""
 
 
 def unequal(runs: Sequence[Experiment]) -> str:
