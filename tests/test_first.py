@@ -44,9 +44,9 @@ def test_the_sentence_says_what_the_numbers_show():
     )
     assert said == (
         "Against fedavg, fedavg+finetune gains 25 points at home but loses 32 points abroad; fedthe with the gains 23 "
-        "points at home and keeps the level abroad; fedtta with fedtta gains 2 points at home and gains 8 points abroad; "
-        "the mean of the two is highest for fedthe with the, 82.0 %. On clients that joined later, against no adapter, fedtta "
-        "with fedtta gains 15 points."
+        "points at home and keeps the level abroad; fedtta with fedtta gains 2 points at home and gains 8 points "
+        "abroad; the mean of the two is highest for fedthe with the, 82.0 %. On clients that joined later, against no "
+        "adapter, fedtta with fedtta gains 15 points."
     )
 
 
