@@ -40,11 +40,12 @@ def build() -> dict[str, Any]:
     import dataclasses
 
     from ..experiment import Experiment, catalogue, labels
+    from ..experiment.catalogue_data import GROUPS
     from .describe import details, sentence
 
     kinds = {k.plural: {n: sentence(n, r) for n, r in k.entries.items()} for k in catalogue.KINDS if k.entries}
     names = {n: r for k in reversed(catalogue.KINDS) for n, r in k.entries.items()}
-    groups = {n: [labels.label(r) for r in records] for n, records in catalogue.GROUPS.items()}
+    groups = {n: [labels.label(r) for r in records] for n, records in GROUPS.items()}
     fields = {
         f"{k.plural}/{n}": [f.name for f in dataclasses.fields(r)]
         for k in catalogue.KINDS
