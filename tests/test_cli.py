@@ -253,7 +253,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
 def test_a_given_personaliser_goes_with_every_default_method():
     from acclimate.cli.main import _experiments
 
-    assert [e.label for e in _experiments(["personal=lp"], None, 1)] == ["fedavg+lp", "fedbn+lp", "scaffold+lp"]
+    assert [e.label for e in _experiments(["personal=lp"], None, 1)] == ["fedavg+lp", "fedthe+lp", "fedtta+lp"]
     assert [e.label for e in _experiments([], None, 1)][:2] == ["fedavg", "fedavg+finetune"]
 
 

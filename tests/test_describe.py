@@ -60,7 +60,7 @@ def test_names_longer_than_half_of_a_window_go_on_in_the_next_line():
     out = Console(file=io.StringIO(), width=60, force_terminal=True, color_system=None)
     print_pivot(out, table(METHODS[2:]), "last", "accuracy")
     printed = out.file.getvalue()
-    parts = [line.split()[0] for line in printed.splitlines() if line.startswith(" a-method")]
+    parts = [line.split()[0] for line in printed.splitlines() if line.startswith("a-method")]
     assert len(parts) == 2 * len(STREAMS)
     assert all(METHODS[2].startswith(part) for part in parts) and "…" not in printed
     assert METHODS[2][len(parts[0]) :] in printed

@@ -187,6 +187,10 @@ def test_the_command_adapts_tells_and_writes(fit, run_folder, tmp_path):
     assert done.exit_code == 0, done.output
     joined = load_joined(tmp_path / "out")
     assert equal(joined.predict(newcomer(fit)), join(fit, newcomer(fit), PLUS).predict(newcomer(fit)))
+    head, *rows = [line.split(",") for line in (tmp_path / "out" / "answers.csv").read_text().splitlines()]
+    told = [joined.classes[c] for c in joined.predict(newcomer(fit)).argmax(-1).tolist()]
+    assert head == ["sample", "answer", *joined.classes]
+    assert [row[:2] for row in rows] == [[str(i), answer] for i, answer in enumerate(told)]
     for word in ("samples, FedTTA", "mean entropy", "learned loss", "predicted: ", f"wrote {tmp_path / 'out'}"):
         assert word in done.output
     again = command(run_folder, tmp_path / "mine.npz", "-o", tmp_path / "out")

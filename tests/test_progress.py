@@ -2,13 +2,14 @@
 
 import io
 import re
+import time
 
 import pytest
 from rich.console import Console
 
 from acclimate.cli.progress import display
 from acclimate.core import State
-from acclimate.running.progress import duration
+from acclimate.running.progress import Lines, duration
 from acclimate.running.watch import Watch
 
 
@@ -112,3 +113,17 @@ def test_quiet_shows_nothing_and_an_error_passes_through():
 
 def test_times_are_for_people():
     assert [duration(s) for s in (0.2, 89, 90, 3600)] == ["about 0 s", "about 89 s", "about 2 min", "about 60 min"]
+
+
+def test_a_long_step_is_not_silent(monkeypatch):
+    monkeypatch.setattr(Lines, "EVERY", 0.05)
+    out = console(terminal=False)
+    with display(console=out) as watch:
+        watch.training("fedavg", 0, 0, 2)
+        time.sleep(0.3)
+        watch.round(State(1, {}, {}))
+        time.sleep(0.3)
+    lines = out.file.getvalue().splitlines()
+    assert len(lines) >= 4
+    assert any(line.endswith("0 of 2 rounds; about 0 s so far") for line in lines)
+    assert lines[-1].startswith(" 25 %: train fedavg (seed 0), 1 of 2 rounds; about") and lines[-1].endswith("left")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from .json_out import Json, document
 
 
 def compare(
@@ -21,6 +24,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Also write all numbers: .json, or a table: .md")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Say which of two methods is better on each stream, and whether that is more than chance.
 
@@ -37,6 +41,12 @@ def compare(
     if out is not None and out.suffix not in (".json", ".md"):
         raise ValueError(f"--out={out}: must end in .json or .md")
     found = compare.compare(*runs, rows=rows or [], select=select)
+    if out is not None:
+        store.write(out, found.to_json() if out.suffix == ".json" else found.to_markdown() + "\n")
+    if as_json:
+        said = [*found.sentences(), *found.choices, *([found.caveat()] if found.caveat() else [])]
+        typer.echo(document("compare", comparison=json.loads(found.to_json()), sentences=said))
+        return
     head = ("stream", "round", found.first, found.second, "difference", "interval", "seeds x clients")
     table = Table(*head, box=SIMPLE, pad_edge=False, padding=0)  # 80 columns have room for it
     for column in (table.columns[0], table.columns[5]):
@@ -53,5 +63,4 @@ def compare(
     if caveat := found.caveat():
         typer.echo(caveat)
     if out is not None:
-        store.write(out, found.to_json() if out.suffix == ".json" else found.to_markdown() + "\n")
         typer.echo(f"wrote {out}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .json_out import Json, document
+
 if TYPE_CHECKING:
     from ..data import Dataset
     from ..experiment import Experiment
@@ -28,6 +30,7 @@ def list_(
     root: Annotated[
         Path | None, typer.Option("--root", help="The folder that holds data sets (default: ACCLIMATE_DATA).")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """List all data sets: what was published, and whether their files are there."""
     from ..data import FileDataset
@@ -35,12 +38,17 @@ def list_(
     from ..ops.places import DATA
 
     folder = FileDataset(root=str(root or "")).folder()
+    head = ("name", "examples", "classes", "shape", "files")
+    rows = [(name, *_figures(record), _state(record, str(root or ""))) for name, record in DATASETS.items()]
+    if as_json:
+        sets = [dict(zip(head, row, strict=True)) for row in rows]
+        typer.echo(document("data-list", root=str(folder) if folder else None, datasets=sets))
+        return
     if folder is None:
         typer.echo(f"data root: none; name it with --root or the environment variable {DATA}")
     else:
         typer.echo(f"data root: {folder}" + ("" if folder.is_dir() else " (does not exist)"))
-    rows = [("name", "examples", "classes", "shape", "files")]
-    rows += [(name, *_figures(record), _state(record, str(root or ""))) for name, record in DATASETS.items()]
+    rows = [head, *rows]
     widths = [max(len(r[i]) for r in rows) for i in range(4)]
     for row in rows:
         typer.echo("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]))

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import platform
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,12 @@ def listing(kind: str | None = None) -> str:
         if k.entries and kind in (None, k.plural):
             width = max(map(len, k.entries))
             out.append(f"{k.plural}:")
-            out += [f"  {name.ljust(width)}  {_line(name, record)}" for name, record in k.entries.items()]
+            out += [f"  {name.ljust(width)}  {sentence(name, record)}" for name, record in k.entries.items()]
     return "\n".join(out)
 
 
-def _line(name: str, record: Any) -> str:
+def sentence(name: str, record: Any) -> str:
+    """What a record is."""
     summary = catalogue.SUMMARIES.get(name) or inspect.cleandoc(type(record).__doc__ or "")
     first = summary.split("\n\n")[0].replace("\n", " ")
     changed = labels.differences(_default(record), record)
@@ -162,6 +164,8 @@ def _root() -> str:
 
 WIDE = 100_000
 """How many columns output has where no window limits it."""
+NARROW = 80
+"""How many columns a table should need at most."""
 
 
 def console() -> Console:
@@ -173,8 +177,8 @@ def console() -> Console:
     return found if found.is_terminal else Console(markup=False, width=WIDE)
 
 
-def results_table(table: Table, root: Path) -> None:
-    """Print the results of the last round, and of the validation-selected one where it differs."""
+def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
+    """Print the results of the last round, and of the validation-selected one where it differs; then the notes."""
     out = console()
     seeds = len({r["seed"] for r in table.rows})
     means = f", means over {seeds} seeds" if seeds > 1 else ""
@@ -185,6 +189,8 @@ def results_table(table: Table, root: Path) -> None:
         print_pivot(out, table, "validation", "accuracy at the validation-selected round")
     for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():
         out.print(f"not run: {r['reason']}", style="dim", highlight=False)
+    for note in notes:
+        out.print(note, highlight=False)
     report = root / "report.html"
     out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
 
@@ -196,24 +202,44 @@ def _last(table: Table, row: Any) -> int:
 def print_pivot(out: Console, table: Table, selection: str, title: str) -> None:
     """Methods down and streams across, in blocks of as many streams as the window has room for."""
     blocks: list[list[str]] = [[]]
+    wide = _pivot(table, selection, table.streams(), out.width)
+    fold = _width(out, wide) > min(out.width, NARROW)
     for stream in table.streams():
-        wider = _pivot(table, selection, [*blocks[-1], stream], out.width)
-        needed = out.measure(wider, options=out.options.update(max_width=WIDE)).maximum
-        if blocks[-1] and needed > out.width:
+        wider = _pivot(table, selection, [*blocks[-1], stream], out.width, fold=fold)
+        if blocks[-1] and _width(out, wider) > out.width:
             blocks.append([])
         blocks[-1].append(stream)
     for i, streams in enumerate(blocks):
-        out.print(_pivot(table, selection, streams, out.width, None if i else title))
+        out.print(_pivot(table, selection, streams, out.width, None if i else title, fold))
 
 
-def _pivot(table: Table, selection: str, streams: list[str], room: int, title: str | None = None) -> RichTable:
+def _width(out: Console, table: RichTable) -> int:
+    return out.measure(table, options=out.options.update(max_width=WIDE)).maximum
+
+
+def _folded(stream: str) -> str:
+    """A long name on two lines, broken at its last hyphen: it is wider than the numbers below it."""
+    head, hyphen, last = stream.rpartition("-")
+    return f"{head}{hyphen}\n{last}" if head and len(stream) > 9 else stream
+
+
+def _pivot(
+    table: Table, selection: str, streams: list[str], room: int, title: str | None = None, fold: bool = False
+) -> RichTable:
     """A block of streams. Names of methods are whole up to half of the room, and go on in the next line beyond it."""
     upload, exchanged = table.uploads(), table.exchanged(selection)
-    out = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    out = RichTable(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 0 if fold else 1, 0, 0),
+    )
     out.add_column("method", overflow="fold", max_width=room // 2)
     out.add_column("adapter", no_wrap=True)
     for s in streams:
-        out.add_column(Text(s), justify="right", no_wrap=True)
+        out.add_column(Text(_folded(s) if fold else s), justify="right", no_wrap=True)
     out.add_column("upload", justify="right", no_wrap=True)
     if exchanged:
         out.add_column("exchanged", justify="right", no_wrap=True)

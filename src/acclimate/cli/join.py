@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +39,8 @@ def join(
 ) -> None:
     """Adapt a trained model to a new client's unlabelled samples and save it.
 
-    Labels in DATA are not read. The folder can be loaded in Python with `ac.load_live`.
+    Labels in DATA are not read. The folder can be loaded in Python with `ac.load_live`; its answers.csv has a row per
+    sample: its name, the answer, and the probability of each class.
     """
     from .. import store
     from ..live.folder import CARD
@@ -52,6 +55,7 @@ def join(
     x = samples(data, fit.worker.task.shape)
     joined = join.join(fit, x, adapter, client, selection, model=model)
     joined.save(target, overwrite)
+    store.write(target / "answers.csv", answers(joined, x, names_of(data, len(x))))
     fit.engine.close()
     for line in summary(joined, x):
         typer.echo(line)
@@ -110,7 +114,7 @@ def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     from ..data import formats, images
 
     if path.is_dir():
-        found = sorted(f for f in path.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
+        found = _images(path)
         if not found:
             raise ValueError(f"{path}: has no images ({', '.join(images.SUFFIXES[:4])}, ...)")
         if len(shape) != 3 or shape[1] != shape[2] or shape[0] not in (1, 3):
@@ -122,6 +126,27 @@ def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         raise FileNotFoundError(f"{path} does not exist; it must be a folder of images, or an .npz or .npy file")
     x = np.asarray(formats.npy(path)) if path.suffix == ".npy" else formats.npz(path, ("x",))["x"]
     return images.channels_first(x, f"{path}: x") if x.dtype == np.uint8 and x.ndim in (3, 4) else x
+
+
+def _images(folder: Path) -> list[Path]:
+    from ..data import images
+
+    return sorted(f for f in folder.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
+
+
+def names_of(path: Path, count: int) -> list[str]:
+    """What samples are called: files by their path in the folder, rows of a file by their number."""
+    return [f.relative_to(path).as_posix() for f in _images(path)] if path.is_dir() else list(map(str, range(count)))
+
+
+def answers(joined: Live, x: np.ndarray, names: list[str]) -> str:
+    """A CSV file with a row per sample."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["sample", "answer", *joined.classes])
+    for name, p in zip(names, joined.predict(x).softmax(-1), strict=True):
+        rows.writerow([name, joined.classes[int(p.argmax())], *(f"{v:.6g}" for v in p.tolist())])
+    return text.getvalue()
 
 
 def summary(joined: Live, x: np.ndarray) -> list[str]:

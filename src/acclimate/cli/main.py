@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ..version import __version__
+from . import index
 from .compare import compare
 from .data import data_app
 from .deploy import deploy
@@ -17,6 +18,7 @@ from .export import export
 from .fleet import fleet_app
 from .help import command
 from .join import join
+from .json_out import Json, document
 from .predict import predict
 from .reproduce import reproduce_app
 from .serve import replay, serve, tokens
@@ -27,7 +29,6 @@ app = typer.Typer(
     name="acclimate",
     help="Federated learning that keeps adapting after training.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -45,9 +46,16 @@ app.command()(tune)
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(reproduce_app, name="reproduce")
 
-Settings = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01")]
+
+def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
+    return index.complete(incomplete, list(ctx.params.get("settings") or []))
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01", autocompletion=_completed),
+]
 Track = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, or both with a comma.")]
-DEFAULT_METHODS = "fedavg,fedavg+finetune,fedbn,scaffold"
 
 
 def _version(value: bool) -> None:
@@ -75,10 +83,11 @@ def run(
     track: Track = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Train, adapt and test; write a run folder and a report.
 
-    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedBN and SCAFFOLD. Commas sweep: `seed=0,1,2`.
+    Without `method=` it compares FedAvg, FedAvg with fine-tuning, FedTHE and FedTTA. Commas sweep: `seed=0,1,2`.
     """
     root = out
     try:
@@ -100,7 +109,7 @@ def run(
             table = api.run_all(experiments, root, overwrite, watch)
     except KeyboardInterrupt:
         _stopped(root)
-    _show(table, root)
+    _show(table, root, as_json)
 
 
 @app.command()
@@ -109,6 +118,7 @@ def resume(
     track: Track = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
     try:
@@ -122,7 +132,7 @@ def resume(
             table = api.resume(path, watch)
     except KeyboardInterrupt:
         _stopped(path)
-    _show(table, path)
+    _show(table, path, as_json)
 
 
 @app.command()
@@ -145,19 +155,38 @@ def report(
 
 
 @app.command("list")
-def list_(kind: Annotated[str | None, typer.Argument(help="methods, adapters, ... (default: all)")] = None) -> None:
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(help="methods, adapters, ... (default: all)", autocompletion=lambda: [*index.read()["kinds"]]),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """List what there is: methods, personalisers, adapters, models, data sets, streams, ..."""
-    from .describe import listing
-
-    typer.echo(listing(kind))
+    text = index.listing(kind)
+    kinds = index.read()["kinds"]
+    if as_json:
+        text = document("list", kinds=kinds if kind is None else {kind: kinds[kind]}, groups=index.read()["groups"])
+    typer.echo(text)
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="A name from `acclimate list`.")]) -> None:
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(help="A name from `acclimate list`.", autocompletion=lambda: list(index.read()["details"])),
+    ],
+    as_json: Json = False,
+) -> None:
     """Show a record's paper, fields and defaults."""
-    from .describe import details
+    text = index.details(name)
+    typer.echo(document("show", name=name, text=text, fields=_fields_of(name)) if as_json else text)
 
-    typer.echo(details(name))
+
+def _fields_of(name: str) -> dict[str, list[str]]:
+    """The fields of the records of this name, by kind."""
+    found = ((key.partition("/"), fields) for key, fields in index.read()["fields"].items())
+    return {kind: fields for (kind, _, own), fields in found if own == name}
 
 
 @app.command()
@@ -171,13 +200,10 @@ def doctor() -> None:
 def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
     from ..experiment.settings import expand, merged
     from ..running import run as api
+    from . import first
 
     pairs, given = merged(config, list(settings)), _given(settings, config)
-    if "method" not in given:
-        # a personaliser that is given goes with every method, so none of them brings its own
-        methods = [m for m in DEFAULT_METHODS.split(",") if "personal" not in given or "+" not in m]
-        pairs.append(f"method={','.join(methods)}")
-    return api.with_seeds(expand(pairs), seeds)
+    return api.with_seeds(expand(pairs) if "method" in given else first.experiments(pairs, given), seeds)
 
 
 def _given(settings: list[str], config: Path | None) -> set[str]:
@@ -188,11 +214,21 @@ def _given(settings: list[str], config: Path | None) -> set[str]:
     return {p.partition("=")[0].strip() if isinstance(p, str) else p[0] for p in pairs}
 
 
-def _show(table: Any, root: Path) -> None:
+def _show(table: Any, root: Path, as_json: bool) -> None:
+    from .. import store
     from ..running.chosen import tables
     from .describe import results_table
+    from .first import story, unequal
 
-    results_table(table, root)
+    runs = [folder.experiment() for folder in store.find_runs(root)]
+    notes = [note for note in (unequal(runs), story(table)) if note]
+    if as_json:
+        rows, refused = list(table.rows), list(table.refused)
+        typer.echo(
+            document("run", folder=str(root), report=str(root / "report.html"), rows=rows, refused=refused, notes=notes)
+        )
+        return
+    results_table(table, root, notes)
     for label, chosen in tables(root).items():
         typer.echo(f"\nadapters of {label}, chosen by strategies:\n{chosen.to_markdown()}")
     if not table.rows:  # known only now where a personaliser might have added what the adapters lack
@@ -217,6 +253,8 @@ def _stop(signum: int, frame: Any) -> NoReturn:
 def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
+    if {"run", "resume", "tune", "join", "deploy", "predict"} & set(sys.argv[1:2]) and not _hushed():
+        typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
     try:
@@ -226,6 +264,11 @@ def main() -> None:
         _fail("stopped before anything was saved", 130)
     except Exception as e:
         _explain(e)
+
+
+def _hushed() -> bool:
+    """Whether a line before the imports would be of no use: torch is there, or nobody asked for anything."""
+    return "torch" in sys.modules or bool({"-q", "--quiet", "-h", "--help"} & set(sys.argv))
 
 
 def _explain(error: Exception) -> NoReturn:
@@ -257,12 +300,8 @@ def _explain(error: Exception) -> NoReturn:
 
 def _hint(error: Any) -> None:
     """Let click's error say how settings are written, where somebody wrote a setting as an option."""
-    from dataclasses import fields
-
-    from ..experiment import Experiment
-
     name = error.option_name.lstrip("-").partition(".")[0].replace("-", "_")
-    if name in {f.name for f in fields(Experiment)}:
+    if name in index.read()["settings"]:
         error.possibilities = None
         error.message = f"No such option '{error.option_name}': settings are written key=value, for example {name}=..."
 

@@ -28,18 +28,14 @@ def predict(
     if batch < 1:
         raise ValueError(f"--batch {batch} must be at least 1")
     from .. import store
-    from ..data import images
     from ..live import load_live
-    from .join import samples
+    from .join import names_of, samples
 
     if out.exists() and not overwrite:
         raise store.RunError(f"{out} is there already; pass --overwrite, or choose another --out")
     model = load_live(live)
     x = samples(data, model.worker.task.shape)
-    names = [str(i) for i in range(len(x))]
-    if data.is_dir():
-        found = sorted(f for f in data.rglob("*") if f.suffix.lower() in images.SUFFIXES and not f.name.startswith("."))
-        names = [str(f.relative_to(data)) for f in found]
+    names = names_of(data, len(x))
     was = model.frozen
     model.freeze(frozen or was)
     text = io.StringIO()

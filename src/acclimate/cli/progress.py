@@ -1,4 +1,4 @@
-"""The progress display of all commands that take long: bars on a terminal, a few plain lines where there is none."""
+"""The progress display of all commands that take long: bars on a terminal, plain lines where there is none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from ..running.progress import Lines, Progress
+from ..running.progress import Lines, Progress, beating
 from ..running.watch import Watch
 
 
@@ -23,7 +23,8 @@ def display(quiet: bool = False, console: Console | None = None) -> Iterator[Wat
         with _bars(console) as bars:
             yield Bars(bars)
     else:
-        yield Lines(console.file)
+        with beating(Lines(console.file)) as lines:
+            yield lines
 
 
 class Bars(Progress):

@@ -11,7 +11,7 @@ from typing import Any
 from .. import adapters, backends, data, filters, methods, models, personal, shifts
 from ..core import Adapter, Augment, Backend, Filter, Method, Model, Personalizer, optim
 from ..ops.augment import CropJitter, FlipCrop
-from .catalogue_data import DATASETS, PARTITIONS, SPLITS, STREAMS
+from .catalogue_data import DATASETS, GROUPS, PARTITIONS, SPLITS, STREAMS
 
 
 @dataclass(frozen=True)
@@ -256,6 +256,11 @@ def guarded(name: Any) -> adapters.Guarded | None:
     """The record of a name such as `guarded-t3a`; None where it is no such name."""
     inner = ADAPTERS.get(name.removeprefix(GUARDED)) if isinstance(name, str) and name.startswith(GUARDED) else None
     return None if inner is None or isinstance(inner, adapters.Guarded) else adapters.Guarded(inner)
+
+
+def group_of(name: Any, base: Any) -> tuple[Any, ...]:
+    """The records that one name stands for in a tuple of records; none where it is no name of a group."""
+    return GROUPS.get(name, ()) if base is shifts.Shift and isinstance(name, str) else ()
 
 
 def kind_of(base: type) -> Kind | None:

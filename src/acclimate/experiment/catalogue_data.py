@@ -84,3 +84,10 @@ STREAMS: dict[str, shifts.Shift] = {
     "quantile": shifts.Quantile(),
     "in-order": shifts.InOrder(),
 }
+
+GROUPS: dict[str, tuple[shifts.Shift, ...]] = {
+    "brfl": shifts.brfl(),
+    "severity-sweep": shifts.severity_sweep(),
+    "drift": (shifts.Gradual(), shifts.Continual(), shifts.Recurring(), shifts.LabelDrift()),
+}
+"""Several streams under one name: `streams=brfl,new-clients`."""

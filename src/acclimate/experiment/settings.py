@@ -266,7 +266,7 @@ def _parse(value: Any, hint: Any, key: str) -> list[Any]:
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         items = value if isinstance(value, list) else [v for v in str(value).split(",") if v != ""]
-        return [tuple(_one(v, inner, key) for v in items)]
+        return [tuple(r for v in items for r in catalogue.group_of(v, inner) or (_one(v, inner, key),))]
     items = value if isinstance(value, list) else value.split(",") if isinstance(value, str) else [value]
     if not items:
         raise ConfigError(f"{key}: [] must have at least one value")

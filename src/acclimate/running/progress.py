@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 from typing import IO
 
 from ..core import State
@@ -60,23 +63,57 @@ class Progress(Watch):
 
 
 class Lines(Progress):
-    """A line at the start, and one whenever another tenth of all work is done."""
+    """A line at the start, one whenever another tenth of all work is done, and one after ten seconds without any.
+
+    Somebody must call `tick` now and then, so that a long step is not silent: `beating` does, from a thread of its own.
+    """
+
+    EVERY = 10.0
+    """Seconds after which a line is due."""
 
     def __init__(self, out: IO[str]) -> None:
         super().__init__()
         self._out, self._began = out, time.perf_counter()
         self._first: float | None = None
-        self._tenth = -1
+        self._tenth, self._said = -1, self._began
 
     def show(self, starts: bool = False) -> None:
-        share, passed = self.share, time.perf_counter() - self._began
         if self._first is None:
-            self._first = share  # what earlier sessions have done took none of this one's time
-        if int(10 * share + 1e-9) <= self._tenth:
-            return
-        self._tenth = int(10 * share + 1e-9)
+            self._first = self.share  # what earlier sessions have done took none of this one's time
+        tenth = int(10 * self.share + 1e-9)
+        if tenth > self._tenth or time.perf_counter() - self._said >= self.EVERY:
+            self._tenth = max(tenth, self._tenth)
+            self._line()
+
+    def tick(self) -> None:
+        """A line, where none was written for ten seconds and something is under way."""
+        if self._first is not None and self.share < 1 and time.perf_counter() - self._said >= self.EVERY:
+            self._line()
+
+    def _line(self) -> None:
+        self._said = time.perf_counter()
+        share, passed = self.share, self._said - self._began
         at = f", {self.step} of {self.steps} {self.unit}" if self.phase else f"{self.finished} of {self.runs} done"
         note = f", {self.note}" if self.note else ""
-        here = share - self._first
+        here = share - (self._first or 0.0)
         left = f"; {duration(passed / here * (1 - share))} left" if here > 0 and share < 1 else ""
-        print(f"{100 * share:3.0f} %: {self.phase}{at}{note}{left}", file=self._out, flush=True)
+        waits = f"; {duration(passed)} so far" if not left and passed >= self.EVERY and share < 1 else ""
+        print(f"{100 * share:3.0f} %: {self.phase}{at}{note}{left}{waits}", file=self._out, flush=True)
+
+
+@contextlib.contextmanager
+def beating(lines: Lines) -> Iterator[Lines]:
+    """Lines that also come while one step takes long."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(lines.EVERY / 10):
+            lines.tick()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        stop.set()
+        thread.join()
