@@ -22,10 +22,10 @@ def compare(
         Path | None, typer.Option("-o", "--out", help="Also write all numbers: .json, or a table: .md")
     ] = None,
 ) -> None:
-    """Say which of two methods is better on each stream, and whether that is more than chance.
+    """Say which of two methods is better on each stream, and whether that is more than chance; rank many.
 
     Differences are paired: the same client, the same split, the same seed. Intervals are bootstrapped over seeds and
-    clients.
+    clients. Where the runs hold more than two rows and none is named, all are ranked by their mean over streams.
     """
     from rich.box import SIMPLE
     from rich.table import Table
@@ -33,10 +33,18 @@ def compare(
     from .. import store
     from ..running import compare
     from .describe import console
+    from .ranking import show
 
     if out is not None and out.suffix not in (".json", ".md"):
         raise ValueError(f"--out={out}: must end in .json or .md")
-    found = compare.compare(*runs, rows=rows or [], select=select)
+    try:
+        found = compare.compare(*runs, rows=rows or [], select=select)
+    except compare.NotTwo:
+        ranking = None if rows else compare.ranked(*runs, select=select)
+        if ranking is None:
+            raise
+        show(ranking, out)
+        return
     head = ("stream", "round", found.first, found.second, "difference", "interval", "seeds x clients")
     table = Table(*head, box=SIMPLE, pad_edge=False, padding=0)  # 80 columns have room for it
     for column in (table.columns[0], table.columns[5]):

@@ -16,7 +16,7 @@ from .. import store
 from ..core import Engine, Worker
 from ..core import fit as loop
 from ..data import World
-from ..eval import Table, Traces, summary
+from ..eval import Cost, Table, Traces, summary
 from ..experiment import Experiment, encode
 from ..reporting.report import render
 from ..reporting.strips import samples
@@ -125,7 +125,8 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
     folder.log(fit.state)
     trained = time.perf_counter()
     kept: Traces | None = {} if experiment.analysis else None
-    table, cards = evaluated(fit, None, streams, None, watch, kept)
+    costs: dict[str, Cost] = {}
+    table, cards = evaluated(fit, None, streams, None, watch, kept, costs)
     chosen = selected(fit, None, streams, experiment.select) if experiment.select else None
     if kept is not None:
         meanings = {name: a.traces for name, a in by_name(experiment.adapters).items()}
@@ -149,12 +150,18 @@ def _finish(folder: store.RunFolder, experiment: Experiment, watch: Watch, ready
         "faults": [*fit.state.faults, *(f._asdict() for f in engine.missed())],
         "data": {**world.card(), **_dealing(experiment, world), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
+        "serving": {name: _served(cost) for name, cost in costs.items()},
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
     engine.close()
     store.write(folder.results, store.json_text(results, indent=1) + "\n")
     store.write(folder.report, render([folder.load()]))
     return table
+
+
+def _served(cost: Cost) -> dict[str, Any]:
+    """What serving an adapter took, for results.json; it is a time, so a rerun has another."""
+    return {"ms_per_sample": round(1000 * cost.seconds / max(cost.samples, 1), 4), "state_bytes": cost.state_bytes}
 
 
 def _dealing(experiment: Experiment, world: World) -> dict[str, Any]:
@@ -274,7 +281,8 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
             f"no finished run in {where} ({len(folders)} not finished); go on with `acclimate resume {runs[0]}`"
         )
     target = Path(out)
-    store.write(target, render([f.load() for f in finished], more=more))
+    left = [f.path.name for f in folders if not f.finished]
+    store.write(target, render([f.load() for f in finished], more=more, unfinished=left))
     return target
 
 
