@@ -33,6 +33,7 @@ __all__ = [
     "Fit",
     "Interrupted",
     "build",
+    "by_name",
     "device_of",
     "evaluate",
     "evaluate_together",

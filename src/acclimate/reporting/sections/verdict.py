@@ -123,7 +123,7 @@ def section(board: Board, found: dict[str, Ranking]) -> str:
     note = (
         "Rows from the best mean over streams down. The dot is the mean rank over streams and seeds, the line its best"
         " and worst stream; left is better. A bar at the right joins rows of which no two can be told apart by their"
-        " paired 95 % intervals, the same that acclimate compare gives. Of many comparisons, some exceed chance by chance."
+        " paired 95 % intervals, the same that acclimate compare gives. Of many, some exceed chance by chance."
     )
     shown = {s: name for s, name in board.selections.items() if s in found}
     return f'<p class="muted">{note}</p>{views(shown, lambda s: _plot(board, found[s]))}'
