@@ -33,7 +33,7 @@ class Refused(ValueError):
 
 def submission(
     run: Path, track_name: str, chosen: str, note: str = "", before: Mapping[str, Any] | None = None
-) -> dict:
+) -> dict[str, Any]:
     """The submission of a run folder, or of a folder with a run per seed; `before` is the one that it supersedes."""
     found = list(store.find_runs(run))
     if left := [f.path.name for f in found if not f.finished]:
