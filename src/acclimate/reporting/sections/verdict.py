@@ -6,18 +6,20 @@ It says no more than `acclimate compare` does: both judge by the paired interval
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...eval.ranking import Place, Ranking, rank
 from ..board import Board, BoardRow, folder
-from ..style import esc, fixed, pct, plural, size, views, words
+from ..style import TONES, esc, fixed, pct, plural, short, size, views, words
 from ..svg import drawing, linear
 
 NAMED = 4
 """How many rows a sentence names; of more, it says the number."""
-LINE, LEFT_ROOM, WIDE = 22, 300, 700
-"""A line of the rank plot, the room for names and the width, in pixels."""
-MOST = 40
+LINE, WIDE, LONGEST = 38, 640, 44
+"""A line of the rank plot and its width, in pixels, and how many letters of a name it has room for."""
+BARS = 12
+"""How many bars stand side by side."""
+MOST = 24
 """How many rows the rank plot has room for."""
 
 
@@ -130,33 +132,32 @@ def section(board: Board, found: dict[str, Ranking]) -> str:
 
 
 def _plot(board: Board, ranking: Ranking) -> str:
+    """Every name stands above its own line, so that it is whole on a phone too."""
     places, tones = ranking.places[:MOST], {r.title: r.tone for r in board.rows}
     groups = [(a, min(b, len(places) - 1)) for a, b in ranking.groups if a < len(places) - 1]
-    end = WIDE - 14 - 9 * min(len(groups), 12)
-    at = linear(1, len(ranking.places), LEFT_ROOM, end - 12)
-    by_stream = {t: [p.rank for own in ranking.by_stream.values() for p in own if p.title == t] for t in tones}
-    body = []
-    for i, p in enumerate(places):
-        y = 18 + i * LINE
-        low, high = min(by_stream[p.title]), max(by_stream[p.title])
-        title = f"{p.title}: mean {100 * p.mean:.1f} %, mean rank {p.average_rank:.1f}, ranks {low} to {high} by stream"
-        name = p.title if len(p.title) < 44 else p.title[:43] + "\u2026"
-        body.append(
-            f'<g class="c{tones[p.title] % 8}"><title>{esc(title)}</title>'
-            f'<text x="{LEFT_ROOM - 12}" y="{y + 4}" text-anchor="end">{esc(name)}</text>'
-            f'<path class="range" d="M{at(low):.1f} {y}H{at(high):.1f}"/>'
-            f'<circle class="mark" cx="{at(p.average_rank):.1f}" cy="{y}" r="5"/></g>'
-        )
-    for k, (a, b) in enumerate(groups):
-        x = end + 9 * (k % 12)
-        body.append(f'<path class="tie" d="M{x} {10 + a * LINE}V{26 + b * LINE}"/>')
-    high = 30 + len(places) * LINE
-    body.append(f'<text x="{LEFT_ROOM}" y="{high - 4}">rank 1</text>')
-    body.append(f'<text x="{end - 12}" y="{high - 4}" text-anchor="end">rank {len(ranking.places)}</text>')
+    end = WIDE - 10 - 9 * min(len(groups), BARS)
+    at = linear(1, len(ranking.places), 12, end - 14)
+    body = [_rank_line(ranking, p, 20 + i * LINE, at, tones[p.title]) for i, p in enumerate(places)]
+    for k, (first, last) in enumerate(groups):
+        body.append(f'<path class="tie" d="M{end + 9 * (k % BARS)} {8 + first * LINE}V{38 + last * LINE}"/>')
+    foot = 34 + len(places) * LINE
+    body.append(f'<text x="6" y="{foot - 8}">rank 1</text>')
+    body.append(f'<text x="{end - 8}" y="{foot - 8}" text-anchor="end">rank {len(ranking.places)}</text>')
     label = f"Ranks of {plural(len(places), 'row')}; the first is {places[0].title}"
     more = f'<p class="muted">The first {MOST} of {len(ranking.places)} rows.</p>' * (len(ranking.places) > MOST)
-    inner = drawing("plot ranks", WIDE, high, label, "".join(body), titled=False, fixed=True)
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="Rank plot">{inner}</div>{more}'
+    return drawing("chart ranks", WIDE, foot, label, "".join(body), titled=False) + more
+
+
+def _rank_line(ranking: Ranking, place: Place, y: float, at: Callable[[float], float], tone: int) -> str:
+    own = [p.rank for places in ranking.by_stream.values() for p in places if p.title == place.title]
+    said = f"mean {100 * place.mean:.1f} %, mean rank {place.average_rank:.1f}"
+    title = f"{place.title}: {said}, ranks {min(own)} to {max(own)} by stream"
+    return (
+        f'<g class="c{tone % TONES}"><title>{esc(title)}</title><text x="6" y="{y}">{esc(short(place.title, LONGEST))}'
+        f'<tspan class="aside"> {100 * place.mean:.1f} %</tspan></text>'
+        f'<path class="range" d="M{at(min(own)):.1f} {y + 12}H{at(max(own)):.1f}"/>'
+        f'<circle class="mark" cx="{at(place.average_rank):.1f}" cy="{y + 12}" r="5"/></g>'
+    )
 
 
 def unfinished(names: Sequence[str]) -> str:
