@@ -9,11 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from acclimate.cli.main import app
-from acclimate.leaderboard import TRACKS, Refused, check, frozen, track
+from acclimate.experiment.settings import expand
+from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
 from acclimate.leaderboard import page as pages
 from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
 from acclimate.leaderboard.submission import digest, text
 from acclimate.leaderboard.tracks import freeze
+from acclimate.running import run as api
 
 ROOT = Path(__file__).parents[1]
 BOARD = ROOT / "results" / "leaderboard" / "brfl-v1"
@@ -105,10 +107,10 @@ REASONS = {
 def test_a_tampered_submission_is_refused_with_the_reason(first, change):
     body = copy.deepcopy(first)
     change(body)
-    with pytest.raises(Refused, match="changed after it was written"):
+    with pytest.raises(Unfit, match="changed after it was written"):
         check(body)
     body["digest"] = digest(body)
-    with pytest.raises(Refused, match=REASONS[change]):
+    with pytest.raises(Unfit, match=REASONS[change]):
         check(body)
 
 
@@ -125,18 +127,17 @@ def test_versions_supersede_and_an_edited_one_is_found_out(first, tmp_path):
     edited = copy.deepcopy(first) | {"note": "nobody will see"}
     edited["digest"] = digest(edited)
     (tmp_path / file_name(edited)).write_text(text(edited))
-    with pytest.raises(Refused, match="version 2 must supersede version 1 as it was written"):
+    with pytest.raises(Unfit, match="version 2 must supersede version 1 as it was written"):
         read(tmp_path)
     (tmp_path / file_name(edited)).unlink()
-    with pytest.raises(Refused, match="version 2 must supersede"):
+    with pytest.raises(Unfit, match="version 2 must supersede"):
         read(tmp_path)
 
 
 def test_a_run_of_another_experiment_cannot_be_submitted(tmp_path):
-    from acclimate.running import run as api
-
-    api.run_all([track("small").experiment("adapters=none")], tmp_path / "run")
-    with pytest.raises(Refused, match="commit=|seeds"):
+    quick = ["data.fraction=0.2", "model=mlp-bn", "rounds=1", "adapters=none", "streams=original"]
+    api.run_all(expand(quick), tmp_path / "run")
+    with pytest.raises(Unfit, match="commit=|config: data is not the track's"):
         submit(tmp_path / "run", "small", "defaults", tmp_path / "board")
     assert not (tmp_path / "board").exists()
     with pytest.raises(ValueError, match="track small fixes data"):

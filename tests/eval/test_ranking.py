@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from acclimate.eval import paired
-from acclimate.eval.ranking import Entry, rank
+from acclimate.eval.ranking import RankedRow, rank
 
 
 def made_up(rows=6, streams=3, seeds=3, clients=8, seed=0):
@@ -16,7 +16,9 @@ def made_up(rows=6, streams=3, seeds=3, clients=8, seed=0):
     out = []
     for r in range(rows):
         own = (hard + 0.012 * r + rng.normal(0, 0.03, hard.shape)).round(3)
-        out.append(Entry(f"row {r}", {f"s{i}": {n: own[i, n].tolist() for n in range(seeds)} for i in range(streams)}))
+        out.append(
+            RankedRow(f"row {r}", {f"s{i}": {n: own[i, n].tolist() for n in range(seeds)} for i in range(streams)})
+        )
     return out
 
 
@@ -63,7 +65,7 @@ def test_a_stream_by_itself_is_ranked_as_compare_does():
 
 def test_equal_rows_are_level_and_share_a_rank():
     cells = {"a": {0: [0.5, 0.7, 0.1]}}
-    found = rank([Entry("x", cells), Entry("y", cells), Entry("z", {"a": {0: [0.1, 0.2, 0.0]}})])
+    found = rank([RankedRow("x", cells), RankedRow("y", cells), RankedRow("z", {"a": {0: [0.1, 0.2, 0.0]}})])
     assert [p.average_rank for p in found.places] == [1.5, 1.5, 3.0]
     assert found.groups == ((0, 1),) and found.places[1].level and not found.places[2].level
     assert "Within chance of it: y." in found.words()[0]
@@ -71,10 +73,10 @@ def test_equal_rows_are_level_and_share_a_rank():
 
 def test_rows_that_cannot_be_paired_are_left_out_with_the_reason():
     whole = made_up(rows=3)
-    lacking = Entry("one seed", {s: {0: own[0]} for s, own in whole[0].cells.items()})
-    blind = Entry("one stream", {"s0": whole[0].cells["s0"]})
-    other = Entry("other", whole[0].cells, {(0, "s0"): "another hash"})
-    doubted = Entry("doubted", whole[0].cells, doubt="two runs disagree")
+    lacking = RankedRow("one seed", {s: {0: own[0]} for s, own in whole[0].cells.items()})
+    blind = RankedRow("one stream", {"s0": whole[0].cells["s0"]})
+    other = RankedRow("other", whole[0].cells, {(0, "s0"): "another hash"})
+    doubted = RankedRow("doubted", whole[0].cells, doubt="two runs disagree")
     found = rank([lacking, blind, other, doubted, *whole])
     assert len(found.places) == 3 and found.seeds == (0, 1, 2)
     assert found.left_out == {
@@ -88,7 +90,7 @@ def test_rows_that_cannot_be_paired_are_left_out_with_the_reason():
 
 def test_streams_with_other_clients_are_drawn_apart():
     rng = np.random.default_rng(2)
-    rows = [Entry(f"r{i}", {"a": {0: rng.uniform(0, 1, 5).tolist()}, "new": {0: rng.uniform(0, 1, 9).tolist()}})
+    rows = [RankedRow(f"r{i}", {"a": {0: rng.uniform(0, 1, 5).tolist()}, "new": {0: rng.uniform(0, 1, 9).tolist()}})
             for i in range(2)]  # fmt: skip
     found = rank(rows)
     lead = found.places[0].mean - found.places[1].mean

@@ -16,8 +16,8 @@ from .paired import DRAWS, LEVEL, PerSeed, ends, resampled, told_apart
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One method with one adapter: the accuracy of every client, and what it was tested on."""
+class RankedRow:
+    """One method with one adapter, as it is ranked: the accuracy of every client, and what it was tested on."""
 
     title: str
     cells: Mapping[str, PerSeed]
@@ -35,7 +35,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Place:
+class Standing:
     """A row's place in a ranking."""
 
     title: str
@@ -58,10 +58,10 @@ class Place:
 class Ranking:
     """Rows from the best mean down."""
 
-    places: tuple[Place, ...]
+    places: tuple[Standing, ...]
     groups: tuple[tuple[int, int], ...]
     """From which place to which, counted from zero, no two rows can be told apart; groups of one are not listed."""
-    by_stream: Mapping[str, tuple[Place, ...]]
+    by_stream: Mapping[str, tuple[Standing, ...]]
     """The same ranking for every stream by itself."""
     seeds: tuple[int, ...]
     left_out: Mapping[str, str]
@@ -128,7 +128,7 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def rank(entries: Sequence[Entry]) -> Ranking | None:
+def rank(entries: Sequence[RankedRow]) -> Ranking | None:
     """The ranking of rows; None unless two of them can be paired."""
     sound = [e for e in entries if e.doubt is None]
     common = _common(sound)
@@ -150,7 +150,7 @@ def rank(entries: Sequence[Entry]) -> Ranking | None:
     return Ranking(places, _groups(drawn[:, order]), alone, seeds, left)
 
 
-def _common(entries: Sequence[Entry]) -> frozenset[tuple[int, str, Hashable]]:
+def _common(entries: Sequence[RankedRow]) -> frozenset[tuple[int, str, Hashable]]:
     """Seeds and streams on which to rank: those that give the most numbers, of rows that have all of them.
 
     Every seed must have every stream, or a mean over streams would mix them.
@@ -165,7 +165,7 @@ def _common(entries: Sequence[Entry]) -> frozenset[tuple[int, str, Hashable]]:
     return best[1]
 
 
-def _reason(entry: Entry, common: frozenset[tuple[int, str, Hashable]], seeds: Sequence[int]) -> str:
+def _reason(entry: RankedRow, common: frozenset[tuple[int, str, Hashable]], seeds: Sequence[int]) -> str:
     if entry.doubt is not None:
         return entry.doubt
     here = entry.blocks()
@@ -194,12 +194,12 @@ def _grouped(streams: Sequence[Sequence[np.ndarray]]) -> tuple[list[float], list
     return weights, [[np.mean([s[i] for s in group], axis=0) for group in kinds.values()] for i in range(count)]
 
 
-def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[Place, ...]:
+def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[Standing, ...]:
     order = np.argsort(-means, kind="stable")
     out = []
     for k, i in enumerate(order):
         low, high = ends(drawn[:, order[0]] - drawn[:, i])
-        out.append(Place(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
+        out.append(Standing(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
     return tuple(out)
 
 

@@ -3,7 +3,7 @@
 `python -m acclimate.leaderboard` needs torch and numpy alone.
 """
 
-from .submission import Refused, check, submission
+from .submission import Unfit, check, submission
 from .tracks import TRACKS, Track, frozen, track
 
-__all__ = ["TRACKS", "Refused", "Track", "check", "frozen", "submission", "track"]
+__all__ = ["TRACKS", "Track", "Unfit", "check", "frozen", "submission", "track"]

@@ -11,7 +11,7 @@ from .. import store
 from ..experiment import decode
 from ..running import run as api
 from ..running.watch import Watch
-from .submission import Refused, check, submission, text
+from .submission import Unfit, check, submission, text
 from .tracks import track
 
 MATCH = 0.02
@@ -26,9 +26,9 @@ def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
         try:
             check(body)
             if path.name != file_name(body):
-                raise Refused(f"the file must be called {file_name(body)}")
-        except Refused as e:
-            raise Refused(f"{path}: {e}") from e
+                raise Unfit(f"the file must be called {file_name(body)}")
+        except Unfit as e:
+            raise Unfit(f"{path}: {e}") from e
         found.setdefault(body["name"], []).append(body)
     for name, versions in found.items():
         versions.sort(key=lambda b: b["version"])
@@ -41,7 +41,7 @@ def _check_versions(name: str, versions: list[dict[str, Any]]) -> None:
     before = None
     for number, body in enumerate(versions, 1):
         if body["version"] != number or body["supersedes"] != before:
-            raise Refused(f"{name}: version {body['version']} must supersede version {number - 1} as it was written")
+            raise Unfit(f"{name}: version {body['version']} must supersede version {number - 1} as it was written")
         before = body["digest"]
 
 
@@ -59,7 +59,7 @@ def submit(run: Path, track_name: str, chosen: str, folder: Path, note: str = ""
     body = submission(run, track_name, chosen, note, versions[-1]) if versions else draft
     out = place / file_name(body)
     if out.exists():
-        raise Refused(f"{out} exists; submissions are never edited")
+        raise Unfit(f"{out} exists; submissions are never edited")
     store.write(out, text(body))
     return out
 

@@ -27,7 +27,7 @@ ROUNDING = 2e-6
 """How far numbers of six digits may be off."""
 
 
-class Refused(ValueError):
+class Unfit(ValueError):
     """A submission that does not count, and why."""
 
 
@@ -37,11 +37,11 @@ def submission(
     """The submission of a run folder, or of a folder with a run per seed; `before` is the one that it supersedes."""
     found = list(store.find_runs(run))
     if left := [f.path.name for f in found if not f.finished]:
-        raise Refused(f"{run}: not finished: {', '.join(left)}; go on with `acclimate resume {run}`")
+        raise Unfit(f"{run}: not finished: {', '.join(left)}; go on with `acclimate resume {run}`")
     runs = sorted((f.load() for f in found), key=lambda r: r["results"]["seed"])
     labels = {r["results"]["label"] for r in runs}
     if len(labels) != 1:
-        raise Refused(f"{run}: a submission is of one method, and there are {', '.join(sorted(labels))}")
+        raise Unfit(f"{run}: a submission is of one method, and there are {', '.join(sorted(labels))}")
     first = runs[0]
     body = {
         "schema": SCHEMA,
@@ -90,7 +90,7 @@ def _same_settings(runs: Sequence[Mapping[str, Any]]) -> None:
     """Seeds of one submission differ in the seed, and in where they ran."""
     kinds = [_settings(r) for r in runs]
     if any(k != kinds[0] for k in kinds):
-        raise Refused("the seeds were not run with the same settings")
+        raise Unfit("the seeds were not run with the same settings")
 
 
 def text(body: Mapping[str, Any]) -> str:
@@ -108,17 +108,17 @@ def check(body: Mapping[str, Any]) -> None:
     """Refuse a submission that is not of the track, or whose numbers do not fit together; the reason is the error."""
     for field, wanted in (("schema", SCHEMA), ("board", BOARD)):
         if body.get(field) != wanted:
-            raise Refused(f"{field}={body.get(field)!r} must be {wanted!r}")
+            raise Unfit(f"{field}={body.get(field)!r} must be {wanted!r}")
     if body.get("digest") != digest(body):
-        raise Refused("the digest does not fit the content: the file was changed after it was written")
+        raise Unfit("the digest does not fit the content: the file was changed after it was written")
     if body.get("hyper_parameters") not in CHOICES:
-        raise Refused(
+        raise Unfit(
             f"hyper_parameters={body.get('hyper_parameters')!r} must be one of {', '.join(CHOICES)}: "
             "what was chosen on the test streams is no result"
         )
     commit = body.get("commit")
     if not commit or str(commit).endswith("-dirty"):
-        raise Refused(f"commit={commit!r}: run from a clean commit of a clone, so that others can run it again")
+        raise Unfit(f"commit={commit!r}: run from a clean commit of a clone, so that others can run it again")
     known = frozen(str(body.get("track")))
     _check_config(body)
     _check_seeds(body, known)
@@ -130,40 +130,40 @@ def _check_config(body: Mapping[str, Any]) -> None:
     given, wanted = fixed(decode(body["config"])), fixed(track(body["track"]).experiment())
     for name in FIXED:
         if given[name] != wanted[name]:
-            raise Refused(f"config: {name} is not the track's; it must be {json.dumps(wanted[name])}")
+            raise Unfit(f"config: {name} is not the track's; it must be {json.dumps(wanted[name])}")
     if "oracle" in (body["config"].get("select") or ()):
-        raise Refused("config: select=oracle chooses adapters by test labels")
+        raise Unfit("config: select=oracle chooses adapters by test labels")
 
 
 def _check_seeds(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """The seeds are the track's, and so are the hashes of what they were run on."""
     if sorted(body["seeds"]) != sorted(known["seeds"]):
-        raise Refused(f"seeds {sorted(body['seeds'])} must be {sorted(known['seeds'])}")
+        raise Unfit(f"seeds {sorted(body['seeds'])} must be {sorted(known['seeds'])}")
     for seed, own in known["seeds"].items():
         given = body["seeds"][seed]
         for name, wanted in own["data"].items():
             if given["data"].get(name) != wanted:
-                raise Refused(f"seed {seed}: the hash of {name} is {given['data'].get(name)}, the track's is {wanted}")
+                raise Unfit(f"seed {seed}: the hash of {name} is {given['data'].get(name)}, the track's is {wanted}")
         streams = {s: c["hash"] for s, c in own["streams"].items()}
         if given["streams"] != streams:
             other = [s for s in {**streams, **given["streams"]} if given["streams"].get(s) != streams.get(s)]
             own_hash, wanted = given["streams"].get(other[0]), streams.get(other[0])
-            raise Refused(f"seed {seed}: the hash of stream {other[0]} is {own_hash}, the track's is {wanted}")
+            raise Unfit(f"seed {seed}: the hash of stream {other[0]} is {own_hash}, the track's is {wanted}")
 
 
 def _check_rows(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Every adapter has one row per stream and seed, with possible accuracies of all clients; there are no others."""
     rows = {(r["adapter"], r["stream"], str(r["seed"])): r for r in body["rows"]}
     if len(rows) != len(body["rows"]):
-        raise Refused(f"rows: {len(body['rows']) - len(rows)} rows are there twice")
+        raise Unfit(f"rows: {len(body['rows']) - len(rows)} rows are there twice")
     adapters = dict.fromkeys(a for a, _, _ in rows)
     wanted = {(a, s, n) for a in adapters for n, own in known["seeds"].items() for s in own["streams"]}
     if not rows:
-        raise Refused("rows: there are none")
+        raise Unfit("rows: there are none")
     if extra := sorted(rows.keys() - wanted):
-        raise Refused(f"rows: {' / '.join(extra[0])} is not of the track")
+        raise Unfit(f"rows: {' / '.join(extra[0])} is not of the track")
     if missing := sorted(wanted - rows.keys()):
-        raise Refused(f"rows: {' / '.join(missing[0])} is missing; an adapter is submitted with all streams and seeds")
+        raise Unfit(f"rows: {' / '.join(missing[0])} is missing; an adapter is submitted with all streams and seeds")
     for (adapter, stream, seed), row in rows.items():
         _check_row(row, known["seeds"][seed]["streams"][stream]["sizes"], f"rows: {adapter} / {stream} / {seed}")
 
@@ -171,13 +171,11 @@ def _check_rows(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 def _check_row(row: Mapping[str, Any], sizes: Sequence[int], where: str) -> None:
     own = row["per_client"]
     if set(row) != set(ROW) or len(own) != len(sizes):
-        raise Refused(
-            f"{where}: {len(own)} clients and the fields {', '.join(row)}; it must have {len(sizes)} and {ROW}"
-        )
+        raise Unfit(f"{where}: {len(own)} clients and the fields {', '.join(row)}; it must have {len(sizes)} and {ROW}")
     if not all(math.isfinite(v) and 0 <= v <= 1 for v in own):
-        raise Refused(f"{where}: an accuracy is not between 0 and 1")
+        raise Unfit(f"{where}: an accuracy is not between 0 and 1")
     for client, (value, size) in enumerate(zip(own, sizes, strict=True)):
         if abs(value * size - round(value * size)) > ROUNDING * size:
-            raise Refused(f"{where}: client {client} has {size} examples and cannot have accuracy {value}")
+            raise Unfit(f"{where}: client {client} has {size} examples and cannot have accuracy {value}")
     if abs(fmean(own) - row["accuracy"]) > ROUNDING:
-        raise Refused(f"{where}: accuracy {row['accuracy']} is not the mean over clients, {fmean(own):.6f}")
+        raise Unfit(f"{where}: accuracy {row['accuracy']} is not the mean over clients, {fmean(own):.6f}")

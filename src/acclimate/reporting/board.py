@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from ..eval.ranking import Entry
+from ..eval.ranking import RankedRow
 from ..eval.table import concerns
 from ..experiment import ConfigError, catalogue, decode, encode, labels
 from .style import mean, num
@@ -72,14 +72,14 @@ class BoardRow:
         """A number of what serving took, averaged over seeds."""
         return mean(num(c.get(key)) for c in self.serving.values())
 
-    def entry(self, selection: str) -> Entry:
+    def entry(self, selection: str) -> RankedRow:
         """The row as a ranking takes it; a seed without the accuracies of all clients is left out."""
         cells: dict[str, dict[int, list[float]]] = {}
         for (how, stream), seeds in self.cells.items():
             if how == selection:
                 found = {seed: [num(v) for v in t.get("per_client") or ()] for seed, t in seeds.items()}
                 cells[stream] = {n: v for n, v in found.items() if v and all(map(math.isfinite, v))}
-        return Entry(self.title, {s: own for s, own in cells.items() if own}, self.tested_on)
+        return RankedRow(self.title, {s: own for s, own in cells.items() if own}, self.tested_on)
 
 
 @dataclass

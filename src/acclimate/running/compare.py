@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import store
 from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interval
-from ..eval.ranking import Entry, Ranking, rank
+from ..eval.ranking import RankedRow, Ranking, rank
 from ..eval.table import row_names
 from . import cards, chosen
 
@@ -207,14 +207,14 @@ def ranked(*runs: Path | str, selection: str = "last", select: str | None = None
     return rank([_entry(side, selection) for side in sides((Path(r) for r in runs), select)])
 
 
-def _entry(side: Side, selection: str) -> Entry:
+def _entry(side: Side, selection: str) -> RankedRow:
     cells = {stream: own for (stream, how), own in side.cells.items() if how == selection}
     tested = {
         (seed, stream): (*sorted(side.data[seed].items()), side.streams[seed].get(stream))
         for stream, own in cells.items()
         for seed in own
     }
-    return Entry(side.title, cells, tested, side.doubt)
+    return RankedRow(side.title, cells, tested, side.doubt)
 
 
 def _only(found: list[Side], select: str | None) -> list[Side]:
