@@ -35,7 +35,7 @@ class RankedRow:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedPlace:
     """A row's place in a ranking."""
 
     title: str
@@ -58,10 +58,10 @@ class Standing:
 class Ranking:
     """Rows from the best mean down."""
 
-    places: tuple[Standing, ...]
+    places: tuple[RankedPlace, ...]
     groups: tuple[tuple[int, int], ...]
     """From which place to which, counted from zero, no two rows can be told apart; groups of one are not listed."""
-    by_stream: Mapping[str, tuple[Standing, ...]]
+    by_stream: Mapping[str, tuple[RankedPlace, ...]]
     """The same ranking for every stream by itself."""
     seeds: tuple[int, ...]
     left_out: Mapping[str, str]
@@ -194,12 +194,12 @@ def _grouped(streams: Sequence[Sequence[np.ndarray]]) -> tuple[list[float], list
     return weights, [[np.mean([s[i] for s in group], axis=0) for group in kinds.values()] for i in range(count)]
 
 
-def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[Standing, ...]:
+def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[RankedPlace, ...]:
     order = np.argsort(-means, kind="stable")
     out = []
     for k, i in enumerate(order):
         low, high = ends(drawn[:, order[0]] - drawn[:, i])
-        out.append(Standing(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
+        out.append(RankedPlace(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
     return tuple(out)
 
 

@@ -18,7 +18,6 @@ from .folder import read
 from .tracks import BOARD, TRACKS
 
 Submissions = Mapping[str, Sequence[Mapping[str, Any]]]
-WORST = "worst10"
 
 
 def board_of(found: Submissions) -> Board:
@@ -45,7 +44,7 @@ def _runs(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def worst_tenth(row: BoardRow, streams: Sequence[str]) -> float:
     """The accuracy of the worst-served tenth of the clients, mean over seeds and streams."""
-    return mean(fairness(own)[WORST] for s in streams for own in row.per_client("last", s))
+    return mean(fairness(own)["worst10"] for s in streams for own in row.per_client("last", s))
 
 
 def markdown(found: Submissions, title: str) -> str:
@@ -108,7 +107,7 @@ def _section(name: str, board: Board, found: Submissions) -> str:
     notes = "".join(f"<li>{esc(line.removeprefix('- '))}</li>" for line in _chosen(found))
     about = f'<p class="muted">{esc(TRACKS[name].about)}</p>{said}'
     table = views({"last": "Last round"}, lambda _: _table(board, ranking))
-    plot = verdict.section(board, ranks).replace("</p>", "</p>", 1)
+    plot = verdict.section(board, ranks)
     return f"{about}{table}{plot}{details('Submissions', 'versions and how they were tuned', f'<ul>{notes}</ul>')}"
 
 

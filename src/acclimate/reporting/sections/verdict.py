@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...eval.ranking import Ranking, Standing, rank
+from ...eval.ranking import RankedPlace, Ranking, rank
 from ..board import Board, BoardRow, folder
 from ..style import TONES, esc, fixed, pct, plural, short, size, views, words
 from ..svg import drawing, linear
@@ -49,14 +49,14 @@ def _alone(board: Board) -> str:
     return '<p class="note">No two rows were tested on the same seeds and streams: there is no verdict.</p>' * many
 
 
-def _some(places: Sequence[Standing]) -> str:
+def _some(places: Sequence[RankedPlace]) -> str:
     """Some rows in words."""
     if len(places) > NAMED:
         return f"{esc(places[0].title)} and {len(places) - 1} other rows"
     return words(p.title for p in places)
 
 
-def _on_streams(ranking: Ranking, first: Standing) -> list[str]:
+def _on_streams(ranking: Ranking, first: RankedPlace) -> list[str]:
     """Where the row that is best over all streams is best, level with the best, or worse."""
     worse, level, best = [], [], []
     for stream, places in ranking.by_stream.items():
@@ -84,7 +84,7 @@ def _cost(row: BoardRow) -> str:
     return f"It costs {fixed(time, 2)} ms per sample{more}."
 
 
-def _cheaper(rows: dict[str, BoardRow], first: Standing, level: Sequence[Standing]) -> str:
+def _cheaper(rows: dict[str, BoardRow], first: RankedPlace, level: Sequence[RankedPlace]) -> str:
     """The cheapest row that cannot be told from the first, where it costs at most half."""
     costs = {p.title: rows[p.title].served("ms_per_sample") for p in (first, *level)}
     known = {t: c for t, c in costs.items() if math.isfinite(c)}
@@ -148,7 +148,7 @@ def _plot(board: Board, ranking: Ranking) -> str:
     return drawing("chart ranks", WIDE, foot, label, "".join(body), titled=False) + more
 
 
-def _rank_line(ranking: Ranking, place: Standing, y: float, at: Callable[[float], float], tone: int) -> str:
+def _rank_line(ranking: Ranking, place: RankedPlace, y: float, at: Callable[[float], float], tone: int) -> str:
     own = [p.rank for places in ranking.by_stream.values() for p in places if p.title == place.title]
     said = f"mean {100 * place.mean:.1f} %, mean rank {place.average_rank:.1f}"
     title = f"{place.title}: {said}, ranks {min(own)} to {max(own)} by stream"
