@@ -135,7 +135,7 @@ def test_versions_supersede_and_an_edited_one_is_found_out(first, tmp_path):
 
 
 def test_a_run_of_another_experiment_cannot_be_submitted(tmp_path):
-    quick = ["data.fraction=0.2", "model=mlp-bn", "rounds=1", "adapters=none", "streams=original"]
+    quick = ["data.clients=4", "model=mlp-bn", "rounds=1", "adapters=none", "streams=original"]
     api.run_all(expand(quick), tmp_path / "run")
     with pytest.raises(Unfit, match="commit=|config: data is not the track's"):
         submit(tmp_path / "run", "small", "defaults", tmp_path / "board")

@@ -40,7 +40,7 @@ def show(ranking: Ranking, out: Path | None) -> None:
 
 
 def _cells(ranking: Ranking) -> list[tuple[str, ...]]:
-    out = []
+    out: list[tuple[str, ...]] = []
     for place, letters in zip(ranking.places, ranking.bars(), strict=True):
         gap = "" if place.rank == 1 else f"{100 * place.low:+.1f} to {100 * place.high:+.1f}"
         out.append((str(place.rank), place.title, f"{100 * place.mean:.1f}", f"{place.average_rank:.1f}", gap, letters))
