@@ -235,3 +235,20 @@ def test_names_are_whole_where_no_window_limits_the_table(tmp_path):
     done = CliRunner().invoke(app, ["compare", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert any(first in line and "scaffold" in line and "interval" in line for line in done.output.splitlines())
+
+
+def test_many_rows_are_ranked_and_ties_said(tmp_path):
+    rng = np.random.default_rng(0)
+    hard = rng.uniform(0.4, 0.6, 12)
+    for label, plus in (("fedavg", 0.0), ("fedthe", 0.2), ("fedbn", 0.2), ("local", -0.2)):
+        for seed in (0, 1):
+            own = (hard + plus + rng.normal(0, 0.02, 12)).tolist()
+            run_folder(tmp_path / f"{label}-{seed}", label, seed, {("original", "last"): own})
+    out = tmp_path / "r.json"
+    done = CliRunner().invoke(app, ["compare", str(tmp_path), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    body = json.loads(out.read_text())
+    assert {p["title"] for p in body["places"][:2]} == {"fedthe", "fedbn"} and body["schema"] == "acclimate.ranking/1"
+    assert [set(g) for g in body["cannot_be_told_apart"]] == [{"fedthe", "fedbn"}]
+    assert "Within chance of it:" in done.output and "One seed" not in done.output
+    assert CliRunner().invoke(app, ["compare", str(tmp_path), "--row", "fedthe"]).exit_code != 0

@@ -17,7 +17,7 @@ LAYERS = [
     {"store"},
     {"reporting", "live"},
     {"running"},
-    {"fleet", "recipes", "serving", "tuning"},
+    {"fleet", "recipes", "serving", "tuning", "leaderboard"},
     {"cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}

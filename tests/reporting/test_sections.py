@@ -17,7 +17,7 @@ from made_up import EVIL, STREAMS, Page, fake, pictured, suite, written
 from acclimate.reporting import page, style, svg
 from acclimate.reporting.board import collect
 from acclimate.reporting.report import render
-from acclimate.reporting.sections import clients, heat_maps
+from acclimate.reporting.sections import clients, heat_maps, stream_samples
 
 ROOT = Path(__file__).parents[2]
 
@@ -160,7 +160,7 @@ def test_many_methods_get_a_small_chart_each() -> None:
     assert len(re.findall(r'<svg class="panel"', section)) == 9
     assert section.count("<use ") == 8  # what lies behind is written once
     own = re.findall(r'<path class="line c\d" d="([^"]*)"', section)
-    assert [d.count("M") for d in own] == [2] * 9
+    assert [d.count("M") for d in own] == [1] * 9  # the mean over seeds
     assert '<svg class="chart"' in part(render([fake(n) for n in names[: svg.MOST_CURVES]]), "learning-curves")
 
 
@@ -217,3 +217,20 @@ def test_the_package_carries_the_style_sheet_and_the_script() -> None:
     files = [p.relative_to(source).as_posix() for p in (source / "reporting").iterdir() if p.suffix in (".css", ".js")]
     assert files
     assert [f for f in files if not any(fnmatch(f, pattern) for pattern in listed)] == []
+
+
+def test_a_mixture_is_said_by_its_parts() -> None:
+    kinds = {f"kind{i}": 10 + i for i in range(15)}
+    card = {"parts": {"Original": {}, "Corrupted": {"severity": 5, "kinds": kinds}, "OutOfClient": {}}, "hash": "x"}
+    wanted = "a mixture of original, corrupted (severity 5; kinds 15, with 10 to 24 samples each), out-of-client"
+    assert stream_samples.said(card) == wanted
+    assert stream_samples.said({"severity": 5, "kinds": {"fog": 1}, "hash": "x"}) == "severity 5; kinds: fog 1"
+
+
+def test_curves_show_the_mean_and_the_band_over_seeds() -> None:
+    curve = svg.Curve("a", 0, (((1, 0.2), (2, 0.4)), ((1, 0.4), (2, 0.8))))
+    assert [tuple(round(v, 6) for v in row) for row in curve.spread()] == [(1, 0.3, 0.2, 0.4), (2, 0.6, 0.4, 0.8)]
+    drawn = svg.curves([curve])
+    assert drawn.count('class="band') == 1 and drawn.count('class="line c0" d="M') == 2  # the other is the legend's
+    assert "60.0 (40.0 to 80.0)" in drawn and drawn.count('class="at"') == 2
+    assert 'class="band' not in svg.curves([svg.Curve("a", 0, (((1, 0.2), (2, 0.4)),))])

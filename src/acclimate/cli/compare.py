@@ -26,10 +26,10 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say which of two methods is better on each stream, and whether that is more than chance.
+    """Say which of two methods is better on each stream, and whether that is more than chance; rank many.
 
     Differences are paired: the same client, the same split, the same seed. Intervals are bootstrapped over seeds and
-    clients.
+    clients. Where the runs hold more than two rows and none is named, all are ranked by their mean over streams.
     """
     from rich.box import SIMPLE
     from rich.table import Table
@@ -37,10 +37,21 @@ def compare(
     from .. import store
     from ..running import compare
     from .describe import console
+    from .ranking import show
 
     if out is not None and out.suffix not in (".json", ".md"):
         raise ValueError(f"--out={out}: must end in .json or .md")
-    found = compare.compare(*runs, rows=rows or [], select=select)
+    try:
+        found = compare.compare(*runs, rows=rows or [], select=select)
+    except compare.NotTwo:
+        ranking = None if rows else compare.ranked(*runs, select=select)
+        if ranking is None:
+            raise
+        if as_json:
+            typer.echo(document("compare", ranking=ranking.to_dict()))
+        else:
+            show(ranking, out)
+        return
     if out is not None:
         store.write(out, found.to_json() if out.suffix == ".json" else found.to_markdown() + "\n")
     if as_json:

@@ -19,6 +19,7 @@ from .fleet import fleet_app
 from .help import command
 from .join import join
 from .json_out import Json, document
+from .leaderboard import leaderboard, submit
 from .predict import predict
 from .reproduce import reproduce_app
 from .serve import replay, serve, tokens
@@ -43,6 +44,8 @@ app.command()(tokens)
 app.command()(export)
 app.command()(compare)
 app.command()(tune)
+app.command()(submit)
+app.command()(leaderboard)
 app.add_typer(fleet_app, name="fleet")
 app.add_typer(reproduce_app, name="reproduce")
 

@@ -2,12 +2,13 @@
 
 from .analysis import Traces, summary
 from .estimate_table import Estimates
-from .grid import Names, Test, Tested, evaluate, rounds_to_test, stream_accuracy
+from .grid import Cost, Names, Test, Tested, evaluate, rounds_to_test, stream_accuracy
 from .rows import Summary, summary_of
 from .selection_table import Selection
 from .table import Refused, Row, Table
 
 __all__ = [
+    "Cost",
     "Estimates",
     "Names",
     "Refused",

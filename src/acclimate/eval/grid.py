@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,6 +53,16 @@ class Names:
     settings: tuple[str, ...] = ()
 
 
+@dataclass
+class Cost:
+    """What it took to serve an adapter: on all streams together, on the machine of the test."""
+
+    seconds: float = 0.0
+    samples: int = 0
+    state_bytes: int = 0
+    """What one client keeps for the adapter, beside its model, when its stream begins."""
+
+
 class Tested(NamedTuple):
     """One training that is to be tested, alone or with others that have their lanes in the same engine."""
 
@@ -70,12 +81,13 @@ def evaluate(
     personal: Personalizer,
     tick: Callable[[], None] = lambda: None,
     traces: Traces | None = None,
+    costs: dict[str, Cost] | None = None,
 ) -> list[Table]:
     """The results tables of all trainings of an engine: of one, or of each of its lanes.
 
     `tick` is called after every adapter on every stream. Streams have the same names in all lanes. The rounds that
     validation selected are tested together too, whichever they are. Where `traces` is given, it is filled with what the
-    adapters did at the last round of the one training.
+    adapters did at the last round of the one training; where `costs` is given, with what serving them took.
     """
     first, lanes, rows = trained[0], engine.lanes, [_Rows(t.names) for t in trained]
     tests = {name: engine.gather([t.streams[name].shards for t in trained]) for name in first.streams}
@@ -94,14 +106,18 @@ def evaluate(
             except CannotCalibrate as e:
                 refused += (_refused(first.names, name, str(e)),)
                 continue
+            cost = Cost() if costs is None else costs.setdefault(name, _kept(first.worker.task, engine, ready, adapter))
             for stream, test in first.streams.items():
                 trace = traces is not None and "last" in picked[0].selections
                 live = _live(engine, down, ready, test, adapter)
+                began = time.perf_counter()
                 try:
                     metrics = engine.serve(live, tests[stream], adapter, test.protocol, trace)
                 except CannotExchange as e:
                     refused += (_refused(first.names, name, str(e)),)
                     break
+                cost.samples += int(metrics["n"].sum())  # reading it waits for the device
+                cost.seconds += time.perf_counter() - began
                 seen = metrics.pop("trace", {})
                 for own, p, found, some in zip(rows, picked, lanes.each(metrics), chosen, strict=True):
                     sound = turn >= len(some) or own.add(found, name, stream, p.selections, p.round)
@@ -109,6 +125,11 @@ def evaluate(
                     traces.setdefault(name, {})[stream] = kept
                 tick()
     return [own.table(refused) for own in rows]
+
+
+def _kept(task: Task, engine: Engine, models: Any, adapter: Adapter) -> Cost:
+    """The size of an adapter's first state; nothing is served yet."""
+    return Cost(state_bytes=tree.nbytes(adapter.init(task, engine.model_of(models, 0))))
 
 
 class _Rows:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from ..eval.ranking import RankedRow
 from ..eval.table import concerns
 from ..experiment import ConfigError, catalogue, decode, encode, labels
 from .style import mean, num
@@ -37,6 +38,10 @@ class BoardRow:
     """The number of the row on the board, by which the page's filters know it."""
     cells: dict[tuple[str, str], dict[Any, Mapping[str, Any]]] = field(default_factory=dict)
     costs: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
+    serving: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
+    """What serving the adapter took, by seed; older runs did not measure it."""
+    tested_on: dict[tuple[Any, str], Any] = field(default_factory=dict)
+    """By seed and stream, the hashes of the data, its splits and the stream."""
 
     @property
     def title(self) -> str:
@@ -62,6 +67,19 @@ class BoardRow:
     def cost(self, key: str) -> float:
         """A number of the cost card, averaged over seeds."""
         return mean(num(c.get(key)) for c in self.costs.values())
+
+    def served(self, key: str) -> float:
+        """A number of what serving took, averaged over seeds."""
+        return mean(num(c.get(key)) for c in self.serving.values())
+
+    def entry(self, selection: str) -> RankedRow:
+        """The row as a ranking takes it; a seed without the accuracies of all clients is left out."""
+        cells: dict[str, dict[int, list[float]]] = {}
+        for (how, stream), seeds in self.cells.items():
+            if how == selection:
+                found = {seed: [num(v) for v in t.get("per_client") or ()] for seed, t in seeds.items()}
+                cells[stream] = {n: v for n, v in found.items() if v and all(map(math.isfinite, v))}
+        return RankedRow(self.title, {s: own for s, own in cells.items() if own}, self.tested_on)
 
 
 @dataclass
@@ -110,12 +128,21 @@ def collect(runs: Sequence[Run]) -> Board:
             seed = t.get("seed", results.get("seed"))
             row.cells.setdefault((str(t.get("selection", "last")), str(t.get("stream"))), {}).setdefault(seed, t)
             row.costs.setdefault(seed, results.get("cost") or {})
+            row.serving.setdefault(seed, (results.get("serving") or {}).get(adapter) or {})
+            row.tested_on.setdefault((seed, str(t.get("stream"))), _examples(results, str(t.get("stream"))))
     board.rows = list(rows.values())
     keys = [k for r in board.rows for k in r.cells]
     board.streams = list(dict.fromkeys(stream for _, stream in keys))
     found = dict.fromkeys(s for s, _ in keys)
     board.selections = {s: SELECTIONS.get(s, s) for s in sorted(found, key=lambda s: [*SELECTIONS, s].index(s))}
     return board
+
+
+def _examples(results: Mapping[str, Any], stream: str) -> str:
+    """What names the examples of a stream: its hash and those of the data and the splits, as far as known."""
+    card = results.get("data") or {}
+    splits = {k: (v or {}).get("hash") for k, v in (card.get("splits") or {}).items()}
+    return json.dumps([card.get("hash"), splits, ((card.get("streams") or {}).get(stream) or {}).get("hash")])
 
 
 def ordered(found: Sequence[str], order: Sequence[str]) -> dict[str, int]:

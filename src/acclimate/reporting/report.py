@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ..eval.ranking import Ranking
 from .board import Board, Run, collect, folder
 from .page import page
 from .sections import (
@@ -21,18 +21,27 @@ from .sections import (
     label_free,
     learning_curves,
     stream_samples,
+    verdict,
 )
-from .style import details, deviation, esc, facts, pct, plural, span, words
+from .style import details, esc, facts, plural, span, words
 
 
-def render(runs: Sequence[Run], title: str = "acclimate report", more: Mapping[str, str] | None = None) -> str:
+def render(
+    runs: Sequence[Run],
+    title: str = "acclimate report",
+    more: Mapping[str, str] | None = None,
+    unfinished: Sequence[str] = (),
+) -> str:
     """The page: `runs` hold path, config, results, metrics and env as read from run folders.
 
-    `more` are further sections, by their heading.
+    `more` are further sections, by their heading; `unfinished` names runs that should be in the page and cannot.
     """
     board = collect(runs)
+    ranks = verdict.rankings(board)
+    ranking = ranks.get(next(iter(board.selections), ""))
     sections = {
         "Results": headline.section(board),
+        "Ranks": verdict.section(board, ranks),
         "Method and adapter": heat_maps.section(board),
         "Learning curves": learning_curves.section(board),
         "What the adapter did": adapter_traces.section(board),
@@ -47,11 +56,12 @@ def render(runs: Sequence[Run], title: str = "acclimate report", more: Mapping[s
         "Configuration and environment": "".join(map(_setup, board.names, runs)),
     }
     shown = {name: part for name, part in (sections | dict(more or {})).items() if part}
-    return page(title, _summary(board) + _notes(board), shown, "the JSON of run folders", headline.record(board, title))
+    head = _summary(board, ranking) + verdict.unfinished(unfinished) + _notes(board)
+    return page(title, head, shown, "the JSON of run folders", headline.record(board, title))
 
 
-def _summary(board: Board) -> str:
-    """Two sentences on top: what was run, and who is best on every stream."""
+def _summary(board: Board, ranking: Ranking | None) -> str:
+    """What was run, and the verdict."""
     results = [r["results"] for r in board.runs]
     data = words(dict.fromkeys((r.get("data") or {}).get("name") for r in results))
     clients = span((r.get("data") or {}).get("clients") for r in results)
@@ -61,27 +71,7 @@ def _summary(board: Board) -> str:
     text += f"{clients} clients, {rounds} rounds, seed{'s' * (len(seeds) != 1)} {words(seeds)}."
     if not board.selections:
         return f'<p class="lede">{text} There are no results yet.</p>'
-    tiles = "".join(_winner(board, s) for s in board.streams)
-    text += f" Best on each stream ({esc(next(iter(board.selections.values()))).lower()}):"
-    return f'<p class="lede">{text}</p><ul class="best-of">{tiles}</ul>'
-
-
-def _winner(board: Board, stream: str) -> str:
-    """One sentence: which row is best on a stream, and by how much."""
-    selection = next(iter(board.selections))
-    ranked = [r for r in board.rows if math.isfinite(r.score(selection, [stream]))]
-    ranked.sort(key=lambda r: -r.score(selection, [stream]))
-    if not ranked:
-        return f"<li>On <b>{esc(stream)}</b>, no method has a number.</li>"
-    first, score = ranked[0], ranked[0].score(selection, [stream])
-    text = f"On <b>{esc(stream)}</b>, <b>{esc(first.title)}</b> is best"
-    if len(ranked) > 1:
-        gap = round(score, 3) - round(ranked[1].score(selection, [stream]), 3)
-        text += f", {gap * 100:.1f} points ahead of " if gap > 0 else ", level with "
-        text += esc(ranked[1].title)
-        noise = max([s for r in ranked[:2] if math.isfinite(s := deviation(r.by_seed(selection, [stream])))], default=0)
-        text += " (less than the spread over seeds)" * (0 < gap < noise)
-    return f'<li><span class="figure">{pct(score)}<small> %</small></span> {text}.</li>'
+    return f'<p class="lede">{text}</p>{verdict.verdict(board, ranking)}{verdict.uneven(board)}'
 
 
 def _notes(board: Board) -> str:

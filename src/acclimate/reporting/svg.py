@@ -28,6 +28,17 @@ class Curve:
     tone: int
     lines: tuple[tuple[tuple[float, float], ...], ...]
 
+    def spread(self) -> list[tuple[float, float, float, float]]:
+        """(round, mean, lowest, highest) over the seeds that have the round."""
+        found: dict[float, list[float]] = {}
+        for x, y in (p for line in self.lines for p in line):
+            found.setdefault(x, []).append(y)
+        return [(x, sum(v) / len(v), min(v), max(v)) for x, v in sorted(found.items())]
+
+    def middle(self) -> list[tuple[float, float]]:
+        """The mean over seeds, round by round."""
+        return [(x, y) for x, y, _, _ in self.spread()]
+
 
 @dataclass(frozen=True)
 class Dot:
@@ -133,7 +144,7 @@ def learning(items: Sequence[Curve], what: str = "Validation accuracy", of: str 
 
 
 def curves(items: Sequence[Curve], what: str = "Validation accuracy", of: str = "method") -> str:
-    """Learning curves with their legend; lines of one method's seeds share its colour and mark."""
+    """Learning curves with their legend: the mean over seeds, and a band from the lowest to the highest seed."""
     points = [p for c in items for line in c.lines for p in line]
     rounds = nice(min(p[0] for p in points), max(p[0] for p in points), 6, whole=True)
     marks = shares([p[1] for p in points])
@@ -141,13 +152,14 @@ def curves(items: Sequence[Curve], what: str = "Validation accuracy", of: str = 
     at_y = linear(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
     body, last = [], max(p[0] for p in points)
     for c in items:
-        for line in c.lines:
-            path = _path(line, at_x, at_y)
-            body.append(f'<path class="line c{c.tone % TONES}" d="{path}"><title>{esc(c.name)}</title></path>')
-            body += [
-                marker(c.tone, at_x(x), at_y(y), c.tone, f"{c.name}, round {x:g}: {percent(y)} %")
-                for x, y in _some(line)
-            ]
+        mean = c.middle()
+        path = _path(mean, at_x, at_y)
+        body.append(_band(c, at_x, at_y))
+        body.append(f'<path class="line c{c.tone % TONES}" d="{path}"><title>{esc(c.name)}</title></path>')
+        body += [
+            marker(c.tone, at_x(x), at_y(y), c.tone, f"{c.name}, round {x:g}: {percent(y)} %") for x, y in _some(mean)
+        ]
+    body.append(_readouts(items, at_x, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM))
     xs = [(at_x(t), f"{t:g}") for t in rounds if points and min(p[0] for p in points) <= t <= last]
     ys = [(at_y(t), percent(t)) for t in marks]
     label = f"Line chart of {what[0].lower()}{what[1:]} per round for {plural(len(items), of)}"
@@ -162,7 +174,7 @@ def multiples(items: Sequence[Curve], what: str, of: str) -> str:
     marks = shares([p[1] for p in points])
     at_x = linear(first, max(last, first + 1), 34, SMALL - 4)
     at_y = linear(marks[0], marks[-1], LOW - 20, 8)
-    behind = "".join(_path(line, at_x, at_y) for c in items for line in c.lines[:1])
+    behind = "".join(_path(c.middle(), at_x, at_y) for c in items)
     name = f"behind-{zlib.crc32(behind.encode()):x}"
     grid = "".join(
         f'<path class="grid" d="M34 {at_y(t):.1f}H{SMALL - 4}"/>'
@@ -174,15 +186,59 @@ def multiples(items: Sequence[Curve], what: str, of: str) -> str:
     shared = f'<g id="{name}">{grid}<path class="behind" d="{behind}"/></g>'
     panels = []
     for i, c in enumerate(items):
-        own = "".join(_path(line, at_x, at_y) for line in c.lines)
+        own = _path(c.middle(), at_x, at_y)
         end = sum(line[-1][1] for line in c.lines) / len(c.lines)
         body = shared if i == 0 else f'<use href="#{name}"/>'
         label = f"{what} of {c.name}: {percent(round(end, 3))} % at the end"
-        body += f'<path class="line c{c.tone % TONES}" d="{own}"/>'
+        body += f'{_band(c, at_x, at_y)}<path class="line c{c.tone % TONES}" d="{own}"/>'
+        body += _readouts([c], at_x, SMALL - 4, 8, LOW - 20)
         head = f"<h4>{esc(c.name)} <small>{percent(round(end, 3))} %</small></h4>"
         panels.append(f"<div>{head}{drawing('panel', SMALL, LOW, label, body, titled=False)}</div>")
-    note = f"{what} in % against the round, one chart per {of}; grey lines are the others (their first seed)."
+    note = f"{what} in % against the round, one chart per {of}; grey lines are the others."
     return f'<p class="muted">{note}</p><div class="panels">{"".join(panels)}</div>'
+
+
+def _band(curve: Curve, at_x: Callable[[float], float], at_y: Callable[[float], float]) -> str:
+    """From the lowest to the highest seed; nothing where there is one."""
+    if len(curve.lines) < 2:
+        return ""
+    found = curve.spread()
+    edge = [(x, high) for x, _, _, high in found] + [(x, low) for x, _, low, _ in reversed(found)]
+    return f'<path class="band c{curve.tone % TONES}" d="{_path(edge, at_x, at_y)}z"/>'
+
+
+def _readouts(
+    items: Sequence[Curve], at_x: Callable[[float], float], end: float, top: float, foot: float, most: int = 50
+) -> str:
+    """An upright strip per round that shows the numbers of all lines while the pointer is over it."""
+    found = {c.name: {x: (m, low, high) for x, m, low, high in c.spread()} for c in items}
+    rounds = sorted({x for own in found.values() for x in own})
+    rounds = rounds[:: max(math.ceil(len(rounds) / most), 1)]
+    half = (at_x(rounds[-1]) - at_x(rounds[0])) / max(len(rounds) - 1, 1) / 2 + 0.1
+    out = []
+    for x in rounds:
+        said = [
+            f"{c.name if len(items) > 1 else ''} {_said(*found[c.name][x])}".strip()
+            for c in items
+            if x in found[c.name]
+        ]
+        step = 15 if len(items) > 1 else 0
+        lines = "".join(
+            f'<text class="c{c.tone % TONES}" x="{end:.0f}" y="{foot - 8 - step * (len(said) - i):.0f}" '
+            f'text-anchor="end">{esc(text)}</text>'
+            for i, (c, text) in enumerate(zip([c for c in items if x in found[c.name]], said, strict=True))
+        )
+        head = f'<text x="{end:.0f}" y="{foot - 8 - step * (len(said) + 1) - 15 * (not step):.0f}" text-anchor="end">'
+        out.append(
+            f'<g class="at"><rect x="{at_x(x) - half:.1f}" y="{top}" width="{2 * half:.1f}" height="{foot - top:.0f}"/>'
+            f'<path d="M{at_x(x):.1f} {top}V{foot}"/>{head}round {x:g}</text>{lines}</g>'
+        )
+    return "".join(out)
+
+
+def _said(middle: float, low: float, high: float) -> str:
+    """`81.2 (80.4 to 82.0)`."""
+    return f"{100 * middle:.1f}" + (f" ({100 * low:.1f} to {100 * high:.1f})" if high > low else "")
 
 
 def _path(line: Sequence[tuple[float, float]], at_x: Callable[[float], float], at_y: Callable[[float], float]) -> str:

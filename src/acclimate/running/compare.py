@@ -1,5 +1,7 @@
 """Which of two methods is better, and is that more than chance: paired differences over clients and seeds.
 
+`ranked` does the same for many.
+
 Both sides were tested on the same clients with the same splits, so what counts is every client's own difference. The
 interval is a bootstrap over seeds and, anew for every seed that is drawn, over its clients (percentiles of 10,000
 draws). Where both runs were kept with `analysis=true`, the best number over all rounds is given too, and labelled: it
@@ -14,46 +16,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import store
+from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interval
+from ..eval.ranking import RankedRow, Ranking, rank
 from ..eval.table import row_names
 from . import cards, chosen
 
 SCHEMA = "acclimate.comparison/1"
-DRAWS, LEVEL = 10_000, 0.95
-"""Bootstrap draws, and how much of them the interval covers."""
 SELECTIONS = ("last", "validation")
+__all__ = ["Comparison", "Difference", "NotTwo", "Side", "compare", "compared", "difference", "interval", "ranked"]
+__all__ += ["sides"]
 
-PerSeed = Mapping[int, Sequence[float]]
-"""Accuracy of every client, by seed."""
 
-
-@dataclass(frozen=True)
-class Difference:
-    """How far the first side is above the second on one stream, in accuracy (0..1)."""
-
-    stream: str
-    selection: str
-    first: float
-    second: float
-    low: float
-    high: float
-    seeds: int
-    clients: int
-    """Of all seeds together."""
-    better: float
-    """Share of clients with whom the first side does better; those with equal accuracy count half."""
-
-    @property
-    def mean(self) -> float:
-        """The paired difference."""
-        return self.first - self.second
-
-    @property
-    def differs(self) -> bool:
-        """Whether the interval leaves zero out."""
-        return self.low > 0 or self.high < 0
+class NotTwo(ValueError):
+    """The runs hold more rows than two, or fewer, and nobody named two of them."""
 
 
 @dataclass(frozen=True)
@@ -122,50 +98,6 @@ class Comparison:
             label = "best over rounds, chosen on test data"
             rows.append([stream, label, f"{100 * a:.1f}", f"{100 * b:.1f}", f"{100 * (a - b):+.1f}", "-", "-"])
         return rows
-
-
-def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: float = LEVEL) -> tuple[float, float]:
-    """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed.
-
-    A seed that a draw holds twice brings its clients in two draws of their own: the same clients twice would count
-    their spread twice.
-    """
-    rng = np.random.default_rng(0)
-    means = np.empty((draws, len(differences)))
-    for place in means.T:
-        seeds = rng.integers(0, len(differences), draws)
-        for i, own in enumerate(differences):
-            values, here = np.asarray(own), seeds == i
-            place[here] = values[rng.integers(0, len(values), (here.sum(), len(values)))].mean(1)
-    low, high = np.quantile(means.mean(1), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def difference(stream: str, selection: str, first: PerSeed, second: PerSeed) -> Difference:
-    """The paired difference of two sides; both must have the same seeds with the same clients."""
-    if first.keys() != second.keys():
-        raise ValueError(
-            f"stream {stream}: seeds {sorted(first)} and {sorted(second)} cannot be paired; run both alike"
-        )
-    for seed in first:
-        if len(first[seed]) != len(second[seed]):
-            raise ValueError(
-                f"stream {stream}, seed {seed}: {len(first[seed])} and {len(second[seed])} clients cannot be paired"
-            )
-    own = [np.subtract(first[s], second[s]) for s in sorted(first)]
-    every = np.concatenate(own)
-    low, high = interval([d.tolist() for d in own])
-    return Difference(
-        stream=stream,
-        selection=selection,
-        first=float(np.mean([np.mean(first[s]) for s in sorted(first)])),
-        second=float(np.mean([np.mean(second[s]) for s in sorted(second)])),
-        low=low,
-        high=high,
-        seeds=len(own),
-        clients=len(every),
-        better=float(((every > 0) + 0.5 * (every == 0)).mean()),
-    )
 
 
 @dataclass(frozen=True)
@@ -263,11 +195,26 @@ def compare(*runs: Path | str, rows: Sequence[str] = (), select: str | None = No
     two = [_named(found, row) for row in rows] if rows else _only(found, select)
     if len(two) != 2:
         known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
-        raise ValueError(
+        raise NotTwo(
             f"rows={list(rows)}: a comparison is of two rows, and these runs hold {known}; "
             "name two of them (rows=, or --row twice)"
         )
     return replace(compared(*two), select=select)
+
+
+def ranked(*runs: Path | str, selection: str = "last", select: str | None = None) -> Ranking | None:
+    """All rows of finished runs, ranked by their mean over streams; None unless two of them can be paired."""
+    return rank([_entry(side, selection) for side in sides((Path(r) for r in runs), select)])
+
+
+def _entry(side: Side, selection: str) -> RankedRow:
+    cells = {stream: own for (stream, how), own in side.cells.items() if how == selection}
+    tested = {
+        (seed, stream): (*sorted(side.data[seed].items()), side.streams[seed].get(stream))
+        for stream, own in cells.items()
+        for seed in own
+    }
+    return RankedRow(side.title, cells, tested, side.doubt)
 
 
 def _only(found: list[Side], select: str | None) -> list[Side]:

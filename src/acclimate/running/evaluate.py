@@ -10,7 +10,7 @@ from typing import Any
 from .. import store
 from ..core import Adapter, Engine, Personalizer, State, Worker, rng
 from ..data import World
-from ..eval import Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
+from ..eval import Cost, Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
 from ..experiment import Experiment, labels
 from ..ops.hashing import content_hash
@@ -97,6 +97,7 @@ def _tables(
     personal: Personalizer | None,
     watch: Watch,
     traces: Traces | None = None,
+    costs: dict[str, Cost] | None = None,
 ) -> list[Table]:
     """The tables of trainings that run on one engine. The defaults are those of the first experiment."""
     e = fits[0].experiment
@@ -109,7 +110,7 @@ def _tables(
         names = _names(fit, personal, named.values(), [shift for shift, _ in own.values()])
         held = fit.world.shards(fit.world.val) if any(a.calibrates for a in named.values()) else None
         trained.append(Tested(fit.worker, fit.state, _tests(own), names, held))
-    return evaluate_grid(engine, trained, named, personal, watch.tested, traces)
+    return evaluate_grid(engine, trained, named, personal, watch.tested, traces, costs)
 
 
 def _names(fit: Fit, personal: Personalizer, adapters: Iterable[Adapter], streams: Iterable[Shift]) -> Names:
@@ -152,7 +153,8 @@ def evaluated(
     personal: Personalizer | None,
     watch: Watch,
     traces: Traces | None = None,
+    costs: dict[str, Cost] | None = None,
 ) -> tuple[Table, dict[str, Any]]:
-    """The table of streams that are there already, and what each of them is; fills `traces` where it is given."""
-    (table,) = _tables(fit.engine, [fit], [built], adapters, personal, watch, traces)
+    """The table of streams that are there already, and what each of them is; fills `traces` and `costs` where given."""
+    (table,) = _tables(fit.engine, [fit], [built], adapters, personal, watch, traces, costs)
     return table, {name: {**stream.card, "hash": stream_hash(stream)} for name, (_, stream) in built.items()}

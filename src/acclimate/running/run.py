@@ -16,7 +16,7 @@ from .. import store
 from ..core import Engine, State, Worker
 from ..core import fit as loop
 from ..data import World
-from ..eval import Table, Traces, summary
+from ..eval import Cost, Table, Traces, summary
 from ..experiment import Experiment, encode
 from ..reporting.report import render
 from ..reporting.strips import samples
@@ -33,6 +33,7 @@ __all__ = [
     "Fit",
     "Interrupted",
     "build",
+    "by_name",
     "device_of",
     "evaluate",
     "evaluate_together",
@@ -143,7 +144,8 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
     folder.log(fit.state)
     trained = time.perf_counter()
     kept: Traces | None = {} if experiment.analysis else None
-    table, cards = evaluated(fit, None, streams, None, watch, kept)
+    costs: dict[str, Cost] = {}
+    table, cards = evaluated(fit, None, streams, None, watch, kept, costs)
     chosen = selected(fit, None, streams, experiment.select) if experiment.select else None
     if kept is not None:
         meanings = {name: a.traces for name, a in by_name(experiment.adapters).items()}
@@ -167,6 +169,7 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
         **faults_of(ended, worker),
         "data": {**world.card(), **_dealing(experiment, world), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
+        "serving": {name: _served(cost) for name, cost in costs.items()},
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
     engine.close()
@@ -184,6 +187,11 @@ def faults_of(ended: State, worker: Worker) -> dict[str, Any]:
         return {"faults": []}
     counts = {"fault_counts": ended.fault_counts} if ended.fault_counts else {}
     return {"faults": list(ended.faults), **counts}
+
+
+def _served(cost: Cost) -> dict[str, Any]:
+    """What serving an adapter took, for results.json; it is a time, so a rerun has another."""
+    return {"ms_per_sample": round(1000 * cost.seconds / max(cost.samples, 1), 4), "state_bytes": cost.state_bytes}
 
 
 def _dealing(experiment: Experiment, world: World) -> dict[str, Any]:
@@ -312,9 +320,10 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
         raise store.RunError(
             f"no finished run in {where} ({len(folders)} not finished); go on with `acclimate resume {runs[0]}`"
         )
+    left = [f.path.name for f in folders if not f.finished]
     target, loaded = Path(out), [f.load() for f in finished]
     with store.reading(finished[0].path if len(finished) == 1 else Path(runs[0]), "run it again with --overwrite"):
-        page = render(loaded, more=more)
+        page = render(loaded, more=more, unfinished=left)
     store.write(target, page)
     return target
 

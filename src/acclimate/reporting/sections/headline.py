@@ -32,13 +32,17 @@ def section(board: Board) -> str:
 def _table(board: Board, selection: str) -> str:
     columns = [TableColumn(esc(s), "max", stream=i) for i, s in enumerate(board.streams)]
     columns += [TableColumn("Mean over streams", "max", key="mean"), TableColumn("Upload per client and round")]
-    rows = [(r, _line(r, selection, board.streams)) for r in board.shown(selection)]
+    timed = any(math.isfinite(r.served("ms_per_sample")) for r in board.rows)
+    columns += [TableColumn("Adaptation, ms per sample", "min", 2), TableColumn("Adapter's state per client")] * timed
+    rows = [(r, _line(r, selection, board.streams, timed)) for r in board.shown(selection)]
     return board_table(f"Results, {board.selections[selection]}", columns, rows, "headline")
 
 
-def _line(row: BoardRow, selection: str, streams: Sequence[str]) -> list[TableCell]:
+def _line(row: BoardRow, selection: str, streams: Sequence[str], timed: bool) -> list[TableCell]:
     up = row.cost("up_bytes_per_client")
-    return [*(_cell(row, selection, s) for s in streams), _overall(row, selection, streams), TableCell(size(up), up)]
+    cells = [*(_cell(row, selection, s) for s in streams), _overall(row, selection, streams), TableCell(size(up), up)]
+    time, kept = row.served("ms_per_sample"), row.served("state_bytes")
+    return cells + [TableCell(fixed(time, 2), time), TableCell(size(kept), kept)] * timed
 
 
 def _cell(row: BoardRow, selection: str, stream: str) -> TableCell:

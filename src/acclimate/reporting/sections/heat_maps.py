@@ -43,7 +43,7 @@ def _panels(board: Board, selection: str) -> str:
 def heat_map(scores: Scores, methods: Sequence[str], adapters: Sequence[str], stream: str) -> str:
     """Methods down, adapters across; `scores` holds finite numbers, and nothing for a cell without one."""
     low, high = min(scores.values()), max(scores.values())
-    left = 14 + 7 * min(max(map(len, methods)), LONGEST)
+    left = 18 + 8 * min(max(map(len, methods)), LONGEST)
     parts = [
         f'<text x="{left + (k + 0.5) * CELL:.0f}" y="{HEAD - 10}" text-anchor="middle">{esc(short(a, 7))}</text>'
         for k, a in enumerate(adapters)

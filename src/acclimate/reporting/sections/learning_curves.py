@@ -29,7 +29,9 @@ def section(board: Board) -> str:
     curves = [svg.Curve(" = ".join(names), board.tone(names[0]), of_seeds) for of_seeds, names in same.items()]
     if not curves:
         return "<p>No validation accuracy was recorded.</p>"
-    more = " Lines of one colour are seeds." * any(len(c.lines) > 1 for c in curves)
+    more = " The band goes from the lowest to the highest seed; point at a round to read its numbers." * any(
+        len(c.lines) > 1 for c in curves
+    )
     caption = f"<figcaption>Mean over clients, on validation data.{more}</figcaption>"
     rows = [
         (name, board.tone(name), run.get("metrics") or ()) for name, run in zip(board.names, board.runs, strict=True)

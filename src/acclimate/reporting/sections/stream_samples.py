@@ -10,6 +10,8 @@ from ..board import Board
 from ..strips import figure
 from ..style import esc, plain, scroll
 
+MANY = 4
+"""Up to so many kinds are named."""
 PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 """What a picture may be: nothing that is fetched, and nothing but an image."""
 
@@ -37,5 +39,26 @@ def _panels(pictures: Mapping[str, Any], cards: Mapping[str, Any], streams: list
 
 def _note(card: Any) -> str:
     """What the data card says of a stream, less its hash."""
-    facts = {k: v for k, v in card.items() if k != "hash"} if isinstance(card, Mapping) else {}
-    return f'<p class="muted">{esc(plain(facts))}</p>' if facts else ""
+    facts = said(card) if isinstance(card, Mapping) else ""
+    return f'<p class="muted">{esc(facts)}</p>' if facts else ""
+
+
+def said(card: Mapping[str, Any]) -> str:
+    """A stream's card in words; a mixture names its parts, and each says what is special about it."""
+    facts = {k: v for k, v in card.items() if k not in ("hash", "parts")}
+    if isinstance(kinds := facts.get("kinds"), Mapping) and len(kinds) > MANY and all(map(_counts, kinds.values())):
+        facts["kinds"] = f"{len(kinds)}, with {min(kinds.values())} to {max(kinds.values())} samples each"
+    if not isinstance(parts := card.get("parts"), Mapping):
+        return plain(facts)
+    inner = {_hyphened(name): said(own) if isinstance(own, Mapping) else plain(own) for name, own in parts.items()}
+    mixed = ", ".join(f"{name} ({what})" if what else name for name, what in inner.items())
+    return "; ".join(filter(None, [f"a mixture of {mixed}", plain(facts)]))
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _hyphened(name: str) -> str:
+    """`OutOfClient` as tables call it: `out-of-client`."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "-", str(name)).lower()

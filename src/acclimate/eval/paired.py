@@ -1,0 +1,137 @@
+"""Paired differences over clients and seeds, and their bootstrap intervals.
+
+Two rows of a table were tested on the same clients with the same splits, so what counts is every client's own
+difference. The interval is a bootstrap over seeds and, anew for every seed that is drawn, over its clients
+(percentiles of 10,000 draws). The draws depend on the numbers of seeds and clients alone: so many rows can share them
+(`resampled`), and their intervals are those of every pair by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+DRAWS, LEVEL = 10_000, 0.95
+"""Bootstrap draws, and how much of them the interval covers."""
+ROUNDING = 1e-9
+"""An end of an interval that is nearer to zero than this is zero: sums in another order differ by as much."""
+AT_ONCE = 2_000_000
+"""How many clients are drawn at a time, so that large federations fit into memory."""
+
+PerSeed = Mapping[int, Sequence[float]]
+"""Accuracy of every client, by seed."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the first side is above the second on one stream, in accuracy (0..1)."""
+
+    stream: str
+    selection: str
+    first: float
+    second: float
+    low: float
+    high: float
+    seeds: int
+    clients: int
+    """Of all seeds together."""
+    better: float
+    """Share of clients with whom the first side does better; those with equal accuracy count half."""
+
+    @property
+    def mean(self) -> float:
+        """The paired difference."""
+        return self.first - self.second
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return told_apart(self.low, self.high)
+
+
+def told_apart(low: float, high: float) -> bool:
+    """Whether an interval leaves zero out."""
+    return low > ROUNDING or high < -ROUNDING
+
+
+def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: float = LEVEL) -> tuple[float, float]:
+    """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed.
+
+    A seed that a draw holds twice brings its clients in two draws of their own: the same clients twice would count
+    their spread twice.
+    """
+    low, high = ends(resampled([[np.asarray(own)[:, None]] for own in differences], draws=draws)[:, 0], level)
+    return low, high
+
+
+def ends(drawn: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+    """The percentiles of drawn means between which the interval lies."""
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def resampled(
+    seeds: Sequence[Sequence[np.ndarray]], weights: Sequence[float] = (1.0,), draws: int = DRAWS
+) -> np.ndarray:
+    """The means of many rows [draws, rows] under one and the same bootstrap.
+
+    A seed has groups of clients [clients, rows], which are drawn apart and count by their weights: one group, unless
+    streams have different clients. The difference of two columns is the bootstrap of the two rows' paired difference.
+    """
+    rng = np.random.default_rng(0)
+    total = np.zeros((draws, seeds[0][0].shape[1]))
+    for _ in seeds:
+        picked = rng.integers(0, len(seeds), draws)
+        for i, groups in enumerate(seeds):
+            places = np.flatnonzero(picked == i)
+            for own, weight in zip(groups, weights, strict=True):
+                for here, clients in _drawn(rng, places, len(own)):
+                    total[here] += weight * _means(own, clients)
+    return total / len(seeds)
+
+
+def _means(own: np.ndarray, clients: np.ndarray) -> np.ndarray:
+    """The means of these clients, draw by draw; of many rows by how often each client was drawn, which is quicker."""
+    if own.shape[1] == 1:
+        means: np.ndarray = own[clients].mean(1)
+        return means
+    size = len(own)
+    flat = (np.arange(len(clients))[:, None] * size + clients).ravel()
+    return np.bincount(flat, minlength=len(clients) * size).reshape(-1, size) @ (own / size)
+
+
+def _drawn(rng: np.random.Generator, places: np.ndarray, clients: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For some of the draws at a time, which clients each has; the numbers are those of one large draw."""
+    step = max(AT_ONCE // max(clients, 1), 1)
+    for at in range(0, len(places), step):
+        here = places[at : at + step]
+        yield here, rng.integers(0, clients, (len(here), clients))
+
+
+def difference(stream: str, selection: str, first: PerSeed, second: PerSeed) -> Difference:
+    """The paired difference of two sides; both must have the same seeds with the same clients."""
+    if first.keys() != second.keys():
+        raise ValueError(
+            f"stream {stream}: seeds {sorted(first)} and {sorted(second)} cannot be paired; run both alike"
+        )
+    for seed in first:
+        if len(first[seed]) != len(second[seed]):
+            raise ValueError(
+                f"stream {stream}, seed {seed}: {len(first[seed])} and {len(second[seed])} clients cannot be paired"
+            )
+    own = [np.subtract(first[s], second[s]) for s in sorted(first)]
+    every = np.concatenate(own)
+    low, high = interval([d.tolist() for d in own])
+    return Difference(
+        stream=stream,
+        selection=selection,
+        first=float(np.mean([np.mean(first[s]) for s in sorted(first)])),
+        second=float(np.mean([np.mean(second[s]) for s in sorted(second)])),
+        low=low,
+        high=high,
+        seeds=len(own),
+        clients=len(every),
+        better=float(((every > 0) + 0.5 * (every == 0)).mean()),
+    )

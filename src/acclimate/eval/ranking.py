@@ -1,0 +1,229 @@
+"""Many methods ranked by their mean over streams, and which of them cannot be told apart.
+
+What two rows differ by is judged as `acclimate compare` judges it: by the paired interval of `eval.paired`. Rows are
+ranked on the seeds and streams that most of them share; others are left out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .paired import DRAWS, LEVEL, PerSeed, ends, resampled, told_apart
+
+
+@dataclass(frozen=True)
+class RankedRow:
+    """One method with one adapter, as it is ranked: the accuracy of every client, and what it was tested on."""
+
+    title: str
+    cells: Mapping[str, PerSeed]
+    """By stream."""
+    tested_on: Mapping[tuple[int, str], Hashable] = field(default_factory=dict)
+    """By seed and stream, what names the examples; rows on other examples cannot be paired."""
+    doubt: str | None = None
+    """Why its numbers cannot be used."""
+
+    def blocks(self) -> frozenset[tuple[int, str, Hashable]]:
+        """All that it was tested on: seed, stream, and what names the examples and the number of clients."""
+        return frozenset(
+            (n, s, (self.tested_on.get((n, s)), len(own[n]))) for s, own in self.cells.items() for n in own if own[n]
+        )
+
+
+@dataclass(frozen=True)
+class RankedPlace:
+    """A row's place in a ranking."""
+
+    title: str
+    rank: int
+    """By its mean, from 1."""
+    mean: float
+    low: float
+    high: float
+    """The interval of the first row's lead over it."""
+    average_rank: float
+    """The mean of its ranks on every stream and seed; equals share a rank."""
+
+    @property
+    def level(self) -> bool:
+        """Whether it cannot be told from the first."""
+        return not told_apart(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Rows from the best mean down."""
+
+    places: tuple[RankedPlace, ...]
+    groups: tuple[tuple[int, int], ...]
+    """From which place to which, counted from zero, no two rows can be told apart; groups of one are not listed."""
+    by_stream: Mapping[str, tuple[RankedPlace, ...]]
+    """The same ranking for every stream by itself."""
+    seeds: tuple[int, ...]
+    left_out: Mapping[str, str]
+    """Rows that are not ranked, and why."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, as JSON can hold them."""
+        rows = [asdict(p) | {"level_with_first": p.level} for p in self.places]
+        streams = {s: [asdict(p) | {"level_with_first": p.level} for p in own] for s, own in self.by_stream.items()}
+        groups = [[p.title for p in self.places[a : b + 1]] for a, b in self.groups]
+        body = {
+            "level": LEVEL,
+            "draws": DRAWS,
+            "seeds": list(self.seeds),
+            "places": rows,
+            "cannot_be_told_apart": groups,
+        }
+        return body | {"streams": streams, "left_out": dict(self.left_out)}
+
+    def bars(self) -> list[str]:
+        """For every place, which groups it is in, as letters: rows that share one cannot be told apart."""
+        letters = [chr(ord("a") + k % 26) for k in range(len(self.groups))]
+        return ["".join(x for x, (a, b) in zip(letters, self.groups, strict=True) if a <= i <= b)
+                for i in range(len(self.places))]  # fmt: skip
+
+    def words(self) -> list[str]:
+        """What the ranking says, and what it cannot say."""
+        return [f"{self._lead()} {self._level()}".strip(), *self._groups(), *self._caveats()]
+
+    def _lead(self) -> str:
+        first, over = self.places[0], plural(len(self.by_stream), "stream")
+        return f"{first.title} has the best mean over {over}: {100 * first.mean:.1f} %."
+
+    def _level(self) -> str:
+        level = [p.title for p in self.places[1:] if p.level]
+        if not level:
+            return "Every other row is below it by more than chance." if len(self.places) > 1 else ""
+        return f"Within chance of it: {listed(level)}."
+
+    def _groups(self) -> list[str]:
+        return [
+            f"Ranks {a + 1} to {b + 1} cannot be told apart: {listed([p.title for p in self.places[a : b + 1]])}."
+            for a, b in self.groups
+            if a > 0
+        ]
+
+    def _caveats(self) -> list[str]:
+        out = []
+        if len(self.seeds) < 2:
+            out.append("One seed: the intervals cover the choice of clients, not that of splits and initial weights.")
+        if len(self.places) > 3:
+            out.append("Each interval is of 95 % by itself: of many comparisons, some exceed chance by chance.")
+        return out + [f"Not ranked: {title}, because {why}." for title, why in self.left_out.items()]
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 stream`, `2 streams`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Names as prose; of many, the first few and how many more."""
+    names = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else [])]
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+def rank(entries: Sequence[RankedRow]) -> Ranking | None:
+    """The ranking of rows; None unless two of them can be paired."""
+    sound = [e for e in entries if e.doubt is None]
+    common = _common(sound)
+    chosen = [e for e in sound if common and common <= e.blocks()]
+    if len(chosen) < 2:
+        return None
+    seeds = tuple(sorted({n for n, _, _ in common}))
+    streams = [s for s in chosen[0].cells if any(s == t for _, t, _ in common)]
+    values = {s: [np.array([e.cells[s][n] for e in chosen], dtype=float).T for n in seeds] for s in streams}
+    titles, averages = [e.title for e in chosen], _average_ranks(values)
+    alone = {}
+    for s, own in values.items():
+        alone[s] = _places(titles, resampled([[v] for v in own]), _means([own]), _average_ranks({s: own}))
+    weights, together = _grouped(list(values.values()))
+    drawn, means = resampled(together, weights), _means(list(values.values()))
+    places = _places(titles, drawn, means, averages)
+    order = np.argsort(-means, kind="stable")
+    left = {e.title: _reason(e, common, seeds) for e in entries if e not in chosen}
+    return Ranking(places, _groups(drawn[:, order]), alone, seeds, left)
+
+
+def _common(entries: Sequence[RankedRow]) -> frozenset[tuple[int, str, Hashable]]:
+    """Seeds and streams on which to rank: those that give the most numbers, of rows that have all of them.
+
+    Every seed must have every stream, or a mean over streams would mix them.
+    """
+    best: tuple[int, frozenset[tuple[int, str, Hashable]]] = (0, frozenset())
+    held = [e.blocks() for e in entries]
+    for blocks in dict.fromkeys(held):
+        whole = len({n for n, _, _ in blocks}) * len({s for _, s, _ in blocks}) == len(blocks)
+        rows = sum(blocks <= other for other in held)
+        if whole and rows > 1 and rows * len(blocks) > best[0]:
+            best = (rows * len(blocks), blocks)
+    return best[1]
+
+
+def _reason(entry: RankedRow, common: frozenset[tuple[int, str, Hashable]], seeds: Sequence[int]) -> str:
+    if entry.doubt is not None:
+        return entry.doubt
+    here = entry.blocks()
+    missing = [s for s in dict.fromkeys(s for _, s, _ in sorted(common, key=str)) if s not in entry.cells]
+    if missing:
+        return f"it has no number on {listed(missing)}"
+    lacking = [n for n in seeds if any((n, s) not in {(m, t) for m, t, _ in here} for _, s, _ in common)]
+    if lacking:
+        return f"it lacks seed{'s' * (len(lacking) > 1)} {listed([str(n) for n in lacking])}"
+    return "it was tested on other examples"
+
+
+def _means(streams: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """The mean of every row over streams, of the mean over seeds, of the mean over clients."""
+    means: np.ndarray = np.mean([[own.mean(0) for own in seeds] for seeds in streams], axis=(0, 1))
+    return means
+
+
+def _grouped(streams: Sequence[Sequence[np.ndarray]]) -> tuple[list[float], list[list[np.ndarray]]]:
+    """Streams with as many clients count as streams of the same ones: every client's mean over them is drawn."""
+    kinds: dict[tuple[int, ...], list[Sequence[np.ndarray]]] = {}
+    for seeds in streams:
+        kinds.setdefault(tuple(len(own) for own in seeds), []).append(seeds)
+    weights = [len(group) / len(streams) for group in kinds.values()]
+    count = len(streams[0])
+    return weights, [[np.mean([s[i] for s in group], axis=0) for group in kinds.values()] for i in range(count)]
+
+
+def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[RankedPlace, ...]:
+    order = np.argsort(-means, kind="stable")
+    out = []
+    for k, i in enumerate(order):
+        low, high = ends(drawn[:, order[0]] - drawn[:, i])
+        out.append(RankedPlace(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
+    return tuple(out)
+
+
+def _average_ranks(values: Mapping[str, Sequence[np.ndarray]]) -> np.ndarray:
+    """Every row's mean rank over streams and seeds; rows with equal means share the mean of their ranks."""
+    every = []
+    for seeds in values.values():
+        for own in seeds:
+            means = own.mean(0).round(9)
+            every.append([(means > m).sum() + ((means == m).sum() + 1) / 2 for m in means])
+    found: np.ndarray = np.mean(every, axis=0)
+    return found
+
+
+def _groups(drawn: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """The longest runs of places, of rows in order, in which no two rows can be told apart."""
+    out: list[tuple[int, int]] = []
+    end, count = 0, drawn.shape[1]
+    for start in range(count):
+        end = max(end, start)
+        while end + 1 < count and not any(
+            told_apart(*ends(drawn[:, i] - drawn[:, end + 1])) for i in range(start, end + 1)
+        ):
+            end += 1
+        if end > start and (not out or end > out[-1][1]):
+            out.append((start, end))
+    return tuple(out)

@@ -1,0 +1,91 @@
+"""`python -m acclimate.leaderboard`: run, submit, check, rerun and freeze, with torch and numpy alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .. import store
+from . import folder, page
+from .submission import CHOICES, check
+from .tracks import BOARD, TRACKS, freeze, track
+
+ROOT = Path("results/leaderboard") / BOARD
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    out = argparse.ArgumentParser(prog="python -m acclimate.leaderboard", description=__doc__)
+    verbs = out.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="train a method on a track with all seeds, and write its submission")
+    run.add_argument("track", choices=list(TRACKS))
+    run.add_argument("settings", nargs="+", help="method=fedavg adapters=none,tent ...")
+    run.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    run.add_argument("--device", default="auto")
+    for verb in (run, given := verbs.add_parser("submit", help="write the submission of a finished run")):
+        verb.add_argument("--chosen", choices=list(CHOICES), default="defaults", help="how settings were chosen")
+        verb.add_argument("--to", type=Path, default=ROOT)
+    given.add_argument("run", type=Path)
+    given.add_argument("--track", choices=list(TRACKS), required=True)
+    one = verbs.add_parser("check", help="say whether submissions hold")
+    one.add_argument("files", type=Path, nargs="+")
+    again = verbs.add_parser("rerun", help="run one row again and compare")
+    again.add_argument("file", type=Path)
+    again.add_argument("--adapter", default="none")
+    again.add_argument("--seed", type=int, default=0)
+    made = verbs.add_parser("page", help="write the page and the tables")
+    made.add_argument("--folder", type=Path, default=ROOT)
+    made.add_argument("--out", type=Path, default=Path("leaderboard.html"))
+    cold = verbs.add_parser("freeze", help="write the hashes of a track")
+    cold.add_argument("track", choices=list(TRACKS))
+    cold.add_argument("--out", type=Path, required=True)
+    return out
+
+
+def tables(root: Path) -> list[Path]:
+    """Write the Markdown table of every track that has submissions."""
+    out = []
+    for name in TRACKS:
+        if (root / name).exists() and (found := folder.read(root / name)):
+            out.append(root / f"{name}.md")
+            store.write(out[-1], page.markdown(found, name))
+    return out
+
+
+def answer(args: argparse.Namespace) -> str:
+    """What a command prints in the end."""
+    if args.verb == "run":
+        done = folder.train(args.track, tuple(args.settings), args.out, device=args.device)
+        return f"wrote {folder.submit(done, args.track, args.chosen, args.to)}"
+    if args.verb == "submit":
+        return f"wrote {folder.submit(args.run, args.track, args.chosen, args.to)}"
+    if args.verb == "check":
+        for path in args.files:
+            check(store.read_json(path))
+        return f"{len(args.files)} hold"
+    if args.verb == "rerun":
+        found = folder.rerun(store.read_json(args.file), args.adapter, args.seed)
+        said = ", ".join(f"{s} {100 * gap:+.2f}" for s, gap in found.gaps.items())
+        if not found.matches:
+            raise ValueError(f"the rerun does not match; differences in points: {said}")
+        return f"{'equal to the last digit' if found.equal else 'matches'}; differences in points: {said}"
+    if args.verb == "page":
+        store.write(args.out, page.html(args.folder))
+        return "\n".join(f"wrote {path}" for path in [args.out, *tables(args.folder)])
+    store.write(args.out, store.json_text(freeze(track(args.track)), indent=1) + "\n")
+    return f"wrote {args.out}"
+
+
+def main() -> None:
+    """The command; errors of the user's are one line."""
+    args = parser().parse_args()
+    sys.argv[:1] = ["python", "-m", "acclimate.leaderboard"]
+    try:
+        print(answer(args))
+    except (ValueError, store.RunError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

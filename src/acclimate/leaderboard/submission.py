@@ -1,0 +1,181 @@
+"""A submission: one JSON file of a training with all its adapters, and what must hold for it to count."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from .. import store
+from ..experiment import decode
+from ..running import cards
+from .tracks import BOARD, FIXED, fixed, frozen, track
+
+SCHEMA = "acclimate.submission/1"
+CHOICES = {
+    "defaults": "the catalogue's defaults",
+    "paper": "as the method's paper prints them",
+    "validation": "on the clients' validation examples",
+}
+"""How hyper-parameters may have been chosen. Choosing on test streams is refused."""
+ROW = ("adapter", "stream", "seed", "round", "accuracy", "loss", "ece", "per_client")
+ROUNDING = 2e-6
+"""How far numbers of six digits may be off."""
+
+
+class Unfit(ValueError):
+    """A submission that does not count, and why."""
+
+
+def submission(
+    run: Path, track_name: str, chosen: str, note: str = "", before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The submission of a run folder, or of a folder with a run per seed; `before` is the one that it supersedes."""
+    found = list(store.find_runs(run))
+    if left := [f.path.name for f in found if not f.finished]:
+        raise Unfit(f"{run}: not finished: {', '.join(left)}; go on with `acclimate resume {run}`")
+    runs = sorted((f.load() for f in found), key=lambda r: r["results"]["seed"])
+    labels = {r["results"]["label"] for r in runs}
+    if len(labels) != 1:
+        raise Unfit(f"{run}: a submission is of one method, and there are {', '.join(sorted(labels))}")
+    first = runs[0]
+    body = {
+        "schema": SCHEMA,
+        "board": BOARD,
+        "track": track(track_name).name,
+        "name": first["results"]["label"],
+        "version": 1 if before is None else before["version"] + 1,
+        "supersedes": None if before is None else before["digest"],
+        "hyper_parameters": chosen,
+        "note": note,
+        "config": _settings(first),
+        "commit": first["env"].get("commit"),
+        "environment": {k: first["env"].get(k) for k in ("acclimate", "torch", "numpy", "platform")},
+        "seeds": {str(r["results"]["seed"]): _seed(r) for r in runs},
+        "up_bytes": first["results"]["cost"]["up_bytes_per_client"],
+        "down_bytes": first["results"]["cost"]["down_bytes_per_client"],
+        "rows": [
+            {k: _short(t[k]) for k in ROW} for r in runs for t in r["results"]["table"] if t["selection"] == "last"
+        ],
+        "refused": {t["adapter"]: t["reason"] for r in runs for t in r["results"]["refused"]},
+    }
+    body["digest"] = digest(body)
+    _same_settings(runs)
+    check(body)
+    return body
+
+
+def _seed(run: Mapping[str, Any]) -> dict[str, Any]:
+    results = run["results"]
+    streams = {s: h for name in results["data"]["streams"] for s, h in cards.stream(run, name).items()}
+    seconds = {k: results["timings"].get(f"{k}_seconds") for k in ("train", "evaluate")}
+    return {"data": cards.data(run), "streams": streams, "seconds": seconds, "serving": results.get("serving") or {}}
+
+
+def _short(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's configuration, less the seed, where it ran, and where the data lay."""
+    found = {k: v for k, v in run["config"]["experiment"].items() if k not in ("seed", "device", "backend")}
+    return found | {"data": {k: v for k, v in found["data"].items() if k != "root"}}
+
+
+def _same_settings(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Seeds of one submission differ in the seed, and in where they ran."""
+    kinds = [_settings(r) for r in runs]
+    if any(k != kinds[0] for k in kinds):
+        raise Unfit("the seeds were not run with the same settings")
+
+
+def text(body: Mapping[str, Any]) -> str:
+    """The file of a submission."""
+    return store.json_text(body, indent=1) + "\n"
+
+
+def digest(body: Mapping[str, Any]) -> str:
+    """A hash of all of a submission but the hash itself."""
+    rest = {k: v for k, v in body.items() if k != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def check(body: Mapping[str, Any]) -> None:
+    """Refuse a submission that is not of the track, or whose numbers do not fit together; the reason is the error."""
+    for field, wanted in (("schema", SCHEMA), ("board", BOARD)):
+        if body.get(field) != wanted:
+            raise Unfit(f"{field}={body.get(field)!r} must be {wanted!r}")
+    if body.get("digest") != digest(body):
+        raise Unfit("the digest does not fit the content: the file was changed after it was written")
+    if body.get("hyper_parameters") not in CHOICES:
+        raise Unfit(
+            f"hyper_parameters={body.get('hyper_parameters')!r} must be one of {', '.join(CHOICES)}: "
+            "what was chosen on the test streams is no result"
+        )
+    commit = body.get("commit")
+    if not commit or str(commit).endswith("-dirty"):
+        raise Unfit(f"commit={commit!r}: run from a clean commit of a clone, so that others can run it again")
+    known = frozen(str(body.get("track")))
+    _check_config(body)
+    _check_seeds(body, known)
+    _check_rows(body, known)
+
+
+def _check_config(body: Mapping[str, Any]) -> None:
+    """The configuration is that of the track, but for what the track leaves free."""
+    given, wanted = fixed(decode(body["config"])), fixed(track(body["track"]).experiment())
+    for name in FIXED:
+        if given[name] != wanted[name]:
+            raise Unfit(f"config: {name} is not the track's; it must be {json.dumps(wanted[name])}")
+    if "oracle" in (body["config"].get("select") or ()):
+        raise Unfit("config: select=oracle chooses adapters by test labels")
+
+
+def _check_seeds(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """The seeds are the track's, and so are the hashes of what they were run on."""
+    if sorted(body["seeds"]) != sorted(known["seeds"]):
+        raise Unfit(f"seeds {sorted(body['seeds'])} must be {sorted(known['seeds'])}")
+    for seed, own in known["seeds"].items():
+        given = body["seeds"][seed]
+        for name, wanted in own["data"].items():
+            if given["data"].get(name) != wanted:
+                raise Unfit(f"seed {seed}: the hash of {name} is {given['data'].get(name)}, the track's is {wanted}")
+        streams = {s: c["hash"] for s, c in own["streams"].items()}
+        if given["streams"] != streams:
+            other = [s for s in {**streams, **given["streams"]} if given["streams"].get(s) != streams.get(s)]
+            own_hash, wanted = given["streams"].get(other[0]), streams.get(other[0])
+            raise Unfit(f"seed {seed}: the hash of stream {other[0]} is {own_hash}, the track's is {wanted}")
+
+
+def _check_rows(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Every adapter has one row per stream and seed, with possible accuracies of all clients; there are no others."""
+    rows = {(r["adapter"], r["stream"], str(r["seed"])): r for r in body["rows"]}
+    if len(rows) != len(body["rows"]):
+        raise Unfit(f"rows: {len(body['rows']) - len(rows)} rows are there twice")
+    adapters = dict.fromkeys(a for a, _, _ in rows)
+    wanted = {(a, s, n) for a in adapters for n, own in known["seeds"].items() for s in own["streams"]}
+    if not rows:
+        raise Unfit("rows: there are none")
+    if extra := sorted(rows.keys() - wanted):
+        raise Unfit(f"rows: {' / '.join(extra[0])} is not of the track")
+    if missing := sorted(wanted - rows.keys()):
+        raise Unfit(f"rows: {' / '.join(missing[0])} is missing; an adapter is submitted with all streams and seeds")
+    for (adapter, stream, seed), row in rows.items():
+        _check_row(row, known["seeds"][seed]["streams"][stream]["sizes"], f"rows: {adapter} / {stream} / {seed}")
+
+
+def _check_row(row: Mapping[str, Any], sizes: Sequence[int], where: str) -> None:
+    own = row["per_client"]
+    if set(row) != set(ROW) or len(own) != len(sizes):
+        raise Unfit(f"{where}: {len(own)} clients and the fields {', '.join(row)}; it must have {len(sizes)} and {ROW}")
+    if not all(math.isfinite(v) and 0 <= v <= 1 for v in own):
+        raise Unfit(f"{where}: an accuracy is not between 0 and 1")
+    for client, (value, size) in enumerate(zip(own, sizes, strict=True)):
+        if abs(value * size - round(value * size)) > ROUNDING * size:
+            raise Unfit(f"{where}: client {client} has {size} examples and cannot have accuracy {value}")
+    if abs(fmean(own) - row["accuracy"]) > ROUNDING:
+        raise Unfit(f"{where}: accuracy {row['accuracy']} is not the mean over clients, {fmean(own):.6f}")

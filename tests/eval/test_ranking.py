@@ -1,0 +1,106 @@
+"""Many rows ranked: the verdict is that of comparing every pair by itself."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from acclimate.eval import paired
+from acclimate.eval.ranking import RankedRow, rank
+
+
+def made_up(rows=6, streams=3, seeds=3, clients=8, seed=0):
+    """Rows of growing means, near enough that some cannot be told apart."""
+    rng = np.random.default_rng(seed)
+    hard = rng.uniform(0.3, 0.8, (streams, seeds, clients))
+    out = []
+    for r in range(rows):
+        own = (hard + 0.012 * r + rng.normal(0, 0.03, hard.shape)).round(3)
+        out.append(
+            RankedRow(f"row {r}", {f"s{i}": {n: own[i, n].tolist() for n in range(seeds)} for i in range(streams)})
+        )
+    return out
+
+
+def by_hand(first, second, streams=None):
+    """The paired interval of two rows' means over streams, from every client's mean difference, as compare has it."""
+    streams = streams or list(first.cells)
+    own = [
+        np.mean([np.subtract(first.cells[s][n], second.cells[s][n]) for s in streams], axis=0)
+        for n in first.cells[streams[0]]
+    ]
+    return paired.interval([d.tolist() for d in own])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_places_and_ties_are_those_of_every_pair_by_itself(seed):
+    rows = made_up(seed=seed)
+    found = rank(rows)
+    named = {e.title: e for e in rows}
+    means = {e.title: np.mean([np.mean(v) for own in e.cells.values() for v in own.values()]) for e in rows}
+    assert [p.title for p in found.places] == sorted(means, key=lambda t: -means[t])
+    order = [named[p.title] for p in found.places]
+    for place, entry in zip(found.places[1:], order[1:], strict=True):
+        low, high = by_hand(order[0], entry)
+        assert (place.low, place.high) == (pytest.approx(low), pytest.approx(high))
+        assert place.level == (low <= 0)
+    apart = {(a, b) for a, b in itertools.combinations(range(6), 2) if paired.told_apart(*by_hand(order[a], order[b]))}
+    runs = [(a, b) for a, b in itertools.combinations(range(6), 2)
+            if not any(pair in apart for pair in itertools.combinations(range(a, b + 1), 2))]  # fmt: skip
+    longest = [r for r in runs if not any(o != r and o[0] <= r[0] and r[1] <= o[1] for o in runs)]
+    assert list(found.groups) == longest
+    assert 0 < len(apart) < 15  # the test would show nothing otherwise
+
+
+def test_a_stream_by_itself_is_ranked_as_compare_does():
+    rows = made_up()
+    for stream, places in rank(rows).by_stream.items():
+        first = next(e for e in rows if e.title == places[0].title)
+        for place in places[1:]:
+            other = next(e for e in rows if e.title == place.title)
+            d = paired.difference(stream, "last", first.cells[stream], other.cells[stream])
+            assert (place.low, place.high) == (pytest.approx(d.low), pytest.approx(d.high))
+            assert place.level == (not d.differs)
+
+
+def test_equal_rows_are_level_and_share_a_rank():
+    cells = {"a": {0: [0.5, 0.7, 0.1]}}
+    found = rank([RankedRow("x", cells), RankedRow("y", cells), RankedRow("z", {"a": {0: [0.1, 0.2, 0.0]}})])
+    assert [p.average_rank for p in found.places] == [1.5, 1.5, 3.0]
+    assert found.groups == ((0, 1),) and found.places[1].level and not found.places[2].level
+    assert "Within chance of it: y." in found.words()[0]
+
+
+def test_rows_that_cannot_be_paired_are_left_out_with_the_reason():
+    whole = made_up(rows=3)
+    lacking = RankedRow("one seed", {s: {0: own[0]} for s, own in whole[0].cells.items()})
+    blind = RankedRow("one stream", {"s0": whole[0].cells["s0"]})
+    other = RankedRow("other", whole[0].cells, {(0, "s0"): "another hash"})
+    doubted = RankedRow("doubted", whole[0].cells, doubt="two runs disagree")
+    found = rank([lacking, blind, other, doubted, *whole])
+    assert len(found.places) == 3 and found.seeds == (0, 1, 2)
+    assert found.left_out == {
+        "one seed": "it lacks seeds 1 and 2",
+        "one stream": "it has no number on s1 and s2",
+        "other": "it was tested on other examples",
+        "doubted": "two runs disagree",
+    }
+    assert rank([lacking, doubted]) is None
+
+
+def test_streams_with_other_clients_are_drawn_apart():
+    rng = np.random.default_rng(2)
+    rows = [RankedRow(f"r{i}", {"a": {0: rng.uniform(0, 1, 5).tolist()}, "new": {0: rng.uniform(0, 1, 9).tolist()}})
+            for i in range(2)]  # fmt: skip
+    found = rank(rows)
+    lead = found.places[0].mean - found.places[1].mean
+    assert found.places[1].low < lead < found.places[1].high
+    means = {e.title: np.mean([np.mean(own[0]) for own in e.cells.values()]) for e in rows}
+    assert found.places[0].mean == pytest.approx(max(means.values()))
+
+
+def test_a_large_federation_is_drawn_in_parts_with_the_same_numbers(monkeypatch):
+    own = np.random.default_rng(0).normal(0, 1, (2, 40)).tolist()
+    whole = paired.interval(own, draws=500)
+    monkeypatch.setattr(paired, "AT_ONCE", 90)
+    assert paired.interval(own, draws=500) == whole

@@ -1,0 +1,96 @@
+"""The verdict on top of the report: what a check of every pair by itself says, and nothing more."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up import Page, fake, row, suite
+
+from acclimate.eval.paired import interval
+from acclimate.reporting.report import render
+
+METHODS = [f"method{i}" for i in range(12)]
+ADAPTERS = ("none", "bn", "tent", "t3a", "memo")
+STREAMS = ("original", "corrupted", "natural", "out-of-client", "mixture", "label-shift")
+
+
+def large() -> list[dict[str, Any]]:
+    """12 methods x 5 adapters x 6 streams x 3 seeds; some rows are near each other, one is dear."""
+    out = []
+    for m, method in enumerate(METHODS):
+        for seed in range(3):
+            run = fake(method, seed=seed)
+            table = [row(method, "none", a, s, seed, "last", 10) for a in ADAPTERS for s in STREAMS]
+            for t in table:
+                lift = 0.004 * m + 0.01 * ADAPTERS.index(t["adapter"])
+                t["per_client"] = [round(0.8 * v + lift, 6) for v in t["per_client"]]
+                t["accuracy"] = float(np.mean(t["per_client"]))
+            run["results"] |= {"table": table, "refused": []}
+            run["results"]["serving"] = {
+                a: {"ms_per_sample": 1.5 + i, "state_bytes": 0} for i, a in enumerate(ADAPTERS)
+            }
+            out.append(run)
+    return out
+
+
+@pytest.fixture(scope="module")
+def page() -> tuple[list[dict[str, Any]], str]:
+    runs = large()
+    return runs, render(runs)
+
+
+def test_the_verdict_of_a_large_report_is_that_of_every_pair_by_itself(page: Any) -> None:
+    runs, text = page
+    cells: dict[str, dict[str, dict[int, Any]]] = {}
+    for t in (t for r in runs for t in r["results"]["table"]):
+        title = f"{t['method']} " + ("without adaptation" if t["adapter"] == "none" else f"with {t['adapter']}")
+        cells.setdefault(title, {}).setdefault(t["stream"], {})[t["seed"]] = np.array(t["per_client"])
+    means = {k: np.mean([v.mean() for own in c.values() for v in own.values()]) for k, c in cells.items()}
+    best = max(means, key=means.__getitem__)
+
+    def level(first: str, other: str, streams: tuple[str, ...]) -> bool:
+        own = [np.mean([cells[first][s][n] - cells[other][s][n] for s in streams], axis=0) for n in range(3)]
+        low, high = interval([d.tolist() for d in own])
+        return low <= 0 <= high
+
+    tied = sum(level(best, other, STREAMS) for other in cells if other != best)
+    assert 4 < tied < 59
+    said = re.sub("<.*?>", "", re.search(r'<p class="verdict">.*?</p>', text)[0])
+    assert said.startswith(f"Deploy {best}: best mean over 6 streams, {100 * means[best]:.1f} %; within chance of ")
+    assert f"and {tied - 1} other rows." in said
+    assert f"It costs {1.5 + ADAPTERS.index(best.split()[-1]):.2f} ms per sample." in said
+    for stream in STREAMS:
+        top = max(cells, key=lambda k: np.mean([v.mean() for v in cells[k][stream].values()]))
+        where = (
+            "first on" if top == best else "within chance of the best on" if level(top, best, (stream,)) else "below"
+        )
+        part = next(p for p in said.split("It is ") if stream in p)
+        assert part.startswith(where), (stream, part)
+
+
+def test_a_large_report_is_small_and_has_its_ranks(page: Any) -> None:
+    _, text = page
+    Page(text)
+    assert 300_000 < len(text) < 3_000_000
+    assert text.count('class="tie"') >= 1 and "The first 24 of 60 rows." in text
+    assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
+
+
+def test_what_is_missing_is_said() -> None:
+    runs = suite((0, 1))
+    text = html.unescape(render(runs[1:], unfinished=["fedavg-s2"]))
+    assert "fedavg has 1 of seeds 0 and 1" in text
+    assert "fedavg without adaptation is not ranked: it lacks seed 0." in text
+    assert "1 run not finished, and not in this page: fedavg-s2." in text
+
+
+def test_rows_on_other_data_are_not_ranked_together() -> None:
+    one, other = fake("fedavg"), fake("scaffold")
+    other["results"]["data"]["hash"] = "another"
+    text = render([one, other])
+    assert "scaffold" not in re.search(r'<p class="verdict">.*?</p>', text)[0]
+    assert "is not ranked: it was tested on other examples." in text

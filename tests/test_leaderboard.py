@@ -1,0 +1,166 @@
+"""The leaderboard: what is stored holds, can be made again, and cannot be tampered with unseen."""
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from acclimate.cli.main import app
+from acclimate.experiment.settings import expand
+from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
+from acclimate.leaderboard import page as pages
+from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
+from acclimate.leaderboard.submission import digest, text
+from acclimate.leaderboard.tracks import freeze
+from acclimate.running import run as api
+
+ROOT = Path(__file__).parents[1]
+BOARD = ROOT / "results" / "leaderboard" / "brfl-v1"
+FIRST = BOARD / "small" / "fedavg.v1.json"
+
+
+@pytest.fixture(scope="module")
+def first():
+    return json.loads(FIRST.read_text())
+
+
+def test_the_small_track_is_what_was_frozen():
+    assert freeze(track("small")) == frozen("small")
+
+
+def test_all_that_is_stored_holds_and_the_table_is_made_again_to_the_byte():
+    for name in TRACKS:
+        if (BOARD / name).exists():
+            found = read(BOARD / name)
+            assert (BOARD / f"{name}.md").read_text() == pages.markdown(found, name)
+
+
+def test_a_stored_row_run_again_matches(first):
+    found = rerun(first, "none", 0)
+    assert found.matches and found.gaps.keys() == {"original", "corrupted", "out-of-client", "mixture"}
+    assert not Rerun(False, {"original": 0.0, "mixture": 0.03}).matches
+
+
+def other_hash(body):
+    body["seeds"]["0"]["data"]["train"] = "0" * 16
+
+
+def other_stream(body):
+    body["seeds"]["1"]["streams"]["corrupted"] = "0" * 16
+
+
+def other_seed(body):
+    body["seeds"]["7"] = body["seeds"].pop("2")
+
+
+def extra_row(body):
+    body["rows"].append({**body["rows"][0], "stream": "easy"})
+
+
+def double_row(body):
+    body["rows"].append(dict(body["rows"][0]))
+
+
+def missing_row(body):
+    body["rows"].pop()
+
+
+def better_client(body):
+    body["rows"][0]["per_client"][0] = 0.987654
+
+
+def better_mean(body):
+    body["rows"][0]["accuracy"] += 0.01
+
+
+def other_rounds(body):
+    body["config"]["rounds"] = 500
+
+
+def chosen_on_test(body):
+    body["hyper_parameters"] = "test"
+
+
+def unclean(body):
+    body["commit"] += "-dirty"
+
+
+REASONS = {
+    other_hash: "seed 0: the hash of train is 0000000000000000",
+    other_stream: "seed 1: the hash of stream corrupted",
+    other_seed: r"seeds \['0', '1', '7'\] must be \['0', '1', '2'\]",
+    extra_row: "easy / 0 is not of the track",
+    double_row: "1 rows are there twice",
+    missing_row: "is missing; an adapter is submitted with all streams and seeds",
+    better_client: "cannot have accuracy 0.987654",
+    better_mean: "is not the mean over clients",
+    other_rounds: "config: rounds is not the track's; it must be 10",
+    chosen_on_test: "what was chosen on the test streams is no result",
+    unclean: "run from a clean commit",
+}
+
+
+@pytest.mark.parametrize("change", REASONS, ids=lambda c: c.__name__)
+def test_a_tampered_submission_is_refused_with_the_reason(first, change):
+    body = copy.deepcopy(first)
+    change(body)
+    with pytest.raises(Unfit, match="changed after it was written"):
+        check(body)
+    body["digest"] = digest(body)
+    with pytest.raises(Unfit, match=REASONS[change]):
+        check(body)
+
+
+def test_versions_supersede_and_an_edited_one_is_found_out(first, tmp_path):
+    second = copy.deepcopy(first) | {"version": 2, "supersedes": first["digest"], "note": "again"}
+    second["digest"] = digest(second)
+    for body in (first, second):
+        (tmp_path / file_name(body)).write_text(text(body))
+    found = read(tmp_path)
+    assert [b["version"] for b in found["fedavg"]] == [1, 2]
+    assert "fedavg, version 2" in pages.markdown(found, "small") and "version 1 is superseded" in pages.markdown(
+        found, "small"
+    )
+    edited = copy.deepcopy(first) | {"note": "nobody will see"}
+    edited["digest"] = digest(edited)
+    (tmp_path / file_name(edited)).write_text(text(edited))
+    with pytest.raises(Unfit, match="version 2 must supersede version 1 as it was written"):
+        read(tmp_path)
+    (tmp_path / file_name(edited)).unlink()
+    with pytest.raises(Unfit, match="version 2 must supersede"):
+        read(tmp_path)
+
+
+def test_a_run_of_another_experiment_cannot_be_submitted(tmp_path):
+    quick = ["data.clients=4", "model=mlp-bn", "rounds=1", "adapters=none", "streams=original"]
+    api.run_all(expand(quick), tmp_path / "run")
+    with pytest.raises(Unfit, match="commit=|config: data is not the track's"):
+        submit(tmp_path / "run", "small", "defaults", tmp_path / "board")
+    assert not (tmp_path / "board").exists()
+    with pytest.raises(ValueError, match="track small fixes data"):
+        track("small").experiment("data.clients=3")
+
+
+def test_the_page_is_one_file_with_ties_and_costs(tmp_path):
+    out = tmp_path / "board.html"
+    args = ["leaderboard", "--folder", str(BOARD), "--out", str(out)]
+    before = {p: p.read_bytes() for p in BOARD.glob("*.md")}
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.output
+    assert {p: p.read_bytes() for p in BOARD.glob("*.md")} == before
+    made = out.read_text()
+    for word in ("Worst tenth of clients", "ECE, %", "ms per sample", "Upload per client and round", 'class="tie"'):
+        assert word in made
+    assert "http://" not in made.replace("http://www.w3.org", "") and made == pages.html(BOARD)
+
+
+def test_no_stored_submission_was_ever_edited():
+    where = str(BOARD.relative_to(ROOT) / "*" / "*.json")
+    command = ["git", "log", "--diff-filter=MD", "--name-only", "--format=", "--", where]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("there is no history here")
+    assert done.stdout.strip() == ""
