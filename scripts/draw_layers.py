@@ -27,6 +27,7 @@ ROOMS = {
     "running": "build, train, evaluate, join, compare",
     "fleet": "real sites over Flower",
     "recipes": "the papers' tables",
+    "leaderboard": "frozen tracks, submissions",
     "serving": "live models, over HTTP",
     "tuning": "searches",
     "cli": "the command line",

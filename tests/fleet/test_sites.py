@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_training_fails_where_the_run_does(tmp_path, tells, code):
     flwr.chmod(0o755)
     run.mkdir()
     (run / "progress.jsonl").write_text('{"event": "finished"}\n')  # of the run before
-    env = {**os.environ, "PATH": f"{flwr.parent}:{os.environ['PATH']}"}
+    env = {**os.environ, "PATH": f"{flwr.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([tmp_path / "f" / "server" / "train.sh", run], env=env, capture_output=True, text=True)
     assert done.returncode == code and ("not finished" in done.stderr) == bool(code)
 

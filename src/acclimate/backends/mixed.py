@@ -181,7 +181,7 @@ class MixedEngine(Engine):
             numbers, there = first + at, (first + at).to(self.device)
             w = self._workers[kind]
             w.task.public_on(self.device)  # on the device before a round is recorded there
-            worker, own = role(w.task, w.method, w.filters, w.seed, there), shards.some(at)
+            worker, own = role(w.task, w.method, w.filters, w.seed, w.secret, there), shards.some(at)
             backend = inside(self.backend, worker, own, self.device)
             parts.append(Part(str(kind), numbers, there, backend.open(worker, own, self.device)))
         return tuple(parts)

@@ -6,6 +6,7 @@ settings of the arithmetic. An engine for the same of all these gets the recorde
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -59,8 +60,11 @@ def _identity(worker: Worker) -> str:
     seeds = getattr(worker, "seeds", worker.seed)
     seeds = seeds.tolist() if isinstance(seeds, torch.Tensor) else seeds
     task, settings = worker.task.__reduce__()[1], getattr(worker, "settings", {})
-    about = SimpleNamespace(task=task, method=worker.method, filters=list(worker.filters), seeds=seeds, more=settings)
-    return fingerprint(about)
+    secret = hashlib.sha256(worker.secret).hexdigest() if worker.secret else None  # its noise is in the recordings
+    numbers = getattr(worker, "numbers", torch.zeros(0)).tolist()  # of clients, where an engine has some of them
+    parts = {"task": task, "method": worker.method, "filters": list(worker.filters), "seeds": seeds}
+    more = {"kind": type(worker).__name__, "settings": settings, "secret": secret, "numbers": numbers}
+    return fingerprint(SimpleNamespace(**parts, **more))
 
 
 def _arithmetic() -> tuple[Any, ...]:
