@@ -143,7 +143,8 @@ class PureGroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         out = self.at_once(input)
-        return super().forward(input) if out is None else out
+        # torch asks how its input lies in memory, which one that `vmap` maps over says only of the plain order
+        return super().forward(input.contiguous()) if out is None else out
 
     def at_once(self, input: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor | None:
         """As `PureBatchNorm.at_once`."""
