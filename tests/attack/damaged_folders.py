@@ -134,7 +134,11 @@ def _late(signum, frame):
 def _content(page: Path) -> str:
     """A report's results, without what may differ between two runs of one experiment: times, and digests of files."""
     text = page.read_text()
-    return text[text.index("<table") : text.index("</table>")] if "<table" in text else text
+    if "<table" not in text:
+        return text
+    rows = text[text.index("<table") : text.index("</table>")].split("<tr")
+    cells = [row.split("<td") for row in rows]
+    return "<tr".join("<td".join(c[:-2] + c[-1:] if len(c) > 2 else c) for c in cells)  # the last but one is a time
 
 
 def attack(root: Path, count: int, seed: int = 0, seconds: float = 1e9) -> dict:

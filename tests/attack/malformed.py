@@ -328,7 +328,7 @@ class Target:
         cohort = torch.tensor(self.clients)
 
         def attempt(given: Any, look: Any) -> Tree:
-            return fit.update(self.worker, before, given, cohort, 0, torch.device("cpu"), look)
+            return fit.update(self.worker, before, given, cohort, 0, torch.device("cpu"), look=look)
 
         server, reply = engine.settle(reply, before, attempt)
         tally.left_out += len(reply.part.clients) == 0
