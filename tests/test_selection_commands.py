@@ -47,7 +47,8 @@ def test_results_note_every_strategy_and_its_gap(tested):
 def test_a_run_that_was_not_asked_notes_nothing_and_old_configs_mean_none():
     body = json.loads(dumps(Experiment()))
     assert body["experiment"].pop("select", []) in ([], {"tuple": []}, ())
-    assert loads(json.dumps(body)).select == ()
+    old = {k: v for k, v in body.items() if k != "digest"} | {"schema": body["schema"].replace("/2", "/1")}
+    assert loads(json.dumps(old)).select == ()
     asked = expand(["select=snd,source"])[0]
     assert asked.select == ("snd", "source") and asked.settings() == Experiment().settings()
     assert asked.training_hash() == Experiment().training_hash()
