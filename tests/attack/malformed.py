@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from federation import FIRST, Federation, experiment, parcel
+from attacked import FIRST, Federation, experiment, parcel
 
 from acclimate.backends.flower.messages import RoundMessages
 from acclimate.backends.flower.protocol import FleetError, NodeAnswer, Parcel, nested
@@ -280,7 +280,7 @@ class Target:
         self.decoded = self._arrived({c: self.honest[c] for c in self.clients if c != LIAR}).decoded
 
     def _message(self, client: int) -> Tree:
-        from federation import data_of
+        from attacked import data_of
 
         link = self.federation.link
         up, _, _ = self.worker.train(self.down, self.worker.start(client), data_of(link.train, client, 0))

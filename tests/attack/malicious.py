@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from federation import FIRST, Federation, data_of, experiment, parcel
+from attacked import FIRST, Federation, data_of, experiment, parcel
 
 from acclimate.backends.flower.protocol import NodeAnswer, Parcel, Request
 from acclimate.core import Tree, tree

@@ -6,7 +6,7 @@ import malformed
 import malicious
 import pytest
 import torch
-from federation import Federation, experiment, parcel
+from attacked import Federation, experiment, parcel
 
 from acclimate.core import tree
 from acclimate.filters import Masked, Median

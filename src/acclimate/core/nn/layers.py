@@ -106,6 +106,8 @@ class PureBatchNorm(_BatchNorm):
         if input.is_cuda and conv.is_batched(input):  # a convolution may have left channels side by side
             input = input.contiguous()
         if not (own and input.dim() > 2 and input.stride(0) == 1):
+            if conv.is_batched(input):
+                input = input.contiguous()  # torch asks, and an input that `vmap` maps over says only this order
             with _askable(input, self.weight):
                 return F.batch_norm(input, mean, var, self.weight, self.bias, training=own, momentum=0.0, eps=self.eps)
         rows = input.movedim(0, -1)  # as `PureConv2d.turned` left it: torch would copy it
