@@ -107,13 +107,14 @@ def draw(data: Mapping[str, Any], theme: str) -> str:
                 f'stroke="{tone["muted"]}" stroke-width="1.5" marker-end="url(#tip)"/>'
             )
     placed: list[Point] = []
-    for key, (home, abroad) in dots.items():
+    for key, (home, abroad) in sorted(dots.items(), key=lambda dot: -dot[1][1]):
         colour = COLOURS.get(key[0], (tone["text"],) * 2)[theme == "dark"]
         px, py = x(home), y(abroad)
-        side, anchor = (-10, "end") if px > WIDTH * 0.6 else (10, "start")
-        line = py + 4
-        while any(abs(line - b) < 15 and abs(px - a) < 240 for a, b in placed):
-            line += 15
+        begins = key[1:] == ("none", "none")  # its arrows go to the right, as a rule
+        side, anchor = (-10, "end") if begins or px > WIDTH * 0.6 else (10, "start")
+        line = py + 4 if begins or anchor == "start" else py - 10
+        while any(abs(line - b) < 13 and abs(px - a) < 240 for a, b in placed):
+            line += 30
         placed.append((px, line))
         label = f"{name(key)}  {home:.1f} / {abroad:.1f}"
         out += [
