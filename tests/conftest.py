@@ -1,8 +1,8 @@
 """Shared set-up: one torch thread per test process; property tests are random by seed, never by clock."""
 
 import os
-import tempfile
 import signal
+import tempfile
 
 os.environ["ACCLIMATE_SECRETS"] = tempfile.mkdtemp(prefix="acclimate-keys-")  # no key of a test in the home folder
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: they share two cores
