@@ -175,5 +175,7 @@ class AdamW(Adam):
     weight_decay: float = 1e-2
 
     def update(self, grads: Tree, state: Tree, params: Tree, scale: Scalar = 1.0) -> tuple[Tree, Tree]:
-        shrunk: Any = tree.scale(params, 1.0 - self.lr * self.weight_decay * scale) if _takes_part(self.weight_decay) else params
+        shrunk: Any = (
+            tree.scale(params, 1.0 - self.lr * self.weight_decay * scale) if _takes_part(self.weight_decay) else params
+        )
         return self._step(grads, state, shrunk, scale)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core import tree
-from ...core.loops import Loop, Stepwise, Warming, driven
+from ...core.loops import Loop, Room, Stepwise, Warming, driven
 
 log = logging.getLogger("acclimate")
 
@@ -35,13 +35,16 @@ class Recorder:
         """Work that could not be recorded, and why: it runs as it is."""
         self._slot = Slot() if on else None
 
-    def run(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """What `f` makes of the inputs; `what` names the work, as shapes alone do not."""
+    def run(
+        self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...], room: Room | None = None
+    ) -> Any:
+        """What `f` makes of the inputs; `what` names the work, as shapes alone do not. `room` is that of
+        clients, where the largest may not fill it."""
         with tf32(False) if self.exact else nullcontext():
             if not self.on or what in self.refused:
                 return f(*inputs)
             recorded = self._recording(what, f, inputs)
-            return f(*inputs) if recorded is None else recorded(*inputs)
+            return f(*inputs) if recorded is None else recorded(*inputs, room=room)
 
     def forget(self) -> None:
         """Drop all recordings, and the memory that they hold."""
@@ -149,22 +152,26 @@ class Captured:
             raise
         self.program = recording.program
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, room: Room | None = None) -> Any:
         """Run the recorded function on new inputs of the same shapes; the results are the caller's own."""
         self._put(inputs)
-        play(self.program)
+        for graph in played(self.program, room):
+            graph.replay()
         return over(torch.clone, self._outputs)
 
 
-Program: TypeAlias = list[tuple[Any, int]]
-"""Graphs, or programs, and how often each is replayed before the next."""
+Program: TypeAlias = list[Any]
+"""Graphs, and loops as pairs (program, times), where `times(room)` says how often it is replayed before the next."""
 
 
-def play(program: Program) -> None:
-    """Replay all of a program."""
-    for part, times in program:
-        for _ in range(times):
-            play(part) if isinstance(part, list) else part.replay()
+def played(program: Program, room: Room | None = None) -> Iterator[Any]:
+    """The graphs of a program in the order in which they are replayed."""
+    for part in program:
+        if isinstance(part, tuple):
+            for _ in range(part[1](room)):
+                yield from played(part[0], room)
+        else:
+            yield part
 
 
 class Recording(Stepwise):
@@ -188,7 +195,7 @@ class Recording(Stepwise):
         with torch._C._DisableFuncTorch(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             graph.capture_end()
-        self.program.append((graph, 1))
+        self.program.append(graph)
 
     def run(self, loop: Loop) -> None:
         self.end()
@@ -196,7 +203,7 @@ class Recording(Stepwise):
         self.begin()
         loop.step()
         self.end()
-        self.program = [*before, (self.program, loop.left if loop.settled else 1)]
+        self.program = [*before, (self.program, loop.times)]
         self.begin()
 
     def give_up(self) -> None:

@@ -38,6 +38,7 @@ from ...core import (
     message,
     tree,
 )
+from ...core.loops import Room
 from ...core.private import private
 from ...core.vectorised import CannotVectorise, refusal
 from ..serial import stacked_start, welcomed
@@ -182,7 +183,7 @@ class VmapEngine(Engine):
             present = torch.arange(len(g.ids), device=self.device) < g.real
             inputs = (down, mine, own(g, self.shards), {"round": now}, present, examples)
             work = round_of(self.worker, self.shards, g.ragged, self.lanes.count)
-            out: Round = self.recorder.run(("train", g.ragged), work, inputs)
+            out: Round = self.recorder.run(("train", g.ragged), work, inputs, Room(g.size, g.most))
             here = [part.of(some) for part, some in zip(out.parts, self._members(g), strict=True)]
             parts = here if parts is None else [message.combine(a, b) for a, b in zip(parts, here, strict=True)]
             done.append((g, *over(lambda x, real=g.real: x[:real], (out.mine, out.ok))))
