@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, ClassVar, TypeAlias
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +18,30 @@ from ...core import tree
 from ...core.loops import Loop, Room, Stepwise, Warming, driven
 
 log = logging.getLogger("acclimate")
+T = TypeVar("T")
 
-MOST_RECORDINGS = 64
+MOST_RECORDINGS = 128
 """Recorded shapes that are kept; the one that was not used for longest goes first."""
+
+
+SIDE_BY_SIDE = 4
+"""Streams on which groups of clients run at the same time."""
+AT_A_TIME = 16
+"""Graphs that one stream gets before it is another's turn: where too many wait on one, the host waits too."""
+
+
+class Job(NamedTuple):
+    """A pure function, its inputs and the room of its clients, as `Recorder.run` takes them."""
+
+    what: tuple[Any, ...]
+    f: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    room: Room | None = None
+
+    @property
+    def load(self) -> int:
+        """How long it takes, beside others."""
+        return 1 if self.room is None else self.room.most
 
 
 class Recorder:
@@ -33,7 +56,7 @@ class Recorder:
         """Recordings by work and shapes, the one that was used last at the end."""
         self.refused: dict[Any, str] = {}
         """Work that could not be recorded, and why: it runs as it is."""
-        self._slot = Slot() if on else None
+        self._slots: list[Slot] = []
 
     def run(
         self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...], room: Room | None = None
@@ -43,21 +66,60 @@ class Recorder:
         with tf32(False) if self.exact else nullcontext():
             if not self.on or what in self.refused:
                 return f(*inputs)
-            recorded = self._recording(what, f, inputs)
+            recorded = self._recording(Job(what, f, inputs), 0)
             return f(*inputs) if recorded is None else recorded(*inputs, room=room)
+
+    def run_all(self, jobs: Sequence[Job]) -> list[Any]:
+        """What `run` gives for each of these jobs. What is recorded runs side by side, on several streams."""
+        if not self.on or len(jobs) == 1:
+            return [self.run(*job) for job in jobs]
+        with tf32(False) if self.exact else nullcontext():
+            placed = self._dealt(jobs)
+            made = [self._recording(job, at) for job, at in zip(jobs, placed, strict=True)]
+            done: list[Any] = [None] * len(jobs)
+            queues: dict[int, list[tuple[int, Captured, Job]]] = {at: [] for at in sorted(set(placed))}
+            for i, recorded in enumerate(made):
+                if recorded is not None:
+                    queues[placed[i]].append((i, recorded, jobs[i]))
+            for number, found in alternating([self._slots[at].line(queue) for at, queue in queues.items() if queue]):
+                done[number] = found
+            for at in queues:
+                if queues[at]:
+                    self._slots[at].join()
+            ways = zip(jobs, made, done, strict=True)
+            return [job.f(*job.inputs) if recorded is None else found for job, recorded, found in ways]
+
+    def _dealt(self, jobs: Sequence[Job]) -> list[int]:
+        """The slot of each job: one where its recording is, unless that has more to do than another with this one."""
+        loads, placed = [0] * SIDE_BY_SIDE, []
+        for job in jobs:
+            idle = min(range(SIDE_BY_SIDE), key=loads.__getitem__)
+            there = [s for s in range(SIDE_BY_SIDE) if self._key(job, s) in self.recorded]
+            at = min([s for s in there if loads[s] <= loads[idle] + job.load] or [idle], key=loads.__getitem__)
+            loads[at] += job.load
+            placed.append(at)
+        return placed
 
     def forget(self) -> None:
         """Drop all recordings, and the memory that they hold."""
         self.recorded.clear()
-        self._slot = Slot() if self.on else None
+        self._slots.clear()
 
-    def _recording(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured | None:
+    def _key(self, job: Job, slot: int) -> Any:
+        leaves = tree.leaves(dict(enumerate(job.inputs)))
+        return job.what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in leaves), slot
+
+    def _recording(self, job: Job, slot: int) -> Captured | None:
         """The recording of this work, made where it is not there; None where it cannot be made."""
-        key = (what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
+        if job.what in self.refused:
+            return None
+        while len(self._slots) <= slot:
+            self._slots.append(Slot())
+        what, key = job.what, self._key(job, slot)
         recorded = self.recorded.pop(key, None)
         if recorded is None:
             try:
-                recorded = Captured(f, inputs, self._slot)
+                recorded = Captured(job.f, job.inputs, self._slots[slot])
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as reason:
@@ -92,6 +154,26 @@ class Slot:
         if key not in self._places:
             self._places[key] = given.clone()
         return self._places[key]
+
+    def line(self, jobs: Sequence[tuple[int, Captured, Job]]) -> Iterator[tuple[int, Any] | None]:
+        """Run recorded jobs one after the other on this slot's stream: the results, by number. In between it yields
+        None, so that other slots have their turn."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        for number, recorded, job in jobs:
+            graphs, more = recorded.launches(job.inputs, job.room), True
+            while more:
+                with torch.cuda.stream(self.stream):
+                    more = len(list(islice(graphs, AT_A_TIME))) == AT_A_TIME
+                yield None
+            with torch.cuda.stream(self.stream):
+                found = recorded.results()
+            yield number, found
+
+    def join(self) -> None:
+        """What follows waits until this slot is done."""
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
 
 
 class Captured:
@@ -154,9 +236,19 @@ class Captured:
 
     def __call__(self, *inputs: Any, room: Room | None = None) -> Any:
         """Run the recorded function on new inputs of the same shapes; the results are the caller's own."""
+        for _ in self.launches(inputs, room):
+            pass
+        return self.results()
+
+    def launches(self, inputs: tuple[Any, ...], room: Room | None) -> Iterator[None]:
+        """Replay on new inputs, one graph with every turn."""
         self._put(inputs)
         for graph in played(self.program, room):
             graph.replay()
+            yield
+
+    def results(self) -> Any:
+        """Copies of what the last replay left."""
         return over(torch.clone, self._outputs)
 
 
@@ -211,6 +303,20 @@ class Recording(Stepwise):
         if self._graph is not None:
             with suppress(Exception):
                 self._graph.capture_end()
+
+
+def alternating(lines: Sequence[Iterator[T | None]]) -> Iterator[T]:
+    """What these give, turn by turn; None is a turn and nothing else."""
+    waiting = deque(lines)
+    while waiting:
+        line = waiting.popleft()
+        try:
+            found = next(line)
+        except StopIteration:
+            continue
+        waiting.append(line)
+        if found is not None:
+            yield found
 
 
 def _placed(slot: Slot, path: str, value: Any) -> Any:
