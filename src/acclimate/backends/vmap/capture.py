@@ -143,10 +143,14 @@ class Slot:
     may use the same memory, that of their inputs included."""
 
     def __init__(self) -> None:
+        self._places: dict[Any, Tensor] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Record on another stream and into other memory from now on: a recording that failed may leave both unfit."""
         cuda = torch.cuda.is_available()
         self.stream = torch.cuda.Stream() if cuda else None
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
-        self._places: dict[Any, Tensor] = {}
 
     def place(self, path: str, given: Tensor) -> Tensor:
         """Where inputs like this one lie while a recording runs."""
@@ -194,7 +198,7 @@ class Captured:
         try:
             if not Captured.warmed:
                 self._warm(f)
-            self._record(f, slot, slot.pool)
+            self._record(f, slot)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as reason:
@@ -203,7 +207,7 @@ class Captured:
             # what was not yet initialised, compiled or memoised cannot be while recording: run once, then try again
             log.debug("a recording failed and is tried again after a run: %s", reason)
             self._warm(f)
-            self._record(f, slot, torch.cuda.graph_pool_handle())
+            self._record(f, slot)
         Captured.warmed = True
 
     def _put(self, inputs: tuple[Any, ...]) -> None:
@@ -219,19 +223,20 @@ class Captured:
             f(*self._inputs)
         torch.cuda.current_stream().wait_stream(warm)
 
-    def _record(self, f: Callable[..., Any], slot: Slot, pool: Any) -> None:
+    def _record(self, f: Callable[..., Any], slot: Slot) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        recording = Recording(pool)
-        try:
-            with _no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
+        recording = Recording(slot.pool)
+        with _no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
+            try:
                 recording.begin()
                 self._outputs = f(*self._inputs)
                 recording.end()
-        except BaseException:
-            recording.give_up()
-            _forget(pool)
-            raise
+            except BaseException:
+                recording.give_up()
+                _forget(slot.pool)
+                slot.renew()
+                raise
         self.program = recording.program
 
     def __call__(self, *inputs: Any, room: Room | None = None) -> Any:

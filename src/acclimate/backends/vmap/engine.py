@@ -1,8 +1,8 @@
 """Many clients at once: one `vmap` of the client function over a cohort, captured as a CUDA graph where there is one.
 
 Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory
-(buckets.py). On CUDA each (bucket, chunk) shape is recorded once and replayed every round; where recording fails, one
-log line says why and the same function runs as it is (capture.py). Private state and examples lie on the device, or
+(buckets.py). On CUDA each (bucket, chunk) shape is recorded once, by its steps, and replayed every round, several side
+by side; where recording fails, one log line says why and the same function runs as it is (capture.py). Private state and examples lie on the device, or
 where there are too many of them in files and host memory (transfer.py). Several trainings may run as lanes of one
 engine (lanes.py). The host waits for the device once per round, at its end, to learn whether all values are finite.
 """
@@ -137,9 +137,14 @@ class VmapEngine(Engine):
             about = (device, options, self.lanes)
             self.recorder, self.shards = shelf.shelved(worker, self.shards, about, self.recorder)
         self.feeder = Feeder(self.shards, device)
-        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, shelf.forget)
+        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self._forget)
         self._next: Tensor | None = None
         self._mine = self._fresh([self.shards] if one else [lane.train for lane in lanes])
+
+    def _forget(self) -> None:
+        """Give back the memory of all recordings of the process."""
+        shelf.forget()
+        self.recorder.forget()
 
     def _fresh(self, held: Sequence[Holdings]) -> Private:
         """The private state before the first round; `held` has the clients of every lane."""
