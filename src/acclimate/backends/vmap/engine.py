@@ -2,9 +2,10 @@
 
 Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory
 (buckets.py). On CUDA each (bucket, chunk) shape is recorded once, by its steps, and replayed every round, several side
-by side; where recording fails, one log line says why and the same function runs as it is (capture.py). Private state and examples lie on the device, or
-where there are too many of them in files and host memory (transfer.py). Several trainings may run as lanes of one
-engine (lanes.py). The host waits for the device once per round, at its end, to learn whether all values are finite.
+by side; where recording fails, one log line says why and the same function runs as it is (capture.py). Private state
+and examples lie on the device, or where there are too many of them in files and host memory (transfer.py). Several
+trainings may run as lanes of one engine (lanes.py). The host waits for the device once per round, at its end, to learn
+whether all values are finite.
 """
 
 from __future__ import annotations
