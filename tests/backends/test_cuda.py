@@ -12,8 +12,9 @@ from torch.func import grad, vmap
 
 from acclimate.adapters import MEMO, THE, FedCTTA, Latte, NoAdapt, Tent, Together
 from acclimate.backends import Auto, Serial, Vmap
-from acclimate.backends.vmap.capture import Captured, Recorder, played
+from acclimate.backends.vmap.capture import Captured, Recorder
 from acclimate.backends.vmap.engine import VmapEngine
+from acclimate.backends.vmap.graphs import played
 from acclimate.backends.vmap.lanes import Lane
 from acclimate.core import SGD, Protocol, Work, Worker, fit, rng, tree
 from acclimate.core.nn import kernels

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core import tree
-from ...core.loops import Loop, Room, Stepwise, Warming, driven
+from ...core.loops import Room, Warming, driven
+from . import graphs
+from .graphs import Recording, alternating, no_garbage, played
 
 log = logging.getLogger("acclimate")
-T = TypeVar("T")
 
 MOST_RECORDINGS = 128
 """Recorded shapes that are kept; the one that was not used for longest goes first."""
-
-
 SIDE_BY_SIDE = 4
 """Streams on which groups of clients run at the same time."""
 AT_A_TIME = 16
@@ -227,14 +223,14 @@ class Captured:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         recording = Recording(slot.pool)
-        with _no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
+        with no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
             try:
                 recording.begin()
                 self._outputs = f(*self._inputs)
                 recording.end()
             except BaseException:
                 recording.give_up()
-                _forget(slot.pool)
+                graphs.forget(slot.pool)
                 slot.renew()
                 raise
         self.program = recording.program
@@ -257,73 +253,6 @@ class Captured:
         return over(torch.clone, self._outputs)
 
 
-Program: TypeAlias = list[Any]
-"""Graphs, and loops as pairs (program, times), where `times(room)` says how often it is replayed before the next."""
-
-
-def played(program: Program, room: Room | None = None) -> Iterator[Any]:
-    """The graphs of a program in the order in which they are replayed."""
-    for part in program:
-        if isinstance(part, tuple):
-            for _ in range(part[1](room)):
-                yield from played(part[0], room)
-        else:
-            yield part
-
-
-class Recording(Stepwise):
-    """Records a function as a program. At a loop the graph ends, the body becomes one by itself, another begins."""
-
-    def __init__(self, pool: Any) -> None:
-        self.program: Program = []
-        self._pool = pool
-        self._graph: Any = None
-
-    def begin(self) -> None:
-        """Begin a graph."""
-        with torch._C._DisableFuncTorch():  # torch sets its generator up here, which is none of the clients' business
-            self._graph = torch.cuda.CUDAGraph()
-            # relaxed: the driver loads a library's kernel when it is first used, also while recording
-            self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-
-    def end(self) -> None:
-        """End the graph that was begun."""
-        graph, self._graph = self._graph, None
-        with torch._C._DisableFuncTorch(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            graph.capture_end()
-        self.program.append(graph)
-
-    def run(self, loop: Loop) -> None:
-        self.end()
-        before, self.program = self.program, []
-        self.begin()
-        loop.step()
-        self.end()
-        self.program = [*before, (self.program, loop.times)]
-        self.begin()
-
-    def give_up(self) -> None:
-        """End a graph whose recording failed."""
-        if self._graph is not None:
-            with suppress(Exception):
-                self._graph.capture_end()
-
-
-def alternating(lines: Sequence[Iterator[T | None]]) -> Iterator[T]:
-    """What these give, turn by turn; None is a turn and nothing else."""
-    waiting = deque(lines)
-    while waiting:
-        line = waiting.popleft()
-        try:
-            found = next(line)
-        except StopIteration:
-            continue
-        waiting.append(line)
-        if found is not None:
-            yield found
-
-
 def _placed(slot: Slot, path: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _placed(slot, f"{path}/{k}", v) for k, v in value.items()}
@@ -336,31 +265,6 @@ def over(f: Callable[..., Any], value: Any) -> Any:
         done = [over(f, v) for v in value]
         return type(value)._make(done) if hasattr(value, "_make") else tuple(done)
     return tree.map(f, value)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Keep Python from freeing what is left of other recordings: their memory cannot be given back during this one."""
-    gc.collect()
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
-def _forget(pool: Any) -> None:
-    """End a failed recording for torch, which goes on waiting for it: the allocator would keep all memory that is
-    freed from now on, and the default generator would refuse to draw."""
-    torch.cuda.synchronize()
-    device = torch.cuda.current_device()
-    with suppress(RuntimeError):  # it failed before or after it filled the pool
-        torch._C._cuda_endAllocateToPool(device, pool)
-        torch._C._cuda_releasePool(device, pool)
-    fresh = torch.Generator(f"cuda:{device}").manual_seed(torch.initial_seed())
-    torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @contextmanager
