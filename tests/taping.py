@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from acclimate.backends.vmap import capture
+from acclimate.backends.vmap import capture, graphs
+from acclimate.core.loops import Warming, driven
 
 ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "item", "unique", "_unique2")
 """Operations whose result the host must know before it can go on."""
@@ -84,6 +85,12 @@ def one_hot(y, classes):
     return (y[..., None] == torch.arange(classes)).long()
 
 
+def warmed(self, f):
+    """What a recording does before it is tried again."""
+    with driven(Warming()):
+        f(*self._inputs)
+
+
 @contextmanager
 def taped():
     """Recordings are made on tapes inside."""
@@ -95,8 +102,8 @@ def taped():
         patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         patch.setattr(torch.nn.functional, "one_hot", one_hot)
         patch.setattr(capture.Captured, "warmed", True)
-        patch.setattr(capture.Captured, "_warm", lambda self, f: None)
-        patch.setattr(capture, "_forget", lambda pool: None)
+        patch.setattr(capture.Captured, "_warm", warmed)
+        patch.setattr(graphs, "forget", lambda pool: None)
         made, begin = [], capture.Recorder.__init__
 
         def opened(self, on, exact):

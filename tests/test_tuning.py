@@ -17,6 +17,7 @@ from acclimate.data import Digits
 from acclimate.experiment import ConfigError
 from acclimate.experiment.settings import expand, merged
 from acclimate.running import run as api
+from acclimate.running import train
 from acclimate.store import RunError
 from acclimate.tuning import Choice, Range, parse, search, trials
 
@@ -172,6 +173,25 @@ def test_seeds_that_train_together_score_the_same(tmp_path, monkeypatch):
     together = trials.run(both, tmp_path / "together", [ac.shifts.Original()], seen)
     assert [(s.accuracy, s.round) for s in together] == [(s.accuracy, s.round) for s in apart]
     assert seen.rounds == [1, 2, 1, 2]  # and nothing again for the score
+
+
+def test_a_grid_over_numbers_trains_ahead_together_and_scores_the_same(tmp_path, monkeypatch):
+    space = parse([*SMALL, "backend=vmap", RATES])
+    points = [space.experiment(p) for p in space.points()]
+    apart = [trials.run([e], tmp_path / f"apart{i}", [ac.shifts.Original()], ac.Watch()) for i, e in enumerate(points)]
+
+    def joins(experiments, numbers=False):
+        return numbers and len(experiments) > 1
+
+    monkeypatch.setattr(trials, "_on_gpu", lambda experiment: True)
+    monkeypatch.setattr(trials, "can_join", joins)
+    monkeypatch.setattr(train, "can_join", joins)
+    seen, folders = Stop(99), [tmp_path / f"{i}" for i in range(2)]
+    trials.ahead(dict(zip(folders, ([e] for e in points), strict=True)), seen)
+    assert seen.rounds == [1, 2]  # of both at once
+    found = [trials.run([e], f, [ac.shifts.Original()], seen) for e, f in zip(points, folders, strict=True)]
+    assert seen.rounds == [1, 2]
+    assert [s[0].accuracy for s in found] == pytest.approx([s[0].accuracy for s in apart], abs=1e-4)
 
 
 def test_streams_of_other_data_and_of_newcomers_are_refused(tmp_path):

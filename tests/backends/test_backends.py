@@ -34,13 +34,13 @@ def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, 
     engine = Vmap().open(worker, shards(), CPU)
     whole, asked = engine.recorder.run, []
 
-    def tight(what, f, inputs):
+    def tight(what, f, inputs, room=None):
         own = inputs[2] if what[0] == "train" else inputs[1]
         if (what[0] == "train") == (work == "train"):
             asked.append(len(own["id"]))
             if asked[-1] > 1:
                 raise torch.cuda.OutOfMemoryError("pretend")
-        return whole(what, f, inputs)
+        return whole(what, f, inputs, room)
 
     monkeypatch.setattr(engine.recorder, "run", tight)
     state = fit.start(worker, engine, 6)

@@ -13,19 +13,22 @@ from torch.func import grad, vmap
 
 from acclimate.adapters import MEMO, THE, FedCTTA, Latte, NoAdapt, Tent, Together
 from acclimate.backends import Auto, Serial, Vmap
+from acclimate.backends.vmap.capture import Captured, Recorder
 from acclimate.backends.vmap.engine import VmapEngine
+from acclimate.backends.vmap.graphs import played
 from acclimate.backends.vmap.lanes import Lane
-from acclimate.core import Protocol, Worker, fit, rng, tree
+from acclimate.core import SGD, Protocol, Work, Worker, fit, rng, tree
 from acclimate.core.nn import kernels
 from acclimate.core.nn.conv import PureConv2d
 from acclimate.core.nn.layers import purify
 from acclimate.core.nn.pool import PureMaxPool2d
 from acclimate.eval import tsne
 from acclimate.experiment import catalogue
-from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
+from acclimate.methods import SCAFFOLD, FedAvg, FedProx, FedTHE
 from acclimate.ops import augmix_kernel
 from acclimate.ops.augmix import augmix
 from acclimate.personal import FineTune, NoPersonal
+from partners import models, partner, short
 from support import SMALL, equal, gap, shards, small, task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -59,7 +62,8 @@ SOME = [(name, 6, "mlp-dropout") for name in ("fedavg", "scaffold", "fedthe")]
 def test_captured_equals_eager_to_the_bit(name, cohort, model):
     method = small(catalogue.METHODS[name])
     _, engine, a = train(method, Vmap(), CUDA, model, cohort)
-    assert engine.recorder.recorded, "nothing was captured"
+    assert any(key[0][0] == "train" for key in engine.recorder.recorded), "nothing was captured"
+    assert not engine.recorder.refused
     _, _, b = train(method, Vmap(capture=False), CUDA, model, cohort)
     assert equal(a.server, b.server)
     assert equal(a.mine, b.mine)
@@ -101,12 +105,85 @@ class Syncing(FedAvg):
 def test_what_cannot_be_captured_runs_eagerly_with_one_reason(caplog):
     with caplog.at_level(logging.WARNING, logger="acclimate"):
         _, engine, a = train(Syncing(work=SMALL), Vmap(), CUDA)
-    assert not engine.recorder.recorded
+    assert not any(key[0][0] == "train" for key in engine.recorder.recorded)
     assert len([r for r in caplog.records if "not captured" in r.message]) == 1
     torch.rand(2, device=CUDA)  # the generator is usable again, and so is the next recording
     assert train(FedAvg(work=SMALL), Vmap(), CUDA)[1].recorder.recorded
     _, _, b = train(FedAvg(work=SMALL), Vmap(capture=False), CUDA)
     assert equal(a.server, b.server)
+
+
+@pytest.mark.parametrize("name", catalogue.ADAPTERS)
+def test_no_adapter_is_eager(name, monkeypatch):
+    """Captured when it first comes, with the answers of the eager run to the bit."""
+    made, begin = [], Recorder.__init__
+    monkeypatch.setattr(Recorder, "__init__", lambda self, *a, **k: (made.append(self), begin(self, *a, **k))[1])
+    worker, personal = partner(name)
+    found = []
+    for capture in (False, True):
+        engine = Vmap(capture=capture).open(worker, shards((12, 9, 16)), CUDA)
+        live = models(worker, engine, personal)
+        found.append(engine.serve(live, shards((5, 9, 8), seed=2), short(name), Protocol(batch=2)))
+    assert [why for recorder in made for why in recorder.refused.values()] == []
+    assert {key[0][0] for recorder in made for key in recorder.recorded} & {"serve", "train"}
+    assert equal(*found)
+
+
+def test_a_step_is_recorded_once_however_many_there_are():
+    made = []
+    for epochs in (2, 50):
+        worker = Worker(task(), small(FedAvg(), Work(epochs=epochs, batch=8)))
+        engine = Vmap().open(worker, shards((16,) * 6), CUDA)
+        engine.train(worker.method.download(worker.task, fit.start(worker, engine, 6).server), torch.arange(6), 0)
+        (recorded,) = engine.recorder.recorded.values()
+        made.append((_graphs(recorded.program), len(list(played(recorded.program)))))
+    assert made[0][0] == made[1][0] and made[1][1] > 90
+
+
+def _graphs(program):
+    return sum(_graphs(part[0]) if isinstance(part, tuple) else 1 for part in program)
+
+
+def test_a_second_run_of_the_process_records_nothing(monkeypatch):
+    _, engine, a = train(small(SCAFFOLD()), Vmap(), CUDA, rounds=2)
+    monkeypatch.setattr(Captured, "_record", lambda *a: pytest.fail("recorded again"))
+    _, again, b = train(small(SCAFFOLD()), Vmap(), CUDA, rounds=2)
+    assert again.recorder is engine.recorder and equal(a.server, b.server) and equal(a.mine, b.mine)
+
+
+def test_uneven_clients_run_side_by_side_with_the_numbers_of_one_after_the_other():
+    sizes, found = (200, 90, 60, 41, 33, 12), []
+    for options in (Vmap(), Vmap(capture=False)):
+        worker = Worker(task(), small(SCAFFOLD()))
+        engine = options.open(worker, shards(sizes), CUDA)
+        state = fit.start(worker, engine, 6)
+        for state in fit.rounds(worker, engine, fit.RoundPlan(4, 6, 6), shards((5, 9, 6, 0, 8, 7), seed=1), state):
+            pass
+        found.append((state, engine))
+    (a, engine), (b, _) = found
+    assert len({key[2] for key in engine.recorder.recorded}) > 1, "all in one slot"
+    assert equal(a.server, b.server) and equal(a.mine, b.mine)
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        [FedAvg(opt=SGD(lr=lr)) for lr in (0.01, 0.1, 0.3)],
+        [FedProx(mu=mu) for mu in (0.01, 2.0)],
+        [SCAFFOLD(opt=SGD(lr=lr)) for lr in (0.02, 0.1)],
+    ],
+    ids=["fedavg-lr", "fedprox-mu", "scaffold-lr"],
+)
+def test_a_sweep_trains_together_with_the_numbers_of_separate_runs(methods):
+    lanes = [Lane(Worker(task(), small(m)), shards()) for m in methods]
+    workers, engine = [lane.worker for lane in lanes], Vmap().open_lanes(lanes, CUDA)
+    val, states = shards((5, 9, 6, 0, 8, 7), seed=1), fit.start_together(workers, engine, 6)
+    for states in fit.rounds_together(workers, engine, fit.RoundPlan(3, 6, 4), [val] * len(lanes), states):
+        pass
+    assert engine.recorder.recorded and not engine.recorder.refused
+    for method, state in zip(methods, states, strict=True):
+        _, _, alone = train(small(method), Vmap(), CUDA)
+        assert gap(state.server, alone.server) < 1e-5 and gap(state.mine, alone.mine) < 1e-5
 
 
 def test_what_is_sent_from_files_and_host_memory_trains_the_same(tmp_path):

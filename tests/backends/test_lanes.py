@@ -186,7 +186,7 @@ class Replayed:
     def __init__(self, f, inputs, slot):
         self.f = f
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs, room=None):
         return self.f(*inputs)
 
 

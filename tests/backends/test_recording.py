@@ -8,9 +8,11 @@ import torch
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Vmap
 from acclimate.backends.vmap import shelf
+from acclimate.backends.vmap.buckets import Buckets
 from acclimate.core import Protocol, Work, Worker, fit
+from acclimate.core.loops import Loop
 from acclimate.experiment import catalogue
-from acclimate.methods import FedAvg
+from acclimate.methods import SCAFFOLD, FedAvg
 from partners import models, partner, short
 from support import equal, gap, quick_or_slow, shards, small, task
 from taping import taped
@@ -100,3 +102,31 @@ def test_an_adapter_that_asks_the_device_is_named_and_runs_as_it_is(caplog):
     assert list(engine.recorder.refused.values()) == ["lift_fresh in a recording"] * 2  # of even and of padded groups
     assert len([r for r in caplog.records if "not captured" in r.message]) == 1
     assert equal(found[0], found[1]) and gap(found[0], plain) < 1e-6
+
+
+def test_clients_of_other_sizes_share_recordings(monkeypatch):
+    """Cohorts that are drawn have groups of many sizes: their recordings are those of a few."""
+    data = shards((33, 40, 36, 30, 31, 37))
+    monkeypatch.setattr(Buckets, "__init__", _as_on_a_gpu(Buckets.__init__))
+    _, _, plain = trained(small(SCAFFOLD()), data, rounds=3)
+    seen = []
+    monkeypatch.setattr(Loop, "times", _noting(Loop.times, seen))
+    with taped():
+        _, engine, replayed = trained(small(SCAFFOLD()), data, rounds=3)
+    assert equal(replayed.server, plain.server) and equal(replayed.mine, plain.mine)
+    rooms = {room for room in seen if room is not None}
+    assert {room.size for room in rooms} == {32, 40} and len({room.most for room in rooms}) > 2
+    trained_in = [key for key in engine.recorder.recorded if key[0][0] == "train"]
+    assert len(trained_in) < len(rooms) * 4  # one for each number of clients, however large they are
+
+
+def _noting(times, seen):
+    return lambda self, room: (seen.append(room), times(self, room))[1]
+
+
+def _as_on_a_gpu(begin):
+    def opened(self, waste, *others):
+        begin(self, 0.1, *others)
+        self._recorded = True
+
+    return opened

@@ -360,7 +360,7 @@ def test_recordings_that_were_not_used_for_longest_are_dropped(monkeypatch):
             made.append(inputs)
             self.f = f
 
-        def __call__(self, *inputs):
+        def __call__(self, *inputs, room=None):
             return self.f(*inputs)
 
     monkeypatch.setattr(capture, "Captured", Pretend)

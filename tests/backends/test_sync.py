@@ -62,14 +62,14 @@ def test_a_replayed_round_waits_for_the_device_once(method, options, monkeypatch
     for r in range(2):  # recorded, and page-locked memory set aside
         engine.expect(torch.arange(4))
         engine.train(down, torch.arange(4), r)
-    settle, waits = engine._settle, []
+    settle, waits = engine._keep, []
 
     def allowed(*args):
         torch.cuda.set_sync_debug_mode("default")
         waits.append(args)
         settle(*args)
 
-    monkeypatch.setattr(engine, "_settle", allowed)
+    monkeypatch.setattr(engine, "_keep", allowed)
     engine.expect(torch.arange(4))
     try:
         torch.cuda.set_sync_debug_mode("error")

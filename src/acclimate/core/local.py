@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import check, rng, tree
 from .gradient import gradient
-from .loops import Time, at, repeat
+from .loops import Needed, Time, at, repeat
 from .optim import Optimizer
 from .tree import Tree
 
@@ -110,7 +110,9 @@ def train(
         return tree.where(at(active, t), new, now) if "ragged" in data else new, {}
 
     start = {"p": params, "s": opt.init(params), "b": vars["buffers"]}
-    end, _ = repeat(step, start, positions.shape[0], active)
+    # what is undone need not be done
+    needed = Needed(data["rows"].shape[-1], work.steps) if "ragged" in data else None
+    end, _ = repeat(step, start, positions.shape[0], active, needed)
     merged = {**frozen, **end["p"]}
     return {"params": {name: merged[name] for name in vars["params"]}, "buffers": end["b"]}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +25,22 @@ Time: TypeAlias = int | Tensor
 Body: TypeAlias = Callable[[Time, Tree], tuple[Tree, Tree]]
 """`body(t, state) -> (state, out)`, pure."""
 
+
+class Room(NamedTuple):
+    """The room that clients have for examples, and how many the largest of them has."""
+
+    size: int
+    most: int
+
+
+class Needed(NamedTuple):
+    """How many steps of a loop over a client's examples change anything, by how many examples that client has; they
+    were planned for clients with `size` of them."""
+
+    size: int
+    steps: Callable[[int], int]
+
+
 LEAST = 3
 """Loops of fewer steps are always unrolled: a step runs by itself before the form of the state is known."""
 
@@ -34,11 +50,14 @@ def at(x: Tensor, t: Time) -> Tensor:
     return x[t] if isinstance(t, int) else x.index_select(0, t.view(1))[0]
 
 
-def repeat(body: Body, state: Tree, count: int, like: Tensor) -> tuple[Tree, Tree]:
-    """The state after `count` steps, and what each gave (`out`), stacked. `like` is any tensor of the device."""
+def repeat(body: Body, state: Tree, count: int, like: Tensor, needed: Needed | None = None) -> tuple[Tree, Tree]:
+    """The state after `count` steps, and what each gave (`out`), stacked. `like` is any tensor of the device.
+
+    A recording that was made for larger clients leaves out steps that are not `needed`.
+    """
     driver = _driver.get()
     if driver is not None and count >= LEAST and not _differentiates():
-        return driver.repeat(body, state, count, like)
+        return driver.repeat(body, state, count, like, needed)
     outs = []
     for t in range(count):
         state, out = body(t, state)
@@ -62,13 +81,15 @@ def chunked(f: Callable[[Tree], Tree], xs: Tree, chunk: int) -> Tree:
 class Stepwise:
     """Drives loops as a recording does, but without one: every step runs, on the device's clock and in fixed places."""
 
-    def repeat(self, body: Body, state: Tree, count: int, like: Tensor) -> tuple[Tree, Tree]:
+    def repeat(
+        self, body: Body, state: Tree, count: int, like: Tensor, needed: Needed | None = None
+    ) -> tuple[Tree, Tree]:
         """As the function `repeat`."""
         clock = torch.zeros((), dtype=torch.int64, device=like.device)
         alone: list[Tree] = []
         while len(alone) < count:
             # in memory of its own: what is copied there must not reach the arguments, or two leaves that are one
-            loop = Loop(body, tree.map(torch.clone, state), clock, len(alone), count)
+            loop = Loop(body, tree.map(torch.clone, state), clock, len(alone), count, needed)
             self.run(loop)
             if loop.settled:
                 first = [_stacked(alone)] if alone else []
@@ -97,8 +118,16 @@ class Warming(Stepwise):
 class Loop:
     """A loop from its step `first` on. It has settled when a step's state has the form of the one before it."""
 
-    def __init__(self, body: Body, place: Tree, clock: Tensor, first: int, count: int) -> None:
-        self._body, self.place, self._clock, self._first = body, place, clock, first
+    def __init__(
+        self,
+        body: Body,
+        place: Tree,
+        clock: Tensor,
+        first: int,
+        count: int,
+        needed: Needed | None = None,
+    ) -> None:
+        self._body, self.place, self._clock, self._first, self._needed = body, place, clock, first, needed
         self.left = count - first
         """Steps that are still to take."""
         self.settled = False
@@ -106,6 +135,14 @@ class Loop:
         self.out: Tree = {}
         self.outs: Tree = {}
         """What all steps from `first` on gave, stacked; once it has settled."""
+
+    def times(self, room: Room | None) -> int:
+        """How often its next step is taken where clients have this room."""
+        if not self.settled:
+            return 1
+        if room is None or self._needed is None or self._needed.size != room.size:
+            return self.left
+        return max(min(self._needed.steps(room.most) - self._first, self.left), 0)
 
     def step(self) -> None:
         """One step, at the time that the device's clock has; afterwards the clock is one further."""

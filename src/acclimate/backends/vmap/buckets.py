@@ -28,6 +28,8 @@ class Group(NamedTuple):
     real: int
     who: Tensor
     """The ids on the host."""
+    most: int
+    """Examples of the largest client that it may have: `size` may be more, so that recordings are shared."""
 
     @property
     def size(self) -> int:
@@ -71,7 +73,8 @@ class Buckets:
             ragged = not shards.even if drawn else bool((shards.sizes[who] != size).any())
             padded = torch.cat([who, who[:1].expand(count - len(who))])
             ids, n = self._there(padded), self._there(shards.sizes[padded])
-            yield Group(ids, shards.placed_rows(ids, size), n, ragged, len(who), padded)
+            room = min(1 << (size - 1).bit_length(), shards.largest) if drawn and not shards.far else size
+            yield Group(ids, shards.placed_rows(ids, room), n, ragged, len(who), padded, size)
 
     def with_fewer(self, work: Verb, run: Callable[[], T]) -> T:
         """Run, with half as many clients at once whenever memory is short."""

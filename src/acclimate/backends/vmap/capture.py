@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core import tree
-from ...core.loops import Loop, Stepwise, Warming, driven
+from ...core.loops import Room, Warming, driven
+from . import graphs
+from .graphs import Recording, alternating, no_garbage, played
 
 log = logging.getLogger("acclimate")
 
-MOST_RECORDINGS = 64
+MOST_RECORDINGS = 128
 """Recorded shapes that are kept; the one that was not used for longest goes first."""
+SIDE_BY_SIDE = 4
+"""Streams on which groups of clients run at the same time."""
+AT_A_TIME = 16
+"""Graphs that one stream gets before it is another's turn: where too many wait on one, the host waits too."""
+
+
+class Job(NamedTuple):
+    """A pure function, its inputs and the room of its clients, as `Recorder.run` takes them."""
+
+    what: tuple[Any, ...]
+    f: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    room: Room | None = None
+
+    @property
+    def load(self) -> int:
+        """How long it takes, beside others."""
+        return 1 if self.room is None else self.room.most
 
 
 class Recorder:
@@ -33,28 +52,70 @@ class Recorder:
         """Recordings by work and shapes, the one that was used last at the end."""
         self.refused: dict[Any, str] = {}
         """Work that could not be recorded, and why: it runs as it is."""
-        self._slot = Slot() if on else None
+        self._slots: list[Slot] = []
 
-    def run(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """What `f` makes of the inputs; `what` names the work, as shapes alone do not."""
+    def run(
+        self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...], room: Room | None = None
+    ) -> Any:
+        """What `f` makes of the inputs; `what` names the work, as shapes alone do not. `room` is that of
+        clients, where the largest may not fill it."""
         with tf32(False) if self.exact else nullcontext():
             if not self.on or what in self.refused:
                 return f(*inputs)
-            recorded = self._recording(what, f, inputs)
-            return f(*inputs) if recorded is None else recorded(*inputs)
+            recorded = self._recording(Job(what, f, inputs), 0)
+            return f(*inputs) if recorded is None else recorded(*inputs, room=room)
+
+    def run_all(self, jobs: Sequence[Job]) -> list[Any]:
+        """What `run` gives for each of these jobs. What is recorded runs side by side, on several streams."""
+        if not self.on or len(jobs) == 1:
+            return [self.run(*job) for job in jobs]
+        with tf32(False) if self.exact else nullcontext():
+            placed = self._dealt(jobs)
+            made = [self._recording(job, at) for job, at in zip(jobs, placed, strict=True)]
+            done: list[Any] = [None] * len(jobs)
+            queues: dict[int, list[tuple[int, Captured, Job]]] = {at: [] for at in sorted(set(placed))}
+            for i, recorded in enumerate(made):
+                if recorded is not None:
+                    queues[placed[i]].append((i, recorded, jobs[i]))
+            for number, found in alternating([self._slots[at].line(queue) for at, queue in queues.items() if queue]):
+                done[number] = found
+            for at in queues:
+                if queues[at]:
+                    self._slots[at].join()
+            ways = zip(jobs, made, done, strict=True)
+            return [job.f(*job.inputs) if recorded is None else found for job, recorded, found in ways]
+
+    def _dealt(self, jobs: Sequence[Job]) -> list[int]:
+        """The slot of each job: one where its recording is, unless that has more to do than another with this one."""
+        loads, placed = [0] * SIDE_BY_SIDE, []
+        for job in jobs:
+            idle = min(range(SIDE_BY_SIDE), key=loads.__getitem__)
+            there = [s for s in range(SIDE_BY_SIDE) if self._key(job, s) in self.recorded]
+            at = min([s for s in there if loads[s] <= loads[idle] + job.load] or [idle], key=loads.__getitem__)
+            loads[at] += job.load
+            placed.append(at)
+        return placed
 
     def forget(self) -> None:
         """Drop all recordings, and the memory that they hold."""
         self.recorded.clear()
-        self._slot = Slot() if self.on else None
+        self._slots.clear()
 
-    def _recording(self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...]) -> Captured | None:
+    def _key(self, job: Job, slot: int) -> Any:
+        leaves = tree.leaves(dict(enumerate(job.inputs)))
+        return job.what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in leaves), slot
+
+    def _recording(self, job: Job, slot: int) -> Captured | None:
         """The recording of this work, made where it is not there; None where it cannot be made."""
-        key = (what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in tree.leaves(dict(enumerate(inputs)))))
+        if job.what in self.refused:
+            return None
+        while len(self._slots) <= slot:
+            self._slots.append(Slot())
+        what, key = job.what, self._key(job, slot)
         recorded = self.recorded.pop(key, None)
         if recorded is None:
             try:
-                recorded = Captured(f, inputs, self._slot)
+                recorded = Captured(job.f, job.inputs, self._slots[slot])
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as reason:
@@ -78,10 +139,14 @@ class Slot:
     may use the same memory, that of their inputs included."""
 
     def __init__(self) -> None:
+        self._places: dict[Any, Tensor] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Record on another stream and into other memory from now on: a recording that failed may leave both unfit."""
         cuda = torch.cuda.is_available()
         self.stream = torch.cuda.Stream() if cuda else None
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
-        self._places: dict[Any, Tensor] = {}
 
     def place(self, path: str, given: Tensor) -> Tensor:
         """Where inputs like this one lie while a recording runs."""
@@ -89,6 +154,26 @@ class Slot:
         if key not in self._places:
             self._places[key] = given.clone()
         return self._places[key]
+
+    def line(self, jobs: Sequence[tuple[int, Captured, Job]]) -> Iterator[tuple[int, Any] | None]:
+        """Run recorded jobs one after the other on this slot's stream: the results, by number. In between it yields
+        None, so that other slots have their turn."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        for number, recorded, job in jobs:
+            graphs, more = recorded.launches(job.inputs, job.room), True
+            while more:
+                with torch.cuda.stream(self.stream):
+                    more = len(list(islice(graphs, AT_A_TIME))) == AT_A_TIME
+                yield None
+            with torch.cuda.stream(self.stream):
+                found = recorded.results()
+            yield number, found
+
+    def join(self) -> None:
+        """What follows waits until this slot is done."""
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
 
 
 class Captured:
@@ -109,7 +194,7 @@ class Captured:
         try:
             if not Captured.warmed:
                 self._warm(f)
-            self._record(f, slot, slot.pool)
+            self._record(f, slot)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as reason:
@@ -118,7 +203,7 @@ class Captured:
             # what was not yet initialised, compiled or memoised cannot be while recording: run once, then try again
             log.debug("a recording failed and is tried again after a run: %s", reason)
             self._warm(f)
-            self._record(f, slot, torch.cuda.graph_pool_handle())
+            self._record(f, slot)
         Captured.warmed = True
 
     def _put(self, inputs: tuple[Any, ...]) -> None:
@@ -134,76 +219,38 @@ class Captured:
             f(*self._inputs)
         torch.cuda.current_stream().wait_stream(warm)
 
-    def _record(self, f: Callable[..., Any], slot: Slot, pool: Any) -> None:
+    def _record(self, f: Callable[..., Any], slot: Slot) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        recording = Recording(pool)
-        try:
-            with _no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
+        recording = Recording(slot.pool)
+        with no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
+            try:
                 recording.begin()
                 self._outputs = f(*self._inputs)
                 recording.end()
-        except BaseException:
-            recording.give_up()
-            _forget(pool)
-            raise
+            except BaseException:
+                recording.give_up()
+                graphs.forget(slot.pool)
+                slot.renew()
+                raise
         self.program = recording.program
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, room: Room | None = None) -> Any:
         """Run the recorded function on new inputs of the same shapes; the results are the caller's own."""
+        for _ in self.launches(inputs, room):
+            pass
+        return self.results()
+
+    def launches(self, inputs: tuple[Any, ...], room: Room | None) -> Iterator[None]:
+        """Replay on new inputs, one graph with every turn."""
         self._put(inputs)
-        play(self.program)
+        for graph in played(self.program, room):
+            graph.replay()
+            yield
+
+    def results(self) -> Any:
+        """Copies of what the last replay left."""
         return over(torch.clone, self._outputs)
-
-
-Program: TypeAlias = list[tuple[Any, int]]
-"""Graphs, or programs, and how often each is replayed before the next."""
-
-
-def play(program: Program) -> None:
-    """Replay all of a program."""
-    for part, times in program:
-        for _ in range(times):
-            play(part) if isinstance(part, list) else part.replay()
-
-
-class Recording(Stepwise):
-    """Records a function as a program. At a loop the graph ends, the body becomes one by itself, another begins."""
-
-    def __init__(self, pool: Any) -> None:
-        self.program: Program = []
-        self._pool = pool
-        self._graph: Any = None
-
-    def begin(self) -> None:
-        """Begin a graph."""
-        with torch._C._DisableFuncTorch():  # torch sets its generator up here, which is none of the clients' business
-            self._graph = torch.cuda.CUDAGraph()
-            # relaxed: the driver loads a library's kernel when it is first used, also while recording
-            self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-
-    def end(self) -> None:
-        """End the graph that was begun."""
-        graph, self._graph = self._graph, None
-        with torch._C._DisableFuncTorch(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            graph.capture_end()
-        self.program.append((graph, 1))
-
-    def run(self, loop: Loop) -> None:
-        self.end()
-        before, self.program = self.program, []
-        self.begin()
-        loop.step()
-        self.end()
-        self.program = [*before, (self.program, loop.left if loop.settled else 1)]
-        self.begin()
-
-    def give_up(self) -> None:
-        """End a graph whose recording failed."""
-        if self._graph is not None:
-            with suppress(Exception):
-                self._graph.capture_end()
 
 
 def _placed(slot: Slot, path: str, value: Any) -> Any:
@@ -218,31 +265,6 @@ def over(f: Callable[..., Any], value: Any) -> Any:
         done = [over(f, v) for v in value]
         return type(value)._make(done) if hasattr(value, "_make") else tuple(done)
     return tree.map(f, value)
-
-
-@contextmanager
-def _no_garbage() -> Iterator[None]:
-    """Keep Python from freeing what is left of other recordings: their memory cannot be given back during this one."""
-    gc.collect()
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
-def _forget(pool: Any) -> None:
-    """End a failed recording for torch, which goes on waiting for it: the allocator would keep all memory that is
-    freed from now on, and the default generator would refuse to draw."""
-    torch.cuda.synchronize()
-    device = torch.cuda.current_device()
-    with suppress(RuntimeError):  # it failed before or after it filled the pool
-        torch._C._cuda_endAllocateToPool(device, pool)
-        torch._C._cuda_releasePool(device, pool)
-    fresh = torch.Generator(f"cuda:{device}").manual_seed(torch.initial_seed())
-    torch.cuda.default_generators[device].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """Many clients at once: one `vmap` of the client function over a cohort, captured as a CUDA graph where there is one.
 
 Clients of similar size share a bucket, padded to its largest; a bucket is cut into chunks that bound memory
-(buckets.py). On CUDA each (bucket, chunk) shape is recorded once and replayed every round; where recording fails, one
-log line says why and the same function runs as it is (capture.py). Private state and examples lie on the device, or
-where there are too many of them in files and host memory (transfer.py). Several trainings may run as lanes of one
-engine (lanes.py). The host waits for the device once per round, at its end, to learn whether all values are finite.
+(buckets.py). On CUDA each (bucket, chunk) shape is recorded once, by its steps, and replayed every round, several side
+by side; where recording fails, one log line says why and the same function runs as it is (capture.py). Private state
+and examples lie on the device, or where there are too many of them in files and host memory (transfer.py). Several
+trainings may run as lanes of one engine (lanes.py). The host waits for the device once per round, at its end, to learn
+whether all values are finite.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ from ...core import (
     message,
     tree,
 )
+from ...core.loops import Room
 from ...core.private import private
 from ...core.vectorised import CannotVectorise, refusal
 from ..serial import stacked_start, welcomed
 from . import shelf
 from .buckets import Buckets, Group
-from .capture import Recorder, over
-from .clients import Round, calibrated, deployed, own, round_of, served
+from .capture import Job, Recorder, over
+from .clients import calibrated, deployed, own, round_of, served
 from .lanes import Lane, LaneShards, LaneWorker, lane_of, not_finite
 from .state_file import Rows
 from .transfer import Feeder
@@ -136,9 +138,14 @@ class VmapEngine(Engine):
             about = (device, options, self.lanes)
             self.recorder, self.shards = shelf.shelved(worker, self.shards, about, self.recorder)
         self.feeder = Feeder(self.shards, device)
-        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, shelf.forget)
+        self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self._forget)
         self._next: Tensor | None = None
         self._mine = self._fresh([self.shards] if one else [lane.train for lane in lanes])
+
+    def _forget(self) -> None:
+        """Give back the memory of all recordings of the process."""
+        shelf.forget()
+        self.recorder.forget()
 
     def _fresh(self, held: Sequence[Holdings]) -> Private:
         """The private state before the first round; `held` has the clients of every lane."""
@@ -177,12 +184,12 @@ class VmapEngine(Engine):
         upcoming, self._next, then = self._next, None, None
         if upcoming is not None and self.feeder.serves(self._mine):
             then = next(self.buckets.groups(self.shards, upcoming))
+        groups = list(self.buckets.groups(self.shards, cohort))
+        jobs = (self._job(down, now, *fed) for fed in self.feeder.feed(groups, self._mine, then))
+        far = self.feeder.serves(self._mine)  # then what a group needs travels while the one before it computes
+        outs = (self.recorder.run(*job) for job in jobs) if far else self.recorder.run_all(list(jobs))
         parts, done = None, []
-        for g, mine, examples in self.feeder.feed(list(self.buckets.groups(self.shards, cohort)), self._mine, then):
-            present = torch.arange(len(g.ids), device=self.device) < g.real
-            inputs = (down, mine, own(g, self.shards), {"round": now}, present, examples)
-            work = round_of(self.worker, self.shards, g.ragged, self.lanes.count)
-            out: Round = self.recorder.run(("train", g.ragged), work, inputs)
+        for g, out in zip(groups, outs, strict=True):
             here = [part.of(some) for part, some in zip(out.parts, self._members(g), strict=True)]
             parts = here if parts is None else [message.combine(a, b) for a, b in zip(parts, here, strict=True)]
             done.append((g, *over(lambda x, real=g.real: x[:real], (out.mine, out.ok))))
@@ -190,6 +197,13 @@ class VmapEngine(Engine):
         self._keep(done, round)
         up = tree.map(lambda x: torch.empty_like(x, device="meta"), out.up)
         return [Reply(part, up) for part in parts]
+
+    def _job(self, down: Tree, now: Tensor, g: Group, mine: Tree, examples: Tree) -> Job:
+        """A round of a group: what it computes, and of what."""
+        present = torch.arange(len(g.ids), device=self.device) < g.real
+        inputs = (down, mine, own(g, self.shards), {"round": now}, present, examples)
+        work = round_of(self.worker, self.shards, g.ragged, self.lanes.count)
+        return Job(("train", g.ragged), work, inputs, Room(g.size, g.most))
 
     def _members(self, g: Group) -> Sequence[slice | Tensor]:
         """The clients of every lane in a group, without padding."""

@@ -1,4 +1,4 @@
-"""Several trainings in one vmap: each is a lane with its own clients, server and random numbers.
+"""Several trainings in one vmap: each is a lane with its own clients, server, random numbers and settings.
 
 A lane's numbers are those of its own run. The clients of all lanes form one cohort, so that a GPU which twenty clients
 cannot fill is filled by sixty, and a round is recorded once for all of them.
