@@ -1,8 +1,8 @@
 """CUDA graphs without CUDA: operations are noted while a graph is recorded, and done again when it is replayed.
 
 So what is recorded, how often it is replayed and what it reads can be tested on a CPU. As on a GPU, results lie where
-they lay when they were recorded, and Python does not run again. Memory that a GPU would use twice is not: here every
-result keeps its own.
+they lay when they were recorded, and Python does not run again. A GPU may use a graph's own memory for several values:
+so a replay first spoils all that was made in its graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.noted = []
+        self.noted, self.made_here = [], []
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
         assert Tape.open is None
@@ -58,6 +58,10 @@ class Tape(TorchDispatchMode):
         if name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1]):
             raise Refused("a boolean index in a recording")
         out = func(*args, **(kwargs or {}))
+        if Aside.on:
+            return out
+        if not _is_view(func) and not func._schema.is_mutable:
+            self.made_here += [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
         if not _is_view(func) and "empty" not in name:  # neither is a kernel
             self.noted.append((func, args, kwargs or {}, out))
         return out
@@ -66,12 +70,30 @@ class Tape(TorchDispatchMode):
     def replay(self):
         assert Tape.open is None
         Tape.replays += 1
+        for x in self.made_here:
+            x.fill_(SPOILT if x.dtype in (torch.int64, torch.int32) else float("nan") if x.is_floating_point() else 1)
         for func, args, kwargs, out in self.noted:
             again = func(*args, **kwargs)
             if not func._schema.is_mutable:
                 for old, new in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
                     if isinstance(old, torch.Tensor) and old.numel():
                         old.copy_(new)
+
+
+SPOILT = 2**30
+"""What lies in memory that another value has used."""
+
+
+class Aside:
+    """A stream that is not recorded."""
+
+    on = False
+
+    def __enter__(self):
+        Aside.on = True
+
+    def __exit__(self, *_):
+        Aside.on = False
 
 
 def _is_view(func):
@@ -98,7 +120,8 @@ def taped():
         for name in ("synchronize", "empty_cache"):
             patch.setattr(torch.cuda, name, lambda: None)
         patch.setattr(torch.cuda, "CUDAGraph", Tape)
-        patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        patch.setattr(torch.cuda, "stream", lambda s: s or nullcontext())
+        patch.setattr(capture.Slot, "renew", lambda self: vars(self).update(stream=None, aside=Aside(), pool=None))
         patch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         patch.setattr(torch.nn.functional, "one_hot", one_hot)
         patch.setattr(capture.Captured, "warmed", True)

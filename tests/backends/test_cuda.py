@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 
 from acclimate.adapters import MEMO, THE, FedCTTA, Latte, NoAdapt, Tent, Together
 from acclimate.backends import Auto, Serial, Vmap
+from acclimate.backends.vmap import shelf
 from acclimate.backends.vmap.capture import Captured, Recorder
 from acclimate.backends.vmap.engine import VmapEngine
 from acclimate.backends.vmap.graphs import played
@@ -119,6 +120,7 @@ def test_no_adapter_is_eager(name, monkeypatch):
     made, begin = [], Recorder.__init__
     monkeypatch.setattr(Recorder, "__init__", lambda self, *a, **k: (made.append(self), begin(self, *a, **k))[1])
     worker, personal = partner(name)
+    shelf.forget()  # what an adapter before this one recorded
     found = []
     for capture in (False, True):
         engine = Vmap(capture=capture).open(worker, shards((12, 9, 16)), CUDA)

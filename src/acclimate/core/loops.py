@@ -89,7 +89,7 @@ class Stepwise:
         alone: list[Tree] = []
         while len(alone) < count:
             # in memory of its own: what is copied there must not reach the arguments, or two leaves that are one
-            loop = Loop(body, tree.map(torch.clone, state), clock, len(alone), count, needed)
+            loop = Loop(body, tree.map(torch.clone, state), clock, len(alone), count, needed, self.room)
             self.run(loop)
             if loop.settled:
                 first = [_stacked(alone)] if alone else []
@@ -97,6 +97,10 @@ class Stepwise:
             state = loop.state
             alone.append(loop.out)
         return state, _stacked(alone)
+
+    def room(self, rows: int, like: Tensor) -> Tensor:
+        """Memory for so many tensors like this one, that no step uses for anything else."""
+        return like.new_empty((rows, *like.shape))
 
     def run(self, loop: Loop) -> None:
         """Take the loop's next step, and all others if it has settled."""
@@ -125,9 +129,11 @@ class Loop:
         clock: Tensor,
         first: int,
         count: int,
-        needed: Needed | None = None,
+        needed: Needed | None,
+        room: Callable[[int, Tensor], Tensor],
     ) -> None:
         self._body, self.place, self._clock, self._first, self._needed = body, place, clock, first, needed
+        self._room = room
         self.left = count - first
         """Steps that are still to take."""
         self.settled = False
@@ -151,7 +157,7 @@ class Loop:
         before, after = tree.flatten({"s": self.place}), tree.flatten({"s": self.state})
         if self.settled or (list(before) == list(after) and all(_form(before[k]) == _form(after[k]) for k in before)):
             if not self.settled:
-                self.outs = tree.map(lambda x: x.new_empty((self.left, *x.shape)), self.out)
+                self.outs = tree.map(lambda x: self._room(self.left, x), self.out)
                 self.settled = True
             row = (self._clock - self._first).view(1)
             tree.map(lambda kept, x: kept.index_put_((row,), x[None]), self.outs, self.out)
@@ -182,8 +188,13 @@ def _stacked(outs: list[Tree]) -> Tree:
     return stacked
 
 
+def raw(x: Tensor) -> Tensor:
+    """The tensor under all levels of vmap."""
+    return _raw(x)[0]
+
+
 def _raw(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
-    """The tensor under all levels of vmap, and at which place each level's axis is."""
+    """The same, and at which place each level's axis is."""
     levels = []
     while functorch.is_batchedtensor(x):
         levels.append((functorch.maybe_get_level(x), functorch.maybe_get_bdim(x)))
@@ -193,13 +204,13 @@ def _raw(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
 
 def _form(x: Tensor) -> tuple[Any, ...]:
     """All that the choice of kernels may depend on: over which levels of vmap it varies, its shape and its layout."""
-    raw, levels = _raw(x)
-    return levels, raw.shape, raw.stride(), raw.dtype
+    under, levels = _raw(x)
+    return levels, under.shape, under.stride(), under.dtype
 
 
 def _write(places: list[Tensor], values: list[Tensor]) -> None:
     """Copy values of the same form to their places. Values that lie in other places are read before they change."""
-    into, given = [_raw(x)[0] for x in places], [_raw(x)[0] for x in values]
+    into, given = [raw(x) for x in places], [raw(x) for x in values]
     taken = {x.untyped_storage().data_ptr() for x in into}
     with torch._C._DisableFuncTorch():
         pairs = [

@@ -145,7 +145,7 @@ class Slot:
     def renew(self) -> None:
         """Record on another stream and into other memory from now on: a recording that failed may leave both unfit."""
         cuda = torch.cuda.is_available()
-        self.stream = torch.cuda.Stream() if cuda else None
+        self.stream, self.aside = (torch.cuda.Stream(), torch.cuda.Stream()) if cuda else (None, None)
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
 
     def place(self, path: str, given: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class Captured:
     def _record(self, f: Callable[..., Any], slot: Slot) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        recording = Recording(slot.pool)
+        recording = Recording(slot.pool, slot.aside)
         with no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
             try:
                 recording.begin()
@@ -233,7 +233,7 @@ class Captured:
                 graphs.forget(slot.pool)
                 slot.renew()
                 raise
-        self.program = recording.program
+        self.program, self._kept = recording.program, recording.kept
 
     def __call__(self, *inputs: Any, room: Room | None = None) -> Any:
         """Run the recorded function on new inputs of the same shapes; the results are the caller's own."""

@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
-from ...core.loops import Loop, Room, Stepwise
+from ...core.loops import Loop, Room, Stepwise, raw
 
 T = TypeVar("T")
 Program: TypeAlias = list[Any]
@@ -31,9 +32,11 @@ def played(program: Program, room: Room | None = None) -> Iterator[Any]:
 class Recording(Stepwise):
     """Records a function as a program. At a loop the graph ends, the body becomes one by itself, another begins."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, aside: Any) -> None:
         self.program: Program = []
-        self._pool = pool
+        self.kept: list[Tensor] = []
+        """Memory of the loops' results, which must live as long as the program."""
+        self._pool, self._aside = pool, aside
         self._graph: Any = None
 
     def begin(self) -> None:
@@ -50,6 +53,14 @@ class Recording(Stepwise):
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             graph.capture_end()
         self.program.append(graph)
+
+    def room(self, rows: int, like: Tensor) -> Tensor:
+        # on a stream that is not recorded: a graph's own memory may be that of a value which the body was done with
+        # before the results came, and its next step would write over them
+        with torch.cuda.stream(self._aside):
+            made = super().room(rows, like)
+        self.kept.append(raw(made))
+        return made
 
     def run(self, loop: Loop) -> None:
         self.end()
