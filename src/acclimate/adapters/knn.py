@@ -101,7 +101,7 @@ class KNNPer(Adapter):
 
 
 def _nearest(z: Tensor, stored: Tensor, real: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Distances to the k nearest real rows of `stored`, [B, k], nearest first, and which these are; inf where k are not.
+    """Distances to the k nearest real rows of `stored`, [B, k], and which these are; inf where there are fewer.
 
     One product finds candidates, by squares around the stored mean; their distances are then taken by differences,
     which squares of large numbers would lose. All distances by differences take several times as long.
