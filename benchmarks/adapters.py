@@ -90,7 +90,7 @@ class Source:
 
     def served(self, adapter: str, test: Shards) -> dict[str, Any]:
         """Accuracy per client in percent, and milliseconds per sample; or why it cannot serve."""
-        engine, models = self._deployed(test.clients, PERSONAL.get(adapter, "none"))
+        engine, models = self.deployed(test.clients, PERSONAL.get(adapter, "none"))
         record: Adapter = catalogue.ADAPTERS[adapter]
         if reason := record.refusal(self.worker.task, engine.model_of(models, 0)):
             return {"refused": reason}
@@ -108,7 +108,7 @@ class Source:
     def _rows(self, clients: int) -> list[Tensor]:
         return [torch.arange(len(self.train[0]))] * clients
 
-    def _deployed(self, clients: int, personal: str) -> tuple[Any, Any]:
+    def deployed(self, clients: int, personal: str) -> tuple[Any, Any]:
         if clients not in self._engines:
             engine = ac.backends.Vmap().open(self.worker, Shards.of(*self.train, self._rows(clients)), self.device)
             self._engines[clients] = engine, fit.start(self.worker, engine, clients)

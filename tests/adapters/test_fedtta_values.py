@@ -67,7 +67,7 @@ MODEL = {
 
 
 def predict(model, x, mode="eval", key=None):
-    assert mode == "adapt"
+    assert mode == "still"
     return Out(x @ model["vars"]["params"]["w"], x, {})
 
 
@@ -99,8 +99,8 @@ def test_steps_go_down_the_learned_loss(norm, clip, lr):
             w = w - (lr or 0.3) * scale * own.grad
     torch.testing.assert_close(state["params"]["w"], w, rtol=1e-7, atol=1e-9)
     record = state["record"]
-    assert record["learned_loss"].tolist() == pytest.approx(losses, rel=1e-6)
-    assert record["entropy"].tolist() == pytest.approx(entropies, rel=1e-6)
+    assert record["learned_loss"].tolist() == pytest.approx(losses[:3], rel=1e-6)  # before each step
+    assert record["entropy"].tolist() == pytest.approx(entropies[:3], rel=1e-6)
     assert (float(record["chosen_step"]), float(record["steps_taken"])) == (3, 3)
     assert {k: v.shape for k, v in start["record"].items()} == {k: v.shape for k, v in record.items()}
     assert not any(v.any() for v in start["record"].values())

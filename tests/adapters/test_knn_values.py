@@ -93,6 +93,20 @@ def test_distances_are_exact_far_from_the_origin():
     assert got.argmax(-1).tolist() == (torch.arange(30) % 3).tolist()
 
 
+@pytest.mark.parametrize("far", [0.0, 300.0])
+def test_the_candidates_hold_the_nearest_of_many(far):
+    """A store of 400 rows, of which 320 are real: all distances by differences give the same neighbours."""
+    g = torch.Generator().manual_seed(3)
+    z, x = (far + torch.randn(n, 16, generator=g) for n in (400, 50))
+    memory = {"z": z, "y": torch.randint(0, 3, (400,), generator=g), "n": torch.tensor(320)}
+    adapter = KNNPer(k=10, sigma=0.5, lam=1.0)
+    got, _ = adapter.step(TASK, predict, {"memory": memory}, {"lam": torch.tensor(1.0)}, x, rng.key(0))
+    exact = np.linalg.norm(x.double().numpy()[:, None] - z[:320].double().numpy(), axis=-1)
+    for i, near in enumerate(exact.argsort(-1)[:, :10]):
+        expected = vote(exact[i, near], memory["y"].numpy()[near], adapter, 16)
+        assert got[i].exp().numpy() == pytest.approx(expected, rel=1e-3 if far else 1e-5, abs=1e-7)
+
+
 def test_a_store_of_one_number_serves():
     memory = {"z": torch.full((1, 1), 2.0), "y": torch.tensor([1]), "n": torch.tensor(1)}
     state = KNNPer(lam=0.25).init(TASK, {"memory": memory})

@@ -4,7 +4,8 @@ The whole unlabelled set is seen once, before the first answer. The model takes 
 the adaptation net gives of it, at the rate that training's inner step had in the last round; then it answers and
 changes no more. Gradients are bounded by 10, as released; the paper has no bound (`clip=None`).
 
-- FedTTA: `steps=1`. Without `patience`, the model after the last step answers.
+- FedTTA: `steps=1`. Without `patience`, the model after the last step answers; `record` has the loss and the entropy
+  before each step.
 - FedTTA++: `steps=50, patience=5`. Of the models after each step, the one whose predictions have the least mean entropy
   answers; adaptation ends after `patience` steps in a row without a new least.
 
@@ -71,7 +72,8 @@ class FedTTA(Adapter):
 
     def init(self, task: Task, model: Tree) -> Tree:
         zero = torch.zeros_like(model["inner"]["lr"])
-        curve = torch.zeros(self.steps + 1, dtype=zero.dtype, device=zero.device)
+        length = self.steps + (self.patience is not None)
+        curve = torch.zeros(length, dtype=zero.dtype, device=zero.device)
         record = {"entropy": curve, "learned_loss": curve, "chosen_step": zero, "steps_taken": zero}
         return {"params": model["vars"]["params"], "record": record}
 
@@ -94,8 +96,11 @@ class FedTTA(Adapter):
             if self.clip is not None:
                 gradient = local.clip(gradient, self.clip)
             search = search.moved(tree.add(search.params, gradient, -rate))
-        now = look(search.params)[1]
-        search, seen = search.judged(self.steps, now), [*seen, now]
+        if self.patience is not None:
+            now = look(search.params)[1]
+            search, seen = search.judged(self.steps, now), [*seen, now]
+        else:  # the last model answers whatever it is worth: nobody looks at the set once more
+            search = search.judged(self.steps, {})
         curves = {name: torch.stack([s[name] for s in seen]) for name in ("entropy", "learned_loss")}
         record = {**curves, "chosen_step": search.chosen, "steps_taken": search.taken}
         return {"params": search.best, "record": record}
@@ -114,4 +119,4 @@ class FedTTA(Adapter):
         return logits, new, {"entropy": uncertain, "learned_loss": poor, "chosen_step": chosen}
 
     def _logits(self, predict: Predict, model: Tree, params: Tree, x: Tensor) -> Tensor:
-        return predict(with_params(model, params), x, "adapt").logits
+        return predict(with_params(model, params), x, "still").logits

@@ -22,7 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
-from ..ops.masks import real_rows
+from ..ops.masks import mean_of, real_rows
+
+CANDIDATES = 2
+"""Times k: how many stored examples are looked at closely."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,10 @@ class KNNPer(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
         out, memory = predict(model, x), model["memory"]
-        away = torch.cdist(out.features, memory["z"], compute_mode="donot_use_mm_for_euclid_dist")
         # an empty store has no neighbours: its first, unreal entry keeps the sums finite, and `lam` is then 0
-        real = real_rows(away.shape[-1], memory["n"].clamp_min(1))
-        near = torch.topk(torch.where(real, away, torch.inf), min(self.k, away.shape[-1]), largest=False)
-        vote = self._vote(near.values, memory["y"][near.indices], out.features.shape[-1], task.num_classes)
+        real = real_rows(memory["z"].shape[0], memory["n"].clamp_min(1))
+        away, which = _nearest(out.features, memory["z"], real, self.k)
+        vote = self._vote(away, memory["y"][which], out.features.shape[-1], task.num_classes)
         lam = state["lam"] * (memory["n"] > 0)
         mixed = lam * vote + (1.0 - lam) * out.logits.softmax(-1)
         return mixed.clamp_min(1e-12).log(), state
@@ -96,3 +98,19 @@ class KNNPer(Adapter):
         """Class probabilities [B, C] by the kernel-weighted vote of neighbours [B, k] of these distances and labels."""
         d = away / self.sigma if self.variant == "paper" else away**2 / (dim * self.sigma)
         return ((-d).softmax(-1)[..., None] * F.one_hot(labels, num_classes).to(d.dtype)).sum(1)
+
+
+def _nearest(z: Tensor, stored: Tensor, real: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distances to the k nearest real rows of `stored`, [B, k], and which these are; inf where there are fewer.
+
+    One product finds candidates, by squares around the stored mean; their distances are then taken by differences,
+    which squares of large numbers would lose. All distances by differences take several times as long.
+    """
+    k, few = min(k, len(stored)), min(CANDIDATES * k, len(stored))
+    centre = mean_of(stored, real)
+    a, b = z - centre, stored - centre
+    rough = torch.where(real, b.square().sum(-1) - 2.0 * (a @ b.T), torch.inf)
+    some = torch.topk(rough, few, largest=False).indices
+    away = torch.linalg.vector_norm(z[:, None] - stored[some], dim=-1)
+    near = torch.topk(torch.where(real[some], away, torch.inf), k, largest=False)
+    return near.values, some.gather(-1, near.indices)

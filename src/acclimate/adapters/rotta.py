@@ -84,17 +84,21 @@ class RoTTA(Adapter):
     ) -> tuple[Tensor, Tree]:
         logits = predict(with_vars(model, **state["teacher"]), x).logits
         label, uncertain = logits.argmax(-1), entropy(logits)
-        share, weights = class_prior(task, model, self.prior), (self.timeliness, self.uncertainty)
+        share = class_prior(task, model, self.prior)
         for at in range(0, len(x), self.every):
             part = slice(at, min(at + self.every, len(x)))
-            memory = memories.add_timely(state["memory"], x[part], label[part], uncertain[part], share, *weights)
-            learnt = self._learnt(predict, model, state, memory, rng.fold(key, "views", at))
+            memory = self.remembered(state["memory"], x[part], label[part], uncertain[part], share)
+            learnt = self.learnt(predict, model, state, memory, rng.fold(key, "views", at))
             now = memories.due(state["arrived"], part.stop - at, self.every)
             kept = tree.where(now, learnt, tree.pick(state, learnt))
             state = {**kept, "memory": memory, "arrived": state["arrived"] + (part.stop - at)}
         return logits, state
 
-    def _learnt(self, predict: Predict, model: Tree, state: Tree, memory: Tree, key: rng.Key) -> Tree:
+    def remembered(self, memory: Tree, x: Tensor, label: Tensor, uncertain: Tensor, share: Tensor) -> Tree:
+        """The memory after some samples, of which the teacher has given classes and entropies."""
+        return memories.add_timely(memory, x, label, uncertain, share, self.timeliness, self.uncertainty)
+
+    def learnt(self, predict: Predict, model: Tree, state: Tree, memory: Tree, key: rng.Key) -> Tree:
         """The state after one step on the memory."""
         held, way = memory["held"], RobustNorm(self.rate, memory["held"])
         taught = predict(with_vars(model, **state["teacher"]), memory["x"], way)

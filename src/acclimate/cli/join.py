@@ -157,8 +157,9 @@ def summary(joined: Live, x: np.ndarray) -> list[str]:
         f"mean entropy {r['entropy_before']:.4f} before, {r['entropy_after']:.4f} after",
     ]
     if "chosen_step" in r:
-        first, last = r["learned_loss"][0], r["learned_loss"][r["chosen_step"]]
-        lines.append(f"step {r['chosen_step']} of {r['steps_taken']} taken, learned loss {first:.4f} to {last:.4f}")
+        losses = r["learned_loss"][: r["chosen_step"] + 1]  # without patience nobody looked at the last model's
+        end = f"to {losses[-1]:.4f}" if len(losses) > r["chosen_step"] else "before the first"
+        lines.append(f"step {r['chosen_step']} of {r['steps_taken']} taken, learned loss {losses[0]:.4f} {end}")
     answers = Counter(joined.predict(x).argmax(-1).tolist())
     lines.append("predicted: " + ", ".join(f"{n} x {joined.classes[c]}" for c, n in answers.most_common(8)))
     return lines

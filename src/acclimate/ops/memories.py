@@ -1,7 +1,7 @@
 """Memories of test samples: a fixed number of places, of which `held` says which are taken, filled sample by sample.
 
 RoTTA's keeps recent and certain samples of all classes, NOTE's is a reservoir that the classes share. Both know labels
-by prediction alone. Decisions are made on a few numbers per place, one sample after the other; images move once, when
+by prediction alone. Decisions are made on a few numbers per sample, one sample after the other; images move once, when
 all are made. A memory is a tree: `x` [N, ...], `label`, `held` and what its way of filling needs, [N] each.
 """
 
@@ -53,10 +53,9 @@ def held_per_class(memory: Tree, classes: int) -> Tensor:
     return (F.one_hot(memory["label"], classes).to(memory["held"].dtype) * memory["held"][:, None]).sum(0)
 
 
-def oldest_or_least_sure(memory: Tree, classes: int, timeliness: float, uncertainty: float) -> Tensor:
-    """RoTTA's score of every place: the higher, the sooner its sample goes (Yuan et al., CVPR 2023)."""
-    age = torch.sigmoid(memory["age"] / len(memory["age"]))
-    return timeliness * age + uncertainty * memory["entropy"] / math.log(classes)
+def oldest_or_least_sure(age: Tensor, entropy: Tensor, places: int, classes: int, by: tuple[float, float]) -> Tensor:
+    """RoTTA's score of samples: the higher, the sooner they go (Yuan et al., CVPR 2023). `by`: weights of both."""
+    return by[0] * torch.sigmoid(age / places) + by[1] * entropy / math.log(classes)
 
 
 def add_timely(
@@ -72,24 +71,33 @@ def add_timely(
 
     A sample of a class below its share takes a free place or, where there is none, one of the fullest classes; one of
     another class takes a place of its own. It takes it only from a sample of a higher score. All grow older by one
-    with every sample that arrives.
+    with every sample that arrives. Samples lie in the order in which they came.
+
+    Who is held is decided sample by sample; all that does not depend on that, such as every sample's score at every
+    time, is worked out for the whole batch before.
     """
-    places, classes = len(memory["held"]), len(share)
-    source, rest = _begin(memory, "age", "entropy")
-    for i in range(len(x)):
-        counts = held_per_class(rest, classes)
-        below = (counts < places * share).index_select(0, label[i : i + 1])[0]
-        free = below & (rest["held"].sum() < places)
+    places, classes, count = len(memory["held"]), len(share), len(x)
+    labels, uncertain = (torch.cat(both) for both in ((memory["label"], label), (memory["entropy"], entropy)))
+    age = torch.cat((memory["age"], -torch.arange(count, device=x.device, dtype=share.dtype)))
+    later = torch.arange(count, device=x.device, dtype=share.dtype)[:, None]
+    score = oldest_or_least_sure(age + later, uncertain, places, classes, (timeliness, uncertainty))
+    hot = F.one_hot(labels, classes).to(share.dtype)
+    held = F.pad(memory["held"], (0, count))
+    limit, numbers = places * share, torch.arange(places + count, device=x.device)
+    for i in range(count):
+        at, own = places + i, hot[places + i] > 0
+        counts = (hot * held[:, None]).sum(0)
+        below = (own & (counts < limit)).any()
         fill = counts / share
-        among = torch.where(below, (fill == fill.amax())[rest["label"]], rest["label"] == label[i])
-        score = oldest_or_least_sure(rest, classes, timeliness, uncertainty)
-        score = torch.where(among & (rest["held"] > 0), score, -torch.inf)
-        worse = score.amax() > timeliness / 2 + uncertainty * entropy[i] / math.log(classes)
-        place = torch.where(free, rest["held"].argmin(), score.argmax())
-        row = {"label": label[i], "held": 1.0, "age": 0.0, "entropy": entropy[i]}
-        source, rest = _put(source, rest, place, free | worse, row, places + i)
-        rest["age"] = rest["age"] + rest["held"]
-    return _moved(memory, source, rest, x)
+        among = torch.where(below, fill == fill.amax(), own)[labels] & (held > 0)
+        worst, place = torch.where(among, score[i], -torch.inf).max(0)
+        free = below & (counts.sum() < places)
+        enters = free | (worst > score[i, at])
+        goes = (numbers == place) & enters & ~free
+        held = torch.where(goes, 0.0, held + (numbers == at) * enters)
+    kept = torch.argsort((held == 0).to(torch.int32), stable=True)[:places]
+    rest = {"label": labels, "held": held, "age": (age + count) * held, "entropy": uncertain}
+    return {**memory, **{k: v[kept] for k, v in rest.items()}, "x": torch.cat((memory["x"], pixels(x)))[kept]}
 
 
 def add_balanced(memory: Tree, x: Tensor, label: Tensor, share: Tensor, key: rng.Key) -> Tree:

@@ -1,0 +1,137 @@
+"""Why RoTTA stays below plain batch statistics on shuffled streams: its parts, one taken away after the other.
+
+Each of the fifteen corruptions by itself, in shuffled order, as `episodic` of `adapters.py`. Accuracy in percent by
+fifths of the stream, mean over corruptions. `statistics only` never learns: the norm layers' parameters are the
+source's. The memory then holds, in its place of 64, recent and sure samples of all classes (as published), recent ones
+of all classes (uncertainty=0), or simply the last 64 of the stream.
+
+    python benchmarks/rotta.py --weights cifar10_resnet20.th [--samples 10000] [--kinds fog,snow] [--batch 200]
+        [--device cuda] [--out results/adapters/rotta.json]
+
+Rows that are in the file already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from harness import environment
+from torch import Tensor
+
+import acclimate as ac
+from acclimate import store
+from acclimate.adapters import BNStats, RoTTA
+from acclimate.core import Adapter, Predict, Protocol, Shards, Task, Tree, rng, tree
+from acclimate.core.adapter import Wrapping
+from acclimate.ops.memories import pixels
+from acclimate.ops.memory_norms import RobustNorm
+from acclimate.ops.params import with_vars
+from acclimate.running.build import device_of
+from acclimate.shifts.base import frost
+from acclimate.shifts.corruptions import COMMON, corrupt
+from adapters import Source
+
+FIFTHS = 5
+
+
+@dataclass(frozen=True)
+class Statistics(RoTTA):
+    """RoTTA without learning: the teacher's statistics follow the memory, and that is all."""
+
+    def learnt(self, predict: Predict, model: Tree, state: Tree, memory: Tree, key: rng.Key) -> Tree:
+        way = RobustNorm(self.rate, memory["held"])
+        seen = predict(with_vars(model, **state["teacher"]), memory["x"], way).buffers
+        return {**tree.pick(state, ("params", "opt", "buffers")), "teacher": {**state["teacher"], "buffers": seen}}
+
+
+@dataclass(frozen=True)
+class Last(Statistics):
+    """The same, with the last samples of the stream in the memory's place."""
+
+    def remembered(self, memory: Tree, x: Tensor, label: Tensor, uncertain: Tensor, share: Tensor) -> Tree:
+        last = {"x": pixels(x), "held": torch.ones_like(uncertain)}
+        return {**memory, **{k: torch.cat((memory[k], v))[-self.capacity :] for k, v in last.items()}}
+
+
+FORMS: dict[str, Adapter] = {
+    "bn": BNStats(),
+    "statistics only, the last 64": Last(),
+    "statistics only, recent": Statistics(uncertainty=0.0),
+    "statistics only": Statistics(),
+    "rotta, recent": RoTTA(uncertainty=0.0),
+    "rotta": RoTTA(),
+}
+
+
+@dataclass(frozen=True)
+class Told(Wrapping):
+    """An adapter that also tells which class it answered."""
+
+    traces: ClassVar[Mapping[str, str]] = {"answer": "the class"}  # type: ignore[misc]
+
+    def trace(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree, Tree]:
+        logits, new = self.step(task, predict, model, state, x, key)
+        return logits, new, {"answer": logits.argmax(-1)}
+
+
+def shuffled(x: Tensor, y: Tensor, kinds: list[str], seed: int = 0) -> Shards:
+    """A client for each corruption, severity 5, in an order of its own."""
+    parts, rows = [], []
+    for i, kind in enumerate(kinds):
+        keys = rng.rows(rng.fold(rng.key(seed), "corrupted", COMMON.index(kind)), len(x))
+        parts.append(corrupt(x, kind, 5, keys, frost=frost().textures if kind == "frost" else None))
+        rows.append(i * len(x) + rng.permutation(rng.fold(rng.key(seed), "order", COMMON.index(kind)), len(x)))
+    return Shards.of(torch.cat(parts), y.repeat(len(kinds)), rows)
+
+
+def measured(source: Source, test: Shards, adapter: Adapter, batch: int) -> dict[str, Any]:
+    """Accuracy of every client in percent, and of all by fifths of their streams."""
+    engine, models = source.deployed(test.clients, "none")
+    found = engine.serve(models, test, Told(adapter), Protocol(batch), trace=True)["trace"]["answer"].cpu()
+    hit = 100.0 * (found == torch.stack([test.y[test.own(c)].cpu() for c in range(test.clients)])).double()
+    parts = [round(float(part.mean()), 2) for part in hit.tensor_split(FIFTHS, 1)]
+    return {
+        "mean": round(float(hit.mean()), 2),
+        "by_fifth": parts,
+        "accuracy": [round(float(a), 2) for a in hit.mean(1)],
+    }
+
+
+def main() -> None:
+    """Measure what is missing, write after each row, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", required=True, help="the checkpoint of adapters.py")
+    parser.add_argument("--samples", type=int, default=10_000, help="test images of each corruption")
+    parser.add_argument("--kinds", default=",".join(COMMON))
+    parser.add_argument("--batch", type=int, default=200)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("results/adapters/rotta.json"))
+    given = parser.parse_args()
+    images, device = ac.data.CIFAR10(part="test").load(), device_of(given.device)
+    x, y, kinds = images.x[: given.samples], images.y[: given.samples], given.kinds.split(",")
+    study = {"samples": len(x), "batch": given.batch, "severity": 5, "kinds": kinds, "frost": frost().source}
+    before = json.loads(given.out.read_text()) if given.out.exists() else {"study": study, "rows": {}}
+    if before["study"] != study:
+        raise SystemExit(f"{given.out}: its rows are of {before['study']}, not of {study}; name another --out")
+    rows: dict[str, dict[str, Any]] = before["rows"]
+    source = Source(ac.models.ResNet20(norm="batch", weights=given.weights), (x[:200], y[:200]), device)
+    test = shuffled(x, y, kinds)
+    for name, adapter in FORMS.items():
+        if name not in rows:
+            rows[name] = measured(source, test, adapter, given.batch)
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            record = {"environment": environment(device), "study": study, "rows": rows}
+            store.write(given.out, store.json_text(record, indent=1) + "\n")
+        print(f"{name:30s} {rows[name]['mean']:6.2f}   {rows[name]['by_fifth']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
