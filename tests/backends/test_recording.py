@@ -9,6 +9,7 @@ from acclimate.adapters import NoAdapt
 from acclimate.backends import Vmap
 from acclimate.backends.vmap import shelf
 from acclimate.backends.vmap.buckets import Buckets
+from acclimate.backends.vmap.capture import tf32
 from acclimate.core import Protocol, Work, Worker, fit
 from acclimate.core.loops import Loop
 from acclimate.experiment import catalogue
@@ -102,6 +103,18 @@ def test_an_adapter_that_asks_the_device_is_named_and_runs_as_it_is(caplog):
     assert list(engine.recorder.refused.values()) == ["lift_fresh in a recording"] * 2  # of even and of padded groups
     assert len([r for r in caplog.records if "not captured" in r.message]) == 1
     assert equal(found[0], found[1]) and gap(found[0], plain) < 1e-6
+
+
+def test_another_arithmetic_is_recorded_by_itself():
+    """A recording keeps the kernels that were chosen for it, whatever torch is set to later."""
+    with taped():
+        worker = Worker(task(), small(FedAvg()))
+        engine = Vmap().open(worker, shards(), CPU)
+        down = worker.method.download(worker.task, fit.start(worker, engine, 6).server)
+        for allowed, made in ((True, 1), (False, 2), (True, 2)):
+            with tf32(allowed):
+                engine.train(down, torch.arange(4), 0)
+            assert len({key[-1] for key in engine.recorder.recorded}) == made
 
 
 def test_clients_of_other_sizes_share_recordings(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from acclimate.backends.vmap import shelf
-from acclimate.backends.vmap.capture import Recorder, tf32
+from acclimate.backends.vmap.capture import Recorder
 from acclimate.core import SGD, Worker
 from acclimate.methods import FedAvg
 from support import shards, task
@@ -39,13 +39,6 @@ def test_the_same_work_finds_its_recordings_and_reads_where_they_read():
 )
 def test_other_work_does_not(other):
     assert asked()[0] is not asked(**other)[0]
-
-
-def test_another_arithmetic_does_not():
-    with tf32(True):
-        first = asked()[0]
-    with tf32(False):
-        assert asked()[0] is not first
 
 
 def test_few_are_kept_and_all_are_dropped_when_memory_is_short():

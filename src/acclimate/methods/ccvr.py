@@ -96,6 +96,7 @@ def drawn(moments: Tree, count: int, key: rng.Key) -> Tensor:
     means, n = moments["means"], moments["counts"][:, None, None]
     covariance = (moments["seconds"] - means[:, :, None] * means[:, None, :]) * (n / (n - 1).clamp_min(1.0))
     values, axes = torch.linalg.eigh(covariance)  # and not Cholesky: few examples leave directions without spread
-    root = axes * values.clamp_min(0.0).sqrt()[:, None, :]
+    # the symmetric root is one; the signs of axes are a library's choice
+    root = (axes * values.clamp_min(0.0).sqrt()[:, None, :]) @ axes.mT
     z = rng.normal(key, means.shape[0], count, means.shape[1])
-    return (means[:, None, :] + z @ root.mT).flatten(0, 1)
+    return (means[:, None, :] + z @ root).flatten(0, 1)

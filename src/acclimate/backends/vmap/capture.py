@@ -103,7 +103,7 @@ class Recorder:
 
     def _key(self, job: Job, slot: int) -> Any:
         leaves = tree.leaves(dict(enumerate(job.inputs)))
-        return job.what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in leaves), slot
+        return job.what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in leaves), slot, arithmetic()
 
     def _recording(self, job: Job, slot: int) -> Captured | None:
         """The recording of this work, made where it is not there; None where it cannot be made."""
@@ -265,6 +265,13 @@ def over(f: Callable[..., Any], value: Any) -> Any:
         done = [over(f, v) for v in value]
         return type(value)._make(done) if hasattr(value, "_make") else tuple(done)
     return tree.map(f, value)
+
+
+def arithmetic() -> tuple[bool, ...]:
+    """What torch is set to: a recording keeps the kernels that were chosen for it."""
+    flags: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
+    strict = torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
+    return (*(f.allow_tf32 for f in flags), *strict)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Recordings outlive their engine: a run that goes on, or comes again in the same process, finds those of the last.
 
-A recording depends on what it was made of: the client half, the examples that it reads where they lie, and the
-settings of the arithmetic. An engine for the same of all these gets the recorder of the one before it.
+A recording depends on what it was made of: the client half, and the examples that it reads where they lie. An engine
+for the same of both gets the recorder of the one before it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shelved(worker: Worker, shards: Holdings, about: tuple[Any, ...], fresh: Rec
 
     `about` is all else that the recordings depend on; `fresh` is the recorder where there is none yet.
     """
-    key = (_identity(worker), about, type(shards), _arithmetic())
+    key = (_identity(worker), about, type(shards))
     kept = _shelf.pop(key, None)
     if kept is None or not _same(kept.shards, shards):
         kept = Kept(fresh, worker, shards)
@@ -65,12 +65,6 @@ def _identity(worker: Worker) -> str:
     parts = {"task": task, "method": worker.method, "filters": list(worker.filters), "seeds": seeds}
     more = {"kind": type(worker).__name__, "settings": settings, "secret": secret, "numbers": numbers}
     return fingerprint(SimpleNamespace(**parts, **more))
-
-
-def _arithmetic() -> tuple[Any, ...]:
-    flags: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
-    strict = torch.backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled()
-    return (*(f.allow_tf32 for f in flags), *strict)
 
 
 def _same(a: Holdings, b: Holdings) -> bool:
