@@ -1,6 +1,8 @@
 """What stands around the code: whom to cite, how to contribute, forms, the container and the app of Flower."""
 
+import json
 import re
+import tomllib
 from pathlib import Path
 
 import yaml
@@ -69,3 +71,60 @@ def test_the_platforms_that_are_said_to_be_tested_have_stored_results():
     for name, state in (("macOS", "untested"), ("Windows", "untested")):
         assert f"| {name} | **{state}**" in text and not any(name in system for system in named("platform"))
     assert {v.partition("+")[0] for v in named("torch")} == set(re.findall(r"\d\.\d+\.\d+(?= \(C)", text))
+
+
+# --- the container of a site ------------------------------------------------------------------------------------------
+
+
+def instructions():
+    """(word, rest) of every instruction of the Dockerfile, with lines that go on put together."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+def test_the_image_runs_as_a_plain_user_and_holds_no_secret():
+    steps = instructions()
+    known = ["FROM", "WORKDIR", "COPY", "RUN", "ARG", "ENV", "USER", "VOLUME", "ENTRYPOINT"]  # ADD also downloads
+    assert [word for word, _ in steps if word not in known] == []
+    users = [rest for word, rest in steps if word == "USER"]
+    assert users and users[-1] not in ("root", "0") and any(f"--create-home {users[-1]}" in rest for _, rest in steps)
+    order = [word for word, _ in steps]
+    assert order.index("USER") > max(i for i, word in enumerate(order) if word == "RUN"), "it only installs as root"
+    for word, rest in steps:
+        assert not re.search(r"(?i)(password|passwd|token|api_?key|private|\.key|\.pem)", rest), (word, rest)
+        assert not re.search(r"curl|wget|sudo|chmod\s+777|--trusted-host|\|\s*sh\b", rest), (word, rest)
+    declared = [rest for word, rest in steps if word in ("ARG", "ENV")]
+    assert not any("SECRET" in d and "=/state" not in d for d in declared), "a place for keys, and never a key"
+
+
+def test_the_image_pins_what_it_is_built_of():
+    steps, constraints = instructions(), (ROOT / "constraints.txt").read_text().splitlines()
+    for word, rest in steps:
+        if word == "FROM":
+            image, _, tag = rest.split()[0].partition(":")
+            assert image == "python" and re.match(r"3\.1[123]-slim", tag), "a supported Python, and not the latest"
+        if word == "RUN" and "pip install" in rest:
+            assert "--no-cache-dir" in rest
+            assert "-c /tmp/constraints.txt" in rest or re.search(r"torch==[\d.]+$", rest), rest
+    (torch,) = {m for _, rest in steps for m in re.findall(r"torch==[\d.]+", rest)}
+    assert torch in constraints
+
+
+def test_the_image_gets_files_that_exist_and_nothing_else():
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert "*" in (ROOT / ".dockerignore").read_text().splitlines()
+    copied = {
+        name for word, rest in instructions() if word == "COPY" and "--from" not in rest for name in rest.split()[:-1]
+    }
+    assert copied == allowed and all((ROOT / name).exists() for name in copied)
+
+
+def test_the_image_starts_what_fleet_init_writes():
+    from acclimate.fleet import site_folders
+
+    entry = json.loads(next(rest for word, rest in instructions() if word == "ENTRYPOINT"))
+    assert entry == ["sh", "/site/start.sh", "/data", "/state"]
+    assert "start.sh DATA STATE" in site_folders.NODE
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.search(r"\$\{wheel\}\[([\w,]+)\]", (ROOT / "Dockerfile").read_text())[1].split(",")
+    assert {"flower", "serve"} <= set(asked) <= set(extras)
