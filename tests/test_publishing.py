@@ -128,3 +128,10 @@ def test_the_image_starts_what_fleet_init_writes():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = re.search(r"\$\{wheel\}\[([\w,]+)\]", (ROOT / "Dockerfile").read_text())[1].split(",")
     assert {"flower", "serve"} <= set(asked) <= set(extras)
+
+
+def test_the_documentation_is_published_by_version():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(name.startswith("mike") for name in extras["docs"])
+    assert "provider: mike" in (ROOT / "mkdocs.yml").read_text()
+    assert "mike deploy --update-aliases" in (ROOT / "Makefile").read_text()
