@@ -1,9 +1,14 @@
 """A site leaves: the server goes on without it, and the site's disk holds nothing of it any more."""
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +21,7 @@ from typer.testing import CliRunner
 
 from acclimate import store
 from acclimate.cli.main import app
-from acclimate.fleet import audit, registry, removal, server_app, site_folders
+from acclimate.fleet import audit, local_processes, loopback, registry, removal, server_app, site_folders
 
 FLWR = """#!/bin/sh
 [ "$1 $2 $4" = "supernode unregister fleet" ] || exit 2
@@ -200,3 +205,47 @@ def test_another_folder_is_refused(tmp_path):
     (tmp_path / "photos").mkdir()
     with pytest.raises(store.RunError, match="is not the state folder of a site"):
         removal.forget(tmp_path)
+
+
+# --- with Flower itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_real_link_refuses_the_key_of_a_site_that_was_removed(tmp_path, monkeypatch):
+    """The scripts of `fleet init`, a SuperLink with TLS, and the node of a site that was removed a moment ago."""
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    (port, own) = local_processes.free_ports(2)
+    site_folders.init(tmp_path / "f", "127.0.0.1", ["north", "south"], "method=fedavg", port)
+    server = tmp_path / "f" / "server"
+    with started([server / "start.sh"], tmp_path / "link.log"):
+        wait_for(lambda: local_processes.listening(port), tmp_path / "link.log")
+        subprocess.run([server / "register.sh"], check=True, timeout=200, capture_output=True)
+        assert removal.remove(server, "north") and not (server / "nodes" / "north.json").exists()
+        (tmp_path / "data").mkdir()
+        for name, stays in (("north", False), ("south", True)):
+            log, folder = tmp_path / f"{name}.log", tmp_path / "f" / "sites" / name
+            with started([folder / "start.sh", tmp_path / "data", tmp_path / name, str(own)], log) as node:
+                wait_for(lambda node=node, log=log: node.poll() is not None or loopback.JOINED in log.read_text(), log)
+                assert (loopback.JOINED in log.read_text()) == stays, log.read_text()[-2000:]
+        assert registry.load(server / "nodes", True).removed(2) == [0]
+
+
+@contextlib.contextmanager
+def started(command, log):
+    """A process in a group of its own, which is ended with all that it started."""
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def wait_for(ready, log, seconds=180):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, log.read_text()[-2000:]
+        time.sleep(0.5)
