@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,8 @@ def test_notebooks_are_the_tutorials(maker):
         assert len(ids) == len(set(ids)) and all(not cell.get("outputs") for cell in body["cells"])
         page = PAGES / f"{path.stem}.md"
         if page.exists():
+            targets = re.findall(r"\]\((?!\w+:)([^)#\s]+)", path.read_text())
+            assert targets and [t for t in targets if not (path.parent / t).exists()] == []
             assert path.read_text() == maker.notebook(page.read_text(), page.name), "python scripts/notebooks.py"
 
 
