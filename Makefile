@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 RUN    ?= runs/first
 DEVFLAGS = -n 2 --dist worksteal
 
-.PHONY: run test test-all attack mutants lint types bench docs clean
+.PHONY: run test test-all attack mutants lint types bench docs docs-version clean
 
 run: $(VENV)/.core  ## set up, train and test the default experiment, write the report
 	$(BIN)/acclimate run --out $(RUN) --overwrite
@@ -38,6 +38,10 @@ bench: $(VENV)/.core  ## what is fast, and by how much, on this machine
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
+
+docs-version: $(VENV)/.docs  ## the documentation of this version, beside those of earlier ones, on the local branch gh-pages
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $$($(BIN)/acclimate --version | cut -d' ' -f2) latest
+	$(BIN)/mike set-default latest
 
 $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)

@@ -98,3 +98,40 @@ def init(
 
     write_fleet(folder, host, sites, settings, port, bind)
     typer.echo(f"wrote {folder}; start with {folder / 'HOWTO.md'}")
+
+
+@fleet_app.command()
+def remove(
+    site: Annotated[str, typer.Argument(help="The name of the site.")],
+    server: Annotated[Path, typer.Argument(help="The server's folder, which `fleet init` wrote.")],
+) -> None:
+    """Take a site out of a fleet, on the server: runs that start or resume later go without it; its key is refused."""
+    from ..fleet.removal import remove as remove_site
+
+    unregistered = remove_site(server, site)
+    typer.echo(f"{site} takes no part any more; the site deletes what it has kept with `acclimate fleet forget STATE`")
+    if not unregistered:
+        typer.echo("its key is still registered: the link did not answer; start it, and run this again", err=True)
+        raise typer.Exit(1)
+
+
+@fleet_app.command()
+def forget(
+    state: Annotated[Path, typer.Argument(help="The state folder of the site's node.")],
+    client: Annotated[int | None, typer.Option(help="One client alone, where the node hosts several.")] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="Also copies of data in the cache folder.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete it. Without this, it is only listed.")] = False,
+) -> None:
+    """List or delete what a node has kept, on the site's machine: private states, live models, requests that it met."""
+    from ..fleet.removal import forget as delete
+    from ..fleet.removal import keeps
+    from ..ops.places import cache_folder
+
+    found = delete(state, client, cache) if yes else keeps(state, client, cache)
+    for path in found:
+        typer.echo(f"{'deleted' if yes else 'would delete'} {path}")
+    if not found:
+        typer.echo("nothing is kept here")
+    if not cache:
+        typer.echo(f"copies of data may be in {cache_folder()}; --cache deletes these too")
+    typer.echo("the site's own data, audit.jsonl and policy.json stay, and so does what a trained model has learnt")

@@ -29,12 +29,16 @@ from .vault import Memory, Vault, safe
 
 app = ClientApp()
 HELD = "held"
+SITES = "ACCLIMATE_SITES"
+"""The environment variable that names the folder in which nodes of Flower's simulation keep things."""
 log = logging.getLogger("acclimate")
 
 
 def place_of(context: Context) -> Place:
     """Which part of the federation this node is, as its --node-config says."""
     config = context.node_config
+    if "site" not in config and "partition-id" in config:
+        return simulated(int(config["partition-id"]), int(config["num-partitions"]))
     missing = [name for name in ("node", "nodes", "site") if name not in config]
     if missing:
         raise ValueError(
@@ -42,6 +46,13 @@ def place_of(context: Context) -> Place:
         )
     data = Path(str(config["data"])) if "data" in config else None
     return Place(int(config["node"]), int(config["nodes"]), Path(str(config["site"])), data)
+
+
+def simulated(node: int, nodes: int) -> Place:
+    """A node of Flower's simulation, which has a number and no folder: the user of this machine says where it keeps
+    things, and never the server."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Place(node, nodes, Path(os.environ.get(SITES) or Path(state) / "acclimate" / "sites") / f"{node:03d}")
 
 
 def respond(message: Message, context: Context) -> Message:

@@ -30,6 +30,8 @@ class KeyOwner:
     key: str
     """The fingerprint of the public key."""
     examples: tuple[int, int] = EXAMPLES
+    removed: bool = False
+    """Whether it has left the fleet. Its clients keep their numbers and take part in nothing."""
 
     def __post_init__(self) -> None:
         low, high = self.examples
@@ -54,6 +56,10 @@ class Registry:
             return []
         return [c for c in ([place] if self.sites else range(place, clients, len(self.members))) if c < clients]
 
+    def removed(self, clients: int) -> list[int]:
+        """The clients of members that have left the fleet."""
+        return [c for c in range(clients) if self.members[c % len(self.members)].removed]
+
     def examples(self, client: int) -> tuple[int, int]:
         """The range of a client's number of examples."""
         return self.members[client % len(self.members)].examples
@@ -70,13 +76,19 @@ def write_members(folder: Path, members: Sequence[KeyOwner]) -> None:
     write(folder / MEMBERS, json.dumps(body, indent=2) + "\n")
 
 
-def load(folder: Path, sites: bool) -> Registry:
-    """The registry in a folder. An error where a member's key is another than it was, or is not registered."""
+def members_of(folder: Path) -> tuple[KeyOwner, ...]:
+    """The members in a folder, in order, with those that have left."""
     body = read_json(folder / MEMBERS)
     if body.get("schema") != SCHEMA:
         raise RunError(f"{folder / MEMBERS}: schema={body.get('schema')!r} must be '{SCHEMA}'")
-    members = tuple(KeyOwner(m["name"], m["key"], tuple(m["examples"])) for m in body["members"])
-    nodes = {node_of(folder / f"{m.name}.json"): place for place, m in enumerate(members)}
+    found = body["members"]
+    return tuple(KeyOwner(m["name"], m["key"], tuple(m["examples"]), m.get("removed") is True) for m in found)
+
+
+def load(folder: Path, sites: bool) -> Registry:
+    """The registry in a folder. An error where a member's key is another than it was, or is not registered."""
+    members = members_of(folder)
+    nodes = {node_of(folder / f"{m.name}.json"): place for place, m in enumerate(members) if not m.removed}
     for member in members:
         public = folder / f"{member.name}.pub"
         if public.exists() and fingerprint(public) != member.key:

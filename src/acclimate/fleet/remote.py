@@ -21,6 +21,7 @@ from ..experiment.names import allow
 from .remote_cards import Card, CardRules, agreed, smallest
 
 VALIDATION = "validation"
+GONE = "it was removed from the fleet"
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,13 @@ def card_of(world: World) -> dict[str, Any]:
 def gather(link: Link, data: Dataset, seconds: float, rules: CardRules | None = None) -> Remote:
     """Ask all sites for their cards. A site whose card is not believed is left out, with a fault.
 
-    An error where a site says nothing, or where fewer than half of all have cards that fit together.
+    An error where a site says nothing, or where fewer than half of all have cards that fit together. Sites that have
+    left the fleet are not waited for, and do not count.
     """
     rules = rules or CardRules(data.clients)
     cards: dict[int, Card] = {}
-    left_out: dict[int, str] = {}
+    gone = [] if rules.registry is None else rules.registry.removed(data.clients)
+    left_out = dict.fromkeys(gone, GONE)
     asked: set[int] = set()
     waited = 0.0
     while len(cards.keys() | left_out.keys()) < data.clients and waited <= seconds:
@@ -94,7 +97,7 @@ def gather(link: Link, data: Dataset, seconds: float, rules: CardRules | None = 
         raise FleetError(f"no word of the data of site(s) {missing} within {seconds:.0f} s; are their nodes up?")
     cards, odd = agreed({c: card for c, card in cards.items() if c not in left_out})
     left_out |= odd
-    if 2 * len(cards) < data.clients:
+    if not cards or 2 * len(cards) < data.clients - len(gone):
         why = "; ".join(f"site {c}: {reason}" for c, reason in sorted(left_out.items())[:3])
         raise FleetError(f"the cards of {len(cards)} of {data.clients} sites can be used: {why}")
     for c, reason in sorted(left_out.items()):

@@ -82,8 +82,10 @@ does not.
 the range of a site there before a run, and nowhere else: a site that tells more, or fewer, is left out. `register.sh`
 notes which node each key is; a node that says it hosts the client of another key is not used.
 
-The certificates are valid for {years} years. To remove a site: `flwr supernode unregister ID fleet` on the server. To
-add one or to replace keys: `acclimate fleet init` into a new folder, and hand out all of it again.
+The certificates are valid for {years} years. To remove a site, stop the run, and then on the server
+`acclimate fleet remove NAME server`; the site deletes what its node has kept with `acclimate fleet forget STATE`. Runs
+that start or resume after this go on without it. To add a site or to replace keys: `acclimate fleet init` into a new
+folder, and hand out all of it again.
 """
 
 SERVER = """\

@@ -1,0 +1,1 @@
+"""acclimate as a Flower app."""
