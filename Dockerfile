@@ -11,10 +11,10 @@ COPY src src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim-bookworm
-# The CPU build; for a GPU: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# The build of torch that pip finds; another one, such as PyTorch's smaller CPU build: --build-arg TORCH_INDEX=its index
+ARG TORCH_INDEX=
 COPY constraints.txt /tmp/constraints.txt
-RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" torch==2.13.0
+RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
 COPY --from=wheel /wheels /tmp/wheels
 RUN wheel="$(ls /tmp/wheels/*.whl)" \
     && pip install --no-cache-dir -c /tmp/constraints.txt "${wheel}[flower,serve,images,tables,text]" \
