@@ -42,13 +42,17 @@ def kept(page: Page, path: Path) -> None:
 
 
 def report(browser: Browser, run: Path, out: Path) -> None:
-    """The first screen of a run's report."""
+    """The first screen of a run's report, and its table with the ranks."""
     if not (run / "report.html").is_file():
         raise SystemExit(f"{run / 'report.html'} does not exist; `make run` writes it")
     page = browser.new_page(viewport={"width": 1100, "height": 860}, color_scheme="light")
     page.goto((run / "report.html").resolve().as_uri())
     page.wait_for_timeout(500)
-    kept(page, out)
+    kept(page, out / "report.png")
+    page.set_viewport_size({"width": 1260, "height": 780})
+    page.locator("#results").evaluate("section => section.scrollIntoView()")
+    page.wait_for_timeout(500)
+    kept(page, out / "report-table.png")
 
 
 def deployed() -> dict[int, Any]:
@@ -85,7 +89,7 @@ def live(browser: Browser, out: Path) -> None:
 
     found = deployed()
     with tempfile.TemporaryDirectory() as folder, served([m for m, _ in found.values()], Path(folder)) as (_, url):
-        page = browser.new_page(viewport={"width": 1000, "height": 760}, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1000, "height": 800}, color_scheme="light")
         page.goto(url)
         for n in range(5):
             for client, (_, x) in found.items():
@@ -111,7 +115,7 @@ def main() -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         live(browser, args.out / "live.png")
-        report(browser, args.run, args.out / "report.png")
+        report(browser, args.run, args.out)
         browser.close()
 
 
