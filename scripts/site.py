@@ -18,6 +18,8 @@ PAGES = {"results/index.md": "reproduced.md", "CONTRIBUTING.md": "contributing.m
 """From a file of the repository to a page of the site."""
 BOARD, BOARD_PAGE, BOARD_HERE = "results/leaderboard/brfl-v1", "leaderboard/board.html", "<!-- tracks -->"
 """The submissions, the sortable page that is made of them, and where the tables of all tracks go in leaderboard.md."""
+COLUMNS = "td:nth-child(7) { min-width: 14rem; } td:nth-child(8) { overflow-wrap: anywhere; }"
+"""Of the index of results: room for its sentences, none for the names of files."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
 PICTURE = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
@@ -44,7 +46,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if uri == "leaderboard.md":
         text = text.replace(BOARD_HERE, tracks())
     if uri == PAGES["results/index.md"]:
-        text += "\n<style>.md-typeset td:nth-child(7) { min-width: 16rem; }</style>\n"
+        text += f"\n<style>{COLUMNS}</style>\n"
     return PICTURE.sub(palettes, text)
 
 
