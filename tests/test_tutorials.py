@@ -11,6 +11,8 @@ NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?")
 NEAR = 6.0
 """Points, or a client of eighteen in percent: another processor rounds otherwise, and training makes more of it."""
 SLOW = {"compare"}
+WIDEST = 98
+"""Characters that a line of code has room for on a page of 1,400 pixels."""
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,12 @@ def test_a_tutorial_prints_what_it_says(page, tutorials, tmp_path, monkeypatch):
     assert len(told) == text.count("```python") and sum(map(bool, told)) >= 5
     wrong = [(a, b) for a, b in zip(told, printed, strict=True) if not same(a, b)]
     assert wrong == [], f"python scripts/tutorials.py {page.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize("page", [p.values[0] for p in pages()], ids=lambda p: p.stem)
+def test_no_line_of_a_block_is_cut_off(page):
+    fenced = re.findall(r"^```(?:python|text)[^\n]*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert [line for block in fenced for line in block.splitlines() if len(line) > WIDEST] == []
 
 
 def test_outputs_are_written_below_their_blocks(tutorials):
