@@ -1,7 +1,6 @@
 """The documentation is true: its Python runs, its commands parse, its lists are complete, its figures were measured."""
 
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -257,26 +256,3 @@ def test_the_first_round_that_was_measured_is_on_the_performance_page():
     wanted += [report["command"], report["device"], report["torch"]]
     wanted += [f"{report['relative_distance_after_10_double_steps']:.1e}"]
     assert [w for w in wanted if w not in text] == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the docs extra is not installed")
-def test_the_site_builds_strictly(tmp_path):
-    """With anchors checked by MkDocs itself; pages from elsewhere in the repository are there, whole."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    assert "acclimate.core.method.Method.client" in (tmp_path / "api" / "core" / "index.html").read_text()
-    for package, kind in (("methods", catalogue.METHODS), ("adapters", catalogue.ADAPTERS)):
-        text = (tmp_path / "api" / package / "index.html").read_text()
-        records = {type(record).__name__ for record in kind.values()}
-        assert [name for name in records if f'id="acclimate.{package}.{name}"' not in text] == []
-    reproduced = (tmp_path / "reproduced" / "index.html").read_text()
-    listed = re.findall(r"\| ([\w/.-]+\.json) \|$", (ROOT / "results" / "index.md").read_text(), re.MULTILINE)
-    assert listed and [name for name in listed if f"<td>{name}</td>" not in reproduced] == []
-    from acclimate.leaderboard import page
-
-    board = (tmp_path / "leaderboard" / "board.html").read_text()
-    assert board == page.html(ROOT / "results" / "leaderboard" / "brfl-v1")
-    gallery = (tmp_path / "gallery" / "index.html").read_text()
-    assert gallery.count("#only-light") == gallery.count("#only-dark") == 5

@@ -144,7 +144,9 @@ def test_pictures_follow_the_palette(site):
 
 
 def test_the_index_of_results_is_that_of_its_files(site):
-    assert (ROOT / "results" / "index.md").read_text() == index(ROOT / "results"), "acclimate reproduce index"
+    assert (ROOT / "results" / "index.md").read_text() == index(ROOT / "results"), (
+        "acclimate reproduce index results -o results/index.md"
+    )
     assert site.source("reproduced.md") == "results/index.md" and "reproduced.md" in nav()
 
 
