@@ -18,7 +18,7 @@ PAGES = {"results/index.md": "reproduced.md", "CONTRIBUTING.md": "contributing.m
 """From a file of the repository to a page of the site."""
 BOARD, BOARD_PAGE, BOARD_HERE = "results/leaderboard/brfl-v1", "leaderboard/board.html", "<!-- tracks -->"
 """The submissions, the sortable page that is made of them, and where the tables of all tracks go in leaderboard.md."""
-COLUMNS = "td:nth-child(7) { min-width: 14rem; } td:nth-child(8) { overflow-wrap: anywhere; }"
+COLUMNS = "td:nth-child(7) { min-width: 12rem; } td:nth-child(8) { min-width: 9rem; overflow-wrap: anywhere; }"
 """Of the index of results: room for its sentences, none for the names of files."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
 PICTURE = re.compile(
