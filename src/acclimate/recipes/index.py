@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from .. import store
 from .pages import grid, size, summary
 from .records import TRAINING_SCHEMA
 from .results import RESULT_SCHEMA
+
+LONG = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
+"""A commit's whole name, of which seven digits tell enough."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def _result(body: Mapping[str, Any], name: str) -> Entry:
     rows, env = _distinct(c["row"] for c in body["cells"]), body["environment"]
     scale = ", ".join(_distinct((body["scale"], size(body))))
     seeds, device = ", ".join(map(str, body["seeds"])), env.get("device", "")
-    return Entry(body["recipe"], scale, str(len(rows)), seeds, device, env.get("commit") or "", summary(body), name)
+    commit = LONG.sub(r"\1", env.get("commit") or "")
+    return Entry(body["recipe"], scale, str(len(rows)), seeds, device, commit, summary(body), name)
 
 
 def _distinct(values: Iterable[str]) -> list[str]:
