@@ -4,8 +4,7 @@ The whole unlabelled set is seen once, before the first answer. The model takes 
 the adaptation net gives of it, at the rate that training's inner step had in the last round; then it answers and
 changes no more. Gradients are bounded by 10, as released; the paper has no bound (`clip=None`).
 
-- FedTTA: `steps=1`. Without `patience`, the model after the last step answers; `record` has the loss and the entropy
-  before each step.
+- FedTTA: `steps=1`. Without `patience`, the model after the last step answers; `record` tells of those before it.
 - FedTTA++: `steps=50, patience=5`. Of the models after each step, the one whose predictions have the least mean entropy
   answers; adaptation ends after `patience` steps in a row without a new least.
 
@@ -72,8 +71,7 @@ class FedTTA(Adapter):
 
     def init(self, task: Task, model: Tree) -> Tree:
         zero = torch.zeros_like(model["inner"]["lr"])
-        length = self.steps + (self.patience is not None)
-        curve = torch.zeros(length, dtype=zero.dtype, device=zero.device)
+        curve = torch.zeros(self.steps + (self.patience is not None), dtype=zero.dtype, device=zero.device)
         record = {"entropy": curve, "learned_loss": curve, "chosen_step": zero, "steps_taken": zero}
         return {"params": model["vars"]["params"], "record": record}
 
