@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from .. import store
-from . import folder, page
+from ..running.progress import Lines, beating
+from . import folder, page, sweep
 from .submission import CHOICES, check
 from .tracks import BOARD, TRACKS, freeze, track
 
@@ -20,7 +22,10 @@ def parser() -> argparse.ArgumentParser:
     verbs = out.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="train a method on a track with all seeds, and write its submission")
     run.add_argument("track", choices=list(TRACKS))
-    run.add_argument("settings", nargs="+", help="method=fedavg adapters=none,tent ...")
+    run.add_argument("settings", nargs="*", help="method=fedavg adapters=none,tent ...")
+    run.add_argument("--all", action="store_true", help="instead: every row of a full track that is not there yet")
+    run.add_argument("--jobs", type=int, default=1, help="with --all: how many rows to run side by side")
+    run.add_argument("--only", default="", help="with --all: these rows alone, with commas (see `missing`)")
     run.add_argument("--out", type=Path, required=True, help="folder of the runs")
     run.add_argument("--device", default="auto")
     for verb in (run, given := verbs.add_parser("submit", help="write the submission of a finished run")):
@@ -30,6 +35,9 @@ def parser() -> argparse.ArgumentParser:
     given.add_argument("--track", choices=list(TRACKS), required=True)
     one = verbs.add_parser("check", help="say whether submissions hold")
     one.add_argument("files", type=Path, nargs="+")
+    lack = verbs.add_parser("missing", help="say which rows a track lacks, and which it cannot have")
+    lack.add_argument("track", choices=list(TRACKS))
+    lack.add_argument("--to", type=Path, default=ROOT)
     again = verbs.add_parser("rerun", help="run one row again and compare")
     again.add_argument("file", type=Path)
     again.add_argument("--adapter", default="none")
@@ -53,11 +61,32 @@ def tables(root: Path) -> list[Path]:
     return out
 
 
+def _run(args: argparse.Namespace) -> str:
+    if args.all == bool(args.settings):
+        raise ValueError("name the settings of one submission, such as method=fedavg, or --all; one of the two")
+    if not args.all:
+        with beating(Lines(sys.stderr)) as lines:
+            done = folder.train(args.track, tuple(args.settings), args.out, lines, args.device)
+        return f"wrote {folder.submit(done, args.track, args.chosen, args.to)}"
+    only = [name for name in args.only.split(",") if name]
+    for line in sweep.fill(args.track, args.out, args.to, args.jobs, only):
+        print(line, file=sys.stderr, flush=True)
+    return _missing(args.track, args.to, only)
+
+
+def _missing(track_name: str, root: Path, only: Sequence[str] = ()) -> str:
+    """A line per row that is not there, with the reason where it cannot be."""
+    found = sweep.missing(track_name, root, only)
+    lines = [f"{e.name}: {sweep.refusal(e, track_name) or 'not run yet, or with fewer adapters'}" for e in found]
+    return "\n".join(lines) or f"track {track_name} lacks nothing"
+
+
 def answer(args: argparse.Namespace) -> str:
     """What a command prints in the end."""
     if args.verb == "run":
-        done = folder.train(args.track, tuple(args.settings), args.out, device=args.device)
-        return f"wrote {folder.submit(done, args.track, args.chosen, args.to)}"
+        return _run(args)
+    if args.verb == "missing":
+        return _missing(args.track, args.to)
     if args.verb == "submit":
         return f"wrote {folder.submit(args.run, args.track, args.chosen, args.to)}"
     if args.verb == "check":
