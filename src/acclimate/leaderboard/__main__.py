@@ -1,4 +1,4 @@
-"""`python -m acclimate.leaderboard`: run, submit, check, rerun and freeze, with torch and numpy alone."""
+"""`python -m acclimate.leaderboard`: run, submit, check, rerun and freeze, with torch, numpy and safetensors alone."""
 
 from __future__ import annotations
 
