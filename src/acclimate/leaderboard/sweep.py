@@ -138,5 +138,5 @@ def _submitted(name: str, ended: Sequence[Future[float]], track_name: str, out: 
     try:
         seconds = sum(future.result() for future in ended)
         return f"wrote {folder.submit(out / name, track_name, 'defaults', to)} after {seconds:.0f} s of computing"
-    except (ValueError, ArithmeticError, store.RunError, OSError) as e:
-        return f"{name} failed: {e}"
+    except Exception as e:  # whatever it is: hours of other rows depend on it
+        return f"{name} failed: {type(e).__name__}: {e}"
