@@ -24,7 +24,7 @@ from .predict import predict
 from .reproduce import reproduce_app
 from .serve import replay, serve, tokens
 from .trust import Trust
-from .tune import tune
+from .tune import selection_text, tune
 
 app = typer.Typer(
     name="acclimate",
@@ -193,11 +193,15 @@ def _fields_of(name: str) -> dict[str, list[str]]:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(as_json: Json = False) -> None:
     """Check torch, device, extras and data roots, and say what to do about each."""
     from .describe import doctor as examine
+    from .describe import findings
 
-    typer.echo(examine())
+    if as_json:
+        typer.echo(document("doctor", findings=[dict(zip(("what", "ok", "says"), f, strict=True)) for f in findings()]))
+    else:
+        typer.echo(examine())
 
 
 def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
@@ -233,7 +237,7 @@ def _show(table: Any, root: Path, as_json: bool) -> None:
         return
     results_table(table, root, notes)
     for label, chosen in tables(root).items():
-        typer.echo(f"\nadapters of {label}, chosen by strategies:\n{chosen.to_markdown()}")
+        typer.echo(f"\nadapters of {label}, chosen by strategies:\n{selection_text(chosen)}")
     if not table.rows:  # known only now where a personaliser might have added what the adapters lack
         _fail("no adapter could be tested: nothing was measured", 2)
 
