@@ -36,6 +36,9 @@ class Bars(Progress):
         self._all: TaskID | None = None
         self._run: TaskID | None = None
 
+    def say(self, line: str) -> None:
+        self._bars.console.print(line, highlight=False, soft_wrap=True)
+
     def suite(self, runs: int) -> None:
         super().suite(runs)
         self._all = self._bars.add_task("all", total=runs, note="left")

@@ -20,8 +20,11 @@ def duration(seconds: float) -> str:
 class Progress(Watch):
     """Knows how far the work is: how many runs of the suite are finished, and which step the run at hand is at."""
 
+    warns = True
+
     def __init__(self) -> None:
         self.runs, self.finished = 1, 0
+        self._slow: set[str] = set()
         self.phase, self.before, self.note = "", 0.0, ""
         self.step, self.steps, self.unit = 0, 1, ""
 
@@ -32,6 +35,14 @@ class Progress(Watch):
 
     def show(self, starts: bool = False) -> None:
         """Draw what is known; `starts` where a run or its test has just begun."""
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+
+    def slow(self, adapter: str, seconds: float) -> None:
+        if adapter not in self._slow:  # once, not for every seed
+            self._slow.add(adapter)
+            self.say(f"adapter {adapter} will take {duration(seconds)} to test in each run, guessed from one batch")
 
     def suite(self, runs: int) -> None:
         self.runs, self.finished = runs, 0
@@ -84,6 +95,9 @@ class Lines(Progress):
         if tenth > self._tenth or time.perf_counter() - self._said >= self.EVERY:
             self._tenth = max(tenth, self._tenth)
             self._line()
+
+    def say(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
 
     def tick(self) -> None:
         """A line, where none was written for ten seconds and something is under way."""
