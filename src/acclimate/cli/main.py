@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from .data import data_app
 from .deploy import deploy
 from .export import export
 from .fleet import fleet_app
+from .heartbeat import Heartbeat, beating
 from .help import command
 from .join import join
 from .json_out import Json, document
@@ -257,20 +259,34 @@ def _stop(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
+LOADING = {"run", "resume", "tune", "join", "deploy", "predict", "report", "compare", "export", "serve", "replay"}
+LOADING |= {"tokens", "submit", "leaderboard", "doctor", "fleet", "reproduce"}
+"""The commands that import torch first."""
+
+
 def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
-    if {"run", "resume", "tune", "join", "deploy", "predict"} & set(sys.argv[1:2]) and not _hushed():
+    heart: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if _loads(sys.argv[1:3]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
+        if sys.argv[1] != "serve":  # it works until it is stopped
+            heart = beating(Heartbeat(sys.stderr, sys.argv[1]))
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
     try:
-        code = command(app)(standalone_mode=False)
+        with heart:
+            code = command(app)(standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped before anything was saved", 130)
     except Exception as e:
         _explain(e)
+
+
+def _loads(words: list[str]) -> bool:
+    """Whether a command imports torch: `data list` alone of its group needs none."""
+    return (words[:1] == ["data"] and words[1:] not in ([], ["list"])) or bool(LOADING & set(words[:1]))
 
 
 def _hushed() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,7 +112,9 @@ def main() -> None:
     args = parser().parse_args()
     sys.argv[:1] = ["python", "-m", "acclimate.leaderboard"]
     try:
-        print(answer(args))
+        with contextlib.nullcontext() if args.verb == "run" else beating(Lines(sys.stderr)):
+            said = answer(args)
+        print(said)
     except (ValueError, store.RunError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 

@@ -100,9 +100,15 @@ class Lines(Progress):
         print(line, file=self._out, flush=True)
 
     def tick(self) -> None:
-        """A line, where none was written for ten seconds and something is under way."""
-        if self._first is not None and self.share < 1 and time.perf_counter() - self._said >= self.EVERY:
+        """A line, where none was written for ten seconds: also before the first run begins, and after the last."""
+        now = time.perf_counter()
+        if now - self._said < self.EVERY:
+            return
+        if self._first is not None and self.share < 1:
             self._line()
+            return
+        self._said = now
+        self.say(f"{'getting ready' if self._first is None else 'finishing'}; {duration(now - self._began)} so far")
 
     def _line(self) -> None:
         self._said = time.perf_counter()
