@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import index
+from . import completion, index
 from .json_out import Json, document
 
 if TYPE_CHECKING:
@@ -53,7 +53,13 @@ def list_(
 
 @data_app.command()
 def check(
-    name: Annotated[str, typer.Argument(help="A data set of `acclimate data list`, or your own as module:Class.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A data set of `acclimate data list`, or your own as module:Class.",
+            autocompletion=completion.one_of("datasets"),
+        ),
+    ],
     settings: Annotated[
         list[str] | None, typer.Argument(help="key=value settings of the set, e.g. root=/data domains=mnist,usps")
     ] = None,
@@ -84,7 +90,10 @@ def check(
 @data_app.command()
 def preview(
     settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings as for `acclimate run`, e.g. data.clients=5")
+        list[str] | None,
+        typer.Argument(
+            help="key=value settings as for `acclimate run`, e.g. data.clients=5", autocompletion=completion.settings
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("preview.html"),

@@ -41,6 +41,7 @@ def build() -> dict[str, Any]:
 
     from ..experiment import Experiment, catalogue, labels
     from ..experiment.catalogue_data import DATASETS, GROUPS
+    from ..recipes import RECIPES
     from .data_sets import figures
     from .describe import details, sentence
 
@@ -58,6 +59,7 @@ def build() -> dict[str, Any]:
         "groups": groups,
         "settings": [f.name for f in dataclasses.fields(Experiment)],
         "fields": fields,
+        "recipes": list(RECIPES),
         "datasets": {n: figures(r) for n, r in DATASETS.items()},
         "details": {n: details(n) for n in sorted(names)},
     }

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ..version import __version__
-from . import index
+from . import completion, index
 from .compare import compare
 from .data import data_app
 from .deploy import deploy
@@ -52,13 +52,9 @@ app.add_typer(fleet_app, name="fleet")
 app.add_typer(reproduce_app, name="reproduce")
 
 
-def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
-    return index.complete(incomplete, list(ctx.params.get("settings") or []))
-
-
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01", autocompletion=_completed),
+    typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01", autocompletion=completion.settings),
 ]
 Track = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, or both with a comma.")]
 
@@ -163,7 +159,7 @@ def report(
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="methods, adapters, ... (default: all)", autocompletion=lambda: [*index.read()["kinds"]]),
+        typer.Argument(help="methods, adapters, ... (default: all)", autocompletion=completion.one_of("kinds")),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -179,7 +175,7 @@ def list_(
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="A name from `acclimate list`.", autocompletion=lambda: list(index.read()["details"])),
+        typer.Argument(help="A name from `acclimate list`.", autocompletion=completion.one_of("details")),
     ],
     as_json: Json = False,
 ) -> None:

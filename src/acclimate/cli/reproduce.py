@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from . import completion
 from .json_out import Json, document
 
 
@@ -36,7 +37,13 @@ reproduce_app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Name = Annotated[str, typer.Argument(help="A recipe of `acclimate reproduce list`, such as fedthe/table1.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe of `acclimate reproduce list`, such as fedthe/table1.",
+        autocompletion=completion.one_of("recipes"),
+    ),
+]
 OUT = Path("reproduced")
 
 

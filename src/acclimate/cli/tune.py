@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..ops import layout
+from . import completion
 from .json_out import Json, document
 from .trust import Trust
 
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 def tune(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings; some with choices (mu=0.01,0.1) or ranges (lr=0.01..0.1:log)."),
+        typer.Argument(
+            help="Settings; some with choices (mu=0.01,0.1) or ranges (lr=0.01..0.1:log).",
+            autocompletion=completion.settings,
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
     grid: Annotated[str | None, typer.Option(help="A paper's grid, such as fedtta or fedthe/memo.")] = None,
