@@ -12,7 +12,7 @@ from . import index
 def settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Settings: names of fields, and after `=` names of records.
 
-    Bash hands `method=fedth` over as three words, and replaces the last of them alone; of `method=`, click drops the `=`.
+    Bash hands `method=fedth` over as three words, and replaces the last of them alone. Click drops a last `=`.
     """
     before = list(ctx.params.get("settings") or [])
     if not incomplete and before and "=" not in joined(before)[-1]:

@@ -152,7 +152,11 @@ def findings() -> list[Finding]:
 
 def doctor() -> str:
     """One line per finding."""
-    return "\n".join(f"{what:<11} {says}" for what, _, says in findings())
+    lines = []
+    for what, _, says in findings():
+        first, *more = layout.wrapped(says, layout.room(), " " * 12)
+        lines += [f"{what:<11} {first.lstrip()}", *more]
+    return "\n".join(lines)
 
 
 def _digits() -> tuple[bool, str]:

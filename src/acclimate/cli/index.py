@@ -91,7 +91,9 @@ def listing(kind: str | None = None) -> str:
 
 
 def _wrapped(line: str, indent: int, room: int) -> str:
-    return textwrap.fill(line, room, subsequent_indent=" " * indent) if room > indent + 20 else line
+    if room <= indent + 20:
+        return line
+    return textwrap.fill(line, room, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def details(name: str) -> str:

@@ -38,7 +38,7 @@ def wrapped(text: str, width: int = 0, indent: str = "") -> list[str]:
     """A paragraph in lines of at most `width`; one line where that is 0."""
     if not width:
         return [indent + text]
-    return textwrap.wrap(text, max(width, 20), initial_indent=indent, subsequent_indent=indent)
+    return textwrap.wrap(text, max(width, 20), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def cut(head: Sequence[str], body: Sequence[Sequence[str]], width: int = 0) -> list[list[list[str]]]:

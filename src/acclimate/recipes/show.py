@@ -19,7 +19,8 @@ def listing(recipes: Iterable[Recipe], omitted: Mapping[str, str]) -> str:
     rows += [_about(r) for r in recipes]
     lines = layout.lined(rows, layout.room())
     left = "; ".join(f"{name} ({why})" for name, why in omitted.items())
-    return "\n".join([*lines, "", LEGEND, f"Without a recipe: {left}."])
+    prose = [*LEGEND.splitlines(), f"Without a recipe: {left}."]
+    return "\n".join([*lines, "", *(line for text in prose for line in layout.wrapped(text, layout.room()))])
 
 
 LEGEND = (
