@@ -11,7 +11,7 @@ from pathlib import Path
 from .. import store
 from ..running.progress import Lines, beating
 from . import folder, page, sweep
-from .submission import CHOICES, check
+from .submission import CHOICES, Unfit, check
 from .tracks import BOARD, TRACKS, freeze, track
 
 ROOT = Path("results/leaderboard") / BOARD
@@ -92,7 +92,10 @@ def answer(args: argparse.Namespace) -> str:
         return f"wrote {folder.submit(args.run, args.track, args.chosen, args.to)}"
     if args.verb == "check":
         for path in args.files:
-            check(store.read_json(path))
+            try:
+                check(store.read_json(path))
+            except Unfit as e:
+                raise Unfit(f"{path}: {e}") from e
         return f"{len(args.files)} hold"
     if args.verb == "rerun":
         found = folder.rerun(store.read_json(args.file), args.adapter, args.seed)
