@@ -89,7 +89,7 @@ def test_all_and_settings_exclude_each_other(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was_stopped(tmp_path):
-    entry = sweep.Entry("fedavg", ("method=fedavg", "method.work.epochs=1"), ("none",))
+    entry = sweep.SweepRow("fedavg", ("method=fedavg", "method.work.epochs=1"), ("none",))
     first = entry.experiments("small")[0]
     assert sweep.train(first, tmp_path) > 0
     kept = (tmp_path / "state.safetensors").stat().st_mtime_ns

@@ -147,7 +147,7 @@ def _embedded(record: Dataset) -> list[str]:
     """The embedded digits have no files to be missing; scikit-learn may still carry others than it used to."""
     import torch
 
-    from .data_sets import DIGITS
+    from .data_files import DIGITS
 
     examples = record.load()
     real = torch.tensor([d != "font" for d in examples.domains])[examples.domain]

@@ -42,7 +42,7 @@ def build() -> dict[str, Any]:
     from ..experiment import Experiment, catalogue, labels
     from ..experiment.catalogue_data import DATASETS, GROUPS
     from ..recipes import RECIPES
-    from .data_sets import figures
+    from .data_files import figures
     from .describe import details, sentence
 
     kinds = {k.plural: {n: sentence(n, r) for n, r in k.entries.items()} for k in catalogue.KINDS if k.entries}

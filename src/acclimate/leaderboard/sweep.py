@@ -37,7 +37,7 @@ EVERY = 10.0
 
 
 @dataclass(frozen=True)
-class Entry:
+class SweepRow:
     """One submission that a full track has: a method, perhaps with a personaliser, and its adapters."""
 
     name: str
@@ -51,21 +51,21 @@ class Entry:
         return [replace(first, seed=s, device="cpu") for s in of.seeds]
 
 
-def entries(only: Iterable[str] = ()) -> list[Entry]:
+def entries(only: Iterable[str] = ()) -> list[SweepRow]:
     """All submissions of a full track, or those of these names."""
     needy = [n for n, a in ADAPTERS.items() if a.requires]
     common = tuple(dict.fromkeys([*COMMON, *needy]))
-    found = [Entry(m, (f"method={m}",), tuple(ADAPTERS) if m in WHOLE else common) for m in METHODS]
+    found = [SweepRow(m, (f"method={m}",), tuple(ADAPTERS) if m in WHOLE else common) for m in METHODS]
     with_personal = {**dict.fromkeys(TUNED, COMMON), **ADDED}
     for personal, names in with_personal.items():
-        found.append(Entry(f"fedavg+{personal}", ("method=fedavg", f"personal={personal}"), names))
+        found.append(SweepRow(f"fedavg+{personal}", ("method=fedavg", f"personal={personal}"), names))
     named = {e.name: e for e in found}
     if unknown := [n for n in only if n not in named]:
         raise ValueError(f"--only={unknown[0]} is not possible; allowed: {', '.join(named)}")
     return [named[n] for n in only] or found
 
 
-def refusal(entry: Entry, track_name: str) -> str | None:
+def refusal(entry: SweepRow, track_name: str) -> str | None:
     """Why a method cannot be on a track, known without training it; None where it can."""
     try:
         check_all(entry.experiments(track_name)[:1])
@@ -74,14 +74,14 @@ def refusal(entry: Entry, track_name: str) -> str | None:
     return None
 
 
-def done(entry: Entry, versions: Sequence[Mapping[str, Any]]) -> bool:
+def done(entry: SweepRow, versions: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last version has a row, or a reason against one, for every adapter of the entry."""
     if not versions:
         return False
     return set(entry.adapters) <= {r["adapter"] for r in versions[-1]["rows"]} | set(versions[-1]["refused"])
 
 
-def missing(track_name: str, root: Path, only: Iterable[str] = ()) -> list[Entry]:
+def missing(track_name: str, root: Path, only: Iterable[str] = ()) -> list[SweepRow]:
     """The entries that the submissions below `root` lack, or have with fewer adapters."""
     place = root / track_name
     there = folder.read(place) if place.exists() else {}
