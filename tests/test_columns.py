@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -53,7 +54,17 @@ def test_results_fit(tmp_path, capsys):
     assert widest(printed) <= 80 and printed.count("81.2") == 14
 
 
-def test_comparisons_and_rankings_fit(capsys, monkeypatch):
+def test_a_comparison_fits(monkeypatch):
+    names = [f"fedavg(method.opt.lr=0.{i}, method.work.epochs=20)+finetune/guarded-tent" for i in (1, 2)]
+    cells = [("out-of-client", "validation", "81.2", "80.1", "+1.1", "-10.2 to +12.0", "3 x 100")]
+    two = SimpleNamespace(first=names[0], second=names[1], cells=lambda: cells, choices=[])
+    two.sentences, two.caveat = list, str
+    monkeypatch.setattr("acclimate.running.compare.compare", lambda *a, **k: two)
+    printed = CliRunner().invoke(app, ["compare", "x"]).stdout
+    assert widest(printed) <= 80 and all(cell in printed for cell in cells[0])
+
+
+def test_a_ranking_fits(capsys):
     from acclimate.cli import ranking
 
     cells = {"original": {0: [0.5, 0.6], 1: [0.5, 0.7]}}

@@ -25,6 +25,7 @@ def test_a_full_track_has_every_method_and_every_adapter():
     assert "memo" not in found["fedprox"].adapters
     first, *rest = found["fedavg+fisher"].experiments("small")
     assert (first.label, [e.seed for e in (first, *rest)]) == ("fedavg+fisher", [0, 1, 2])
+    assert (first.device, found["fedavg"].experiments("small", "auto")[2].device) == ("cpu", "auto")
     with pytest.raises(ValueError, match="--only=fedavrg is not possible; allowed: local, fedavg"):
         sweep.entries(["fedavrg"])
 
@@ -60,7 +61,7 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "refusal", lambda e, t: "no public set" if e.name == "fedmd" else None)
     monkeypatch.setattr(folder, "submit", lambda run, track_name, chosen, to: to / track_name / f"{run.name}.v1.json")
     names = ["fedavg", "fedbn", "fedmd", "fedprox"]
-    lines = list(sweep.fill("small", tmp_path / "runs", tmp_path, 2, names, lambda n: ThreadPoolExecutor(n)))
+    lines = list(sweep.fill("small", tmp_path / "runs", tmp_path, 2, names, workers=ThreadPoolExecutor))
     assert lines[:2] == ["fedmd cannot be on track small: no public set", "3 rows to run, 9 seeds, 2 at a time"]
     assert f"wrote {tmp_path / 'small' / 'fedprox.v1.json'} after 36 s of computing" in lines
     assert "fedbn failed: ArithmeticError: round 3: client 1 sent a value that is not finite" in lines
@@ -74,7 +75,7 @@ def test_a_sweep_says_something_while_a_row_takes_long(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "refusal", lambda e, t: None)
     monkeypatch.setattr(sweep, "train", lambda e, out: time.sleep(0.2) or 0.2)
     monkeypatch.setattr(folder, "submit", lambda run, track_name, chosen, to: to)
-    lines = list(sweep.fill("small", tmp_path, tmp_path, 1, ["fedavg"], lambda n: ThreadPoolExecutor(n)))
+    lines = list(sweep.fill("small", tmp_path, tmp_path, 1, ["fedavg"], workers=ThreadPoolExecutor))
     assert sum(line.startswith("0 of 3 seeds") for line in lines) >= 3
     assert sweep.EVERY < 15
 

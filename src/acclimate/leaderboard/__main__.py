@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--jobs", type=int, default=1, help="with --all: how many rows to run side by side")
     run.add_argument("--only", default="", help="with --all: these rows alone, with commas (see `missing`)")
     run.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    run.add_argument("--device", default="auto")
+    run.add_argument("--device", help="cpu, cuda or auto (default: auto, with --all cpu)")
     for verb in (run, given := verbs.add_parser("submit", help="write the submission of a finished run")):
         verb.add_argument("--chosen", choices=list(CHOICES), default="defaults", help="how settings were chosen")
         verb.add_argument("--to", type=Path, default=ROOT)
@@ -67,10 +67,10 @@ def _run(args: argparse.Namespace) -> str:
         raise ValueError("name the settings of one submission, such as method=fedavg, or --all; one of the two")
     if not args.all:
         with beating(Lines(sys.stderr)) as lines:
-            done = folder.train(args.track, tuple(args.settings), args.out, lines, args.device)
+            done = folder.train(args.track, tuple(args.settings), args.out, lines, args.device or "auto")
         return f"wrote {folder.submit(done, args.track, args.chosen, args.to)}"
     only = [name for name in args.only.split(",") if name]
-    for line in sweep.fill(args.track, args.out, args.to, args.jobs, only):
+    for line in sweep.fill(args.track, args.out, args.to, args.jobs, only, args.device or "cpu"):
         print(line, file=sys.stderr, flush=True)
     return _missing(args.track, args.to, only)
 

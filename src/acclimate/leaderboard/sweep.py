@@ -44,11 +44,11 @@ class SweepRow:
     settings: tuple[str, ...]
     adapters: tuple[str, ...]
 
-    def experiments(self, track_name: str) -> list[Experiment]:
+    def experiments(self, track_name: str, device: str = "cpu") -> list[Experiment]:
         """One per seed of the track."""
         of = track(track_name)
         first = of.experiment(*self.settings, f"adapters={','.join(self.adapters)}")
-        return [replace(first, seed=s, device="cpu") for s in of.seeds]
+        return [replace(first, seed=s, device=device) for s in of.seeds]
 
 
 def entries(only: Iterable[str] = ()) -> list[SweepRow]:
@@ -109,6 +109,7 @@ def fill(
     to: Path,
     jobs: int = 1,
     only: Iterable[str] = (),
+    device: str = "cpu",
     workers: Callable[[int], Executor] = _processes,
 ) -> Iterator[str]:
     """Run what is missing, `jobs` seeds side by side, and write submissions; yields lines that say how far it is."""
@@ -117,7 +118,7 @@ def fill(
     left = missing(track_name, to, only)
     reasons = {e.name: refusal(e, track_name) for e in left}
     yield from (f"{name} cannot be on track {track_name}: {why}" for name, why in reasons.items() if why)
-    runs = {e.name: e.experiments(track_name) for e in left if reasons[e.name] is None}
+    runs = {e.name: e.experiments(track_name, device) for e in left if reasons[e.name] is None}
     total, began = sum(map(len, runs.values())), time.perf_counter()
     yield f"{len(runs)} rows to run, {total} seeds, {jobs} at a time"
     with workers(jobs) as pool:
