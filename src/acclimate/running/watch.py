@@ -11,11 +11,11 @@ class Watch:
     warns = False
     """Whether `slow` is of use: to know which adapters are slow, each is tried on one batch."""
 
-    def slow(self, adapter: str, seconds: float) -> None:
-        """Before training: this adapter will take minutes to test, about so many seconds."""
-
     def suite(self, runs: int) -> None:
         """Several experiments are about to run."""
+
+    def slow(self, adapter: str, seconds: float) -> None:
+        """Before training: this adapter will take minutes to test, about so many seconds."""
 
     def training(self, label: str, seed: int, done: int, rounds: int) -> None:
         """Training starts, or goes on after `done` rounds."""
