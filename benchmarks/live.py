@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
@@ -31,6 +32,7 @@ from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
 from acclimate.running.build import device_of
 from acclimate.running.evaluate import streams_of
+from acclimate.running.progress import Lines, beating
 
 Cell = dict[str, Any]
 GUARD = ac.adapters.Guarded()
@@ -284,4 +286,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with beating(Lines(sys.stderr)):  # a cell may take minutes
+        main()

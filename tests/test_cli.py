@@ -141,7 +141,8 @@ def test_a_shell_sees_the_sentence_and_the_exit_code(tmp_path):
     done = cli("run", "roundz=3", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("acclimate: ") and "did you mean 'rounds'" in done.stderr
-    assert done.stderr.count("\n") == 2  # one that says that torch is loading, and the sentence
+    lines = [s for s in done.stderr.splitlines() if not s.endswith("s so far")]  # of a slow machine
+    assert len(lines) == 2  # one that says that torch is loading, and the sentence
 
 
 def test_own_code_in_the_current_folder_and_streams_refused_before_training(tmp_path, here):

@@ -3,14 +3,18 @@
 import copy
 import json
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from acclimate.cli.main import app
+from acclimate.eval import Table
 from acclimate.experiment.settings import expand
 from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
+from acclimate.leaderboard import __main__ as plain
 from acclimate.leaderboard import page as pages
 from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
 from acclimate.leaderboard.submission import digest, text
@@ -80,6 +84,18 @@ def other_rounds(body):
     body["config"]["rounds"] = 500
 
 
+def other_round(body):
+    body["rows"][0]["round"] = 9
+
+
+def extra_adapter(body):
+    body["rows"] += [{**r, "adapter": "magic"} for r in body["rows"] if r["adapter"] == "none"]
+
+
+def no_error_at_all(body):
+    body["rows"][0]["ece"] = -0.1
+
+
 def chosen_on_test(body):
     body["hyper_parameters"] = "test"
 
@@ -98,6 +114,9 @@ REASONS = {
     better_client: "cannot have accuracy 0.987654",
     better_mean: "is not the mean over clients",
     other_rounds: "config: rounds is not the track's; it must be 10",
+    other_round: "none / original / 0: it is of round 9, and the track tests round 10",
+    extra_adapter: "rows: adapter magic is not in the configuration",
+    no_error_at_all: "ece -0.1 are not possible",
     chosen_on_test: "what was chosen on the test streams is no result",
     unclean: "run from a clean commit",
 }
@@ -112,6 +131,33 @@ def test_a_tampered_submission_is_refused_with_the_reason(first, change):
     body["digest"] = digest(body)
     with pytest.raises(Unfit, match=REASONS[change]):
         check(body)
+
+
+def test_what_is_possible_but_was_not_measured_is_found_by_running_it_again(first, monkeypatch):
+    body = copy.deepcopy(first)
+    row = next(r for r in body["rows"] if (r["adapter"], r["stream"], r["seed"]) == ("none", "original", 0))
+    honest = {**row, "selection": "last"}
+    row["per_client"] = [1.0] * len(row["per_client"])
+    row["accuracy"] = 1.0
+    body["digest"] = digest(body)
+    check(body)  # nothing in it contradicts anything else
+    engine = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(api, "train", lambda experiment: SimpleNamespace(engine=engine))
+    monkeypatch.setattr(api, "evaluate", lambda fit: Table((honest,)))
+    found = rerun(body, "none", 0)
+    assert not found.matches and not found.equal and found.gaps["original"] == pytest.approx(honest["accuracy"] - 1)
+
+
+def test_the_command_refuses_a_tampered_file_in_one_line(first, tmp_path, monkeypatch):
+    body = copy.deepcopy(first)
+    other_hash(body)
+    body["digest"] = digest(body)
+    (tmp_path / "x.json").write_text(text(body))
+    monkeypatch.setattr(sys, "argv", ["leaderboard", "check", str(FIRST)])
+    plain.main()
+    monkeypatch.setattr(sys, "argv", ["leaderboard", "check", str(FIRST), str(tmp_path / "x.json")])
+    with pytest.raises(SystemExit, match="error: .*the hash of train is 0000000000000000"):
+        plain.main()
 
 
 def test_versions_supersede_and_an_edited_one_is_found_out(first, tmp_path):

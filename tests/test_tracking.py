@@ -221,7 +221,8 @@ def test_both_tell_everything():
             return super().__getattribute__(name)
 
     both = Both(Note())
-    both.suite(1), both.training("a", 0, 0, 1), both.round(None), both.testing("a", 0, 1), both.tested(), both.done()
+    both.suite(1), both.slow("memo", 90.0), both.training("a", 0, 0, 1), both.round(None)
+    both.testing("a", 0, 1), both.tested(), both.done()
     assert calls == [n for n in vars(ac.Watch) if not n.startswith("_")]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from acclimate.eval import paired
-from acclimate.eval.ranking import RankedRow, rank
+from acclimate.eval.ranking import RankedPlace, RankedRow, Ranking, rank
 
 
 def made_up(rows=6, streams=3, seeds=3, clients=8, seed=0):
@@ -104,3 +104,11 @@ def test_a_large_federation_is_drawn_in_parts_with_the_same_numbers(monkeypatch)
     whole = paired.interval(own, draws=500)
     monkeypatch.setattr(paired, "AT_ONCE", 90)
     assert paired.interval(own, draws=500) == whole
+
+
+def test_more_than_26_groups_have_distinct_letters():
+    places = tuple(RankedPlace(f"r{i}", i + 1, 0.5, 0.0, 0.0, 1.0) for i in range(55))
+    ranking = Ranking(places, tuple((i, i + 1) for i in range(54)), {}, (0, 1), {})
+    bars = ranking.bars()
+    assert bars[0] == "a" and bars[25] == "yz" and bars[26] == "za2" and bars[27] == "a2b2" and bars[54] == "b3"
+    assert len({bars[0], bars[26], bars[52], bars[54]}) == 4

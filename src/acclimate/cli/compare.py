@@ -58,9 +58,9 @@ def compare(
         said = [*found.sentences(), *found.choices, *([found.caveat()] if found.caveat() else [])]
         typer.echo(document("compare", comparison=json.loads(found.to_json()), sentences=said))
         return
-    head = ("stream", "round", found.first, found.second, "difference", "interval", "seeds x clients")
+    head = ("stream", "round", found.first, found.second, "difference", "interval", "seeds x\nclients")
     table = Table(*head, box=SIMPLE, pad_edge=False, padding=0)  # 80 columns have room for it
-    for column in (table.columns[0], table.columns[5]):
+    for column in (*table.columns[:2], *table.columns[4:]):
         column.no_wrap = True
     for column in (table.columns[2], table.columns[3]):
         column.overflow = "fold"  # the methods' names are whole, over several lines where they are long

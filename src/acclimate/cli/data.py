@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import completion, index
 from .json_out import Json, document
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ data_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-DIGITS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
-"""How many of the 1,797 handwritten digits that scikit-learn carries are a 0, a 1, ..."""
-
 
 @data_app.command("list")
 def list_(
@@ -33,13 +31,14 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List all data sets: what was published, and whether their files are there."""
-    from ..data import FileDataset
-    from ..experiment.catalogue_data import DATASETS
-    from ..ops.places import DATA
+    from ..ops import layout
+    from ..ops.places import DATA, data_root
+    from .data_sets import states
 
-    folder = FileDataset(root=str(root or "")).folder()
+    folder = data_root(str(root or ""))
     head = ("name", "examples", "classes", "shape", "files")
-    rows = [(name, *_figures(record), _state(record, str(root or ""))) for name, record in DATASETS.items()]
+    there = states(folder)
+    rows = [(n, *(own[k] for k in head[1:-1]), there[n]) for n, own in index.read()["datasets"].items()]
     if as_json:
         sets = [dict(zip(head, row, strict=True)) for row in rows]
         typer.echo(document("data-list", root=str(folder) if folder else None, datasets=sets))
@@ -48,19 +47,23 @@ def list_(
         typer.echo(f"data root: none; name it with --root or the environment variable {DATA}")
     else:
         typer.echo(f"data root: {folder}" + ("" if folder.is_dir() else " (does not exist)"))
-    rows = [head, *rows]
-    widths = [max(len(r[i]) for r in rows) for i in range(4)]
-    for row in rows:
-        typer.echo("  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]))
+    typer.echo("\n".join(layout.lined([head, *rows], layout.room())))
     typer.echo("`acclimate data check NAME` says which files a set needs and where to get them.")
 
 
 @data_app.command()
 def check(
-    name: Annotated[str, typer.Argument(help="A data set of `acclimate data list`, or your own as module:Class.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A data set of `acclimate data list`, or your own as module:Class.",
+            autocompletion=completion.one_of("datasets"),
+        ),
+    ],
     settings: Annotated[
         list[str] | None, typer.Argument(help="key=value settings of the set, e.g. root=/data domains=mnist,usps")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Compare a set's files, counts, shapes and class histograms with the published ones.
 
@@ -71,11 +74,14 @@ def check(
     prefixed = [s if s.startswith("data.") else f"data.{s}" for s in settings or []]
     findings = [line for e in expand([f"data={name}", *prefixed]) for line in _findings(e.data)]
     kinds = [line.partition(":")[0] for line in findings]
-    for kind, line in zip(kinds, findings, strict=True):
+    if as_json:
+        said = [dict(zip(("kind", "text"), line.split(": ", 1), strict=True)) for line in findings]
+        typer.echo(document("data-check", name=name, findings=said))
+    for kind, line in zip(kinds, findings, strict=True) if not as_json else ():
         if kind != "missing":
             typer.echo(line)
     for line in findings:
-        if line.startswith("missing: "):
+        if line.startswith("missing: ") and not as_json:
             typer.echo(f"acclimate: {line.removeprefix('missing: ')}", err=True)
     if code := 2 if "missing" in kinds else 1 if "differs" in kinds else 0:
         raise SystemExit(code)
@@ -84,7 +90,10 @@ def check(
 @data_app.command()
 def preview(
     settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value settings as for `acclimate run`, e.g. data.clients=5")
+        list[str] | None,
+        typer.Argument(
+            help="key=value settings as for `acclimate run`, e.g. data.clients=5", autocompletion=completion.settings
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("preview.html"),
@@ -109,49 +118,6 @@ def _experiment(settings: list[str], config: Path | None) -> Experiment:
             "a preview shows one: give a single value to each setting"
         )
     return found[0]
-
-
-def _figures(record: Dataset) -> tuple[str, str, str]:
-    """What was published: examples (training + test), classes, shape; a dash for what was not."""
-    from ..data import Cells, FileDataset, Phrases
-    from ..data.tables import TableRows
-
-    want: dict[str, Any] = {"all": sum(DIGITS), "classes": len(DIGITS), "shape": (1, 8, 8)}
-    if isinstance(record, Cells):
-        want = {"all": 569, "classes": 2, "shape": (30,)}
-    elif isinstance(record, Phrases):
-        want = {"all": len(record.styles) * record.each, "classes": 8, "shape": (record.length,)}
-    elif isinstance(record, TableRows):
-        want = {}
-    elif isinstance(record, FileDataset):
-        want = record.expected()
-    counts = [want["all"]] if "all" in want else [want[p] for p in ("train", "test") if p in want]
-    shape = " x ".join(map(str, want.get("shape", ())))
-    return " + ".join(f"{n:,}" for n in counts) or "-", str(want.get("classes", "-")), shape or "-"
-
-
-def _state(record: Dataset, root: str) -> str:
-    """Whether the files of a set are there, and what is missing, in a short phrase."""
-    import dataclasses
-
-    from ..data import FileDataset
-    from ..data.own import OwnFiles
-    from ..data.tables import TableRows
-
-    if isinstance(record, OwnFiles | TableRows):
-        return f"your own: {record.needs}"
-    if not isinstance(record, FileDataset):
-        return "embedded"
-    try:
-        base = dataclasses.replace(record, root=root).sources().base
-    except FileNotFoundError as e:
-        lacking = str(e).partition(" lacks ")[2]  # so the message reads where a part of the set is there
-        lacking = lacking.partition(" (data.root=")[0].partition(";")[0]
-        phrase = lacking or record.needs
-        return f"missing: {phrase if len(phrase) <= 64 else f'{phrase[:61].rstrip()}...'}"
-    except (ValueError, ImportError, OSError) as e:
-        return f"unreadable: {e}"
-    return f"found in {base}"
 
 
 def _findings(record: Dataset) -> list[str]:
@@ -180,6 +146,8 @@ def _numbers(record: Dataset) -> list[str]:
 def _embedded(record: Dataset) -> list[str]:
     """The embedded digits have no files to be missing; scikit-learn may still carry others than it used to."""
     import torch
+
+    from .data_files import DIGITS
 
     examples = record.load()
     real = torch.tensor([d != "font" for d in examples.domains])[examples.domain]

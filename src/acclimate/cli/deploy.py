@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from . import completion
 from .trust import Trust
 
 
 def deploy(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="Which adapter, e.g. adapters=tent adapters.tent.steps=2")
+        list[str] | None,
+        typer.Argument(
+            help="Which adapter, e.g. adapters=tent adapters.tent.steps=2", autocompletion=completion.settings
+        ),
     ] = None,
     client: Annotated[str, typer.Option(help="Whose model: a number from 0, or all.")] = "all",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write (default: RUN/live).")] = None,

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from ..eval.table import Table, percent
 from ..experiment import ConfigError, catalogue, labels
+from ..ops import layout
 from ..ops.places import data_root
 from ..version import __version__
 
@@ -126,40 +127,52 @@ def field_notes(cls: type) -> dict[str, str]:
     return notes
 
 
-def doctor() -> str:
-    """One line per finding: what is there, and what to do about what is not."""
+Finding = tuple[str, bool, str]
+"""What was looked at, whether it is there, and what is to be said or done."""
+
+
+def findings() -> list[Finding]:
+    """What is there, and what to do about what is not."""
     out = [
-        f"acclimate   {__version__}",
-        f"python      {platform.python_version()}",
-        f"torch       {torch.__version__}, {torch.get_num_threads()} threads",
+        ("acclimate", True, __version__),
+        ("python", True, platform.python_version()),
+        ("torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads"),
     ]
     if torch.cuda.is_available():
-        out.append(f"device      cuda: {torch.cuda.get_device_name()}")
+        out.append(("device", True, f"cuda: {torch.cuda.get_device_name()}"))
     else:
-        out.append("device      cpu (torch sees no CUDA device; for a GPU install a CUDA build of torch)")
-    out.append(f"digits      {_digits()}")
-    out.append(f"data root   {_root()}")
+        out.append(("device", False, "cpu (torch sees no CUDA device; for a GPU install a CUDA build of torch)"))
+    out += [("digits", *_digits()), ("data root", *_root())]
     for extra, modules in EXTRAS.items():
-        missing = [m for m in modules if importlib.util.find_spec(m) is None]
-        state = "installed" if not missing else f"not installed: pip install 'acclimate[{extra}]'"
-        out.append(f"extra       {extra}: {state}")
-    return "\n".join(out)
+        there = all(importlib.util.find_spec(m) is not None for m in modules)
+        state = "installed" if there else f"not installed: pip install 'acclimate[{extra}]'"
+        out.append(("extra", there, f"{extra}: {state}"))
+    return out
 
 
-def _digits() -> str:
+def doctor() -> str:
+    """One line per finding."""
+    lines = []
+    for what, _, says in findings():
+        first, *more = layout.wrapped(says, layout.room(), " " * 12)
+        lines += [f"{what:<11} {first.lstrip()}", *more]
+    return "\n".join(lines)
+
+
+def _digits() -> tuple[bool, str]:
     try:
-        return f"embedded, from scikit-learn {importlib.metadata.version('scikit-learn')}"
+        return True, f"embedded, from scikit-learn {importlib.metadata.version('scikit-learn')}"
     except importlib.metadata.PackageNotFoundError:
-        return "not available: pip install scikit-learn"
+        return False, "not available: pip install scikit-learn"
 
 
-def _root() -> str:
+def _root() -> tuple[bool, str]:
     root = data_root()
     if root is None:
-        return "none; set ACCLIMATE_DATA to the folder that holds your data sets"
+        return False, "none; set ACCLIMATE_DATA to the folder that holds your data sets"
     if not root.is_dir():
-        return f"ACCLIMATE_DATA={root} is not a folder; create it or change the variable"
-    return f"{root} ({len(list(root.iterdir()))} entries)"
+        return False, f"ACCLIMATE_DATA={root} is not a folder; create it or change the variable"
+    return True, f"{root} ({len(list(root.iterdir()))} entries)"
 
 
 WIDE = 100_000
@@ -169,12 +182,12 @@ NARROW = 80
 
 
 def console() -> Console:
-    """Standard output: as wide as the window, or as wide as needed where a file or a program reads it.
+    """Standard output: as wide as the window or COLUMNS, or as needed where a file or a program reads it.
 
     Square brackets are printed as they are: names, reasons and folders may have them.
     """
     found = Console(markup=False)
-    return found if found.is_terminal else Console(markup=False, width=WIDE)
+    return found if found.is_terminal else Console(markup=False, width=layout.room() or WIDE)
 
 
 def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:

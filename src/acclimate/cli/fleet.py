@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .json_out import Json, document
 from .trust import Trust
 
 fleet_app = typer.Typer(
@@ -43,13 +44,18 @@ def up(
 
 
 @fleet_app.command()
-def status(folder: Folder = None) -> None:
+def status(folder: Folder = None, as_json: Json = False) -> None:
     """Say which processes of the fleet run. Exit 1 where one does not."""
     from ..fleet.loopback import Fleet
 
     fleet = Fleet.load(_folder(folder))
-    typer.echo(f"link at 127.0.0.1:{fleet.port}, {fleet.nodes} node(s), in {fleet.folder}")
-    for name, pid, alive in fleet.status():
+    if as_json:
+        there = [{"name": name, "pid": pid, "up": alive} for name, pid, alive in fleet.status()]
+        body = {"folder": str(fleet.folder), "port": fleet.port, "nodes": fleet.nodes, "running": fleet.running}
+        typer.echo(document("fleet-status", **body, processes=there))
+    else:
+        typer.echo(f"link at 127.0.0.1:{fleet.port}, {fleet.nodes} node(s), in {fleet.folder}")
+    for name, pid, alive in fleet.status() if not as_json else ():
         typer.echo(f"  {name:<10} {pid:>8}  {'up' if alive else 'ended; see ' + str(fleet.log(name))}")
     if not fleet.running:
         raise typer.Exit(1)
@@ -70,11 +76,15 @@ def deploy(
     adapter: Annotated[str, typer.Option(help="The adapter that serves (default: the run's first).")] = "",
     selection: Annotated[str, typer.Option(help="Whose model: the `last` round's, or that of `validation`.")] = "last",
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Leave each node with its live model, and test it there: metrics are all that comes back."""
     from ..fleet import launch
 
     deployed = launch.deploy(run, selection, adapter)
+    if as_json:
+        typer.echo(document("fleet-deploy", deployed=deployed))
+        return
     typer.echo(f"{len(deployed['clients'])} client(s) are live with {deployed['label']} of round {deployed['round']}")
     for stream, accuracy in deployed["accuracy"].items():
         mean = sum(accuracy) / len(accuracy)

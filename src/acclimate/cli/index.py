@@ -1,4 +1,4 @@
-"""The catalogue as a file, so that `list`, `show` and completion need no torch.
+"""The catalogue as a file, so that `list`, `show`, `data list` and completion need no torch.
 
     python -m acclimate.cli.index
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import shutil
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+from ..ops import layout
 
 FILE = Path(__file__).with_name("index.json")
 SCHEMA = "acclimate.index/1"
@@ -40,7 +40,9 @@ def build() -> dict[str, Any]:
     import dataclasses
 
     from ..experiment import Experiment, catalogue, labels
-    from ..experiment.catalogue_data import GROUPS
+    from ..experiment.catalogue_data import DATASETS, GROUPS
+    from ..recipes import RECIPES
+    from .data_files import figures
     from .describe import details, sentence
 
     kinds = {k.plural: {n: sentence(n, r) for n, r in k.entries.items()} for k in catalogue.KINDS if k.entries}
@@ -57,6 +59,8 @@ def build() -> dict[str, Any]:
         "groups": groups,
         "settings": [f.name for f in dataclasses.fields(Experiment)],
         "fields": fields,
+        "recipes": list(RECIPES),
+        "datasets": {n: figures(r) for n, r in DATASETS.items()},
         "details": {n: details(n) for n in sorted(names)},
     }
 
@@ -72,7 +76,7 @@ def listing(kind: str | None = None) -> str:
     found: dict[str, dict[str, str]] = read()["kinds"]
     if kind is not None and kind not in found:
         raise ValueError(f"there is no kind '{kind}'; {near(kind, list(found))}allowed: {', '.join(found)}")
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    room = layout.room()
     out = []
     for plural, entries in found.items():
         if kind not in (None, plural):
@@ -87,7 +91,9 @@ def listing(kind: str | None = None) -> str:
 
 
 def _wrapped(line: str, indent: int, room: int) -> str:
-    return textwrap.fill(line, room, subsequent_indent=" " * indent) if room > indent + 20 else line
+    if room <= indent + 20:
+        return line
+    return textwrap.fill(line, room, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def details(name: str) -> str:

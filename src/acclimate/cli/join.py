@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import completion
 from .trust import Trust
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def join(
         list[str] | None,
         typer.Argument(
             help="Which adapter, e.g. adapters=fedtta adapters.fedtta.steps=5; and, where clients share no weights, "
-            "which model: one of the federation's by number, model=0, or any, e.g. model=mlp model.hidden=50"
+            "which model: one of the federation's by number, model=0, or any, e.g. model=mlp model.hidden=50",
+            autocompletion=completion.settings,
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to write (default: RUN/joined/DATA).")] = None,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .json_out import Json, document
+
 Folder = Annotated[Path, typer.Option("--folder", help="Where submissions lie, a folder per track.")]
 ROOT = Path("results/leaderboard/brfl-v1")
 
@@ -36,16 +38,26 @@ def leaderboard(
     rerun: Annotated[Path | None, typer.Option(help="Instead, run one row of this submission again.")] = None,
     adapter: Annotated[str, typer.Option(help="The row's adapter.")] = "none",
     seed: Annotated[int, typer.Option(help="The row's seed.")] = 0,
+    as_json: Json = False,
 ) -> None:
     """Check all submissions and write the leaderboard as one static page, with a Markdown table per track."""
     from .. import store
     from ..leaderboard import __main__ as plain
     from ..leaderboard import page
+    from ..leaderboard.folder import rerun as again
 
     if rerun is not None:
+        if as_json:
+            found = again(store.read_json(rerun), adapter, seed)
+            body = {"matches": found.matches, "equal": found.equal, "gaps": dict(found.gaps)}
+            typer.echo(document("leaderboard-rerun", **body))
+            raise typer.Exit(0 if found.matches else 1)
         words = ["rerun", str(rerun), "--adapter", adapter, "--seed", str(seed)]
         typer.echo(plain.answer(plain.parser().parse_args(words)))
         return
     store.write(out, page.html(folder))
-    for path in [out, *plain.tables(folder)]:
+    written = [out, *plain.tables(folder)]
+    if as_json:
+        typer.echo(document("leaderboard", tracks=page.rankings(folder), wrote=[str(path) for path in written]))
+    for path in written if not as_json else ():
         typer.echo(f"wrote {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from ..version import __version__
-from . import index
+from . import completion, index
 from .compare import compare
 from .data import data_app
 from .deploy import deploy
 from .export import export
 from .fleet import fleet_app
+from .heartbeat import Heartbeat, beating
 from .help import command
 from .join import join
 from .json_out import Json, document
@@ -24,7 +26,7 @@ from .predict import predict
 from .reproduce import reproduce_app
 from .serve import replay, serve, tokens
 from .trust import Trust
-from .tune import tune
+from .tune import selection_text, tune
 
 app = typer.Typer(
     name="acclimate",
@@ -50,13 +52,9 @@ app.add_typer(fleet_app, name="fleet")
 app.add_typer(reproduce_app, name="reproduce")
 
 
-def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
-    return index.complete(incomplete, list(ctx.params.get("settings") or []))
-
-
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01", autocompletion=_completed),
+    typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01", autocompletion=completion.settings),
 ]
 Track = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, or both with a comma.")]
 
@@ -161,7 +159,7 @@ def report(
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="methods, adapters, ... (default: all)", autocompletion=lambda: [*index.read()["kinds"]]),
+        typer.Argument(help="methods, adapters, ... (default: all)", autocompletion=completion.one_of("kinds")),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -177,7 +175,7 @@ def list_(
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="A name from `acclimate list`.", autocompletion=lambda: list(index.read()["details"])),
+        typer.Argument(help="A name from `acclimate list`.", autocompletion=completion.one_of("details")),
     ],
     as_json: Json = False,
 ) -> None:
@@ -193,11 +191,15 @@ def _fields_of(name: str) -> dict[str, list[str]]:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(as_json: Json = False) -> None:
     """Check torch, device, extras and data roots, and say what to do about each."""
     from .describe import doctor as examine
+    from .describe import findings
 
-    typer.echo(examine())
+    if as_json:
+        typer.echo(document("doctor", findings=[dict(zip(("what", "ok", "says"), f, strict=True)) for f in findings()]))
+    else:
+        typer.echo(examine())
 
 
 def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
@@ -233,7 +235,7 @@ def _show(table: Any, root: Path, as_json: bool) -> None:
         return
     results_table(table, root, notes)
     for label, chosen in tables(root).items():
-        typer.echo(f"\nadapters of {label}, chosen by strategies:\n{chosen.to_markdown()}")
+        typer.echo(f"\nadapters of {label}, chosen by strategies:\n{selection_text(chosen)}")
     if not table.rows:  # known only now where a personaliser might have added what the adapters lack
         _fail("no adapter could be tested: nothing was measured", 2)
 
@@ -253,20 +255,34 @@ def _stop(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
+LOADING = {"run", "resume", "tune", "join", "deploy", "predict", "report", "compare", "export", "serve", "replay"}
+LOADING |= {"tokens", "submit", "leaderboard", "doctor", "fleet", "reproduce"}
+"""The commands that import torch first."""
+
+
 def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
-    if {"run", "resume", "tune", "join", "deploy", "predict"} & set(sys.argv[1:2]) and not _hushed():
+    heart: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if _loads(sys.argv[1:3]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
+        if sys.argv[1] != "serve":  # it works until it is stopped
+            heart = beating(Heartbeat(sys.stderr, sys.argv[1]))
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
     try:
-        code = command(app)(standalone_mode=False)
+        with heart:
+            code = command(app)(standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
     except (KeyboardInterrupt, typer.Abort):
         _fail("stopped before anything was saved", 130)
     except Exception as e:
         _explain(e)
+
+
+def _loads(words: list[str]) -> bool:
+    """Whether a command imports torch: `data list` alone of its group needs none."""
+    return (words[:1] == ["data"] and words[1:] not in ([], ["list"])) or bool(LOADING & set(words[:1]))
 
 
 def _hushed() -> bool:

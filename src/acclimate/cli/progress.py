@@ -11,6 +11,7 @@ from rich.progress import Progress as RichProgress
 
 from ..running.progress import Lines, Progress, beating
 from ..running.watch import Watch
+from . import heartbeat
 
 
 @contextmanager
@@ -20,10 +21,10 @@ def display(quiet: bool = False, console: Console | None = None) -> Iterator[Wat
     if quiet:
         yield Watch()
     elif console.is_terminal and not console.is_dumb_terminal:
-        with _bars(console) as bars:
+        with heartbeat.paused(), _bars(console) as bars:
             yield Bars(bars)
     else:
-        with beating(Lines(console.file)) as lines:
+        with heartbeat.paused(), beating(Lines(console.file)) as lines:
             yield lines
 
 
@@ -35,6 +36,9 @@ class Bars(Progress):
         self._bars = bars
         self._all: TaskID | None = None
         self._run: TaskID | None = None
+
+    def say(self, line: str) -> None:
+        self._bars.console.print(line, highlight=False, soft_wrap=True)
 
     def suite(self, runs: int) -> None:
         super().suite(runs)

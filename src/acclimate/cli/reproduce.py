@@ -8,6 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from . import completion
+from .json_out import Json, document
+
 
 class _Group(TyperGroup):
     """`reproduce fedthe/table1` is `reproduce run fedthe/table1`."""
@@ -34,25 +37,38 @@ reproduce_app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Name = Annotated[str, typer.Argument(help="A recipe of `acclimate reproduce list`, such as fedthe/table1.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A recipe of `acclimate reproduce list`, such as fedthe/table1.",
+        autocompletion=completion.one_of("recipes"),
+    ),
+]
 OUT = Path("reproduced")
 
 
 @reproduce_app.command("list")
-def list_(paper: Annotated[str | None, typer.Argument(help="Only this paper, such as fedthe.")] = None) -> None:
+def list_(
+    paper: Annotated[str | None, typer.Argument(help="Only this paper, such as fedthe.")] = None, as_json: Json = False
+) -> None:
     """List all recipes: what they show, what data they need and whether it is there, and how long they take."""
     from ..recipes import command
 
-    typer.echo(command.listed(paper))
+    if as_json:
+        recipes, omitted = command.cards(paper)
+        typer.echo(document("reproduce-list", recipes=recipes, without_recipe=omitted))
+    else:
+        typer.echo(command.listed(paper))
 
 
 @reproduce_app.command()
-def show(name: Name) -> None:
+def show(name: Name, as_json: Json = False) -> None:
     """Show a recipe: its rows, columns, data and notes, and the published numbers."""
     from ..recipes import recipe
     from ..recipes.show import details
 
-    typer.echo(details(recipe(name)))
+    text = details(recipe(name))
+    typer.echo(document("reproduce-show", name=name, text=text) if as_json else text)
 
 
 @reproduce_app.command("index")
@@ -113,18 +129,18 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Out = OUT,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a recipe and print ours beside the published numbers. Run it again to go on where it was stopped."""
     from .. import recipes
     from ..recipes import command
-    from ..recipes.pages import plain
     from .progress import display
     from .threads import use_half_of_the_cores
 
     numbers = command.seeds_of(seeds)
     plan = command.planned(name, scale, device, rows or (), columns or (), rounds, fraction, weights)
     for line in command.lacking(plan):
-        typer.echo(line)
+        typer.echo(line, err=as_json)
     command.require_some(plan)
     use_half_of_the_cores()
     try:
@@ -133,8 +149,13 @@ def run(
     except KeyboardInterrupt:
         typer.echo(f"stopped; the same command goes on: what is finished lies in {out}", err=True)
         raise typer.Exit(130) from None
-    typer.echo(plain(result))
-    typer.echo(command.written(plan, out))
+    _show(result, command.written(plan, out), as_json)
+
+
+def _show(result: Any, written: str, as_json: bool) -> None:
+    from ..recipes.pages import plain
+
+    typer.echo(document("reproduce", result=result) if as_json else f"{plain(result)}\n{written}")
 
 
 @reproduce_app.command()
@@ -148,13 +169,12 @@ def table(
     fraction: Fraction = None,
     weights: Weights = None,
     out: Out = OUT,
+    as_json: Json = False,
 ) -> None:
     """Write the table of what is finished in a folder, wherever it was trained; nothing is trained."""
     from .. import recipes
     from ..recipes import command
-    from ..recipes.pages import plain
 
     numbers = command.seeds_of(seeds)
     plan = command.planned(name, scale, "auto", rows or (), columns or (), rounds, fraction, weights)
-    typer.echo(plain(recipes.table(plan, out, numbers)))
-    typer.echo(command.written(plan, out))
+    _show(recipes.table(plan, out, numbers), command.written(plan, out), as_json)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .json_out import Json, document
 from .trust import Trust
 
 
@@ -72,6 +74,7 @@ def replay(
         typer.Option("--from", help="The live folders that the server began with (default: beside the log)."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda: as the server had.")] = "cpu",
+    as_json: Json = False,
 ) -> None:
     """Do all that a server's log says again, and print the digest of every client's state.
 
@@ -80,6 +83,9 @@ def replay(
     from ..serving.replay import replay as again
 
     done = again(log, start, device)
+    if as_json:
+        typer.echo(document("replay", **asdict(done), exact=done.exact))
+        raise typer.Exit(0 if done.exact else 1)
     for client, digest in done.digests.items():
         typer.echo(f"client {client}  {digest}")
     typer.echo(f"{done.requests} requests in {done.steps} steps, {done.acts} acts and labels, {done.marks} checkpoints")

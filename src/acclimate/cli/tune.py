@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..ops import layout
+from . import completion
+from .json_out import Json, document
 from .trust import Trust
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..eval.selection_table import Selection
     from ..tuning import Grid, Search, Selected
 
 
 def tune(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="Settings; some with choices (mu=0.01,0.1) or ranges (lr=0.01..0.1:log)."),
+        typer.Argument(
+            help="Settings; some with choices (mu=0.01,0.1) or ranges (lr=0.01..0.1:log).",
+            autocompletion=completion.settings,
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
     grid: Annotated[str | None, typer.Option(help="A paper's grid, such as fedtta or fedthe/memo.")] = None,
@@ -39,6 +47,7 @@ def tune(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder (default: runs/NNN-tune).")] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
     trust: Trust = False,
+    as_json: Json = False,
 ) -> None:
     """Search for good settings on validation data; test data is never looked at, but for --select its inputs.
 
@@ -54,7 +63,7 @@ def tune(
     from .threads import use_half_of_the_cores
 
     if grids:
-        typer.echo(_listing(tuning.GRIDS))
+        typer.echo(document("tune", grids=_grids(tuning.GRIDS)) if as_json else _listing(tuning.GRIDS))
         return
     pairs = merged(config, list(settings or []))
     if select is not None and (trials, sampler, on, grid) != (None, "auto", "original", None):
@@ -70,7 +79,7 @@ def tune(
         with display(quiet, console) as watch:
             if select is not None:
                 choice = tuning.choose(pairs, root, select.split(","), seeds, watch)
-                _show_choice(choice)
+                _show_choice(choice, as_json)
                 return
             search = tuning.tune(
                 pairs,
@@ -87,17 +96,33 @@ def tune(
         again = "starts over" if select is not None else "goes on where it was"
         typer.echo(f"stopped; the same command with --out {root} {again}", err=True)
         raise typer.Exit(130) from None
-    _show(search)
+    _show(search, as_json)
+
+
+def _grids(grids: tuple[Grid, ...]) -> list[dict[str, Any]]:
+    """Every grid with its place, how many points it has and what is searched."""
+    return [
+        {
+            "name": g.name,
+            "points": g.size,
+            "place": g.place,
+            "searched": {k: v for k, v in g.settings if isinstance(v, list)},
+            "chosen": g.found,
+            "note": g.note,
+        }
+        for g in grids
+    ]
 
 
 def _listing(grids: tuple[Grid, ...]) -> str:
-    """Every grid with its place, how many points it has and what is searched."""
-    lines = []
-    for g in grids:
-        searched = ", ".join(f"{k}: {len(v)}" for k, v in g.settings if isinstance(v, list))
-        note = f" [{g.note}]" if g.note else ""
-        lines.append(f"{g.name:20} {g.size:5} points  {g.place}; {searched}; the paper chose {g.found}{note}")
-    return "\n".join(lines)
+    """The same as lines."""
+    rows = []
+    for g in _grids(grids):
+        searched = ", ".join(f"{k}: {len(v)}" for k, v in g["searched"].items())
+        note = f" [{g['note']}]" if g["note"] else ""
+        about = f"{g['place']}; {searched}; the paper chose {g['chosen']}{note}"
+        rows.append((g["name"], f"{g['points']:5} points", about))
+    return "\n".join(layout.lined(rows, layout.room()))
 
 
 def _reporter(console: Console) -> Callable[[Search, int], None]:
@@ -125,8 +150,14 @@ def _reporter(console: Console) -> Callable[[Search, int], None]:
     return report
 
 
-def _show(search: Search) -> None:
+def _show(search: Search, as_json: bool) -> None:
     best, root = search.best, search.path
+    if as_json:
+        trials = [asdict(t) for t in search.trials]
+        typer.echo(document("tune", folder=str(root), best=best and asdict(best), trials=trials))
+        if best is None:
+            raise typer.Exit(1)
+        return
     if best is None:
         typer.echo(f"no trial has a score; see {root / 'tune.json'}", err=True)
         raise typer.Exit(1)
@@ -138,13 +169,27 @@ def _show(search: Search) -> None:
     typer.echo(f"test it: acclimate run -c {root / 'best.toml'}")
 
 
-def _show_choice(choice: Selected) -> None:
+def _show_choice(choice: Selected, as_json: bool) -> None:
+    if as_json:
+        chosen = {"strategy": choice.strategy, "name": choice.name, "selection": choice.selection.to_dict()}
+        typer.echo(document("tune", folder=str(choice.path), chosen=chosen))
+        return
     labels = " (by test labels: no result)" if choice.strategy == "oracle" else ""
     gap = 100 * choice.selection.gap(choice.strategy)
-    typer.echo(choice.selection.to_markdown())
+    typer.echo(selection_text(choice.selection))
     for reason in dict.fromkeys(choice.selection.left_out):
         typer.echo(f"left out: {reason}")
     typer.echo(f"{choice.strategy}{labels} chose {choice.name} over all streams")
     typer.echo(f"chosen stream by stream, it is {gap:.1f} points below the oracle, which knows the test labels")
     typer.echo(f"all scores: {choice.path / 'select.json'}")
     typer.echo(f"test it: acclimate run -c {choice.path / 'best.toml'}")
+
+
+def selection_text(selection: Selection) -> str:
+    """What strategies chose: a Markdown table, or, where a window is too narrow for it, columns that fit."""
+    text, width = selection.to_markdown(), layout.room()
+    lines = text.splitlines()
+    if not width or max(map(len, lines)) <= width:
+        return text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+    return "\n".join(layout.lined([[*row[:2], *row[3:], row[2]] for row in rows], width))

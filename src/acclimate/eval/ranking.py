@@ -6,6 +6,7 @@ ranked on the seeds and streams that most of them share; others are left out, wi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -82,8 +83,9 @@ class Ranking:
         return body | {"streams": streams, "left_out": dict(self.left_out)}
 
     def bars(self) -> list[str]:
-        """For every place, which groups it is in, as letters: rows that share one cannot be told apart."""
-        letters = [chr(ord("a") + k % 26) for k in range(len(self.groups))]
+        """For every place, which groups it is in, as letters (a to z, a2 to z2, ...): rows that share one
+        cannot be told apart."""
+        letters = [f"{chr(ord('a') + k % 26)}{k // 26 + 1 if k >= 26 else ''}" for k in range(len(self.groups))]
         return ["".join(x for x, (a, b) in zip(letters, self.groups, strict=True) if a <= i <= b)
                 for i in range(len(self.places))]  # fmt: skip
 
@@ -216,13 +218,16 @@ def _average_ranks(values: Mapping[str, Sequence[np.ndarray]]) -> np.ndarray:
 
 def _groups(drawn: np.ndarray) -> tuple[tuple[int, int], ...]:
     """The longest runs of places, of rows in order, in which no two rows can be told apart."""
+
+    @functools.cache  # with hundreds of rows, the same two meet from many starts
+    def apart(i: int, j: int) -> bool:
+        return told_apart(*ends(drawn[:, i] - drawn[:, j]))
+
     out: list[tuple[int, int]] = []
     end, count = 0, drawn.shape[1]
     for start in range(count):
         end = max(end, start)
-        while end + 1 < count and not any(
-            told_apart(*ends(drawn[:, i] - drawn[:, end + 1])) for i in range(start, end + 1)
-        ):
+        while end + 1 < count and not any(apart(i, end + 1) for i in range(start, end + 1)):
             end += 1
         if end > start and (not out or end > out[-1][1]):
             out.append((start, end))

@@ -1,6 +1,6 @@
 """The leaderboard `brfl-v1`: frozen tracks, submissions as one JSON file each, and a page made of them.
 
-`python -m acclimate.leaderboard` needs torch and numpy alone.
+`python -m acclimate.leaderboard` needs torch, numpy and safetensors alone.
 """
 
 from .submission import Unfit, check, submission

@@ -86,11 +86,22 @@ def _chosen(found: Submissions) -> list[str]:
     return out
 
 
-def html(folder: Path) -> str:
-    """The page over all tracks that have submissions."""
+def rankings(folder: Path) -> dict[str, Any]:
+    """The ranking of every track that has two rows, as JSON."""
+    ranks = {name: rank([r.entry("last") for r in board_of(subs).rows]) for name, subs in _tracks(folder).items()}
+    return {name: found.to_dict() for name, found in ranks.items() if found}
+
+
+def _tracks(folder: Path) -> dict[str, Submissions]:
     found = {name: subs for name in TRACKS if (folder / name).exists() and (subs := read(folder / name))}
     if not found:
         raise ValueError(f"{folder} holds no submission; a track is a folder of it: {', '.join(TRACKS)}")
+    return dict(found)
+
+
+def html(folder: Path) -> str:
+    """The page over all tracks that have submissions."""
+    found = _tracks(folder)
     boards = {name: board_of(subs) for name, subs in found.items()}
     sections = {name: _section(name, boards[name], found[name]) for name in found}
     lede = "Everybody trains and tests on the same splits and streams, named by hash; numbers are means over seeds."

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from .. import store
-from ..experiment import decode
+from ..experiment import decode, labels
 from ..running import cards
 from .tracks import BOARD, FIXED, fixed, frozen, track
 
@@ -157,6 +157,9 @@ def _check_rows(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     if len(rows) != len(body["rows"]):
         raise Unfit(f"rows: {len(body['rows']) - len(rows)} rows are there twice")
     adapters = dict.fromkeys(a for a, _, _ in rows)
+    experiment = decode(body["config"])
+    if strange := [a for a in adapters if a not in labels.distinct(experiment.adapters)]:
+        raise Unfit(f"rows: adapter {strange[0]} is not in the configuration")
     wanted = {(a, s, n) for a in adapters for n, own in known["seeds"].items() for s in own["streams"]}
     if not rows:
         raise Unfit("rows: there are none")
@@ -165,7 +168,10 @@ def _check_rows(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     if missing := sorted(wanted - rows.keys()):
         raise Unfit(f"rows: {' / '.join(missing[0])} is missing; an adapter is submitted with all streams and seeds")
     for (adapter, stream, seed), row in rows.items():
-        _check_row(row, known["seeds"][seed]["streams"][stream]["sizes"], f"rows: {adapter} / {stream} / {seed}")
+        where = f"rows: {adapter} / {stream} / {seed}"
+        _check_row(row, known["seeds"][seed]["streams"][stream]["sizes"], where)
+        if row["round"] != experiment.rounds:
+            raise Unfit(f"{where}: it is of round {row['round']}, and the track tests round {experiment.rounds}")
 
 
 def _check_row(row: Mapping[str, Any], sizes: Sequence[int], where: str) -> None:
@@ -177,5 +183,7 @@ def _check_row(row: Mapping[str, Any], sizes: Sequence[int], where: str) -> None
     for client, (value, size) in enumerate(zip(own, sizes, strict=True)):
         if abs(value * size - round(value * size)) > ROUNDING * size:
             raise Unfit(f"{where}: client {client} has {size} examples and cannot have accuracy {value}")
+    if not (math.isfinite(row["loss"]) and row["loss"] >= 0 and 0 <= row["ece"] <= 1):
+        raise Unfit(f"{where}: loss {row['loss']} and ece {row['ece']} are not possible")
     if abs(fmean(own) - row["accuracy"]) > ROUNDING:
         raise Unfit(f"{where}: accuracy {row['accuracy']} is not the mean over clients, {fmean(own):.6f}")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .. import recipes, store
 from ..running.run import device_of
 from .coverage_page import covered, write
 from .planning import Plan
-from .record import Cell
+from .record import Cell, Recipe
 from .results import file_of
-from .show import listing
+from .show import card, listing
 
 OUT = Path("reproduced")
 """Where results go unless a command says otherwise."""
@@ -21,12 +22,22 @@ RESULTS = Path("results")
 
 def listed(paper: str | None) -> str:
     """All recipes, or those of a paper, and what has none."""
+    return listing(*_wanted(paper))
+
+
+def cards(paper: str | None) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The same as JSON."""
+    wanted, omitted = _wanted(paper)
+    return [card(r) for r in wanted], omitted
+
+
+def _wanted(paper: str | None) -> tuple[list[Recipe], dict[str, str]]:
     papers = list(dict.fromkeys(r.paper for r in recipes.RECIPES.values()))
     if paper is not None and paper not in papers:
         raise ValueError(f"no paper '{paper}'; allowed: {', '.join(papers)}")
     wanted = [r for r in recipes.RECIPES.values() if paper in (None, r.paper)]
     omitted = {name: why for name, why in recipes.OMITTED.items() if paper in (None, name.partition("/")[0])}
-    return listing(wanted, omitted)
+    return wanted, omitted
 
 
 def coverage(

@@ -19,6 +19,7 @@ from .. import store
 from ..data import FileDataset
 from ..data.domain_folders import Domains
 from ..experiment import ConfigError, catalogue
+from ..ops import layout
 from . import needs, published
 from .pages import NEAR, grid
 from .record import Cell, Derived, Recipe, records
@@ -255,9 +256,7 @@ def line(count: Count) -> tuple[str, ...]:
 
 def plain(found: Sequence[Count]) -> str:
     """The counts as text for a terminal."""
-    rows = [HEAD, *map(line, found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(layout.lined([HEAD, *map(line, found)], layout.room()))
 
 
 def markdown(found: Sequence[Count]) -> str:

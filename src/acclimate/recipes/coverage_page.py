@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import store
+from ..ops import layout
 from . import coverage, orders
 from .coverage_picture import TITLE, draw
 from .pages import NEAR
@@ -36,7 +37,8 @@ class Covered:
         """As text for a terminal."""
         claims = [orders.line(found) for found in self.orders]
         here = f"data here: {'; '.join(self.data) or 'none'}"
-        return "\n".join([coverage.plain(self.counts), "", LEGEND, here, "", "Orders of the papers:", *claims])
+        legend = [line for text in (LEGEND, here) for line in layout.wrapped(text, layout.room())]
+        return "\n".join([coverage.plain(self.counts), "", *legend, "", "Orders of the papers:", *claims])
 
     def json(self) -> str:
         """As JSON."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from ..ops import layout
+
 ACROSS = 5
 """Columns of a block."""
 NEAR = 3
@@ -111,12 +113,9 @@ def plain(result: Mapping[str, Any]) -> str:
     """The result as text for a terminal or a log."""
     lines = []
     for head, body in blocks(result["cells"]):
-        widths = [max(len(line[i]) for line in (head, *body)) for i in range(len(head))]
-        bars = ["-" * width for width in widths]
-        lines += [
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in (head, bars, *body)
-        ]
-        lines.append("")
+        for first, *rest in layout.cut(head, list(body), layout.room()):
+            bars = ["-" * max(len(line[i]) for line in (first, *rest)) for i in range(len(first))]
+            lines += [*layout.lined([first, bars, *rest]), ""]
     lines += ["ours ± std over seeds (published, difference); ? marks a doubtful published number", summary(result)]
     return "\n".join([*(line.rstrip() for line in lines), *(f"- {text}" for text in remarks(result))])
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ..experiment import labels
+from ..ops import layout
 from . import needs, published
 from .pages import number
 from .planning import plan
@@ -15,10 +17,10 @@ def listing(recipes: Iterable[Recipe], omitted: Mapping[str, str]) -> str:
     """A line for every recipe: trainings, time, how many numbers the paper prints, and data, at paper scale."""
     rows: list[tuple[str, ...]] = [("name", "trainings", "time", "printed", "data", "what")]
     rows += [_about(r) for r in recipes]
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
+    lines = layout.lined(rows, layout.room())
     left = "; ".join(f"{name} ({why})" for name, why in omitted.items())
-    return "\n".join([*lines, "", LEGEND, f"Without a recipe: {left}."])
+    prose = [*LEGEND.splitlines(), f"Without a recipe: {left}."]
+    return "\n".join([*lines, "", *(line for text in prose for line in layout.wrapped(text, layout.room()))])
 
 
 LEGEND = (
@@ -28,15 +30,27 @@ LEGEND = (
 )
 
 
-def _about(recipe: Recipe) -> tuple[str, ...]:
+def card(recipe: Recipe) -> dict[str, Any]:
+    """What a list says of a recipe, at paper scale; `seconds` are a rough guess for one seed on a large GPU."""
     cells = recipe.cells("paper")
     trained = trainings(cells)
-    data = [word if there else f"{word}!" for word, there in needs.wanted(cells).items()]
     files = [(c.table or recipe.published, c.key) for c in cells]
-    printed = sum(bool(file and key is not None and published.find(file, key)) for file, key in files)
-    seconds = sum(t.rounds for t in trained) * recipe.pace
+    return {
+        "name": recipe.name,
+        "trainings": len(trained),
+        "seconds": sum(t.rounds for t in trained) * recipe.pace,
+        "printed": sum(bool(file and key is not None and published.find(file, key)) for file, key in files),
+        "data": dict(needs.wanted(cells)),
+        "title": recipe.title,
+    }
+
+
+def _about(recipe: Recipe) -> tuple[str, ...]:
+    c = card(recipe)
+    data = [word if there else f"{word}!" for word, there in c["data"].items()]
+    seconds = c["seconds"]
     time = f"~{seconds / 3600:.0f} h" if seconds >= 5400 else f"~{max(seconds / 60, 1):.0f} min"
-    return recipe.name, str(len(trained)), time, str(printed or "-"), ", ".join(data), recipe.title
+    return c["name"], str(c["trainings"]), time, str(c["printed"] or "-"), ", ".join(data), c["title"]
 
 
 def details(recipe: Recipe) -> str:

@@ -13,6 +13,7 @@ from .page import page
 from .sections import (
     adapter_traces,
     calibration,
+    choices,
     clients,
     communication,
     data_cards,
@@ -46,6 +47,7 @@ def render(
         "Learning curves": learning_curves.section(board),
         "What the adapter did": adapter_traces.section(board),
         "Accuracy without labels": label_free.section(board),
+        "Choice without labels": choices.section(board),
         "Every client": clients.dots(board),
         "Fairness": clients.evenness(board),
         "Calibration": calibration.section(board),

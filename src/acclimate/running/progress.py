@@ -20,8 +20,11 @@ def duration(seconds: float) -> str:
 class Progress(Watch):
     """Knows how far the work is: how many runs of the suite are finished, and which step the run at hand is at."""
 
+    warns = True
+
     def __init__(self) -> None:
         self.runs, self.finished = 1, 0
+        self._slow: set[str] = set()
         self.phase, self.before, self.note = "", 0.0, ""
         self.step, self.steps, self.unit = 0, 1, ""
 
@@ -32,6 +35,14 @@ class Progress(Watch):
 
     def show(self, starts: bool = False) -> None:
         """Draw what is known; `starts` where a run or its test has just begun."""
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+
+    def slow(self, adapter: str, seconds: float) -> None:
+        if adapter not in self._slow:  # once, not for every seed
+            self._slow.add(adapter)
+            self.say(f"adapter {adapter} will take {duration(seconds)} to test in each run, guessed from one batch")
 
     def suite(self, runs: int) -> None:
         self.runs, self.finished = runs, 0
@@ -85,10 +96,19 @@ class Lines(Progress):
             self._tenth = max(tenth, self._tenth)
             self._line()
 
+    def say(self, line: str) -> None:
+        print(line, file=self._out, flush=True)
+
     def tick(self) -> None:
-        """A line, where none was written for ten seconds and something is under way."""
-        if self._first is not None and self.share < 1 and time.perf_counter() - self._said >= self.EVERY:
+        """A line, where none was written for ten seconds: also before the first run begins, and after the last."""
+        now = time.perf_counter()
+        if now - self._said < self.EVERY:
+            return
+        if self._first is not None and self.share < 1:
             self._line()
+            return
+        self._said = now
+        self.say(f"{'getting ready' if self._first is None else 'finishing'}; {duration(now - self._began)} so far")
 
     def _line(self) -> None:
         self._said = time.perf_counter()

@@ -24,6 +24,7 @@ from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
 from .check import check_all, naming, untestable
 from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
+from .pace import slow
 from .select import check as check_select
 from .select import selected
 from .train import can_join, train, train_from, train_lanes, train_together, vectorised
@@ -139,6 +140,9 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
     state = loop.start(worker, engine, world.clients)
     state = folder.restore(state, experiment.identities()) or state
     built = time.perf_counter()
+    if watch.warns and engine.device.type == "cpu":  # on a GPU, another shape would be recorded for it
+        for name, guess in slow(worker, world.clients, by_name(experiment.adapters), streams).items():
+            watch.slow(name, guess)
     look = look_of(experiment, worker, engine, streams) if experiment.analysis else None
     fit = train_from(experiment, world, worker, engine, state, watch, folder, look)
     folder.log(fit.state)

@@ -289,6 +289,11 @@ class Both(Watch):
 
     def __init__(self, *watches: Watch) -> None:
         self.watches = watches
+        self.warns = any(w.warns for w in watches)
+
+    def slow(self, adapter: str, seconds: float) -> None:
+        for w in self.watches:
+            w.slow(adapter, seconds)
 
     def suite(self, runs: int) -> None:
         for w in self.watches:

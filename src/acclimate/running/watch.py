@@ -8,8 +8,14 @@ from ..core import State
 class Watch:
     """Told about every step of a run; override what you want to see."""
 
+    warns = False
+    """Whether `slow` is of use: to know which adapters are slow, each is tried on one batch."""
+
     def suite(self, runs: int) -> None:
         """Several experiments are about to run."""
+
+    def slow(self, adapter: str, seconds: float) -> None:
+        """Before training: this adapter will take minutes to test, about so many seconds."""
 
     def training(self, label: str, seed: int, done: int, rounds: int) -> None:
         """Training starts, or goes on after `done` rounds."""

@@ -1,0 +1,54 @@
+"""Tables of text that fit a window. Imports nothing, so that listings need no torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+INDENT = "    "
+GAP = "  "
+
+
+def room() -> int:
+    """How many columns output may have: COLUMNS where that is set, else the window's; 0 where nothing limits it."""
+    named = os.environ.get("COLUMNS", "")
+    if named.isdecimal() and int(named) > 0:
+        return int(named)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def lined(rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
+    """Rows in columns. Where they are wider than `width`, the last cells of a row go on below it, indented."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    fits = len(widths)
+    while width and fits > 1 and sum(widths[:fits]) + len(GAP) * (fits - 1) > width:
+        fits -= 1
+    out = []
+    for row in rows:
+        out.append(GAP.join(cell.ljust(w) for cell, w in zip(row[:fits], widths, strict=False)).rstrip())
+        if rest := "; ".join(cell for cell in row[fits:] if cell):
+            out += wrapped(rest, width, INDENT)
+    return out
+
+
+def wrapped(text: str, width: int = 0, indent: str = "") -> list[str]:
+    """A paragraph in lines of at most `width`; one line where that is 0."""
+    if not width:
+        return [indent + text]
+    return textwrap.wrap(text, max(width, 20), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def cut(head: Sequence[str], body: Sequence[Sequence[str]], width: int = 0) -> list[list[list[str]]]:
+    """A table as several, one below the other, that each fit: the first column is in all of them."""
+    rows = [head, *body]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    groups: list[list[int]] = [[]]
+    for i in range(1, len(head)):
+        used = widths[0] + sum(len(GAP) + widths[j] for j in [*groups[-1], i])
+        if width and groups[-1] and used > width:
+            groups.append([])
+        groups[-1].append(i)
+    return [[[row[0], *(row[i] for i in group)] for row in rows] for group in groups]

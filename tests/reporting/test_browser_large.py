@@ -1,0 +1,96 @@
+"""A report of 12 methods x 5 adapters x 6 streams x 3 seeds in a real Chromium: by keys alone, on a phone, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_verdict import large
+
+from acclimate.reporting.report import render
+from chromium import CHROMIUM, MARKS, playwright
+
+pytestmark = MARKS
+WHOLE = "section{content-visibility:visible!important}"
+BROKEN = """() => Array.from(document.querySelectorAll('th[scope=row], .names text, .tick, h4, .tab')).flatMap(e => {
+  const walk = document.createTreeWalker(e, NodeFilter.SHOW_TEXT), out = [];
+  for (let node; node = walk.nextNode();) {
+    for (const word of node.data.matchAll(/\\S+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set(Array.from(range.getClientRects()).map(r => Math.round(r.top)));
+      if (lines.size > 1) out.push(word[0]);
+    }
+  }
+  return out;
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render(large()))
+    return path
+
+
+@pytest.fixture
+def opened(browser: Any, report: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The page at a width; fails where anything was logged."""
+    page, trouble = browser.new_page(viewport={"width": request.param, "height": 800}), []
+    page.on("console", lambda m: trouble.append(m.text))
+    page.on("pageerror", lambda e: trouble.append(str(e)))
+    page.goto(report.as_uri())
+    page.add_style_tag(content=WHOLE)
+    yield page
+    page.close()
+    assert trouble == []
+
+
+@pytest.mark.parametrize("opened", [390], indirect=True)
+def test_on_a_phone_names_are_whole_and_dots_can_be_seen(opened: Any) -> None:
+    assert opened.evaluate("document.documentElement.scrollWidth") == 390
+    assert opened.evaluate(BROKEN) == []
+    wide = "found => found.map(p => parseFloat(getComputedStyle(p).strokeWidth) * p.getScreenCTM().a)"
+    dots = opened.locator("#every-client .dots").evaluate_all(wide)
+    assert len(dots) == 12 * 5 * 6 and min(dots) >= 4.0
+
+
+@pytest.mark.parametrize("opened", [1280], indirect=True)
+def test_keys_alone_sort_filter_and_switch(opened: Any) -> None:
+    names = (
+        "() => Array.from(document.querySelector('table.headline').tBodies[0].rows).filter(r => r.offsetParent).length"
+    )
+    assert opened.evaluate(names) == 60
+    for _ in range(40):
+        opened.keyboard.press("Tab")
+        if opened.evaluate("document.activeElement.id") == "filter":
+            break
+    opened.keyboard.type("method11")
+    opened.wait_for_timeout(300)
+    assert opened.evaluate(names) == 5
+    sort = opened.locator("table.headline thead button").first
+    sort.focus()
+    opened.keyboard.press("Enter")
+    assert opened.evaluate("document.querySelectorAll('table.headline th[aria-sort]').length") >= 1
+
+
+@pytest.mark.parametrize("opened", [1032], indirect=True)
+def test_on_paper_nothing_is_cut_off_and_tools_are_left_out(opened: Any) -> None:
+    opened.emulate_media(media="print")
+    assert not opened.locator("#tools").is_visible()
+    cut = """() => Array.from(document.querySelectorAll('.scroll, figure, table')).filter(e => e.offsetParent &&
+        (e.getBoundingClientRect().right > 1033 || (getComputedStyle(e).overflowX !== 'visible' && e.scrollWidth >
+        e.clientWidth + 1))).map(e => e.tagName + '.' + e.className + ' ' + e.scrollWidth)"""
+    assert opened.evaluate(cut) == []
+    assert len(opened.pdf(format="A4")) > 50_000
