@@ -1,16 +1,20 @@
 """The benchmark harness: it refuses to time what does not agree, counts work as one would by hand, and runs whole."""
 
+import argparse
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from acclimate.core import exchange
+from acclimate.models import CNN
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -222,3 +226,28 @@ def test_a_step_of_lora_counts_as_by_hand_and_ways_agree(bench):
     together = torch.func.vmap(step)(*inputs)
     loop = {n: torch.stack([step(*lora._row(inputs, c))[n] for c in range(2)]) for n in together}
     assert lora._distance(together, loop, inputs[0]) < 1e-4
+
+
+def test_peers_that_are_not_there_are_left_out_with_a_sentence(bench, tmp_path, capsys):
+    peers = bench("peers")
+    nobody = argparse.Namespace(blazefl=None, pfllib=tmp_path, cores=2)
+    found, refused = peers.others(nobody, {})
+    assert found == [] and set(refused) == {"blazefl", "pfllib"}
+    assert "--blazefl" in refused["blazefl"] and str(tmp_path) in refused["pfllib"]
+    _, refused = peers.others(argparse.Namespace(blazefl=str(tmp_path / "python"), pfllib=None, cores=2), {})
+    assert "cannot be started" in refused["blazefl"]
+    assert refused["pfllib"] in capsys.readouterr().out
+
+
+def test_peers_train_the_model_that_we_train(bench):
+    module, net = CNN().build((3, 32, 32), 10), bench("peer_process").Net()
+    net.load_state_dict(module.state_dict())
+    x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(net(x), module(x)[1])
+
+
+def test_cpu_seconds_of_a_process_are_those_that_it_used(bench):
+    began, before = time.process_time(), bench("peers").cpu_seconds(os.getpid())
+    while time.process_time() - began < 0.2:
+        pass
+    assert 0.15 <= bench("peers").cpu_seconds(os.getpid()) - before <= 1.0

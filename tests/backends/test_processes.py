@@ -447,3 +447,12 @@ def test_usable_cores_follow_torch_and_the_container(monkeypatch):
     assert processes.usable_cores() == 4
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert processes.usable_cores() == 1
+
+
+def test_workers_keep_memory_between_steps_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert process_pool.environment()["MIMALLOC_PURGE_DELAY"] == "1000"
+    assert process_pool.environment()["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("MIMALLOC_PURGE_DELAY", "0")
+    assert process_pool.environment()["MIMALLOC_PURGE_DELAY"] == "0"
