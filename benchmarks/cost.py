@@ -180,10 +180,8 @@ def draw(data: Mapping[str, Any], theme: str) -> str:
         out.append(f'<polyline points="{curve}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         for x, p in zip(xs, some, strict=True):
             name = f"{p[shown] / 1e3:.0f}k" if shown == "parameters" else str(p[shown])
-            out.append(f'<circle cx="{x:.1f}" cy="{y(p["ms"]):.1f}" r="4" fill="{colour}"/>')
-            out.append(
-                f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="{tone["muted"]}">{name}</text>'
-            )
+            below = f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="{tone["muted"]}">'
+            out += [f'<circle cx="{x:.1f}" cy="{y(p["ms"]):.1f}" r="4" fill="{colour}"/>', f"{below}{name}</text>"]
         label = {"clients": "clients", "steps": "local steps of each", "width": "parameters of the model"}[axis]
         out.append(f'<text x="{(left + right) / 2:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{label}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"

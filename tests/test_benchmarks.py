@@ -251,3 +251,44 @@ def test_cpu_seconds_of_a_process_are_those_that_it_used(bench):
     while time.process_time() - began < 0.2:
         pass
     assert 0.15 <= bench("peers").cpu_seconds(os.getpid()) - before <= 1.0
+
+
+def test_prices_of_a_round_are_found_again(bench):
+    cost = bench("cost")
+    true = {
+        "a round": 3.0,
+        "a step": 0.0,
+        "a client's step": 0.5,
+        "a GFLOP": 20.0,
+        "a million parameters of a client": 7.0,
+    }
+    some = [
+        {"clients": c, "steps": s, "parameters": p, "gflop_per_step": g}
+        for c, s, p, g in [(1, 2, 1e4, 0.1), (2, 8, 1e5, 0.3), (4, 3, 1e6, 0.2), (8, 8, 2e4, 0.5), (3, 32, 3e5, 1.0)]
+    ]
+    for p in some:  # by hand
+        c, s = p["clients"], p["steps"]
+        p["ms"] = 3.0 + 0.5 * c * s + 20.0 * c * s * p["gflop_per_step"] + 7.0 * c * p["parameters"] / 1e6
+    found = cost.prices(some)
+    assert found == pytest.approx(true, abs=1e-6)
+    assert cost.predicted(found, some[2]) == pytest.approx(some[2]["ms"])
+    cheaper = [{**p, "ms": p["ms"] - 2.9 * p["steps"]} if p["steps"] < 4 else p for p in some]
+    assert min(cost.prices(cheaper).values()) >= 0.0
+
+
+def test_a_step_is_counted_as_by_hand(bench):
+    cost = bench("cost")
+    size = cost.Size(1, 1, 32)
+    first, second = 28 * 28 * 32 * 75, 10 * 10 * 64 * 800
+    dense = 1600 * 64 + 64 * 10
+    by_hand = 2 * 32 * (2 * first + 3 * second + 3 * dense) / 1e9  # the images themselves need no gradient
+    assert cost.gflop(size) == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_picture_of_costs_is_drawn_from_the_stored_points(bench, theme):
+    data = json.loads((ROOT / "results/benchmarks/cost-cpu.json").read_text())
+    drawn = (ROOT / "docs" / f"cost-cpu-{theme}.svg").read_text()
+    assert drawn == bench("cost").draw(data, theme)
+    assert drawn.count("<circle") == sum(map(len, bench("cost").AXES.values()))
+    assert data["milliseconds_for"] == pytest.approx(bench("cost").prices(data["points"]))
