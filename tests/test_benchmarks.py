@@ -292,3 +292,76 @@ def test_the_picture_of_costs_is_drawn_from_the_stored_points(bench, theme):
     assert drawn == bench("cost").draw(data, theme)
     assert drawn.count("<circle") == sum(map(len, bench("cost").AXES.values()))
     assert data["milliseconds_for"] == pytest.approx(bench("cost").prices(data["points"]))
+
+
+STAND_IN = {
+    "flcore/__init__.py": "",
+    "flcore/clients/__init__.py": "",
+    "flcore/servers/__init__.py": "",
+    "flcore/clients/clientbase.py": "def read_client_data(*_):\n    raise OSError('no examples on disk')\n",
+    "flcore/servers/serverbase.py": "def read_client_data(*_):\n    raise OSError('no examples on disk')\n",
+    "flcore/servers/serveravg.py": """
+import copy, torch
+from flcore.clients import clientbase
+from flcore.servers import serverbase
+
+class Client:
+    def __init__(self, args, number):
+        self.args, self.model = args, copy.deepcopy(args.model)
+        self.train_samples = len(serverbase.read_client_data(args.dataset, number, is_train=True))
+        self.number = number
+    def train(self):
+        x, y = map(torch.stack, zip(*clientbase.read_client_data(self.args.dataset, self.number, is_train=True)))
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.args.local_learning_rate)
+        for _ in range(self.args.local_epochs):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(self.model(x), y).backward()
+            optimiser.step()
+
+class FedAvg:
+    def __init__(self, args, times):
+        self.global_model = copy.deepcopy(args.model)
+        self.clients = [Client(args, i) for i in range(args.num_clients)]
+    def select_clients(self):
+        return list(self.clients)
+    def send_models(self):
+        for c in self.clients:
+            c.model.load_state_dict(self.global_model.state_dict())
+    def receive_models(self):
+        self.uploaded = [c.model.state_dict() for c in self.selected_clients]
+    def aggregate_parameters(self):
+        mean = {k: sum(u[k] for u in self.uploaded) / len(self.uploaded) for k in self.uploaded[0]}
+        self.global_model.load_state_dict(mean)
+""",
+}
+"""What `peer_process.py` uses of PFLlib, with the same names: PFLlib itself is not here."""
+
+
+def test_a_round_of_pfllib_is_made_of_its_own_parts(bench, tmp_path, monkeypatch):
+    for name, text in STAND_IN.items():
+        (tmp_path / "system" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "system" / name).write_text(text)
+    process, threads = bench("peer_process"), torch.get_num_threads()
+    torch.manual_seed(0)
+    first = process.Net().state_dict()
+    work = {"x": torch.rand(2, 4, 3, 32, 32), "y": torch.randint(0, 10, (2, 4)), "first": first, "cores": 1}
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    try:
+        one, state, _ = process.pfllib(work | {"epochs": 2, "batch": 4, "lr": 0.1}, tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+        for name in set(sys.modules) - before:
+            if name.startswith("flcore"):
+                del sys.modules[name]
+    one()
+    ends = []
+    for x, y in zip(work["x"], work["y"], strict=True):
+        net = process.Net()
+        net.load_state_dict(first)
+        for _ in range(2):
+            grads = torch.autograd.grad(torch.nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+            net.load_state_dict({n: p - 0.1 * g for (n, p), g in zip(net.named_parameters(), grads, strict=True)})
+        ends.append(net.state_dict())
+    for name, value in state().items():
+        torch.testing.assert_close(value, (ends[0][name] + ends[1][name]) / 2)
