@@ -254,6 +254,21 @@ def test_the_first_round_that_was_measured_is_on_the_performance_page():
     assert [w for w in wanted if w not in text] == []
 
 
+def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
+    text, cost = (ROOT / "docs" / "performance.md").read_text(), figures("cost-cpu")
+    wanted = []
+    for row in figures("testtime-cpu")["rows"]:
+        ms = row["milliseconds_per_sample"]
+        wanted += [f"| {row['adapter']} | {ms['loop']:.1f} | {ms['vectorised']:.1f} | {row['times_faster']:.1f} |"]
+    price, off = cost["milliseconds_for"], cost["largest_relative_error"]
+    step, gflop = (price[name] for name in ("a client's step", "a GFLOP"))
+    each = f"({step:.1f} + {gflop:.1f} x GFLOP of one step)"
+    wanted += [f"clients x steps x {each} + {price['a step']:.2f} x steps", f"at {len(cost['points'])} sizes"]
+    wanted += [f"{100 * off['points']:.0f} % off where it was fitted, and {100 * off['checks']:.0f} %"]
+    assert price["a round"] == price["a million parameters of a client"] == 0.0  # as the page says
+    assert [w for w in wanted if w not in text] == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the docs extra is not installed")
 def test_the_site_builds_strictly(tmp_path):

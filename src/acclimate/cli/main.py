@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -256,6 +257,7 @@ def _stop(signum: int, frame: Any) -> NoReturn:
 def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # as worker processes have it; torch reads it when imported
     if {"run", "resume", "tune", "join", "deploy", "predict"} & set(sys.argv[1:2]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
     if "" not in sys.path:
