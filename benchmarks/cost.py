@@ -1,7 +1,7 @@
 """What a federated round costs as clients, local steps and parameters grow: measured points, and a formula for them.
 
     python benchmarks/cost.py --out results/benchmarks/cost-cpu.json     measure, fit and store
-    python benchmarks/cost.py --draw results/benchmarks/cost-cpu.json    draw docs/cost-cpu-{light,dark}.svg from it
+    python benchmarks/cost.py --draw results/benchmarks/cost-cpu.json    draw docs/cost-cpu.svg from it
 
 FedAvg with the two-layer CNN on 3x32x32 images, batch 32. One size at a time is changed; points at which several are
 changed together (`checks`) take no part in the fit, so they say how well it predicts. On a CPU one client runs after
@@ -147,9 +147,9 @@ def measured(device: torch.device, repeats: int) -> dict[str, Any]:
 PANEL, HEIGHT, LEFT, TOP, BOTTOM = 250, 280, 62, 44, 46
 
 
-def draw(data: Mapping[str, Any], theme: str) -> str:
+def draw(data: Mapping[str, Any]) -> str:
     """Three panels, one for each size, with measured points and the formula as a line; both axes are logarithmic."""
-    tone, colour = THEMES[theme], "#0b6bcb" if theme == "light" else "#58a6ff"
+    tone, colour = THEMES["light"], "#0b6bcb"
     ms = [p["ms"] for p in data["points"]]
     low, high = min(ms) / 1.3, max(ms) * 1.3
     wide = LEFT + len(AXES) * PANEL
@@ -157,6 +157,7 @@ def draw(data: Mapping[str, Any], theme: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {HEIGHT}" role="img" font-size="12" '
         f'font-family="system-ui, sans-serif" fill="{tone["text"]}">',
         "<title>What a round costs as clients, steps and parameters grow</title>",
+        f'<rect width="{wide}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="18">One round: {data["what"]}. Dots are measured, lines are the formula.</text>',
     ]
 
@@ -202,8 +203,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where pictures go")
     args = parser.parse_args()
     if args.draw:
-        for theme in THEMES:
-            store.write(args.docs / f"{args.draw.stem}-{theme}.svg", draw(json.loads(args.draw.read_text()), theme))
+        store.write(args.docs / f"{args.draw.stem}.svg", draw(json.loads(args.draw.read_text())))
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
