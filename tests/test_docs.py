@@ -265,6 +265,9 @@ def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
     each = f"({step:.1f} + {gflop:.1f} x GFLOP of one step)"
     wanted += [f"clients x steps x {each} + {price['a step']:.2f} x steps", f"at {len(cost['points'])} sizes"]
     wanted += [f"{100 * off['points']:.0f} % off where it was fitted, and {100 * off['checks']:.0f} %"]
+    client = figures("client-cpu")
+    wanted += [f"{client['median']['plain']:.2f} s of CPU", f"{client['median']['ours']:.2f} s here"]
+    wanted += [f"here: {client['times_less_computing']:.2f} times less"]
     assert price["a round"] == price["a million parameters of a client"] == 0.0  # as the page says
     assert [w for w in wanted if w not in text] == []
 
