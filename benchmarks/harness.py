@@ -157,7 +157,7 @@ def commit() -> str | None:
         return None
 
 
-PLACES = ("--out",)
+PLACES = ("--out", "--blazefl", "--pfllib")
 """Options that name a place, which is nobody else's."""
 
 

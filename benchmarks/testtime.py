@@ -5,6 +5,7 @@ how released code does it, with torch's own operations (and, for comparison, wit
 an AugMix view of the kernel may differ from torch's by a rounded level.
 
     python benchmarks/testtime.py [--quick] [--out figures.json]
+    python benchmarks/testtime.py --quick --cpu-time    one thread and its CPU time, which other work changes little
     python benchmarks/testtime.py --every [--adapters tent,sar] [--out figures.json]
 
 `--every` compares all adapters of the catalogue with a loop over clients: both ways serve the same batches of 32.
@@ -36,6 +37,8 @@ from live import CASES as CLIENT_CASES
 from live import Case
 
 WORK = Work(epochs=1, batch=8)
+CLOCK = [time.perf_counter]
+"""What seconds are read from."""
 CASES: dict[str, tuple[Method, Adapter]] = {
     "THE": (FedTHE(work=WORK, head_work=WORK), THE()),
     "MEMO": (FedTHE(work=WORK, head_work=WORK), MEMO(chunk=32)),
@@ -56,11 +59,11 @@ def federation(clients: int, samples: int, seed: int) -> Shards:
 def served(engine: Engine, models: Any, test: Shards, adapter: Adapter, batch: int) -> tuple[torch.Tensor, float]:
     """Mean loss per client, and the seconds it took."""
     _wait()
-    began = time.perf_counter()
+    began = CLOCK[0]()
     # an adapter that does not care gets larger batches, unless the protocol says how long to learn
     loss = engine.serve(models, test, adapter, Protocol(batch, until=test.longest if batch == 1 else None))["loss"]
     _wait()
-    return loss, time.perf_counter() - began
+    return loss, CLOCK[0]() - began
 
 
 def looping(engine: Engine, models: Any, few: Shards, adapter: Adapter) -> tuple[torch.Tensor, float]:
@@ -163,8 +166,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="2 clients x 8 samples")
     parser.add_argument("--every", action="store_true", help="all adapters, against a loop over clients")
     parser.add_argument("--adapters", help="of --every: only these")
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread, in the place of time; on a CPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.cpu_time:
+        torch.set_num_threads(1)
+        CLOCK[0] = time.process_time
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clients, samples, looped = (2, 8, 4) if args.quick else (20, 320, 32)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
@@ -183,7 +190,13 @@ def main() -> None:
             flush=True,
         )
         if args.out:
-            about = {**environment(device), "clients": clients, "samples": samples, "looped_samples": looped}
+            about = {
+                **environment(device),
+                "clock": CLOCK[0].__name__,
+                "clients": clients,
+                "samples": samples,
+                "looped_samples": looped,
+            }
             store.write(args.out, json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

@@ -1,16 +1,20 @@
 """The benchmark harness: it refuses to time what does not agree, counts work as one would by hand, and runs whole."""
 
+import argparse
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from acclimate.core import exchange
+from acclimate.models import CNN
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -222,3 +226,141 @@ def test_a_step_of_lora_counts_as_by_hand_and_ways_agree(bench):
     together = torch.func.vmap(step)(*inputs)
     loop = {n: torch.stack([step(*lora._row(inputs, c))[n] for c in range(2)]) for n in together}
     assert lora._distance(together, loop, inputs[0]) < 1e-4
+
+
+def test_peers_that_are_not_there_are_left_out_with_a_sentence(bench, tmp_path, capsys):
+    peers = bench("peers")
+    nobody = argparse.Namespace(blazefl=None, pfllib=tmp_path, cores=2)
+    found, refused = peers.others(nobody, {})
+    assert found == [] and set(refused) == {"blazefl", "pfllib"}
+    assert "--blazefl" in refused["blazefl"] and str(tmp_path) in refused["pfllib"]
+    _, refused = peers.others(argparse.Namespace(blazefl=str(tmp_path / "python"), pfllib=None, cores=2), {})
+    assert "cannot be started" in refused["blazefl"]
+    assert refused["pfllib"] in capsys.readouterr().out
+
+
+def test_peers_train_the_model_that_we_train(bench):
+    module, net = CNN().build((3, 32, 32), 10), bench("peer_process").Net()
+    net.load_state_dict(module.state_dict())
+    x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(net(x), module(x)[1])
+
+
+def test_cpu_seconds_of_a_process_are_those_that_it_used(bench):
+    began, before = time.process_time(), bench("peers").cpu_seconds(os.getpid())
+    while time.process_time() - began < 0.2:
+        pass
+    assert 0.15 <= bench("peers").cpu_seconds(os.getpid()) - before <= 1.0
+
+
+def test_prices_of_a_round_are_found_again(bench):
+    cost = bench("cost")
+    true = {
+        "a round": 3.0,
+        "a step": 0.0,
+        "a client's step": 0.5,
+        "a GFLOP": 20.0,
+        "a million parameters of a client": 7.0,
+    }
+    some = [
+        {"clients": c, "steps": s, "parameters": p, "gflop_per_step": g}
+        for c, s, p, g in [(1, 2, 1e4, 0.1), (2, 8, 1e5, 0.3), (4, 3, 1e6, 0.2), (8, 8, 2e4, 0.5), (3, 32, 3e5, 1.0)]
+    ]
+    for p in some:  # by hand
+        c, s = p["clients"], p["steps"]
+        p["ms"] = 3.0 + 0.5 * c * s + 20.0 * c * s * p["gflop_per_step"] + 7.0 * c * p["parameters"] / 1e6
+    found = cost.prices(some)
+    assert found == pytest.approx(true, abs=1e-6)
+    assert cost.predicted(found, some[2]) == pytest.approx(some[2]["ms"])
+    cheaper = [{**p, "ms": p["ms"] - 2.9 * p["steps"]} if p["steps"] < 4 else p for p in some]
+    assert min(cost.prices(cheaper).values()) >= 0.0
+
+
+def test_a_step_is_counted_as_by_hand(bench):
+    cost = bench("cost")
+    size = cost.Size(1, 1, 32)
+    first, second = 28 * 28 * 32 * 75, 10 * 10 * 64 * 800
+    dense = 1600 * 64 + 64 * 10
+    by_hand = 2 * 32 * (2 * first + 3 * second + 3 * dense) / 1e9  # the images themselves need no gradient
+    assert cost.gflop(size) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_the_picture_of_costs_is_drawn_from_the_stored_points(bench):
+    data = json.loads((ROOT / "results/benchmarks/cost-cpu.json").read_text())
+    drawn = (ROOT / "docs" / "cost-cpu.svg").read_text()
+    assert drawn == bench("cost").draw(data)
+    assert drawn.count("<circle") == sum(map(len, bench("cost").AXES.values()))
+    assert data["milliseconds_for"] == pytest.approx(bench("cost").prices(data["points"]))
+
+
+STAND_IN = {
+    "flcore/__init__.py": "",
+    "flcore/clients/__init__.py": "",
+    "flcore/servers/__init__.py": "",
+    "flcore/clients/clientbase.py": "def read_client_data(*_):\n    raise OSError('no examples on disk')\n",
+    "flcore/servers/serverbase.py": "def read_client_data(*_):\n    raise OSError('no examples on disk')\n",
+    "flcore/servers/serveravg.py": """
+import copy, torch
+from flcore.clients import clientbase
+from flcore.servers import serverbase
+
+class Client:
+    def __init__(self, args, number):
+        self.args, self.model = args, copy.deepcopy(args.model)
+        self.train_samples = len(serverbase.read_client_data(args.dataset, number, is_train=True))
+        self.number = number
+    def train(self):
+        x, y = map(torch.stack, zip(*clientbase.read_client_data(self.args.dataset, self.number, is_train=True)))
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.args.local_learning_rate)
+        for _ in range(self.args.local_epochs):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(self.model(x), y).backward()
+            optimiser.step()
+
+class FedAvg:
+    def __init__(self, args, times):
+        self.global_model = copy.deepcopy(args.model)
+        self.clients = [Client(args, i) for i in range(args.num_clients)]
+    def select_clients(self):
+        return list(self.clients)
+    def send_models(self):
+        for c in self.clients:
+            c.model.load_state_dict(self.global_model.state_dict())
+    def receive_models(self):
+        self.uploaded = [c.model.state_dict() for c in self.selected_clients]
+    def aggregate_parameters(self):
+        mean = {k: sum(u[k] for u in self.uploaded) / len(self.uploaded) for k in self.uploaded[0]}
+        self.global_model.load_state_dict(mean)
+""",
+}
+"""What `peer_process.py` uses of PFLlib, with the same names: PFLlib itself is not here."""
+
+
+def test_a_round_of_pfllib_is_made_of_its_own_parts(bench, tmp_path, monkeypatch):
+    for name, text in STAND_IN.items():
+        (tmp_path / "system" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "system" / name).write_text(text)
+    process, threads = bench("peer_process"), torch.get_num_threads()
+    torch.manual_seed(0)
+    first = process.Net().state_dict()
+    work = {"x": torch.rand(2, 4, 3, 32, 32), "y": torch.randint(0, 10, (2, 4)), "first": first, "cores": 1}
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    try:
+        one, state, _ = process.pfllib(work | {"epochs": 2, "batch": 4, "lr": 0.1}, tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+        for name in set(sys.modules) - before:
+            if name.startswith("flcore"):
+                del sys.modules[name]
+    one()
+    ends = []
+    for x, y in zip(work["x"], work["y"], strict=True):
+        net = process.Net()
+        net.load_state_dict(first)
+        for _ in range(2):
+            grads = torch.autograd.grad(torch.nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+            net.load_state_dict({n: p - 0.1 * g for (n, p), g in zip(net.named_parameters(), grads, strict=True)})
+        ends.append(net.state_dict())
+    for name, value in state().items():
+        torch.testing.assert_close(value, (ends[0][name] + ends[1][name]) / 2)

@@ -256,3 +256,26 @@ def test_the_first_round_that_was_measured_is_on_the_performance_page():
     wanted += [report["command"], report["device"], report["torch"]]
     wanted += [f"{report['relative_distance_after_10_double_steps']:.1e}"]
     assert [w for w in wanted if w not in text] == []
+
+
+def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
+    text, cost = (ROOT / "docs" / "performance.md").read_text(), figures("cost-cpu")
+    wanted = []
+    for row in figures("testtime-cpu")["rows"]:
+        ms = row["milliseconds_per_sample"]
+        wanted += [f"| {row['adapter']} | {ms['loop']:.1f} | {ms['vectorised']:.1f} | {row['times_faster']:.1f} |"]
+    price, off = cost["milliseconds_for"], cost["largest_relative_error"]
+    step, gflop = (price[name] for name in ("a client's step", "a GFLOP"))
+    each = f"({step:.1f} + {gflop:.1f} x GFLOP of one step)"
+    wanted += [f"clients x steps x {each} + {price['a step']:.2f} x steps", f"at {len(cost['points'])} sizes"]
+    wanted += [f"{100 * off['points']:.0f} % off where it was fitted, and {100 * off['checks']:.0f} %"]
+    client = figures("client-cpu")
+    wanted += [f"{client['median']['plain']:.2f} s of CPU", f"{client['median']['ours']:.2f} s here"]
+    wanted += [f"here: {client['times_less_computing']:.2f} times less"]
+    peers = figures("cpu")
+    used, less = peers["median_cpu_seconds"], peers["times_less_computing"]
+    wanted += [f"used {used['flower']:.1f} s of CPU", f"BlazeFL (with torch 2.8) {used['blazefl']:.1f} s"]
+    wanted += [f"auto` {used['ours']:.1f} s", f"{peers['peers']['blazefl']['torch'][:3]})"]
+    wanted += [f"{less['flower']:.2f} and {less['blazefl']:.2f} times less"]
+    assert price["a round"] == price["a million parameters of a client"] == 0.0  # as the page says
+    assert [w for w in wanted if w not in text] == []

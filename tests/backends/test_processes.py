@@ -22,6 +22,7 @@ from acclimate.backends.workers import engine, process_pool, processes
 from acclimate.backends.workers.engine import shares
 from acclimate.backends.workers.process_pool import Failure, ProcessPool, WorkerDied
 from acclimate.backends.workers.shared_memory import Unsendable, seal
+from acclimate.cli import main as cli_main
 from acclimate.core import NonFinite, Protocol, Shards, Task, Worker, fit, tree
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
@@ -447,3 +448,23 @@ def test_usable_cores_follow_torch_and_the_container(monkeypatch):
     assert processes.usable_cores() == 4
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert processes.usable_cores() == 1
+
+
+def test_workers_keep_memory_between_steps_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert process_pool.environment()["MIMALLOC_PURGE_DELAY"] == "1000"
+    assert process_pool.environment()["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("MIMALLOC_PURGE_DELAY", "0")
+    assert process_pool.environment()["MIMALLOC_PURGE_DELAY"] == "0"
+
+
+def test_the_command_line_keeps_memory_between_steps_too(monkeypatch):
+    monkeypatch.setenv("MIMALLOC_PURGE_DELAY", "")
+    monkeypatch.delenv("MIMALLOC_PURGE_DELAY")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["acclimate", "--version"])
+    with pytest.raises(SystemExit):
+        cli_main.main()
+    assert os.environ["MIMALLOC_PURGE_DELAY"] == process_pool.environment()["MIMALLOC_PURGE_DELAY"] == "1000"

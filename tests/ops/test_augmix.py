@@ -167,3 +167,23 @@ def test_the_tables_at_their_edges():
     assert am.autocontrast_table(two)[0, 0, [9, 10, 11, 12]].tolist() == [0, 0, 255, 255]
     assert am.posterize_table(torch.tensor([32.0]), two)[0, [31, 32, 63, 64]].tolist() == [0, 32, 32, 64]
     assert am.solarize_table(torch.tensor([100.0]), two)[0, [99, 100, 255]].tolist() == [99, 155, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"severity": 8.0, "chains": 2, "depth": 4}])
+def test_only_what_was_drawn_is_computed_and_the_bits_stay(options, monkeypatch):
+    """Against every operation for every image, of which the one that was drawn is kept, as a GPU without Triton has."""
+    x, keys = torch.stack([image(16, 20, i) for i in range(3)]), rng.rows(KEY, 3)
+    many = torch.func.vmap(lambda x, k: am.augmix(x, k, views=6, **options))
+    got, alone = many(x, keys), am.augmix(x[1], keys[1], views=6, **options)
+    used = []
+
+    def everything(base, op, amount, matrix, weight, keep, _):
+        seen = base.repeat_interleave(op.shape[1], 0)
+        for t in range(op.shape[2]):
+            seen = am._apply(seen, am.Drawn(*(d[:, :, t].flatten(0, 1) for d in (op, amount, matrix))))
+        used.append(op)
+        mixed = (weight[..., None, None, None] * seen.unflatten(0, op.shape[:2])).sum(1)
+        return (keep[:, None, None, None] * base + (1.0 - keep[:, None, None, None]) * mixed) / 255.0
+
+    monkeypatch.setattr(am.ChainsOnCpu, "apply", everything)
+    assert torch.equal(got, many(x, keys)) and torch.equal(got[1], alone) and len(used) == 1

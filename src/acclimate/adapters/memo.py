@@ -20,7 +20,7 @@ from ..core import SGD, Adapter, Blend, Mode, Optimizer, Predict, Task, Tree, ch
 from ..ops import requirements
 from ..ops.losses import entropy
 from ..ops.params import with_params
-from ..ops.unlabelled import map_samples, tuned_on_views
+from ..ops.unlabelled import augmix_views, map_samples, tuned_on_views
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class MEMO(Adapter):
         def logits(params: Tree, x: Tensor) -> Tensor:
             return predict(with_params(model, params), x, mode).logits
 
-        def one(x: Tensor, key: rng.Key) -> Tensor:
-            params = tuned_on_views(logits, model["vars"]["params"], x, key, self.opt, self.steps, self.views)
-            return logits(params, x[None])[0]
+        def one(sample: Tree, key: rng.Key) -> Tensor:
+            params = tuned_on_views(logits, model["vars"]["params"], sample["seen"], self.opt)
+            return logits(params, sample["x"][None])[0]
 
-        keys = rng.rows(key, x.shape[0])
-        return map_samples(one, x, keys, self.chunk), state
+        keys, draw = rng.rows(key, x.shape[0]), augmix_views(self.steps, self.views)
+        return map_samples(one, {"x": x}, keys, self.chunk, draw), state
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

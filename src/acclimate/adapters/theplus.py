@@ -17,7 +17,7 @@ from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..ops import requirements
 from ..ops.nets import linear
 from ..ops.params import with_params
-from ..ops.unlabelled import map_samples, tuned_on_views
+from ..ops.unlabelled import augmix_views, map_samples, tuned_on_views
 from .the import THE
 
 
@@ -79,9 +79,9 @@ class THEPlus(Adapter):
                 return mixed(tuned, sample["e"], x)
 
             start = {"params": model["vars"]["params"], "head": model["head"]}
-            tuned = tuned_on_views(logits, start, sample["x"], key, self.opt, self.steps, self.views)
+            tuned = tuned_on_views(logits, start, sample["seen"], self.opt)
             return logits(tuned, sample["x"][None])[0]
 
-        keys = rng.rows(key, x.shape[0])
-        logits: Tensor = map_samples(one, {"x": x, "e": e}, keys, self.chunk)
+        keys, draw = rng.rows(key, x.shape[0]), augmix_views(self.steps, self.views)
+        logits: Tensor = map_samples(one, {"x": x, "e": e}, keys, self.chunk, draw)
         return logits

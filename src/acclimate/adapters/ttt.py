@@ -10,14 +10,15 @@ runs the model in train mode; here batch norm keeps its running statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
+from ..core.gradient import gradient
 from ..core.loops import Time, at, repeat
 from ..core.tree import pick
 from ..ops import requirements
@@ -64,7 +65,11 @@ class TTT(Adapter):
         keys = rng.rows(key, x.shape[0])
         if not self.online:
             fresh = self._fresh(task, model)
-            return map_samples(lambda x, k: self._one(predict, model, fresh, x, k)[0], x, keys, self.chunk), state
+
+            def one(sample: Tree, key: rng.Key) -> Tensor:
+                return self._one(predict, model, fresh, sample["x"], key)[0]
+
+            return map_samples(one, {"x": x}, keys, self.chunk), state
 
         def sample(t: Time, state: Tree) -> tuple[Tree, Tree]:
             logits, state = self._one(predict, model, state, at(x, t), at(keys, t))
@@ -80,15 +85,15 @@ class TTT(Adapter):
     def _one(self, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> tuple[Tensor, Tree]:
         """Logits of one sample after its own steps, and the state that these left."""
 
-        def loss(body: Tree, x: Tensor, quarters: Tensor) -> Tensor:
+        def loss(x: Tensor, quarters: Tensor, body: Tree) -> tuple[Tensor, Tree]:
             features = predict(with_params(model, body), x).features
-            return F.cross_entropy(linear(model["rotation"], features), quarters)
+            return F.cross_entropy(linear(model["rotation"], features), quarters), {}
 
         body, opt = state["params"], state["opt"]
         for t in range(self.steps):
             quarters = self._quarters(key, t, x.device)
             copies = turned(x.expand(quarters.shape[0], *x.shape), quarters)
-            grads = grad(loss)(body, copies, quarters)
+            grads, _ = gradient(partial(loss, copies, quarters), body)
             body, opt = self.opt.update(grads, opt, body)
         return predict(with_params(model, body), x[None]).logits[0], {"params": body, "opt": opt}
 

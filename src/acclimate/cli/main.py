@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -263,6 +264,7 @@ LOADING |= {"tokens", "submit", "leaderboard", "doctor", "fleet", "reproduce"}
 def main() -> None:
     """The console script: errors are one sentence; exit 2 for bad input, 1 for a failed run, 130 when interrupted."""
     signal.signal(signal.SIGTERM, _stop)
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # as worker processes have it; torch reads it when imported
     heart: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if _loads(sys.argv[1:3]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk

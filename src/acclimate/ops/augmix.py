@@ -23,6 +23,7 @@ from torch import Tensor
 from ..core import rng
 from . import augmix_kernel
 from .augment import FlipCrop
+from .augmix_chains import ChainsOnCpu
 
 OPS = (
     "autocontrast",
@@ -56,9 +57,12 @@ def augmix(
     weight = -torch.log1p(-rng.uniform(rng.fold(key, "mix"), views, chains)) + 1e-12  # exponentials: Dirichlet(1)
     weight = weight / weight.sum(-1, keepdim=True)
     keep = rng.uniform(rng.fold(key, "keep"), views)
+    each = [t.movedim(0, 1).unflatten(0, (views, chains)) for t in drawn]
     if augmix_kernel.usable(base):
-        each = [t.movedim(0, 1).unflatten(0, (views, chains)) for t in drawn]
         mixed: Tensor = augmix_kernel.ChainMixture.apply(base, *each, weight, keep, _GREY)
+        return mixed
+    if base.device.type == "cpu":
+        mixed = ChainsOnCpu.apply(base, *each, weight, keep, _only)
         return mixed
     image = base.repeat_interleave(chains, 0)
     for t in range(depth):
@@ -101,6 +105,23 @@ def to_levels(x: Tensor) -> Tensor:
     if x.dtype == torch.uint8:
         return x.to(torch.float32)
     return (x.to(torch.float32) * 255.0).round().clamp(0.0, 255.0)
+
+
+def _only(op: int, image: Tensor, amount: Tensor, matrix: Tensor) -> Tensor:
+    """The same operation on some images, and no other: the numbers of `_apply`, tables only where needed."""
+    if op >= len(OPS) - 5:
+        return warp(image, matrix)
+    values = image.flatten(2)
+    size = amount[:, None, None]
+    if OPS[op] == "posterize":
+        values = (values / size).floor() * size
+    elif OPS[op] == "solarize":
+        values = torch.where(values < size, values, 255.0 - values)
+    else:
+        levels = values.to(torch.int64)
+        table = autocontrast_table(image) if OPS[op] == "autocontrast" else equalize_table(levels)
+        values = table.gather(-1, levels)
+    return values.view_as(image)
 
 
 def _apply(image: Tensor, drawn: Drawn) -> Tensor:

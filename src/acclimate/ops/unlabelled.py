@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,11 +12,14 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ..core import Key, Loss, Optimizer, Predict, Task, Tree, Work, rng, train, tree
+from ..core.gradient import gradient
 from ..core.loops import chunked
 from .augmix import augmix
 from .losses import entropy
 from .params import with_params
 
+Views = Callable[[Tensor, Key], Tensor]
+"""`draw(x, key)`: the views of one sample, step by step, [steps, views, ...]."""
 Update = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 """`update(gradients, optimiser state, parameters)` gives new parameters and a new state, as `Optimizer.update` does."""
 
@@ -43,14 +47,23 @@ def descend(predict: Predict, model: Tree, state: Tree, x: Tensor, update: Updat
     return logits, {"params": tuned, "opt": opt}
 
 
-def map_samples(f: Callable[[Any, Key], Any], xs: Any, keys: Tensor, chunk: int) -> Any:
-    """`f(x, key)` for every row of `xs` (a tensor or a tree) and of `keys`, `chunk` rows at once to bound memory.
+def map_samples(f: Callable[[Tree, Key], Any], xs: Tree, keys: Tensor, chunk: int, draw: Views | None = None) -> Any:
+    """`f(row, key)` for every row of the tree `xs` and of `keys`, `chunk` rows at once to bound memory.
 
-    `f` may tune a copy of the parameters for its sample: under `vmap` each row has its own copy, which is gone with
-    the row, so resets cost nothing. Nests in an outer `vmap` over clients.
+    `f` may tune a copy of the parameters for its sample, which is `row["x"]`: under `vmap` each row has its own copy,
+    which is gone with the row, so resets cost nothing. Nests in an outer `vmap` over clients. What `draw(x, key)` gives
+    is `row["seen"]`, and is drawn for all rows of a chunk together. A row that is alone pays for no `vmap`.
     """
-    vectorised = vmap(f)
-    return chunked(lambda rows: vectorised(rows["x"], rows["k"]), {"x": xs, "k": keys}, chunk)
+
+    def several(rows: Tree) -> Any:
+        if draw is not None:
+            rows = {**rows, "x": {**rows["x"], "seen": vmap(draw)(rows["x"]["x"], rows["k"])}}
+        if len(rows["k"]) > 1:
+            return vmap(f)(rows["x"], rows["k"])
+        one = tree.map(lambda v: v[0], rows)
+        return f(one["x"], one["k"])[None]
+
+    return chunked(several, {"x": xs, "k": keys}, chunk)
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
@@ -59,17 +72,31 @@ def marginal_entropy(logits: Tensor) -> Tensor:
     return -(log_mean.exp() * log_mean).sum()
 
 
-def tuned_on_views(
-    logits: Callable[[Tree, Tensor], Tensor], start: Tree, x: Tensor, key: Key, opt: Optimizer, steps: int, views: int
-) -> Tree:
-    """What is tuned, after steps down the marginal entropy of one sample x (MEMO, Algorithm 1).
+def augmix_views(steps: int, views: int) -> Views:
+    """Draws AugMix views of a sample, anew for each step: [steps, views, ...]."""
 
-    `logits(tuned, batch)` are the predictions that it gives. AugMix views are drawn anew in each step.
+    def draw(x: Tensor, key: Key) -> Tensor:
+        if not steps:
+            return x.new_zeros(0, views, *x.shape)
+        times = rng.fold(key, torch.arange(steps, device=x.device))
+        seen: Tensor = vmap(lambda k: augmix(x, k, views=views))(times)
+        return seen
+
+    return draw
+
+
+def tuned_on_views(logits: Callable[[Tree, Tensor], Tensor], start: Tree, seen: Tensor, opt: Optimizer) -> Tree:
+    """What is tuned, after one step down the marginal entropy of each of `seen` [steps, views, ...] (MEMO, Alg. 1).
+
+    `logits(tuned, batch)` are the predictions that it gives.
     """
+
+    def loss(views: Tensor, tuned: Tree) -> tuple[Tensor, Tree]:
+        return marginal_entropy(logits(tuned, views)), {}
+
     tuned, state = start, opt.init(start)
-    for t in range(steps):
-        seen = augmix(x, rng.fold(key, t), views=views)
-        grads = grad(lambda p, seen=seen: marginal_entropy(logits(p, seen)))(tuned)
+    for views in seen:
+        grads, _ = gradient(partial(loss, views), tuned)
         tuned, state = opt.update(grads, state, tuned)
     return tuned
 

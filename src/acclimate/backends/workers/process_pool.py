@@ -173,6 +173,18 @@ class ProcessPool:
         raise WorkerDied(index, process.pid, process.returncode)
 
 
+def environment() -> dict[str, str]:
+    """The environment of a worker. Where torch allocates with mimalloc (on ARM), it would give memory back to the
+    system between two steps of training and ask for it again; so it waits a second."""
+    return {
+        "MIMALLOC_PURGE_DELAY": "1000",
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        NESTED: "1",
+    }
+
+
 def _start() -> _Member:
     ours, theirs = socket.socketpair()
     with theirs:
@@ -181,7 +193,7 @@ def _start() -> _Member:
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", NESTED: "1"},
+            env=environment(),
             process_group=0,  # Ctrl-C reaches the parent alone, which ends the workers
         )
     return _Member(process, Channel(ours))
