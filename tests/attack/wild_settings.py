@@ -32,11 +32,11 @@ WORDS = (
     "\x00",
     "../x",
     "~",
-    "a:b",
+    "nowhere_at_all:b",
     "os:system",
 )
 WORDS += (
-    "a.b:C",
+    "nowhere.at_all:C",
     "json:JSONDecoder",
     "-1",
     "0",
@@ -172,3 +172,19 @@ def attack(count: int, seed: int = 0, seconds: float = 1e9) -> dict:
             wrong.append({"number": number, "settings": given, "answer": word, "said": said})
     words = ("refused", "made", "different", "traceback", "hang")
     return {"tried": sum(counts.values()), **{w: counts[w] for w in words}, "wrong": wrong}
+
+
+# --- in pieces --------------------------------------------------------------------------------------------------------
+
+PIECE = 500
+"""Lists of settings of one piece."""
+
+
+def piece(number: int) -> dict:
+    return attack(PIECE, seed=number)
+
+
+def merged(pieces: list[dict]) -> dict:
+    """All pieces in one."""
+    words = ("tried", "refused", "made", "different", "traceback", "hang")
+    return {**{w: sum(p[w] for p in pieces) for w in words}, "wrong": [w for p in pieces for w in p["wrong"]][:100]}
