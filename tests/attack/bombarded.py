@@ -13,7 +13,7 @@ import resource
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,12 @@ import torch
 from attacked import FIRST, Federation, data_of, experiment, parcel
 from malformed import LIAR, answer, of_a_test
 
+from acclimate.backends.flower import stretches
+from acclimate.backends.flower.intake import Intake
 from acclimate.backends.flower.messages import RoundMessages, metrics_of
 from acclimate.backends.flower.protocol import FleetError, NodeAnswer
-from acclimate.core import Fault, Mean, Tree, Worker, fit, tree
+from acclimate.core import Fault, Mean, Reply, Tree, Worker, exchange, fit, tree
+from acclimate.core.stream import Protocol
 from acclimate.experiment import catalogue
 
 
@@ -51,6 +54,7 @@ class Tally:
             self.first.append(what)
 
 
+CLIENTS = 4
 NUMBERS = ("messages", "crashes", "ends", "moves", "not_finite", "counted", "left_out")
 HIGHEST = {"accuracy": 1.001, "confidence": 1.001, "ece": 1.001, "loss": 1e30, "n": 1e12}
 """The largest values of metrics: those of all clients are added up."""
@@ -67,48 +71,57 @@ class Target:
         more = (*uniform, *SMALLER.get(method, ()))
         self.federation = f = Federation(experiment(method, "data.fraction=0.1", *more, filters=filters))
         self.worker: Worker = f.worker
-        self.clients = list(range(f.world.clients))
-        server = f.state.server
-        self.down = self.worker.outgoing(self.worker.method.download(self.worker.task, server), torch.arange(4))
-        self.honest = {c: self._message(c) for c in self.clients}
-        self.decoded = self._arrived({c: self.honest[c] for c in self.clients if c != LIAR}).decoded
+        self.expected, self.intake = f.engine._expected, f.engine._intake
+        down = self.worker.method.download(self.worker.task, f.state.server)
+        self.down = self.worker.outgoing(down, torch.arange(CLIENTS))
+        self._listen()
+
+    def _listen(self) -> None:
+        """Let everybody send an honest message."""
+        self.honest = {c: self._message(c) for c in range(CLIENTS)}
+        self.decoded = self._arrived({c: self.honest[c] for c in range(CLIENTS) if c != LIAR}).decoded
         self.sizes = {c: self._sizes(up) for c, up in self.decoded.items()}
 
     def _sizes(self, up: Tree) -> dict[str, float]:
-        return {group: length(up[group]) for group in self.federation.engine._intake.updates}
+        return {group: length(up[group]) for group in self.intake.updates}
 
     def _message(self, client: int) -> Tree:
-        link = self.federation.link
-        up, _, _ = self.worker.train(self.down, self.worker.start(client), data_of(link.train, client, 0))
+        data = data_of(self.federation.link.train, client, 0)
+        up, _, _ = self.worker.train(self.down, self._mine(client), data)
         return up
 
+    def _mine(self, client: int) -> Tree:
+        return self.worker.start(client)
+
     def _arrived(self, ups: dict[int, Tree]) -> RoundMessages:
-        e = self.federation.engine
-        arrived = RoundMessages(0, e._expected, self.worker, e._intake, self.down)
+        arrived = RoundMessages(0, self.expected, self.worker, self.intake, self.down)
         for c, up in ups.items():
             arrived.take(NodeAnswer(FIRST + c, {f"up.{c}": parcel(up)}, {"round": 0, "failed": {}}), [c])
         assert not arrived.faults, (self.name, arrived.faults)
         return arrived
 
     def hit(self, chance: random.Random, tally: Tally) -> None:
-        """One malformed message: of training, or now and then of a test."""
-        if chance.random() < 0.04:
+        """A malformed message, or two: of training, or now and then of a test."""
+        draw = chance.random()
+        if draw < 0.04:
             self._tested(chance, tally)
             return
-        what, sent = answer(self.honest[LIAR], 0, chance)
-        tally.messages += 1
-        tally.sent[what] += 1
-        engine = self.federation.engine
-        arrived = RoundMessages(0, engine._expected, self.worker, engine._intake, self.down)
-        arrived.decoded = dict(self.decoded)
+        liars = [LIAR] if draw < 0.9 else [LIAR - 1, LIAR]
+        arrived, what = RoundMessages(0, self.expected, self.worker, self.intake, self.down), ""
+        arrived.decoded = {c: up for c, up in self.decoded.items() if c not in liars}
         try:
-            arrived.take(sent, [LIAR])
-            if LIAR in arrived.decoded:  # the three honest ones alone pass always
+            for liar in liars:
+                word, sent = answer(self.honest[liar], 0, chance, liar)
+                what = f"{what} {word}".strip()
+                tally.messages += 1
+                tally.sent[word] += 1
+                arrived.take(sent, [liar])
+            if not arrived.decoded.keys().isdisjoint(liars):  # the honest ones alone pass always
                 arrived.judge()
             for fault in (*arrived.faults.values(), *arrived.refused):
                 tally.faults[fault.kind] += 1
-            if LIAR in arrived.decoded:
-                tally.counted += 1
+            if counted := len(arrived.decoded.keys() & set(liars)):
+                tally.counted += counted
                 self._settle(arrived, tally, what)
         except FleetError as e:
             tally.ends += 1
@@ -136,12 +149,10 @@ class Target:
 
     def _settle(self, arrived: RoundMessages, tally: Tally, what: str) -> None:
         engine, before = self.federation.engine, self.federation.state.server
-        engine._intake.state = self.federation.state.intake  # every message meets the same server
-        reply = engine._reply(self.clients, arrived)
-        for reason in self.beyond(engine._open.messages, arrived.decoded):
-            tally.moves += 1
-            tally.wrong(f"{self.name}, {what}: {reason}"[:300])
-        cohort = torch.tensor(self.clients)
+        self.intake.state = self.federation.state.intake  # every message meets the same server
+        reply = engine._reply(list(range(CLIENTS)), arrived)
+        self._look(engine._open.messages, arrived, tally, what)
+        cohort = torch.arange(CLIENTS)
 
         def attempt(given: Any, look: Any) -> Tree:
             return fit.update(self.worker, before, given, cohort, 0, torch.device("cpu"), look=look)
@@ -149,15 +160,20 @@ class Target:
         server, reply = engine.settle(reply, before, attempt)
         tally.left_out += len(reply.part.clients) == 0
         tally.not_finite += not bool(tree.finite(server))
-        if engine._intake.hidden:
+        if self.intake.hidden:
             moved = length(tree.sub(server["vars"], before["vars"]))
             if moved > (bound := self.federation.options.clip * length(self.down)):
                 tally.moves += 1
                 tally.wrong(f"{self.name}, {what}: the model moved by {moved}, and the bound is {bound}")
 
+    def _look(self, used: dict[int, Tree], arrived: RoundMessages, tally: Tally, what: str) -> None:
+        for reason in self.beyond(used, arrived.decoded):
+            tally.moves += 1
+            tally.wrong(f"{self.name}, {what}: {reason}"[:300])
+
     def beyond(self, used: dict[int, Tree], came: dict[int, Tree]) -> list[str]:
         """Where what is combined lies beyond the bounds: worked out by numpy, from the messages that came."""
-        intake, options = self.federation.engine._intake, self.federation.options
+        intake, options = self.intake, self.federation.options
         if intake.hidden:
             return []  # only their sum can be looked at
         out = []
@@ -177,14 +193,47 @@ class Target:
         return out
 
 
+class ExchangeTarget(Target):
+    """The same of an adapter whose clients exchange in the middle of their streams."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.federation = f = Federation(experiment("fedavg", "data.fraction=0.1", "model.norm=batch"))
+        self.serving = replace(catalogue.ADAPTERS[name], every=1)
+        self.worker = exchange.serving(f.worker, self.serving, Protocol(batch=8))
+        self.down: Tree = {}
+        self.model = f.worker.method.deploy(f.worker.task, f.state.server, f.worker.start(0))
+        self.expected = stretches.expected(self.worker, self.model, f.link.train)
+        self.intake = Intake(self.worker, f.link.train.n, f.options.clip, f.options.max_share)
+        self.first = self.intake.state
+        self._listen()
+
+    def _mine(self, client: int) -> Tree:
+        size = int(self.federation.link.train.n.max())
+        return self.worker.method.begin(self.worker.task, self.model, size, self.worker.key("adapt", client))
+
+    def _settle(self, arrived: RoundMessages, tally: Tally, what: str) -> None:
+        self.intake.state = self.first
+        used = arrived.bounded([c for c in range(CLIENTS) if c in arrived.decoded])
+        self._look(used, arrived, tally, what)
+        reply = Reply(arrived.combined(used), self.expected)
+        try:
+            _, down = exchange._exchange(self.worker, {}, reply, reply.part.clients, 0, torch.device("cpu"))
+            tally.not_finite += not bool(tree.finite(down))
+        except (exchange.CannotExchange, ArithmeticError):  # the adapter has no row; the run goes on
+            tally.left_out += 1
+
+
 def length(part: Any) -> float:
     return float(np.sqrt(sum(np.square(x.numpy().astype(np.float64)).sum() for x in tree.leaves(part))))
 
 
 def targets(quick: bool = False) -> list[Target]:
-    """Every method that sends messages, and every filter on methods that it serves."""
+    """Every method and adapter that sends messages, and every filter on methods that it serves."""
     names = ["fedavg", "scaffold", "afl", "pfl-ensemble"] if quick else [n for n in catalogue.METHODS if n != "local"]
     made = [Target(n) for n in names]
+    adapters = ["latte"] if quick else [n for n, a in catalogue.ADAPTERS.items() if exchange.exchanges(a)]
+    made += [ExchangeTarget(n) for n in adapters]
     for key, f in catalogue.FILTERS.items():
         if quick and key not in ("median", "int8", "top-k", "masked"):
             continue

@@ -28,7 +28,7 @@ except ImportError:  # then no message is sent in Flower's own records, and `sen
     FLOWER = False
 
 LIAR = 3
-"""The client that lies; the other three are honest."""
+"""The client that lies; the other three are honest, but that now and then the one before it lies too."""
 NUMBERS = (
     0.0,
     -1.0,
@@ -207,9 +207,9 @@ def of_a_test(chance: random.Random) -> Parcel:
 NAMES = ("up.0", "up.99", "up.-1", "up.", "up.3.3", "up.\u00b2", "3", "metrics.3", "up." + "9" * 400, "up.03")
 
 
-def answer(up: Tree, round: int, chance: random.Random) -> tuple[str, NodeAnswer]:
-    """What the liar sends, and a word for it."""
-    node, good, name = FIRST + LIAR, {"round": round, "failed": {}}, f"up.{LIAR}"
+def answer(up: Tree, round: int, chance: random.Random, client: int = LIAR) -> tuple[str, NodeAnswer]:
+    """What a liar sends, and a word for it."""
+    node, good, name = FIRST + client, {"round": round, "failed": {}}, f"up.{client}"
     draw = chance.random()
     if draw < (0.80 if FLOWER else 0.88) or not tree.leaves(up):
         flat = tree.flatten(up) if isinstance(up, dict) else {}
