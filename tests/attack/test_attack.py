@@ -43,7 +43,7 @@ def gap(a, b):
 @pytest.mark.timeout(120)
 def test_malformed_messages_neither_end_a_round_nor_move_the_model():
     tally = bombarded.bombard(bombarded.targets(quick=True), 500)
-    assert tally.messages == 500 and tally.first == []
+    assert tally.messages >= 500 and tally.first == []
     assert tally.crashes == tally.ends == tally.moves == tally.not_finite == 0
     kinds = {"groups", "shape", "error", "norm", "range", "nonfinite", "stale", "flood"}
     assert kinds <= set(tally.faults), "every check has had its messages"
