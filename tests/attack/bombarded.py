@@ -176,6 +176,8 @@ class Target:
         intake, options = self.intake, self.federation.options
         if intake.hidden:
             return []  # only their sum can be looked at
+        if own := [f for f in self.worker.filters if f.bounds]:
+            return [f"{c} has {length(up)}" for c, up in used.items() if length(up) > own[0].clip]
         out = []
         sizes = {c: self.sizes[c] if up is self.decoded.get(c) else self._sizes(up) for c, up in came.items()}
         for group in intake.updates:

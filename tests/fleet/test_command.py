@@ -31,7 +31,10 @@ E = ac.Experiment(method=ac.methods.FedAvg(weights="uniform"))
         ({"least_noise": 2.0}, (LocalDP(noise=2.0),), None),
         ({"must_mask": True}, (LocalDP(),), "must_mask"),
         ({"must_mask": True}, (Masked(),), "must_mask"),
-        ({"must_mask": True}, (Masked(secret="S"),), None),
+        ({"must_mask": True}, (Masked(secret="MASKS"),), None),
+        ({"must_mask": True}, (Masked(secret="HOME"),), "must_mask"),  # a value that a server can guess
+        ({"must_mask": "SITES"}, (Masked(secret="MASKS"),), "must_mask"),
+        ({"must_mask": "SITES"}, (Masked(secret="SITES"),), None),
         ({"allowed_methods": ["fedprox"]}, (), "allowed_methods"),
         ({"allowed_methods": ["FedAvg"]}, (), None),
         ({}, (), None),
