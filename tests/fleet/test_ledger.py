@@ -80,6 +80,18 @@ def test_no_more_messages_are_sent_than_epsilon_counts(tmp_path, world):
     assert (tmp_path / "runs" / "r" / "sent.json").stat().st_mode & 0o077 == 0
 
 
+def test_a_server_does_not_learn_whether_training_was_finite(tmp_path, world):
+    """A model may be made so that training fails on some data alone: the answer is noise on zeros, as large as ever."""
+    made, plain = site(tmp_path / "a", world, LocalDP(noise=2.0)), site(tmp_path / "b", world)
+    down = tree.map(lambda x: torch.full_like(x, torch.inf), models(made)[0])
+    assert asked(plain, down)[1]["0"][0] == "nonfinite"
+    up, failed = asked(made, down)
+    noise = torch.cat([x.flatten() for x in tree.leaves(up["delta"])])
+    assert failed == {} and bool(torch.isfinite(noise).all()) and float(noise.std()) == pytest.approx(2.0, rel=0.15)
+    ups, fields = made.train(models(made)[0], {"round": 1, "versions": {"0": 1}, "keep": {"0": [1]}})
+    assert fields["failed"] == {} and "up.0" in ups, "its private state has the number that the server counts on"
+
+
 def test_without_noise_of_its_own_a_site_counts_nothing(tmp_path, world):
     made = site(tmp_path, world, LocalDP(secret="seed"))
     for factor in (1.0, 0.5, 0.25):

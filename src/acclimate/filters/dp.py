@@ -92,9 +92,10 @@ class _Gaussian(Filter):
 
     def bounded(self, up: Tree) -> Tree:
         """The message with zeros for what is withheld, and the rest, in double precision, clipped together and rounded
-        towards zero to the noise's grid."""
+        towards zero to the noise's grid. A message that is not finite counts as one of zeros."""
         rest = tree.map(lambda x: as_float(x).double(), tree.drop(up, self.withhold))
-        step = gaussian.step_of(self.std)
+        sound, step = tree.finite(rest), gaussian.step_of(self.std)
+        rest = tree.map(lambda x: torch.where(sound, x, 0.0), rest)
         rest = tree.map(lambda x: gaussian.on_grid(x, step), clipped(rest, self.clip * _WITHIN))
         return {**up, **tree.zeros(tree.pick(up, self.withhold)), **rest}
 

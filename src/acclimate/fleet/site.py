@@ -121,14 +121,17 @@ class Site:
         return ups, {"round": round, "failed": failed}
 
     def _round(self, train: Shards, down: Tree, fields: Mapping[str, Any], name: str) -> Tree | None:
-        """One client's message; None where it is not finite, and then its private state stays what it was."""
+        """One client's message; None where it is not finite, and then its private state stays what it was.
+
+        Under noise of its own a client sends noise then: that training failed tells of its data.
+        """
         client, round = self._own(int(name)), int(fields["round"])
         mine = self.vault.mine(client, int(fields["versions"][name]), self.worker.start)
         worker = self._noised({"down": down, "mine": mine}, client, round)
         up, new, ok = worker.train(down, mine, self._data(train, client, round))
-        if not bool(ok):
+        if not bool(ok) and worker is self.worker:
             return None
-        self.vault.keep(client, round + 1, new, [int(v) for v in fields["keep"][name]])
+        self.vault.keep(client, round + 1, new if bool(ok) else mine, [int(v) for v in fields["keep"][name]])
         return up
 
     def _noised(self, given: Tree, client: int, round: int) -> Worker:
