@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 
 from acclimate.core import tree
 from acclimate.experiment.settings import expand
-from acclimate.filters import LocalDP
+from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.ledger import Ledger, LedgerRefusal, request_key
 from acclimate.fleet.site import Place, Site
 from acclimate.fleet.vault import Vault
@@ -76,7 +76,7 @@ def test_no_more_messages_are_sent_than_epsilon_counts(tmp_path, world):
         up is None and "has sent 2 messages under noise, and the epsilon of this run counts no more" in failed["0"][1]
     )
     more = site(tmp_path, world, LocalDP(), rounds=100)
-    assert "for another experiment, and no epsilon counts both" in asked(more, first)[1]["0"][1]
+    assert "for another experiment, and no promise counts both" in asked(more, first)[1]["0"][1]
     assert (tmp_path / "runs" / "r" / "sent.json").stat().st_mode & 0o077 == 0
 
 
@@ -120,6 +120,22 @@ def test_all_that_an_answer_follows_from_is_in_its_key():
     keys = {request_key(b"k" * 32, d, **a) for d, a in [(down, about), *others]}
     assert len(keys) == len(others) + 1 and request_key(b"k" * 32, dict(reversed(down.items())), **about) in keys
     assert request_key(b"l" * 32, down, **about) not in keys
+
+
+@pytest.mark.parametrize("filters", [(Masked(secret="MASKS"),), (LocalDP(), Masked(secret="MASKS"))])
+def test_under_masks_a_round_has_one_message(tmp_path, world, monkeypatch, filters):
+    monkeypatch.setenv("MASKS", "a long secret of the sites")
+    made = site(tmp_path, world, *filters)
+    first, second = (made.worker.outgoing(down, torch.arange(2)) for down in models(made))
+    sent, failed = asked(made, first)
+    assert failed == {} and tree.leaves(asked(made, first)[0])[0].equal(tree.leaves(sent)[0])
+    for other in (second, {**first, "filter.cohort": torch.tensor([0, 1, 2])}):
+        assert "has answered round 0 for another model or cohort; two messages" in asked(made, other)[1]["0"][1]
+    assert asked(made, second, round=1)[1] == {}
+    beyond = asked(made, first, round=2)[1].get("0", ("", ""))[1]  # of two rounds
+    assert ("and the epsilon of this run counts no more" in beyond) == (len(filters) == 2)
+    free = site(tmp_path / "free", world, Masked())  # a simulation hides nothing
+    assert [asked(free, free.worker.outgoing(down, torch.arange(2)))[1] for down in models(free)] == [{}, {}]
 
 
 def test_each_client_has_a_count_of_its_own(tmp_path):

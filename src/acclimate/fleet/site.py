@@ -19,7 +19,7 @@ from ..backends.flower.stretches import DOWN
 from ..core import Adapter, Filter, Shards, Task, Tree, Worker, exchange, token_count, tree
 from ..data import FileDataset, World
 from ..experiment import Experiment, decode
-from ..filters import LocalDP
+from ..filters import LocalDP, Masked
 from ..filters.secret import SEED
 from ..ops import guarding
 from ..running import run as api
@@ -135,13 +135,19 @@ class Site:
         return up
 
     def _noised(self, given: Tree, client: int, round: int) -> Worker:
-        """The client half with a key for the noise of this answer alone, which the ledger has counted."""
+        """The client half with a key for the noise of this answer alone, once the ledger allows the answer."""
         worker, experiment = self.worker, self.experiment.identity()
-        if worker.secret is None or not any(_noisy(f) for f in worker.filters):
+        noisy = worker.secret is not None and any(_noisy(f) for f in worker.filters)
+        masked = any(isinstance(f, Masked) and f.secret for f in worker.filters)
+        if not (noisy or masked):
             return worker
-        key = request_key(worker.secret, given, client=client, round=round, experiment=experiment)
-        Ledger(self.vault.folder).enter(client, experiment, self.experiment.rounds, key)
-        return replace(worker, secret=key)
+        key = request_key(worker.secret or b"", given, client=client, round=round, experiment=experiment)
+        ledger = Ledger(self.vault.folder)
+        if masked:
+            ledger.once(client, experiment, round, key)
+        if noisy:
+            ledger.enter(client, experiment, self.experiment.rounds, key)
+        return replace(worker, secret=key) if noisy else worker
 
     def _own(self, client: int) -> int:
         if client not in self.place.hosts(self.experiment.data.clients):
