@@ -25,7 +25,7 @@ from ..ops import guarding
 from ..running import run as api
 from ..running.deploy import assembled, guarded
 from ..store import secrets
-from .ledger import Ledger, request_key
+from .book import MessageBook, request_key
 from .remote import VALIDATION, card_of
 from .vault import LostState, Vault, leave_models
 
@@ -135,18 +135,18 @@ class Site:
         return up
 
     def _noised(self, given: Tree, client: int, round: int) -> Worker:
-        """The client half with a key for the noise of this answer alone, once the ledger allows the answer."""
+        """The client half with a key for the noise of this answer alone, once the book allows the answer."""
         worker, experiment = self.worker, self.experiment.identity()
         noisy = worker.secret is not None and any(_noisy(f) for f in worker.filters)
         masked = any(isinstance(f, Masked) and f.secret for f in worker.filters)
         if not (noisy or masked):
             return worker
         key = request_key(worker.secret or b"", given, client=client, round=round, experiment=experiment)
-        ledger = Ledger(self.vault.folder)
+        book = MessageBook(self.vault.folder)
         if masked:
-            ledger.once(client, experiment, round, key)
+            book.once(client, experiment, round, key)
         if noisy:
-            ledger.enter(client, experiment, self.experiment.rounds, key)
+            book.enter(client, experiment, self.experiment.rounds, key)
         return replace(worker, secret=key) if noisy else worker
 
     def _own(self, client: int) -> int:

@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclima
 from acclimate.core import tree
 from acclimate.experiment.settings import expand
 from acclimate.filters import LocalDP, Masked
-from acclimate.fleet.ledger import Ledger, LedgerRefusal, request_key
+from acclimate.fleet.book import BookRefusal, MessageBook, request_key
 from acclimate.fleet.site import Place, Site
 from acclimate.fleet.vault import Vault
 
@@ -139,8 +139,8 @@ def test_under_masks_a_round_has_one_message(tmp_path, world, monkeypatch, filte
 
 
 def test_each_client_has_a_count_of_its_own(tmp_path):
-    ledger = Ledger(tmp_path)
-    ledger.enter(0, "e", 1, b"a")
-    ledger.enter(1, "e", 1, b"b")
-    with pytest.raises(LedgerRefusal, match="client 0 has sent 1 messages"):
-        ledger.enter(0, "e", 1, b"c")
+    book = MessageBook(tmp_path)
+    book.enter(0, "e", 1, b"a")
+    book.enter(1, "e", 1, b"b")
+    with pytest.raises(BookRefusal, match="client 0 has sent 1 messages"):
+        book.enter(0, "e", 1, b"c")

@@ -3,7 +3,7 @@
 The noise of `LocalDP` follows from the site's key, so that a round that is asked for again after a crash gets the same
 bits. A server could make use of that: it asks for one round twice, with two models, and the difference of the answers
 has no noise. So the key of a message's noise follows from the whole request. Another request has other noise, and is a
-message more, which an epsilon must count. The ledger counts: it refuses what goes beyond the rounds of the experiment,
+message more, which an epsilon must count. The book counts: it refuses what goes beyond the rounds of the experiment,
 and any other experiment in the same run. Masks cannot be drawn anew, because the sum needs those of all clients: under
 them a second request for a round is refused, unless it is the first one again.
 """
@@ -22,7 +22,7 @@ from ..store import read_json, write
 FILE = "sent.json"
 
 
-class LedgerRefusal(PermissionError):
+class BookRefusal(PermissionError):
     """A request whose answer the epsilon of the run does not count."""
 
 
@@ -37,7 +37,7 @@ def request_key(key: bytes, given: Tree, **about: Any) -> bytes:
     return mac.digest()
 
 
-class Ledger:
+class MessageBook:
     """The messages that the clients of a site sent under noise or masks in one run."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Ledger:
         if name in sent:
             return
         if len(sent) >= rounds:
-            raise LedgerRefusal(
+            raise BookRefusal(
                 f"client {client} has sent {len(sent)} messages under noise, and the epsilon of this run counts no more"
             )
         sent.append(name)
@@ -61,7 +61,7 @@ class Ledger:
         held, name = self._held(experiment), _name(key)
         sent = held["masks"].setdefault(str(client), {})
         if sent.setdefault(str(round), name) != name:
-            raise LedgerRefusal(
+            raise BookRefusal(
                 f"client {client} has answered round {round} for another model or cohort; two messages under one mask "
                 "give away their difference"
             )
@@ -71,7 +71,7 @@ class Ledger:
         fresh: dict[str, Any] = {"experiment": experiment, "noise": {}, "masks": {}}
         held = read_json(self.path) if self.path.exists() else fresh
         if held["experiment"] != experiment:
-            raise LedgerRefusal("this run has sent messages for another experiment, and no promise counts both")
+            raise BookRefusal("this run has sent messages for another experiment, and no promise counts both")
         return held
 
 
