@@ -3,6 +3,7 @@
 python tests/attack/run.py messages --pieces 0-99 --jobs 2 --seconds 600 --out build/attack   a part; again goes on
 python tests/attack/run.py all --jobs 2 --out build/attack                                    what is left of everything
 python tests/attack/run.py merge build/attack --out results/attack                            one JSON file per attack
+python tests/attack/run.py figures                                                            into docs/security.md
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(Path(__file__).paren
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ACCLIMATE_SECRETS", tempfile.gettempdir() + "/acclimate-attack-keys")
 
+import figures  # noqa: E402
 import pieces  # noqa: E402
 from pieces import Attack  # noqa: E402
 
+SCHEMA = "acclimate.attack/2"
+PAGE = ROOT / "docs" / "security.md"
 LIES = "malicious clients among honest ones; `without`: the same training in which they send nothing"
 ATTACKS = {
     "messages": Attack(
@@ -43,7 +47,7 @@ def merge(folders: list[Path], out: Path) -> None:
             whole = pieces.merged(attack, found)
             command = shlex.join(["python", "tests/attack/run.py", name])
             out.mkdir(parents=True, exist_ok=True)
-            body = {"schema": "acclimate.attack/2", "attack": name, "command": command, **whole}
+            body = {"schema": SCHEMA, "attack": name, "command": command, **whole}
             (out / f"{name}.json").write_text(json.dumps(body, indent=1) + "\n")
             print(f"{name}: {whole['pieces']} of {attack.count} pieces")
 
@@ -58,7 +62,7 @@ def span(text: str) -> tuple[int, int]:
 
 def main(words: list[str] | None = None) -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("what", choices=(*ATTACKS, "all", "merge"))
+    ask.add_argument("what", choices=(*ATTACKS, "all", "merge", "figures"))
     ask.add_argument("folders", nargs="*", type=Path, help="for merge: folders with pieces")
     ask.add_argument("--pieces", type=span, help="A-B, both included; all of them unless told otherwise")
     ask.add_argument("--jobs", type=int, default=1, help="processes")
@@ -67,6 +71,9 @@ def main(words: list[str] | None = None) -> None:
     given = ask.parse_args(words)
     if given.what == "merge":
         merge(given.folders, given.out)
+        return
+    if given.what == "figures":
+        PAGE.write_text(figures.placed(PAGE.read_text(), figures.text(ROOT / "results" / "attack")))
         return
     end = time.time() + given.seconds
     for name in ATTACKS if given.what == "all" else [given.what]:

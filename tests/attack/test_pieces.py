@@ -4,6 +4,7 @@ import json
 
 import bombarded
 import damaged_folders
+import figures
 import malicious
 import pieces
 import pytest
@@ -55,3 +56,10 @@ def test_the_words_of_a_call_are_checked(capsys):
     with pytest.raises(SystemExit):
         run.main(["messages", "--pieces", "7-2"])
     assert "'7-2' must be two numbers such as 0-99" in capsys.readouterr().err
+
+
+def test_the_page_has_the_figures_of_the_results():
+    results, page = run.ROOT / "results" / "attack", run.PAGE.read_text()
+    if any(json.loads((results / f"{name}.json").read_text()).get("schema") != run.SCHEMA for name in run.ATTACKS):
+        pytest.skip("not all of results/attack was written by this command yet")
+    assert page == figures.placed(page, figures.text(results))
