@@ -8,10 +8,15 @@ import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
+from acclimate.adapters import Latte
+from acclimate.core import Personalizer as NoPersonal
 from acclimate.core import tree
+from acclimate.core.stream import Protocol
+from acclimate.experiment import encode
 from acclimate.experiment.settings import expand
 from acclimate.filters import LocalDP, Masked
 from acclimate.fleet.book import BookRefusal, MessageBook, request_key
+from acclimate.fleet.remote import VALIDATION
 from acclimate.fleet.site import Place, Site
 from acclimate.fleet.vault import Vault
 
@@ -78,6 +83,19 @@ def test_no_more_messages_are_sent_than_epsilon_counts(tmp_path, world):
     more = site(tmp_path, world, LocalDP(), rounds=100)
     assert "for another experiment, and no promise counts both" in asked(more, first)[1]["0"][1]
     assert (tmp_path / "runs" / "r" / "sent.json").stat().st_mode & 0o077 == 0
+
+
+def test_an_exchange_at_test_time_is_refused_at_the_site_too(tmp_path, world):
+    """Its messages are no rounds of training, so no epsilon counts them, whatever the server has checked."""
+    fields = {"versions": {"0": 0}, "models": "m", "personal": encode(NoPersonal()), "test": VALIDATION, "session": "s"}
+    fields |= {"adapter": encode(Latte(every=1)), "protocol": encode(Protocol(batch=4)), "stretch": 0, "send": True}
+    for filters in ((LocalDP(),), ()):
+        made = site(tmp_path / str(len(filters)), world, *filters)
+        if filters:
+            with pytest.raises(ValueError, match="LocalDP is accounted for by rounds of training alone"):
+                made.evaluate(models(made)[0], fields, {})
+        else:
+            assert "up.0" in made.evaluate(models(made)[0], fields, {})[0]
 
 
 def test_a_server_does_not_learn_whether_training_was_finite(tmp_path, world):
