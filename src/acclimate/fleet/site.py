@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -288,7 +288,7 @@ def _reason(client: str, error: Exception) -> tuple[str, str]:
     return "error", str(error) if isinstance(error, LostState) else f"{type(error).__name__}: {error}"
 
 
-def _noisy(f: Filter) -> bool:
+def _noisy(f: Filter) -> TypeGuard[LocalDP]:
     """Whether a site adds noise itself that only its key can take off."""
     return isinstance(f, LocalDP) and f.secret != SEED
 
