@@ -6,15 +6,19 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import random
 import shutil
 import signal
+import tempfile
 import time
 import traceback
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import acclimate as ac
@@ -141,23 +145,36 @@ def _content(page: Path) -> str:
     return "<tr".join("<td".join(c[:-2] + c[-1:] if len(c) > 2 else c) for c in cells)  # the last but one is a time
 
 
-def attack(root: Path, count: int, seed: int = 0, seconds: float = 1e9) -> dict:
+@dataclass(frozen=True)
+class Prepared:
+    """Whole run folders, and what resume and report make of them."""
+
+    root: Path
+    made: dict[str, Path]
+    truth: dict[str, dict]
+
+    @classmethod
+    def at(cls, root: Path) -> Prepared:
+        made, truth = prepare(root), {}
+        for name, path in made.items():
+            whole = Path(shutil.copytree(path, root / f"whole-{name}" / name))
+            table = ac.resume(whole)
+            ac.report(whole, out=root / f"{name}.html")
+            truth[name] = {"rows": json.loads(json.dumps(list(table.rows))), "page": _content(root / f"{name}.html")}
+        return cls(root, made, truth)
+
+
+def attack(ready: Prepared, count: int, seed: int = 0, seconds: float = 1e9) -> dict:
     """Damage folders until `count` are done or the time is over; the counts, and what went wrong."""
-    made, draw, end = prepare(root), random.Random(seed), time.monotonic() + seconds
-    truth = {}
-    for name, path in made.items():
-        whole = Path(shutil.copytree(path, root / f"whole-{name}" / name))
-        table = ac.resume(whole)
-        ac.report(whole, out=root / f"{name}.html")
-        truth[name] = {"rows": json.loads(json.dumps(list(table.rows))), "page": _content(root / f"{name}.html")}
+    root, draw, end = ready.root, random.Random(seed), time.monotonic() + seconds
     counts, kinds, wrong = Counter(), Counter(), []
     for number in range(count):
         if time.monotonic() > end:
             break
         name = draw.choice(("finished",) * 6 + ("stopped",) * 2 + ("several",) * 2)
-        copy = Path(shutil.copytree(made[name], root / "trial" / name))
+        copy = Path(shutil.copytree(ready.made[name], root / "trial" / name))
         done = damage(copy, draw)
-        word, said = answer(copy, root / "trial" / "page.html", truth[name])
+        word, said = answer(copy, root / "trial" / "page.html", ready.truth[name])
         counts[word] += 1
         kinds[done.split()[0]] += 1
         if word not in ("same", "refused"):
@@ -165,3 +182,29 @@ def attack(root: Path, count: int, seed: int = 0, seconds: float = 1e9) -> dict:
         shutil.rmtree(root / "trial")
     words = ("refused", "same", "different", "traceback", "hang")
     return {"tried": sum(counts.values()), **{w: counts[w] for w in words}, "kinds": dict(kinds), "wrong": wrong}
+
+
+# --- in pieces --------------------------------------------------------------------------------------------------------
+
+PIECE = 50
+"""Folders of one piece."""
+
+
+@functools.cache
+def _ready() -> Prepared:
+    """The whole folders of this process, which it makes once."""
+    root = tempfile.mkdtemp(prefix="acclimate-folders-")
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return Prepared.at(Path(root))
+
+
+def piece(number: int) -> dict:
+    return attack(_ready(), PIECE, seed=number)
+
+
+def merged(pieces: list[dict]) -> dict:
+    """All pieces in one."""
+    words = ("tried", "refused", "same", "different", "traceback", "hang")
+    kinds = dict(sum((Counter(p["kinds"]) for p in pieces), Counter()))
+    wrong = [w for p in pieces for w in p["wrong"]][:100]
+    return {**{w: sum(p[w] for p in pieces) for w in words}, "kinds": kinds, "wrong": wrong}

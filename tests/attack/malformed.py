@@ -1,8 +1,5 @@
-"""Malformed messages by the hundred thousand: a generator with a fixed seed, and what the server makes of each.
-
-Every message goes the way of a real one: an answer of a node, whose parcels are read, checked, decoded, judged and
-combined with those of honest clients, and from which the method's server half makes the next state. Counted are errors
-that reach the loop, ends of the run, and moves beyond the bounds, which are worked out here a second time.
+"""Malformed messages by the million: what a client may send that is wrong, drawn by a seed. `bombarded` says what the
+server makes of each.
 """
 
 from __future__ import annotations
@@ -10,23 +7,28 @@ from __future__ import annotations
 import io
 import json
 import random
-import resource
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from attacked import FIRST, Federation, experiment, parcel
+from attacked import FIRST, parcel
 
-from acclimate.backends.flower.messages import RoundMessages
-from acclimate.backends.flower.protocol import FleetError, NodeAnswer, Parcel, nested
-from acclimate.core import Mean, Tree, Worker, fit, tree
-from acclimate.experiment import catalogue
+from acclimate.backends.flower.protocol import NodeAnswer, Parcel, nested
+from acclimate.core import Tree, tree
+from acclimate.core.stream import score
+
+try:
+    from flwr.app import Array, ArrayRecord
+
+    from acclimate.fleet.records import _parcel
+
+    FLOWER = True
+except ImportError:  # then no message is sent in Flower's own records, and `sent` has no "bytes"
+    FLOWER = False
 
 LIAR = 3
-"""The client that lies; the other three are honest."""
+"""The client that lies; the other three are honest, but that now and then the one before it lies too."""
 NUMBERS = (
     0.0,
     -1.0,
@@ -164,10 +166,6 @@ def array_bytes(x: np.ndarray, chance: random.Random) -> bytes:
 
 def as_record(flat: dict[str, Any], chance: random.Random) -> Parcel:
     """The message in Flower's own records, with one array whose bytes are wrong."""
-    from flwr.app import Array, ArrayRecord
-
-    from acclimate.fleet.records import _parcel
-
     record, bad = ArrayRecord(), chance.choice(list(flat))
     for name, x in flat.items():
         data = x.numpy()
@@ -199,14 +197,21 @@ def fields_of(chance: random.Random, round: int) -> Any:
         return None
 
 
+def of_a_test(chance: random.Random) -> Parcel:
+    """The metrics of a client's test, changed."""
+    honest = score(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]), torch.tensor(2.0))
+    new = chance.choice(FLAT)(tree.flatten(honest), chance)
+    return Parcel(tree.nbytes(new), lambda: nested(new))
+
+
 NAMES = ("up.0", "up.99", "up.-1", "up.", "up.3.3", "up.\u00b2", "3", "metrics.3", "up." + "9" * 400, "up.03")
 
 
-def answer(up: Tree, round: int, chance: random.Random) -> tuple[str, NodeAnswer]:
-    """What the liar sends, and a word for it."""
-    node, good, name = FIRST + LIAR, {"round": round, "failed": {}}, f"up.{LIAR}"
+def answer(up: Tree, round: int, chance: random.Random, client: int = LIAR) -> tuple[str, NodeAnswer]:
+    """What a liar sends, and a word for it."""
+    node, good, name = FIRST + client, {"round": round, "failed": {}}, f"up.{client}"
     draw = chance.random()
-    if draw < 0.80 or not tree.leaves(up):
+    if draw < (0.80 if FLOWER else 0.88) or not tree.leaves(up):
         flat = tree.flatten(up) if isinstance(up, dict) else {}
         if not flat:
             return "empty", NodeAnswer(node, {name: Parcel(0, dict)}, good)
@@ -229,172 +234,3 @@ def answer(up: Tree, round: int, chance: random.Random) -> tuple[str, NodeAnswer
     return "flood", NodeAnswer(
         node, {**{f"up.{100 + i}": Parcel(0, dict) for i in range(count)}, name: parcel(up)}, good
     )
-
-
-# --- what the server makes of it ------------------------------------------------------------------------------------
-
-
-@dataclass
-class Tally:
-    """What happened to so many messages."""
-
-    messages: int = 0
-    crashes: int = 0
-    ends: int = 0
-    moves: int = 0
-    """Messages that moved the model beyond the bounds."""
-    not_finite: int = 0
-    counted: int = 0
-    """Messages that were in order after all, or became so by scaling."""
-    left_out: int = 0
-    """Rounds in which nobody's message counted: of hidden messages only the sum can be refused."""
-    faults: Counter[str] = field(default_factory=Counter)
-    sent: Counter[str] = field(default_factory=Counter)
-    first: list[str] = field(default_factory=list)
-    """The first things that went wrong, in words."""
-
-    def wrong(self, what: str) -> None:
-        if len(self.first) < 20:
-            self.first.append(what)
-
-    def add(self, other: Tally) -> None:
-        for name in ("messages", "crashes", "ends", "moves", "not_finite", "counted", "left_out"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.faults += other.faults
-        self.sent += other.sent
-        self.first += other.first[: 20 - len(self.first)]
-
-
-class Target:
-    """A method with a filter, three honest messages, and a server that gets a fourth again and again."""
-
-    def __init__(self, method: str, filters: tuple[Any, ...] = ()) -> None:
-        self.name = f"{method} {' '.join(type(f).__name__ for f in filters)}".strip()
-        uniform = ["method.weights=uniform"] if any(hasattr(f, "withhold") for f in filters) else []
-        self.federation = f = Federation(experiment(method, "data.fraction=0.1", *uniform, filters=filters))
-        self.worker: Worker = f.worker
-        self.clients = list(range(f.world.clients))
-        server = f.state.server
-        self.down = self.worker.outgoing(self.worker.method.download(self.worker.task, server), torch.arange(4))
-        self.honest = {c: self._message(c) for c in self.clients}
-        self.decoded = self._arrived({c: self.honest[c] for c in self.clients if c != LIAR}).decoded
-
-    def _message(self, client: int) -> Tree:
-        from attacked import data_of
-
-        link = self.federation.link
-        up, _, _ = self.worker.train(self.down, self.worker.start(client), data_of(link.train, client, 0))
-        return up
-
-    def _arrived(self, ups: dict[int, Tree]) -> RoundMessages:
-        e = self.federation.engine
-        arrived = RoundMessages(0, e._expected, self.worker, e._intake, self.down)
-        for c, up in ups.items():
-            arrived.take(NodeAnswer(FIRST + c, {f"up.{c}": parcel(up)}, {"round": 0, "failed": {}}), [c])
-        assert not arrived.faults, (self.name, arrived.faults)
-        return arrived
-
-    def hit(self, chance: random.Random, tally: Tally) -> None:
-        """One malformed message."""
-        what, sent = answer(self.honest[LIAR], 0, chance)
-        tally.messages += 1
-        tally.sent[what] += 1
-        engine = self.federation.engine
-        arrived = RoundMessages(0, engine._expected, self.worker, engine._intake, self.down)
-        arrived.decoded = dict(self.decoded)
-        try:
-            arrived.take(sent, [LIAR])
-            if LIAR in arrived.decoded:  # the three honest ones alone pass always
-                arrived.judge()
-            for fault in (*arrived.faults.values(), *arrived.refused):
-                tally.faults[fault.kind] += 1
-            if LIAR in arrived.decoded:
-                tally.counted += 1
-                self._settle(arrived, tally, what)
-        except FleetError as e:
-            tally.ends += 1
-            tally.wrong(f"{self.name}, {what}: {e}"[:300])
-        except Exception as e:
-            tally.crashes += 1
-            tally.wrong(f"{self.name}, {what}: {type(e).__name__}: {e}"[:300])
-
-    def _settle(self, arrived: RoundMessages, tally: Tally, what: str) -> None:
-        engine, before = self.federation.engine, self.federation.state.server
-        engine._intake.state = self.federation.state.intake  # every message meets the same server
-        reply = engine._reply(self.clients, arrived)
-        for reason in self.beyond(engine._open.messages, arrived.decoded):
-            tally.moves += 1
-            tally.wrong(f"{self.name}, {what}: {reason}"[:300])
-        cohort = torch.tensor(self.clients)
-
-        def attempt(given: Any, look: Any) -> Tree:
-            return fit.update(self.worker, before, given, cohort, 0, torch.device("cpu"), look=look)
-
-        server, reply = engine.settle(reply, before, attempt)
-        tally.left_out += len(reply.part.clients) == 0
-        tally.not_finite += not bool(tree.finite(server))
-        if engine._intake.hidden:
-            moved = length(tree.sub(server["vars"], before["vars"]))
-            if moved > (bound := self.federation.options.clip * length(self.down)):
-                tally.moves += 1
-                tally.wrong(f"{self.name}, {what}: the model moved by {moved}, and the bound is {bound}")
-
-    def beyond(self, used: dict[int, Tree], came: dict[int, Tree]) -> list[str]:
-        """Where what is combined lies beyond the bounds: worked out by numpy, from the messages that came."""
-        intake, options = self.federation.engine._intake, self.federation.options
-        if intake.hidden:
-            return []  # only their sum can be looked at
-        out = []
-        for group in intake.updates:
-            sizes = {c: length(up[group]) for c, up in came.items()}
-            order = sorted(sizes.values())
-            bound = options.clip * order[(len(order) - 1) // 2]
-            used_sizes = [length(up[group]) for up in used.values()]
-            out += [f"{group} has {size}, {bound}" for size in used_sizes if size > bound * 1.001 + 1e-12]
-        for group in {r.by for r in self.worker.method.uplink.values() if isinstance(r, Mean) and r.by}:
-            held = np.stack([up[group].double().numpy()[0] for up in used.values()])
-            most = np.maximum(options.max_share, 1 / np.maximum((held > 0).sum(0), 1))
-            if np.any(held < 0) or np.any(held > most * held.sum(0) * 1.001 + 1e-9):
-                out.append(f"{group} has {held.tolist()}")
-        return out
-
-
-def length(part: Any) -> float:
-    return float(np.sqrt(sum(np.square(x.numpy().astype(np.float64)).sum() for x in tree.leaves(part))))
-
-
-def targets(quick: bool = False) -> list[Target]:
-    """Every method, and every filter on methods that it serves."""
-    names = [n for n, m in catalogue.METHODS.items() if not m.several_models and n != "local"]
-    if quick:
-        names = ["fedavg", "scaffold", "afl", "pfl-ensemble"]
-    made = [Target(n) for n in names]
-    for key, f in catalogue.FILTERS.items():
-        if quick and key not in ("median", "int8", "top-k", "masked"):
-            continue
-        for name in ("fedavg", "scaffold", "afl", "fedpcl")[: 1 if quick else None]:
-            method = catalogue.METHODS[name]
-            probe = Worker(made[0].worker.task, method, (f,))
-            uniform = key in ("central-dp", "local-dp")
-            if (not uniform and probe.refusal()) or (uniform and name != "fedavg"):
-                continue
-            if key in ("krum", "multi-krum"):
-                f = type(f)(liars=0, select=f.select)
-            made.append(Target(name, (f,)))
-    return made
-
-
-def resident() -> float:
-    """Megabytes of memory that this process has now."""
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[1]) * resource.getpagesize() / 2**20
-
-
-def bombard(made: list[Target], count: int, seed: int = 0) -> tuple[Tally, list[float]]:
-    """So many messages, in turn at all targets, and the memory at eleven moments."""
-    chance, tally, memory = random.Random(seed), Tally(), []
-    for i in range(count):
-        if i % max(count // 10, 1) == 0:
-            memory.append(round(resident(), 1))
-        made[i % len(made)].hit(chance, tally)
-    return tally, [*memory, round(resident(), 1)]

@@ -12,6 +12,23 @@ from acclimate.backends.flower.protocol import NodeAnswer, Parcel, Request
 from acclimate.core import Tree, tree
 from acclimate.filters import Krum, Masked, Median, TrimmedMean
 
+DEFAULT = (
+    "weight 2^62",
+    "number 10^9",
+    "share 1e30",
+    "loss 1e38",
+    "delta 3e38",
+    "control 1e38",
+    "flood",
+    "hello hijack",
+)
+"""Attacks that the defaults of a network must bear."""
+ROBUST = ("scaled by -4", "label flip", "sign flip")
+"""Attacks of the right form, for which the robust reducers are."""
+SHOWN = ("scaled by 100", "masked + 2^18")
+"""Attacks that are also run with the defaults, to show what these do not promise."""
+LIARS = {4: 1, 10: 3}
+"""How many of so many clients lie."""
 ROUNDS = 10
 FLOOD = 20_000
 """Empty records that a flooding client sends in every round."""
@@ -159,3 +176,25 @@ def without(attack: str, clients: int, liars: int, filters: Sequence[Any] = ()) 
     f = Federation(e, silent)
     f.run(ROUNDS)
     return round(f.accuracy(), 4)
+
+
+# --- in pieces --------------------------------------------------------------------------------------------------------
+
+
+def plan(clients: int) -> list[tuple[str, str]]:
+    """Which attacks meet which defence."""
+    robust = [name for name in defences(clients, LIARS[clients]) if name != "default"]
+    return [(a, d) for a in ROBUST for d in ("default", *robust)] + [(a, "default") for a in (*DEFAULT, *SHOWN)]
+
+
+def row(clients: int, number: int) -> dict[str, Any]:
+    """One row of the plan: a training with liars, and the same training in which they send nothing."""
+    (attack, defence), liars = plan(clients)[number], LIARS[clients]
+    found = run(attack, clients, liars, defences(clients, liars)[defence])
+    silent = without(attack, clients, liars, defences(clients - liars, 0)[defence])
+    return {**found, "defence": defence, "without": silent}
+
+
+def merged(clients: int, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All rows in one table."""
+    return {"rounds": ROUNDS, "rows_asked_for": len(plan(clients)), "rows": list(rows)}

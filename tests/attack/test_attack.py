@@ -1,15 +1,16 @@
 """A small part of what `make attack` does: malformed messages, and clients that lie."""
 
+import dataclasses
 import functools
 
-import malformed
+import bombarded
 import malicious
 import pytest
 import torch
 from attacked import Federation, experiment, parcel
 
-from acclimate.core import tree
-from acclimate.filters import Masked, Median
+from acclimate.core import Filter, tree
+from acclimate.filters import CentralDP, Masked, Median
 from acclimate.store import tensors
 
 SMALL = ("model.hidden=8", "data.fraction=0.1")
@@ -42,10 +43,8 @@ def gap(a, b):
 
 @pytest.mark.timeout(120)
 def test_malformed_messages_neither_end_a_round_nor_move_the_model():
-    pytest.importorskip("flwr")
-    made = malformed.targets(quick=True)
-    tally, _ = malformed.bombard(made, 500)
-    assert tally.messages == 500 and tally.first == []
+    tally = bombarded.bombard(bombarded.targets(quick=True), 500)
+    assert tally.messages >= 500 and tally.first == []
     assert tally.crashes == tally.ends == tally.moves == tally.not_finite == 0
     kinds = {"groups", "shape", "error", "norm", "range", "nonfinite", "stale", "flood"}
     assert kinds <= set(tally.faults), "every check has had its messages"
@@ -154,6 +153,40 @@ def test_a_sum_of_hidden_messages_beyond_its_bound_moves_nothing():
     assert f.state.mine["version"].tolist() == [0] * 4
     calm = trained(method="fedavg", filters=(Masked(),), settings=("method.weights=uniform",))
     assert calm.state.fault_counts == {} and calm.state.mine["version"].tolist() == [4] * 4
+
+
+def test_what_others_send_does_not_decide_how_much_of_a_message_counts_under_central_privacy():
+    """One client more would move a median, and with it the share of every other message: C would be no sensitivity."""
+    f = Federation(experiment("fedavg", "method.weights=uniform", *SMALL, filters=(CentralDP(clip=1.0),)))
+    intake, small = f.engine._intake, {"delta": torch.tensor([[0.001]]), "n": torch.zeros(1)}
+    ups = {0: small, 1: small, 2: small, 3: {**small, "delta": torch.tensor([[1.0]])}}
+    assert intake.far_off(ups) == {} and intake.bounded(ups) == ups
+    plain = Federation(experiment("fedavg", *SMALL)).engine._intake
+    assert set(plain.far_off(ups)) == {3}, "what the defaults of a network do with it"
+    hidden = Federation(experiment("fedavg", "method.weights=uniform", *SMALL, filters=(CentralDP(), Masked())))
+    assert hidden.engine._intake.clip == 5.0, "a sum is looked at after its noise was added"
+
+
+ABSENT = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Told(Filter):
+    """Writes down who the server says is absent."""
+
+    def server(self, total, key, arrived):
+        ABSENT.append((arrived.answered, arrived.asked, arrived.absent))
+        return total
+
+
+def test_filters_are_told_whose_messages_are_not_in_the_sum():
+    ABSENT.clear()
+    f = Federation(
+        experiment("fedavg", *SMALL, filters=(Told(),)),
+        lambda c, request, answer: [] if c in (1, 3) and request.kind == "train" else [answer],
+    )
+    f.run(1)
+    assert ABSENT == [(2, 4, (1, 3))]
 
 
 def test_a_round_in_which_everybody_lies_changes_nothing_and_the_run_goes_on():

@@ -59,3 +59,18 @@ def test_means_are_divided_by_the_expected_number_and_what_is_withheld_gets_no_n
     )
     reason = CentralDP().refusal({"each": Gather(), "all": Gather(), "delta": Mean()})
     assert reason.startswith("['all', 'each'] are gathered from each client")
+
+
+def test_a_sum_without_other_clients_has_other_noise():
+    """A round may be repeated after a crash: under one noise the difference of two sums would be a client's message."""
+    total, dp = {"sum": torch.zeros(2_000)}, CentralDP(clip=1.0, noise=1.0)
+
+    def noise(*absent, secret=b"k" * 32):
+        arrived = Arrived({"sum": Sum()}, 4 - len(absent), 4, None, secret, absent)
+        return dp.server(total, rng.key(0), arrived)["sum"]
+
+    sums = [noise(), noise(3), noise(2), noise(2, 3), noise(23)]
+    alike = torch.corrcoef(torch.stack(sums)) - torch.eye(5)
+    assert float(alike.abs().max()) < 0.1 and all(float(x.std()) == pytest.approx(1, rel=0.1) for x in sums)
+    assert noise(3, 2).equal(noise(2, 3)) and noise(3).equal(noise(3))
+    assert noise(3, secret=None).equal(noise(secret=None)), "what follows from the seed stays as it was"

@@ -1,5 +1,7 @@
 """Clipping, noise, and differential privacy: exact where it can be, and in its moments where it is random."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from filtered import trained
@@ -74,6 +76,20 @@ def test_central_dp_clips_withholds_and_adds_noise_to_the_sum():
     assert float(noisy["control"].std()) == pytest.approx(0.5, rel=0.02)
     assert float(noisy["delta"].std()) == pytest.approx(0.5 / 8, rel=0.02)
     assert noisy["n"].item() == 0 and not torch.equal(noisy["delta"] * 8, noisy["control"])
+
+
+@pytest.mark.parametrize("size", [1, 3, 700])
+def test_no_message_is_longer_than_the_clip_to_the_last_bit(size):
+    """Of a fine grid, where rounding towards zero takes next to nothing away; squares are added up without an error."""
+    for dp in (CentralDP(clip=1.0, noise=1e-3), LocalDP(clip=1.0, noise=1e-3)):
+        sent = dp.bounded({"delta": torch.linspace(3.0, 10.0, size)})["delta"]
+        assert Fraction(99, 100) < sum(Fraction(x) ** 2 for x in sent.tolist()) <= 1
+
+
+def test_a_message_that_is_not_finite_counts_as_zeros():
+    for odd in (torch.nan, torch.inf):
+        sent = CentralDP().bounded({"delta": torch.tensor([1.0, odd]), "other": torch.ones(2)})
+        assert sent["delta"].tolist() == sent["other"].tolist() == [0.0, 0.0]
 
 
 def test_local_dp_adds_noise_at_the_client_and_integers_are_not_spared():

@@ -31,7 +31,10 @@ E = ac.Experiment(method=ac.methods.FedAvg(weights="uniform"))
         ({"least_noise": 2.0}, (LocalDP(noise=2.0),), None),
         ({"must_mask": True}, (LocalDP(),), "must_mask"),
         ({"must_mask": True}, (Masked(),), "must_mask"),
-        ({"must_mask": True}, (Masked(secret="S"),), None),
+        ({"must_mask": True}, (Masked(secret="MASKS"),), None),
+        ({"must_mask": True}, (Masked(secret="HOME"),), "must_mask"),  # a value that a server can guess
+        ({"must_mask": "SITES"}, (Masked(secret="MASKS"),), "must_mask"),
+        ({"must_mask": "SITES"}, (Masked(secret="SITES"),), None),
         ({"allowed_methods": ["fedprox"]}, (), "allowed_methods"),
         ({"allowed_methods": ["FedAvg"]}, (), None),
         ({}, (), None),
@@ -96,6 +99,8 @@ def test_an_app_runs_only_with_its_hash_on_the_list(tmp_path, monkeypatch):
         packed({"b": "2", "a": "1", ".info/CONTENT": "x"})
     )
     assert guard.digest(packed({"a": "1"})) != guard.digest(packed({"a": "2"}))
+    for name in (".info/../x.py", ".info/x.py", ".info/x/y", ".info"):  # only Flower's own lists are left out
+        assert guard.digest(packed({"a": "1", name: "evil"})) != guard.digest(packed({"a": "1"})), name
 
 
 def test_folders_and_keys_are_their_owners_alone_and_the_server_listens_on_this_machine(tmp_path):
@@ -125,7 +130,7 @@ def test_a_run_needs_a_fresh_ticket_for_exactly_its_configuration(tmp_path):
     cases = [
         (good, "used before"),
         (config, "not signed by the admin key"),
-        ({**good, "settings": "rounds=9"}, "not signed by the admin key"),
+        *[({**good, name: "other"}, "not signed by the admin key") for name in (*config, "registry")],
         ({**config, "admin": admin.ticket(bytes(32), config)}, "not signed by the admin key"),
         ({**config, "admin": admin.ticket(key.read_bytes(), config, now=1e9)}, "more than 600 s old"),
         ({**config, "admin": "é.x"}, "not signed by the admin key"),

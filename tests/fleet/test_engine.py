@@ -265,6 +265,8 @@ BAD_METRICS = {
     "not finite": ({"accuracy": value("nan")}, "nonfinite"),
     "above 1": ({"accuracy": value(7)}, "error"),
     "below 0": ({"loss": value(-1)}, "error"),
+    "a loss whose sum overflows": ({"loss": value(3e38)}, "error"),
+    "samples whose sum overflows": ({"n": value(3e38)}, "error"),
     "three": ({"accuracy": value([0, 0, 0])}, "shape"),
     "double": ({"ece": np.zeros((), np.float64)}, "shape"),
     "missing": ({"ece": None}, "groups"),

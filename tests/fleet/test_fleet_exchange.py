@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
 from fakes import FakeGrid, changed, experiment, run
+from flwr.app import Array
 
 from acclimate.backends import Serial
 from acclimate.running import run as api
@@ -48,3 +50,22 @@ def test_a_node_that_spoils_a_message_is_left_out_and_the_others_go_on(tmp_path)
     assert {(f["client"], f["kind"]) for f in results["faults"]} == {(1, "groups")}
     # five batches of eight: a message after each of the first four, and none with the last
     assert sum(kind == "evaluate" and told == ["up.0", "up.2"] for kind, told in seen) == 4
+
+
+def test_messages_whose_sum_overflows_cost_the_adapter_its_row_and_not_the_run(tmp_path):
+    """Both clients of node 101 say 3e38, and nothing bounds norms."""
+
+    def large(name, record):
+        if not name.startswith("up."):
+            return record
+        return type(record)({k: Array(np.full_like(a.numpy(), 3e38)) for k, a in record.items()})
+
+    def tamper(node, request, reply):
+        return [changed(reply, large) if node == 101 and request.metadata.message_type == "evaluate" else reply]
+
+    e, _ = of("none,together-uniform")
+    e = replace(e, backend=replace(e.backend, clip=0.0))
+    results = run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")
+    assert {row["adapter"] for row in results["table"]} == {"none"}
+    ((refused),) = results["refused"]
+    assert refused["adapter"] == "together-uniform" and "an exchange at test time: round 0" in refused["reason"]

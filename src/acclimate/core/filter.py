@@ -47,6 +47,8 @@ class Arrived(NamedTuple):
     """How many a round is for on average, a number that no client changes; None: `asked`."""
     secret: bytes | None = None
     """The key of the run at the server; None where everything follows from the seed."""
+    absent: tuple[int, ...] = ()
+    """Clients the round was for whose messages are not in the total."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Filter:
     looks_back: ClassVar[bool] = False
     """Whether `refusal` is asked about the rules before all earlier filters too, the method's own among them: what a
     robust reducer gathers looks free of weights, but its server half still reads them."""
+    bounds: ClassVar[bool] = False
+    """Whether `arrive` bounds every message by a constant, and a promise rests on that alone: then what others send may
+    not decide how much of a message counts."""
     least: ClassVar[int] = 1
     """The fewest clients in a round with which it does what it says."""
 

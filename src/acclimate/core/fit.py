@@ -231,12 +231,13 @@ def update(
 
     `look` is shown what the method gets, before it gets it.
     """
-    task, method, asked = worker.task, worker.method, len(cohort)
+    task, method, asked, absent = worker.task, worker.method, len(cohort), cohort[:0]
     if len(reply.part.clients) < len(cohort):  # some were lost; the order of the rest is kept
-        cohort = cohort[torch.isin(cohort, reply.part.clients.to(cohort.device))]
+        there = torch.isin(cohort, reply.part.clients.to(cohort.device))
+        cohort, absent = cohort[there], cohort[~there]
     total = message.finish(worker.uplink, reply.part, cohort.to(reply.part.clients.device))
     like = torch.empty(0, device=device)
-    total = worker.receive(total, round, len(cohort), asked, like, expected)
+    total = worker.receive(total, round, len(cohort), asked, like, expected, tuple(absent.tolist()))
     if look is not None:
         look(total)
     server = method.server(task, server, total, worker.key("server", round, like=like))

@@ -110,12 +110,19 @@ class Worker:
         return ups
 
     def receive(
-        self, total: Tree, round: int, answered: int, asked: int, like: Tensor, expected: int | None = None
+        self,
+        total: Tree,
+        round: int,
+        answered: int,
+        asked: int,
+        like: Tensor,
+        expected: int | None = None,
+        absent: tuple[int, ...] = (),
     ) -> Tree:
         """The server halves of the filters: from the messages, combined by `uplink`, to what the method expects."""
         met = before_each(self.filters, self.method.uplink)
         for i, f in reversed(list(enumerate(self.filters))):
-            arrived = Arrived(met[i], answered, asked, expected, self.secret)
+            arrived = Arrived(met[i], answered, asked, expected, self.secret, absent)
             total = f.server(total, self.key("filter", round, i, like=like), arrived)
         return total
 

@@ -31,7 +31,7 @@ from ..core.limits import Limits, OwnNumber
 from . import accounting, gaussian
 from .accounting import Accountant
 from .message_parts import as_float, clipped, map_keyed
-from .secret import SEED, noise, purpose_key
+from .secret import SEED, noise, purpose_key, without
 
 NUMBER = "id"
 """The group in which methods send the client's number."""
@@ -92,9 +92,10 @@ class _Gaussian(Filter):
 
     def bounded(self, up: Tree) -> Tree:
         """The message with zeros for what is withheld, and the rest, in double precision, clipped together and rounded
-        towards zero to the noise's grid."""
+        towards zero to the noise's grid. A message that is not finite counts as one of zeros."""
         rest = tree.map(lambda x: as_float(x).double(), tree.drop(up, self.withhold))
-        step = gaussian.step_of(self.std)
+        sound, step = tree.finite(rest), gaussian.step_of(self.std)
+        rest = tree.map(lambda x: torch.where(sound, x, 0.0), rest)
         rest = tree.map(lambda x: gaussian.on_grid(x, step), clipped(rest, self.clip * _WITHIN))
         return {**up, **tree.zeros(tree.pick(up, self.withhold)), **rest}
 
@@ -121,6 +122,7 @@ class CentralDP(_Gaussian):
     """Clients clip, the server adds Gaussian noise to the sum (DP-FedAvg, McMahan et al., ICLR 2018)."""
 
     needs_sums: ClassVar[bool] = True
+    bounds: ClassVar[bool] = True
     no_weights: ClassVar[str] = "which a client may set at will, so that the sensitivity is unbounded"
 
     def refusal(self, rules: Rules) -> str | None:
@@ -138,7 +140,7 @@ class CentralDP(_Gaussian):
         return self.bounded(up)  # the promise must not hang on a client's honesty, nor on a codec's rounding
 
     def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
-        secret = purpose_key(self.secret, arrived.secret, "noise")
+        secret = without(purpose_key(self.secret, arrived.secret, "noise"), arrived.absent)
         step, by = gaussian.step_of(self.std), float(arrived.expected or arrived.asked)
 
         def released(x: Tensor, k: rng.Key, mean: bool) -> Tensor:

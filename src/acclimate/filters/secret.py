@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +39,14 @@ def purpose_key(secret: str, run: bytes | None, purpose: str) -> bytes | None:
         return secret_key(secret, purpose)
     assert run is not None
     return hashlib.sha256(b"acclimate\0" + purpose.encode() + b"\0" + run).digest()
+
+
+def without(key: bytes | None, absent: Sequence[int]) -> bytes | None:
+    """The key for the noise of a sum without some clients. A round that is repeated after a crash may lack others than
+    before: under one noise, the difference of the two sums would be the message of a client."""
+    if key is None or not absent:
+        return key
+    return hashlib.sha256(key + b"\0without\0" + ",".join(map(str, sorted(absent))).encode()).digest()
 
 
 def noise(secret: bytes | None, key: rng.Key, like: Tensor, std: float, exact: bool) -> Tensor:

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import io
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from typing import Any
 from . import audit
 
 LIST, VARIABLE, LOG = "apps.allow", "ACCLIMATE_APPS", "ACCLIMATE_AUDIT"
+_INFO = re.compile(r"\.info/\w+")
+"""Names of files in an app that are not hashed: none that leads out of that folder, and nothing that Python imports."""
 _MOST = 1 << 24
 """Bytes that an app may have when it is unpacked."""
 
@@ -33,7 +36,7 @@ def digest(fab: bytes) -> str:
             size += entry.file_size
             if size > _MOST:
                 raise PermissionError(f"the app has more than {_MOST} bytes")
-            if not entry.filename.startswith(".info/"):  # Flower's own list of the same hashes
+            if not _INFO.fullmatch(entry.filename):  # Flower's own list of the same hashes
                 inner = hashlib.sha256(packed.read(entry)).hexdigest()
                 total.update(f"{len(entry.filename)}:{entry.filename}:{inner}\n".encode())
     return total.hexdigest()

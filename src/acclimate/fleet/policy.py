@@ -2,11 +2,12 @@
 
 `policy.json` in the site's state folder may say
 
-    {"least_noise": 2.0, "must_mask": true, "allowed_methods": ["fedavg"]}
+    {"least_noise": 2.0, "must_mask": "MASKS", "allowed_methods": ["fedavg"]}
 
 `least_noise`: messages must pass a LocalDP filter with at least this `noise`, from the site's own key. `must_mask`: the
-last filter must be Masked, with a secret of the sites. `allowed_methods`: no other method trains here. A request that
-asks for less is refused with the name of the rule. No file: no demands.
+last filter must be Masked, with the secret in the environment variable of this name; `true` means MASKS. The request
+cannot choose another one: a server could guess the value of HOME. `allowed_methods`: no other method trains here. A
+request that asks for less is refused with the name of the rule. No file: no demands.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..filters import LocalDP, Masked
 from ..store import RunError, read_json
 
 POLICY = "policy.json"
+MASKS = "MASKS"
+"""The environment variable that `must_mask=true` means."""
 
 
 class PolicyRefusal(PermissionError):
@@ -30,7 +33,8 @@ class Policy:
     """A site's demands."""
 
     least_noise: float = 0.0
-    must_mask: bool = False
+    must_mask: str = ""
+    """The environment variable with the masks' secret; empty: messages need not be masked."""
     allowed_methods: tuple[str, ...] = ()
 
     @classmethod
@@ -49,11 +53,12 @@ class Policy:
         )
         if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise < float("inf"):
             raise RunError(f"{path}: least_noise={noise!r} must be a number of at least 0")
-        if not isinstance(mask, bool):
-            raise RunError(f"{path}: must_mask={mask!r} must be true or false")
+        if not isinstance(mask, bool | str):
+            raise RunError(f"{path}: must_mask={mask!r} must be true, false or the name of an environment variable")
         if not isinstance(methods, list) or not all(isinstance(m, str) for m in methods):
             raise RunError(f"{path}: allowed_methods={methods!r} must be a list of names")
-        return cls(float(noise), mask, tuple(m.lower() for m in methods))
+        variable = (MASKS if mask else "") if isinstance(mask, bool) else mask
+        return cls(float(noise), variable, tuple(m.lower() for m in methods))
 
     def check(self, experiment: Experiment) -> None:
         """Raise `PolicyRefusal` where an experiment asks for less than this policy demands."""
@@ -68,6 +73,7 @@ class Policy:
         own = [f for f in filters if type(f) is LocalDP and not f.secret]  # a secret of the server's choice is none
         if self.least_noise and max((f.noise for f in own), default=0.0) < self.least_noise:
             return f"least_noise: messages need LocalDP with noise={self.least_noise} or more and the site's own key"
-        if self.must_mask and not (filters and type(filters[-1]) is Masked and filters[-1].secret):
-            return "must_mask: the last filter must be Masked, with a secret of the sites"
+        last = filters[-1] if filters else None
+        if self.must_mask and not (type(last) is Masked and last.secret == self.must_mask):
+            return f"must_mask: the last filter must be Masked with secret={self.must_mask}"
         return None

@@ -10,19 +10,22 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from ..backends.flower.protocol import stream_name
 from ..backends.flower.stretches import DOWN
-from ..core import Adapter, Shards, Task, Tree, Worker, exchange, token_count, tree
+from ..core import Adapter, Filter, Shards, Task, Tree, Worker, exchange, token_count, tree
 from ..data import FileDataset, World
 from ..experiment import Experiment, decode
+from ..filters import LocalDP, Masked
+from ..filters.secret import SEED
 from ..ops import guarding
 from ..running import run as api
 from ..running.deploy import assembled, guarded
 from ..store import secrets
+from .book import MessageBook, request_key
 from .remote import VALIDATION, card_of
 from .vault import LostState, Vault, leave_models
 
@@ -80,8 +83,9 @@ class Site:
         e, w = self.experiment, self.world
         about = (w.shape, w.num_classes, w.mean, w.std, e.data.augment)
         task = Task(e.model, *about, tokens=token_count(w.examples.x))
-        own = any(f.wants_secret for f in e.filters)  # noise is of this site's own key, whoever asks for it
-        return Worker(task, e.method, e.filters, e.seed, secrets.kept(self.vault.folder / KEY) if own else None)
+        filters = tuple(replace(f, secret="") if _noisy(f) else f for f in e.filters)  # noise is of the site's own key
+        own = any(f.wants_secret for f in filters)
+        return Worker(task, e.method, filters, e.seed, secrets.kept(self.vault.folder / KEY) if own else None)
 
     def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:
         """Answer one request."""
@@ -117,14 +121,33 @@ class Site:
         return ups, {"round": round, "failed": failed}
 
     def _round(self, train: Shards, down: Tree, fields: Mapping[str, Any], name: str) -> Tree | None:
-        """One client's message; None where it is not finite, and then its private state stays what it was."""
+        """One client's message; None where it is not finite, and then its private state stays what it was.
+
+        Under noise of its own a client sends noise then: that training failed tells of its data.
+        """
         client, round = self._own(int(name)), int(fields["round"])
         mine = self.vault.mine(client, int(fields["versions"][name]), self.worker.start)
-        up, new, ok = self.worker.train(down, mine, self._data(train, client, round))
-        if not bool(ok):
+        worker = self._noised({"down": down, "mine": mine}, client, round)
+        up, new, ok = worker.train(down, mine, self._data(train, client, round))
+        if not bool(ok) and worker is self.worker:
             return None
-        self.vault.keep(client, round + 1, new, [int(v) for v in fields["keep"][name]])
+        self.vault.keep(client, round + 1, new if bool(ok) else mine, [int(v) for v in fields["keep"][name]])
         return up
+
+    def _noised(self, given: Tree, client: int, round: int) -> Worker:
+        """The client half with a key for the noise of this answer alone, once the book allows the answer."""
+        worker, experiment = self.worker, self.experiment.identity()
+        noisy = worker.secret is not None and any(_noisy(f) for f in worker.filters)
+        masked = any(isinstance(f, Masked) and f.secret for f in worker.filters)
+        if not (noisy or masked):
+            return worker
+        key = request_key(worker.secret or b"", given, client=client, round=round, experiment=experiment)
+        book = MessageBook(self.vault.folder)
+        if masked:
+            book.once(client, experiment, round, key)
+        if noisy:
+            book.enter(client, experiment, self.experiment.rounds, key)
+        return replace(worker, secret=key) if noisy else worker
 
     def _own(self, client: int) -> int:
         if client not in self.place.hosts(self.experiment.data.clients):
@@ -154,6 +177,8 @@ class Site:
         adapter, protocol = (decode(fields[name], where=name) for name in ("adapter", "protocol"))
         test = self._stream(str(fields["test"]))
         if "stretch" in fields:
+            if fields["send"] and (reason := exchange.refusal(self.worker, adapter, self.experiment.data.clients)):
+                raise ValueError(reason)  # whoever asks: an epsilon counts rounds of training alone
             half = exchange.serving(self.worker, adapter, protocol, alone=not fields["send"])
             return self._stretch(half, live, test, fields, exchanged, failed), {**answer, "round": fields["stretch"]}
         scores = {}
@@ -261,6 +286,11 @@ def _reason(client: str, error: Exception) -> tuple[str, str]:
     """The kind and the reason that the server gets of a client that failed; the site's own log has the traceback."""
     log.warning("client %s failed", client, exc_info=error)
     return "error", str(error) if isinstance(error, LostState) else f"{type(error).__name__}: {error}"
+
+
+def _noisy(f: Filter) -> TypeGuard[LocalDP]:
+    """Whether a site adds noise itself that only its key can take off."""
+    return isinstance(f, LocalDP) and f.secret != SEED
 
 
 def shapes(model: Tree) -> list[tuple[str, list[int], str]]:

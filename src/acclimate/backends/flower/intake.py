@@ -3,7 +3,8 @@
 A message that passed the checks of its form (`checks.examine`) is looked at here. What it claims must lie in the ranges
 that method and filters declare (`Worker.limits`). The norm of each group that is an update is compared with a running
 median: of the round's messages and of the last that counted. Beyond `clip` times that median a message is scaled down,
-and far beyond it is refused. Where messages are hidden, all this is done with their sum.
+and far beyond it is refused. Where messages are hidden, all this is done with their sum; where a filter bounds each by
+a constant (`Filter.bounds`), as differential privacy must, that is the bound.
 
 What it remembers is a tree of tensors, which checkpoints hold: the norms that the median is taken of, and how often
 each client broke a rule.
@@ -37,9 +38,11 @@ class Intake:
     """Judges messages, and makes of those that count what may be combined."""
 
     def __init__(self, worker: Worker, examples: Tensor, clip: float, max_share: float) -> None:
-        self.limits, self.examples, self.clip, self.max_share = worker.limits, examples, clip, max_share
         self.hidden = any(f.hides for f in worker.filters)
         """Whether only the sum of messages can be read."""
+        if not self.hidden and any(f.bounds for f in worker.filters):
+            clip, max_share = 0.0, 1.0  # a median would make one client's message decide about all others'
+        self.limits, self.examples, self.clip, self.max_share = worker.limits, examples, clip, max_share
         self.updates = tuple(g for g in worker.method.uplink if not limits.known(self.limits.get(g)))
         """The groups that are bounded by their norm."""
         by = {rule.by for rule in worker.method.uplink.values() if isinstance(rule, Mean)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
@@ -18,8 +17,8 @@ HEADER = 512
 """Bytes that a tensor may take on the wire beyond its content: name, shape and type."""
 DIGITS = 9
 """The most digits that the number of a client may have."""
-SHARES = ("accuracy", "confidence", "ece")
-"""Metrics that lie between 0 and 1; the others are at least 0."""
+MOST = {"accuracy": 1.0, "confidence": 1.0, "ece": 1.0, "loss": 1e30, "n": 1e12}
+"""The largest values of metrics. Losses and numbers of samples of all clients are added up, and no sum may overflow."""
 LISTED = 3
 """Messages of one answer that nobody asked for and that are named one by one; the others are counted."""
 ROUNDING = 1e-4
@@ -153,7 +152,7 @@ def client_of(name: str) -> int:
 
 
 def metrics_of(parcel: Parcel | None, client: int, round: int) -> Tree | Fault:
-    """The metrics of a client's test, or why they may not count. The server must believe the values themselves."""
+    """The metrics of a client's test, or why they may not count. Within their ranges they are believed."""
     if parcel is None:
         return Fault(round, client, "groups", "the answer holds no metrics of this client")
     like = score(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), torch.ones(()))
@@ -165,7 +164,7 @@ def metrics_of(parcel: Parcel | None, client: int, round: int) -> Tree | Fault:
 
 def _out_of_range(metrics: Tree, client: int, round: int) -> Fault | None:
     for name, value in tree.flatten(metrics).items():
-        most = 1.0 if name in SHARES else math.inf
+        most = MOST[name]
         if not 0 <= float(value) <= most + ROUNDING:
             return Fault(round, client, "error", f"{name}={float(value):g} must be between 0 and {most:g}")
     return None

@@ -58,7 +58,10 @@ def serve(engine: Asking, models: ModelRecipe, test: Shards, adapter: Exchanging
     if reason := exchange.refusal(engine.worker, adapter, int((test.n > 0).sum())):
         raise CannotExchange(reason)
     turn = NodeStretches(engine, models, test, adapter, protocol)
-    exchanged = exchange.stretches(turn.half, turn.train, turn.alone, test.n, torch.device("cpu"))
+    try:
+        exchanged = exchange.stretches(turn.half, turn.train, turn.alone, test.n, torch.device("cpu"))
+    except ArithmeticError as e:  # some message was large; other adapters need not suffer from it
+        raise CannotExchange(f"an exchange at test time: {e}") from e
     if not turn.scores:
         raise FleetError("no client could be tested; the log says why")
     nothing = tree.zeros(next(iter(turn.scores.values())))
