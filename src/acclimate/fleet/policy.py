@@ -5,8 +5,8 @@
     {"least_noise": 2.0, "must_mask": true, "allowed_methods": ["fedavg"]}
 
 `least_noise`: messages must pass a LocalDP filter with at least this `noise`, from the site's own key. `must_mask`: the
-last filter must be Masked, with a secret of the sites. `allowed_methods`: no other method trains here. A request that
-asks for less is refused with the name of the rule. No file: no demands.
+last filter must be Masked, with a secret of the sites or a threshold. `allowed_methods`: no other method trains here. A
+request that asks for less is refused with the name of the rule. No file: no demands.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Policy:
         own = [f for f in filters if type(f) is LocalDP and not f.secret]  # a secret of the server's choice is none
         if self.least_noise and max((f.noise for f in own), default=0.0) < self.least_noise:
             return f"least_noise: messages need LocalDP with noise={self.least_noise} or more and the site's own key"
-        if self.must_mask and not (filters and type(filters[-1]) is Masked and filters[-1].secret):
-            return "must_mask: the last filter must be Masked, with a secret of the sites"
+        last = filters[-1] if filters else None
+        if self.must_mask and not (type(last) is Masked and (last.secret or last.threshold)):
+            return "must_mask: the last filter must be Masked, with a secret of the sites or a threshold"
         return None

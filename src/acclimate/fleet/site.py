@@ -24,6 +24,7 @@ from ..running import run as api
 from ..running.deploy import assembled, guarded
 from ..store import secrets
 from .remote import VALIDATION, card_of
+from .site_sums import SiteSums
 from .vault import LostState, Vault, leave_models
 
 TreesAndFields = tuple[dict[str, Tree], dict[str, Any]]
@@ -86,7 +87,7 @@ class Site:
     def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:
         """Answer one request."""
         if kind == "query":
-            return {}, self.card()
+            return {}, self.card() if "sum" not in fields else self._sum(fields["sum"])
         if kind == "train":
             return self.train(trees["down"], fields)
         if kind == "evaluate":
@@ -99,6 +100,21 @@ class Site:
         return card if self.place.data is None else {**card, "data": card_of(self.world)}
 
     # --- a round --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def sums(self) -> SiteSums:
+        """The secrets of this node's clients in sums that survive drop-outs."""
+        return SiteSums(self.vault.folder, self.experiment)
+
+    def _sum(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """A step of a secure sum. A client that fails does not take others with it."""
+        told, failed = {}, {}
+        for client in fields["clients"]:
+            try:
+                told[str(client)] = self.sums.answer(self._own(int(client)), fields)
+            except Exception as e:
+                failed[str(client)] = _reason(str(client), e)
+        return {"sum": told, "failed": failed}
 
     def train(self, down: Tree, fields: Mapping[str, Any]) -> TreesAndFields:
         """A local round of the clients that were asked for. A client that fails does not take others with it."""
@@ -120,7 +136,8 @@ class Site:
         """One client's message; None where it is not finite, and then its private state stays what it was."""
         client, round = self._own(int(name)), int(fields["round"])
         mine = self.vault.mine(client, int(fields["versions"][name]), self.worker.start)
-        up, new, ok = self.worker.train(down, mine, self._data(train, client, round))
+        worker = replace(self.worker, mask=self.sums.mask(client, fields))
+        up, new, ok = worker.train(down, mine, self._data(train, client, round))
         if not bool(ok):
             return None
         self.vault.keep(client, round + 1, new, [int(v) for v in fields["keep"][name]])

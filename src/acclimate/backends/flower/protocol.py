@@ -16,7 +16,7 @@ from ...ops.hashing import content_hash
 from ...version import __version__
 
 Kind = Literal["query", "train", "evaluate"]
-WIRE = 2
+WIRE = 3
 """The number of the format of requests and answers. It is raised whenever this format changes."""
 DEPTH, NAME = 32, 1000
 """The most branches above a tensor, and the most characters of its name: far more than models have."""
