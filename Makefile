@@ -21,6 +21,7 @@ test-all: $(VENV)/.dev lint types  ## every test, the slow ones too
 attack: $(VENV)/.dev  ## malformed messages, malicious clients, damaged run folders and settings; JSON in results/attack (two cores: four hours, by estimate)
 	$(BIN)/python tests/attack/run.py --messages 1000000 --jobs 2 --out results/attack
 	$(BIN)/python tests/attack/files_and_settings.py --out results/attack
+	$(BIN)/python tests/attack/faults.py --faults 1000 --jobs 2 --out results/attack/faults.json
 
 mutants: $(VENV)/.dev  ## change the source in 1,000 places and see which ones no test notices (two cores: an hour or two, by estimate)
 	$(BIN)/python scripts/mutate.py --jobs 2 --out runs/mutants.jsonl --map runs/mutants-map.json
