@@ -39,7 +39,7 @@ from acclimate.filters import Masked
 from acclimate.ops.hashing import content_hash
 from acclimate.running import run as api
 
-NODES, CLIENTS, ROUNDS, EACH = 2, 4, 40, 10
+NODES, CLIENTS, ROUNDS, EACH = 2, 4, 16, 10
 DEADLINE = 3.0
 LIMIT = 300.0
 """Seconds without a new round after which an episode counts as one that hangs."""
