@@ -40,7 +40,7 @@ from acclimate.ops.hashing import content_hash
 from acclimate.running import run as api
 
 NODES, CLIENTS, ROUNDS, EACH = 2, 4, 16, 10
-DEADLINE = 3.0
+DEADLINE = 4.0
 LIMIT = 300.0
 """Seconds without a new round after which an episode counts as one that hangs."""
 GAP = 0.5
@@ -121,9 +121,14 @@ def mend(fleet: Processes, tally: Tally) -> bool:
     if code == 0:
         return True
     tally.stops += 1
-    tally.why.append((fleet.folder / "server.log").read_text(errors="replace").strip().splitlines()[-1][:200])
+    tally.why.append(last_words(fleet))
     fleet.start("server")
     return False
+
+
+def last_words(fleet: Processes) -> str:
+    """The end of the server's log; nothing where a full disk took that too."""
+    return (fleet.folder / "server.log").read_text(errors="replace").strip()[-300:]
 
 
 def finish(fleet: Processes, tally: Tally) -> None:
@@ -134,6 +139,7 @@ def finish(fleet: Processes, tally: Tally) -> None:
             size, since = now, time.monotonic()
         if time.monotonic() - since > LIMIT:
             tally.hangs += 1
+            tally.why.insert(0, last_words(fleet))
             return
         time.sleep(0.05)
 

@@ -150,6 +150,8 @@ def node_process(path: Path, folder: Path, e: Experiment, node: int, nodes: int)
         with contextlib.suppress(*BROKEN), connected(path, {"node": node}, 3600) as s:
             while True:
                 head, body = frame(s)
+                if head["until"] < time.time():
+                    continue  # as Flower's messages expire: a late node does not work for nothing
                 about = {"reply": head["id"], "node": node}
                 time.sleep(PACE if head["kind"] == "train" else 0.0)
                 try:
@@ -197,7 +199,8 @@ class ProcessLink:
             name = f"{os.getpid()}.{self._count}"
             fields = {k: v if isinstance(v, dict) else encode(v) for k, v in r.fields.items()}
             with contextlib.suppress(*BROKEN):
-                send(self._open(), {"to": r.node, "id": name, "kind": r.kind, "fields": fields}, r.trees)
+                head = {"to": r.node, "id": name, "kind": r.kind, "fields": fields, "until": time.time() + seconds}
+                send(self._open(), head, r.trees)
                 waiting[name] = r.node
         for head, body in self._frames(end):
             if head.get("reply") in waiting:
