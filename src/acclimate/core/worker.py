@@ -35,7 +35,7 @@ class Worker:
     """A number, or where clients of several seeds run in lanes of one engine an int64 scalar."""
     secret: bytes | None = field(default=None, repr=False, compare=False)
     """The key of the run at this place (`store.secrets`); None where everything follows from the seed."""
-    mask: Callable[[int], Tensor] | None = field(default=None, repr=False, compare=False)
+    mask: Callable[[int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     """Of one client's next message: see `Sender.mask`."""
 
     def key(self, purpose: str, *data: int | Tensor, like: Tensor | None = None) -> rng.Key:
