@@ -6,7 +6,8 @@ An episode is one training of four clients at two nodes, disturbed ten times at 
 that. A round wants every client, so that nothing may be lost. At its end the server's state, the versions of private
 states, what the intake remembers and the private states at the nodes must be those of the same training undisturbed,
 to the bit. An episode leaves one JSON file in the folder of parts; what is there is not run again, so the program may
-be stopped at any time (`--seconds`), go on, and run at several places. Needs torch, numpy and safetensors, and Linux.
+be stopped at any time (`--seconds`), go on, and run at several places. Needs torch, numpy, safetensors, scikit-learn's
+file of digits, and Linux.
 """
 
 from __future__ import annotations

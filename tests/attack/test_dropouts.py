@@ -13,6 +13,7 @@ from acclimate.backends.flower import secure_rounds
 from acclimate.backends.flower.protocol import NodeAnswer
 from acclimate.core import fit, tree
 from acclimate.filters import Masked
+from acclimate.filters.secure_sum import Keys
 from acclimate.fleet.site_sums import SiteSums
 from acclimate.running import run as api
 
@@ -59,7 +60,9 @@ def step_of(request):
     return request.fields["sum"].get("step", "message") if "sum" in request.fields else "hello"
 
 
-def trained(folder, rounds=2, lose=(), step="message", tries=range(100), change=None, options=None):
+def trained(
+    folder, rounds=2, lose=(), step="message", tries=range(100), change=None, options=None, e=None, strange=None
+):
     """A federation after rounds in which the answers of some clients to a step are lost, or changed, in some sums."""
 
     def odd(c, now, sum, answer):
@@ -67,9 +70,10 @@ def trained(folder, rounds=2, lose=(), step="message", tries=range(100), change=
             return answer
         return None if change is None else change(answer)
 
-    e = masked()
+    e = masked() if e is None else e
     f = Federation(e, **{"tries": 1, **(options or {})})
     f.link = SumLink(folder, e, f.worker, f.link.train, odd)
+    f.link.sites |= dict(strange)
     f.engine.link = f.engine.roster._link = f.link
     f.engine._sums = secure_rounds.of(f.worker, f.link, f.engine.roster, 1.0)
     f.run(rounds)
@@ -189,6 +193,24 @@ def test_too_few_at_the_last_step_leave_the_round_out(tmp_path):
 def test_a_try_again_is_a_new_sum_of_everybody(tmp_path):
     f = trained(tmp_path, rounds=1, lose=(1, 3), tries=[0], options={"tries": 2})
     assert faults(f) == [] and f.link.sums == 2 and same(f, [[0, 1, 2, 3]])
+
+
+class Forger(SiteSums):
+    """Signs with nothing, and believes everybody."""
+
+    def _tag(self, name, client, keys):
+        return ""
+
+    def _accepted(self, name, told):
+        return {int(c): Keys(int(seal, 16), int(mask, 16)) for c, (seal, mask, _) in told.items()}
+
+
+def test_who_does_not_have_the_secret_of_the_others_is_left_out_and_struck(tmp_path, monkeypatch):
+    monkeypatch.setenv("SITES", "of the sites")
+    e = masked((replace(SUMS, secret="SITES"),))
+    f = trained(tmp_path, rounds=1, e=e, strange={3: Forger(tmp_path / "3", e)})
+    assert faults(f) == [(0, 3, "identity")] and same(f, [[0, 1, 2]])
+    assert f.state.intake["strikes"].tolist() == [0, 0, 0, 1]
 
 
 def test_what_the_server_sees_of_one_client_is_uniform(tmp_path):
