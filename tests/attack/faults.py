@@ -42,6 +42,7 @@ from acclimate.running import run as api
 
 NODES, CLIENTS, ROUNDS, EACH = 2, 4, 16, 10
 DEADLINE = 4.0
+"""Seconds that nodes have for a step, unless `--deadline` says otherwise: more where a machine is busy."""
 LIMIT = 300.0
 """Seconds without a new round after which an episode counts as one that hangs."""
 GAP = 0.5
@@ -59,6 +60,12 @@ def made(name: str) -> Experiment:
     more = ("data.fraction=0.1", f"rounds={ROUNDS}", f"eval_every={ROUNDS}", "checkpoint_every=1")
     e = experiment(method, *more, "adapters=none", "streams=original", clients=CLIENTS, filters=filters)
     return replace(e, backend=Flower(deadline=DEADLINE, patience=20.0, quorum=1.0, tries=1000))
+
+
+def patient(seconds: float) -> None:
+    """Set the deadline of all episodes."""
+    global DEADLINE
+    DEADLINE = seconds
 
 
 # --- what one training ends with ------------------------------------------------------------------------------------
@@ -233,6 +240,7 @@ def episode(number: int, parts: Path) -> dict[str, Any]:
         "ends_by_itself": tally.stops,
         "why": tally.why[:3],
         "asked_again": asked_again,
+        "deadline": DEADLINE,
         "seconds": round(time.monotonic() - begun, 1),
     }
 
@@ -280,6 +288,7 @@ def merged(parts: Path) -> dict[str, Any]:
         "asked_again": sum(d["asked_again"] for d in done),
         "by_training": {n: sum(d["training"] == n for d in done) for n in SETTINGS},
         "amiss": [d for d in done if d["hangs"] or d["lost_rounds"] or not d["same_bits"]][:5],
+        "deadlines": sorted({d["deadline"] for d in done}),
         "seconds_of_episodes": round(sum(d["seconds"] for d in done), 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -294,7 +303,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no episode after so long")
     parser.add_argument("--parts", type=Path, default=Path("runs/faults"), help="one file per episode; goes on from it")
     parser.add_argument("--out", type=Path, help="all episodes as one JSON file")
+    parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds that nodes have for a step")
     given = parser.parse_args()
+    patient(given.deadline)
     torch.set_num_threads(1)
     given.parts.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + given.seconds

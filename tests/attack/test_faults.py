@@ -16,7 +16,7 @@ HERE = Path(faults.__file__)
 def told(number, **more):
     fine = {"episode": number, "training": "fedavg", "faults": {"node": 2, "link": 1}, "processes_killed": 3}
     fine |= {"rounds": faults.ROUNDS, "lost_rounds": 0, "hangs": 0, "same_bits": True, "ends_by_itself": 1}
-    return {**fine, "asked_again": 4, "seconds": 1.5, **more}
+    return {**fine, "asked_again": 4, "deadline": 4.0, "seconds": 1.5, **more}
 
 
 def test_episodes_add_up_and_what_is_amiss_is_named(tmp_path):
