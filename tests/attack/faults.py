@@ -271,10 +271,11 @@ def worker(first: int, step: int, faults: int, parts: Path, end: float) -> None:
 def merged(parts: Path) -> dict[str, Any]:
     """All episodes so far as one."""
     done = [store.read_json(p) for p in sorted(parts.glob("episode-*.json"))]
+    slowest = max((d["deadline"] for d in done), default=DEADLINE)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     return {
         "what": f"trainings of {CLIENTS} clients at {NODES} nodes, {ROUNDS} rounds each, in real processes, disturbed",
-        "command": "python tests/attack/faults.py --faults 1000 --jobs 2 --out results/attack/faults.json",
+        "command": f"python tests/attack/faults.py --faults 1000 --jobs 2 --deadline {slowest:g} --out FILE",
         "commit": commit,
         "episodes": len(done),
         "faults": sum(sum(d["faults"].values()) for d in done),
