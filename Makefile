@@ -18,9 +18,10 @@ test: $(VENV)/.dev lint types  ## lint, types and the fast tests
 test-all: $(VENV)/.dev lint types  ## every test, the slow ones too
 	$(BIN)/python -m pytest $(DEVFLAGS) -m "slow or not slow"
 
-attack: $(VENV)/.dev  ## malformed messages, malicious clients, damaged run folders and settings; JSON in results/attack (two calm cores: 40 minutes, by estimate)
+attack: $(VENV)/.dev  ## malformed messages, malicious clients, damaged run folders and settings, killed processes; JSON in results/attack (two calm cores: hours, by estimate)
 	$(BIN)/python tests/attack/run.py all --jobs 2 --out build/attack
 	$(BIN)/python tests/attack/run.py merge build/attack --out results/attack
+	$(BIN)/python tests/attack/faults.py --faults 1000 --jobs 2 --out results/attack/faults.json
 	$(BIN)/python tests/attack/run.py figures
 
 mutants: $(VENV)/.dev  ## change the source in 1,000 places and see which ones no test notices (two cores: an hour or two, by estimate)

@@ -121,6 +121,12 @@ def test_the_design_names_files_and_functions_that_exist(title):
             assert re.search(rf"(def|class) {part}\b|^{part}\b", at.read_text(), re.M), f"{path} has no {part}"
 
 
+@pytest.mark.parametrize("room", ["core", "backends", "backends/flower", "backends/vmap", "backends/workers", "fleet"])
+def test_the_layout_names_every_file_of_the_rooms_that_are_hard_to_guess(room):
+    words = set(re.findall(r"\w+", section("## Layout")))
+    assert [p.stem for p in sorted((SRC / room).glob("*.py")) if p.stem not in words | {"__init__"}] == []
+
+
 def test_the_map_answers_each_change_by_one_file():
     rows = [line for line in section("## Where do I change X?").splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 12

@@ -10,7 +10,7 @@ import torch
 from attacked import Federation, experiment, parcel
 
 from acclimate.core import Filter, tree
-from acclimate.filters import CentralDP, Masked, Median
+from acclimate.filters import CentralDP, Krum, Masked, Median
 from acclimate.store import tensors
 
 SMALL = ("model.hidden=8", "data.fraction=0.1")
@@ -222,3 +222,10 @@ def test_what_the_intake_remembers_goes_on_where_it_stopped():
     second.link.mine = first.link.mine
     second.run(2)
     assert gap(second.state.intake, whole.state.intake) == 0 and gap(second.state.server, whole.state.server) == 0
+
+
+def test_krum_goes_on_when_liars_are_suspended():
+    """One of five is suspended: four answer, and Krum with one liar needs five."""
+    f = trained("weight 2^62", liars=(4,), rounds=5, filters=(Krum(),), settings=("data.clients=5",), strikes=1)
+    assert f.state.mine["version"].tolist() == [5, 5, 5, 5, 0]
+    assert set(f.state.fault_counts) == {"4"} and f.state.fault_counts["4"]["suspended"] == 4

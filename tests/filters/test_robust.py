@@ -69,6 +69,22 @@ def test_rows_that_a_client_has_not_do_not_vote(record):
     assert nobody["p"].flatten().tolist() == [0.0, 0.0]
 
 
+def test_krum_goes_on_with_fewer_answers_than_it_needs():
+    """Where liars are suspended, or clients lost: the median of 2 liars + 2 answers or fewer, and fewer to average."""
+    points, rules = torch.tensor([[0.0], [1.0], [3.0], [3.5], [4.5], [100.0]]), {"d": Mean()}
+
+    def of(record, answered):
+        total = {"d": points[list(answered)]}
+        return record.server(total, rng.key(0), Arrived(rules, len(answered), 6))["d"].tolist()
+
+    assert of(Krum(), (0, 1, 2, 5)) == [2.0], "the middle two of 0, 1, 3 and 100"
+    assert of(Krum(), (1, 2, 5)) == [3.0] and of(Krum(), (5,)) == [100.0]
+    # of five, one liar: two others count, and two may be averaged: those of 3 (0.25 + 2.25) and 3.5 (0.25 + 1)
+    assert of(Krum(select=3), (1, 2, 3, 4, 5)) == [3.25] and of(Krum(select=3), range(6)) == [2.5]
+    with pytest.raises(ValueError, match="a round of 4 clients with liars=1"):
+        reduced(Krum(), {"d": points[:4]}, rules, 4)
+
+
 def test_krum_averages_over_those_that_have_a_value():
     points = torch.tensor([[0.0], [1.0], [3.0], [3.5], [4.5], [100.0]])
     counts = torch.tensor([5, 6, 0, 7, 8, 9])

@@ -1,12 +1,13 @@
 """Secure sums that survive drop-outs and garbage: the sum of the survivors, exactly, and nothing besides."""
 
+import json
 import random
 
 import pytest
 import torch
 
 from acclimate.filters import shamir
-from acclimate.filters.secure_sum import MODULUS, Client, Opened, unmasked
+from acclimate.filters.secure_sum import MODULUS, Client, Keys, Opened, Unreadable, correction, needed, valid
 
 WORDS = 40
 
@@ -58,14 +59,18 @@ def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, 
     for c in sent:
         boxes = {o: s.shares[c] for o, s in sent.items() if o != c}
         boxes = {o: bytes(len(b)) if (o, c) in tamper else b for o, b in boxes.items()}
-        message = clients[c].masked(numbers[c], boxes)
+        client = Client.loaded(json.loads(json.dumps(clients[c].saved())))  # as where every step is another process
+        message = (numbers[c] + client.mask(WORDS, list(sent), boxes)) % MODULUS
+        clients[c] = client
         if c not in no_numbers:
             arrived[c] = message if c not in (garbage or {}) else garbage[c]
     fine = {c: m for c, m in arrived.items() if isinstance(m, torch.Tensor) and m.shape == (WORDS,)}
     opened = {c: clients[c].opened(fine) for c in fine if c not in silent}
     for c in liars:
         opened[c] = Opened(dict.fromkeys(opened[c].seeds, 5), dict.fromkeys(opened[c].keys, 5))
-    return unmasked(fine, keys, {c: s.check for c, s in sent.items()}, opened, threshold), fine
+    checks = {c: s.check for c, s in sent.items()}
+    total = torch.stack(list(fine.values())).sum(0) + correction(WORDS, fine, keys, checks, opened, threshold)
+    return total % MODULUS, fine
 
 
 @pytest.mark.parametrize(
@@ -77,8 +82,19 @@ def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, 
         ({"garbage": {1: torch.zeros(3), 4: "text"}}, (0, 2, 3)),
         ({"silent": (0, 1)}, range(5)),
         ({"no_numbers": (2,), "liars": (1,)}, (0, 1, 3, 4)),
+        ({"no_numbers": (2,), "tamper": ((2, 1),)}, (0, 1, 3, 4)),
+        ({"tamper": ((0, 1), (3, 4))}, range(5)),
     ],
-    ids=["all", "before shares", "after shares", "garbage", "silent at the end", "liar"],
+    ids=[
+        "all",
+        "before shares",
+        "after shares",
+        "garbage",
+        "silent at the end",
+        "liar",
+        "a share of the lost",
+        "shares",
+    ],
 )
 def test_the_sum_is_that_of_the_survivors_to_the_bit(gone, left):
     numbers = values(range(5))
@@ -92,7 +108,8 @@ def test_a_message_is_noise_and_masks_are_not_taken_off_by_too_few():
     clients = {c: Client(c) for c in numbers}
     keys = {c: client.keys() for c, client in clients.items()}
     sent = {c: client.shares(keys, 3) for c, client in clients.items()}
-    arrived = {c: clients[c].masked(numbers[c], {o: s.shares[c] for o, s in sent.items() if o != c}) for c in clients}
+    boxes = {c: {o: s.shares[c] for o, s in sent.items() if o != c} for c in clients}
+    arrived = {c: numbers[c] + clients[c].mask(WORDS, range(5), boxes[c]) for c in clients}
     words = torch.stack(list(arrived.values())).double()
     assert float(words.std() / 2**32) == pytest.approx(12**-0.5, rel=0.1) and not (words == 0).any()
     with pytest.raises(ValueError, match="survivors cannot be opened"):
@@ -102,7 +119,7 @@ def test_a_message_is_noise_and_masks_are_not_taken_off_by_too_few():
     with pytest.raises(ValueError, match="or were before"):
         clients[0].opened([0, 1, 2, 3])
     with pytest.raises(ArithmeticError, match="1 clients opened their shares; 3 are needed"):
-        unmasked(arrived, keys, {c: s.check for c, s in sent.items()}, {0: first}, 3)
+        correction(WORDS, arrived, keys, {c: s.check for c, s in sent.items()}, {0: first}, 3)
 
 
 def test_fewer_than_a_majority_may_not_open():
@@ -111,3 +128,37 @@ def test_fewer_than_a_majority_may_not_open():
         Client(3).shares({**keys, 3: keys[0]}, 2)
     with pytest.raises(ValueError, match="these are not its keys"):
         Client(3).shares({**keys, 3: keys[0]}, 3)
+
+
+def test_nothing_is_given_twice():
+    clients = {c: Client(c) for c in range(3)}
+    keys = {c: client.keys() for c, client in clients.items()}
+    sent = {c: client.shares(keys, 2) for c, client in clients.items()}
+    with pytest.raises(ValueError, match="it has sent shares before"):
+        clients[0].shares(keys, 3)
+    boxes = {o: s.shares[0] for o, s in sent.items() if o}
+    with pytest.raises(ValueError, match="3 members, 1 unknown"):
+        clients[0].mask(WORDS, [0, 1, 9], boxes)
+    with pytest.raises(ValueError, match="1 members, 0 unknown"):
+        clients[0].mask(WORDS, [0], boxes)
+    clients[0].mask(WORDS, [0, 1, 2], boxes)
+    with pytest.raises(ValueError, match="it has masked before"):
+        Client.loaded(clients[0].saved()).mask(WORDS, [0, 1], boxes)
+    clients[0].opened([0, 1])
+    with pytest.raises(ValueError, match="or were before"):
+        Client.loaded(clients[0].saved()).opened([0, 1])
+
+
+def test_shares_that_give_no_secret_name_the_client_whose_they_are():
+    """Client 2 seals wrong shares for everybody, and drops out."""
+    numbers = values(range(4))
+    with pytest.raises(Unreadable, match="the key of client 2 does not follow from the 0 shares") as e:
+        conducted(numbers, 3, no_numbers=(2,), tamper=tuple((2, c) for c in range(4)))
+    assert e.value.client == 2
+
+
+def test_a_share_of_the_clients_is_more_than_half_of_them():
+    assert [needed(0.75, n) for n in (2, 3, 4, 5, 8)] == [2, 3, 3, 4, 6]
+    assert [needed(0.51, n) for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 51]
+    p = shamir.group()
+    assert valid(Keys(2, p - 2)) and not any(valid(Keys(2, k)) for k in (0, 1, p - 1, p, p + 5))

@@ -485,6 +485,7 @@ def test_a_node_that_goes_away_and_comes_back(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_soak_of_200_rounds_with_random_losses(tmp_path):
     """Every tenth message is lost with its node, which is away for a while and comes back without its memory."""
     e = replace(of("scaffold", deadline=0.2, patience=5.0), rounds=200, eval_every=200, checkpoint_every=20)
@@ -502,7 +503,9 @@ def test_a_soak_of_200_rounds_with_random_losses(tmp_path):
     grid.tamper = lose
     results = run(grid, e, tmp_path / "run")
     assert results["cost"]["rounds"] == 200 and len(losses) > 10
-    assert {f["kind"] for f in results["faults"]} == {"lost"} and len(results["faults"]) >= 2 * len(losses)
+    counts = results["fault_counts"]  # `faults` keeps the first twenty of each client
+    assert all(set(kinds) == {"lost"} for kinds in counts.values())
+    assert sum(kinds["lost"] for kinds in counts.values()) >= 2 * len(losses)
     assert int(state_of(tmp_path / "run")["mine/version"].min()) > 180
 
 

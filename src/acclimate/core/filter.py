@@ -8,7 +8,7 @@ is combined (`uplink` says so, `server` makes of the result what the method expe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,6 +32,8 @@ class Sender(NamedTuple):
     secret: bytes | None = None
     """The key of the run at this place, 32 bytes that follow from nothing; None where everything follows from the
     seed."""
+    mask: Callable[[int], Tensor] | None = None
+    """Gives so many words of masks, on which the place has agreed with others for this message alone."""
 
 
 class Arrived(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,8 @@ class Worker:
     """A number, or where clients of several seeds run in lanes of one engine an int64 scalar."""
     secret: bytes | None = field(default=None, repr=False, compare=False)
     """The key of the run at this place (`store.secrets`); None where everything follows from the seed."""
+    mask: Callable[[int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
+    """Of one client's next message: see `Sender.mask`."""
 
     def key(self, purpose: str, *data: int | Tensor, like: Tensor | None = None) -> rng.Key:
         """A key for one purpose (`train`, `server`, ...) and place (round, client), on the device of `like`."""
@@ -94,7 +96,7 @@ class Worker:
         up, new = _pair(self.method, self.method.client(self.task, down, mine, data, key))
         met, before = before_each(self.filters, self.method.uplink), up
         for i, f in enumerate(self.filters):
-            sender = Sender(met[i], data["id"], data["round"], cohort, self.secret)
+            sender = Sender(met[i], data["id"], data["round"], cohort, self.secret, self.mask)
             up = f.client(up, rng.fold(key, "filter", i), sender)
         # also before the filters: what one makes of NaN may be whole numbers, which are always finite
         seen = {"before": before, "mine": new}

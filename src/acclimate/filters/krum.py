@@ -3,8 +3,9 @@
 With n clients of whom f may lie, a client's score is the sum of squared distances from its message to the n - f - 2
 nearest others. Krum takes the message with the lowest score, multi-Krum the mean over the `select` lowest. Distances
 are over all linear groups together that hold floating-point numbers; counts and other integers do not vote, but are
-taken from the same clients. The paper's guarantee needs 2 f + 2 < n; fewer clients are refused, because a sum of few
-distances proves nothing.
+taken from the same clients. The paper's guarantee needs 2 f + 2 < n; rounds for fewer clients are refused, because a
+sum of few distances proves nothing. Where a round was for enough and fewer answered, as in a fleet that has suspended
+liars, the round goes on with each coordinate's median, which bears f liars among 2 f + 1 clients or more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Tree, check, tree
+from ..core import Arrived, Tree, check, rng, tree
+from .median import Median
 from .message_parts import as_float, floats
 from .robust import Robust, masked_mean, wide
 
@@ -32,9 +34,15 @@ class Krum(Robust):
         check.at_least(self, "liars", 0)
         check.at_least(self, "select", 1)
 
+    def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
+        self._enough(arrived.asked)
+        return super().server(total, key, arrived)
+
     def reduce(self, groups: Tree, there: dict[str, Tensor]) -> Tree:
-        self._enough(len(tree.leaves(groups)[0]))
-        best = scores(groups, self.liars).argsort(stable=True)[: self.select]
+        count = len(tree.leaves(groups)[0])
+        if count <= 2 * self.liars + 2:
+            return Median().reduce(groups, there)
+        best = scores(groups, self.liars).argsort(stable=True)[: min(self.select, count - self.liars - 2)]
         return {g: tree.map(lambda x, t=there[g]: _mean_of(as_float(x), t, best), part) for g, part in groups.items()}
 
     def _enough(self, clients: int) -> None:

@@ -5,23 +5,28 @@ The protocol of Bonawitz et al. (CCS 2017, Section 4) in four steps, on whole nu
 1. Every client makes two keys and publishes their public halves (`Client.keys`).
 2. It splits its mask key and the seed of a mask of its own into shares, one for each other client, and seals each so
    that only that client can open it (`Client.shares`).
-3. It sends its numbers under its own mask and one mask per pair (`Client.masked`).
-4. Those whose numbers arrived open, of every survivor, their share of the own mask's seed, and of every other client
-   their share of the mask key: never both of one client (`Client.opened`). `unmasked` takes the masks off.
+3. It sends its numbers under its own mask and one mask per pair of members, those who sent shares (`Client.mask`).
+4. Those whose numbers arrived open, of every survivor, their share of the own mask's seed, and of every other member
+   their share of the mask key: never both of one client (`Client.opened`). `correction` takes the masks off the sum.
 
 Any `threshold` clients that answer step 4 are enough, so that many may drop out or send garbage as are above it, at any
 step. It holds against a server that follows the protocol and sees everything, together with up to `threshold` - 1
-clients. A server that shows different clients different keys or survivors is not held off: that takes signatures.
+clients. A server that shows different clients different keys or survivors is not held off by this alone: with the
+sites' own secret (`Masked.secret`) keys are signed, so that it cannot put its own in the place of a client's.
+
+A client's secrets outlive its process (`Client.saved`), because the four steps are four requests. They serve one sum:
+it masks once and opens once, whatever it is asked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import itertools
+import math
+import secrets
 import struct
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +36,7 @@ from . import chacha, shamir
 MODULUS = 1 << 32
 _SHARE = 66
 """Bytes of a share."""
-_TRIES = 2000
+_TRIES = 500
 """How many choices of shares are tried, where some of them are wrong."""
 
 
@@ -64,19 +69,24 @@ class Client:
     def __init__(self, number: int) -> None:
         self.number = number
         self._seal, self._mask, self._seed = (shamir.private_key() for _ in range(3))
+        self._public = Keys(shamir.public_key(self._seal), shamir.public_key(self._mask))
         self._threshold = 0
         self._others: dict[int, Keys] = {}
         self._held: dict[int, tuple[int, int]] = {}
         self._seals: dict[int, bytes] = {}
+        self._members: set[int] = set()
+        """Those with whom it shares masks; nobody before it has masked its numbers."""
         self._done = False
 
     def keys(self) -> Keys:
         """The public halves of the keys."""
-        return Keys(shamir.public_key(self._seal), shamir.public_key(self._mask))
+        return self._public
 
     def shares(self, all_keys: Mapping[int, Keys], threshold: int) -> Shares:
-        """The shares of the own secrets for all clients whose keys are known."""
+        """The shares of the own secrets for all clients whose keys are known. It gives them once."""
         check_threshold(threshold, len(all_keys))
+        if self._others:
+            raise ValueError(f"client {self.number}: it has sent shares before")
         if all_keys.get(self.number) != self.keys():
             raise ValueError(f"client {self.number}: these are not its keys")
         self._others, self._threshold = dict(all_keys), threshold
@@ -86,27 +96,57 @@ class Client:
         sealed = {c: _sealed(self._common(c), self.number, c, seeds[c], keys[c]) for c in all_keys if c != self.number}
         return Shares(_check(self._seed), sealed)
 
-    def masked(self, numbers: Tensor, sealed: Mapping[int, bytes]) -> Tensor:
-        """The numbers under masks with all whose shares came; a share that was tampered with counts as none."""
-        for c, box in sealed.items():
-            pair = _unsealed(self._common(c), c, self.number, box) if c in self._others else None
-            if pair is not None and c != self.number:
+    def mask(self, words: int, members: Collection[int], sealed: Mapping[int, bytes]) -> Tensor:
+        """The sum of its own mask and of those with all members; `sealed` are their shares. It gives them once.
+
+        A share that was tampered with is not held. It shares a mask with the sender all the same, as the sender does.
+        """
+        strange = set(members) - self._others.keys()
+        if self._members or strange or self.number not in members or len(members) < self._threshold:
+            why = f"{len(members)} members, {len(strange)} unknown" if not self._members else "it has masked before"
+            raise ValueError(f"client {self.number}: these members cannot share masks: {why}")
+        for c in set(members) - {self.number}:
+            if (pair := _unsealed(self._common(c), c, self.number, sealed.get(c, b""))) is not None:
                 self._held[c] = pair
-        if len(self._held) < self._threshold:
-            raise ValueError(f"client {self.number}: shares of {len(self._held)} clients, fewer than the threshold")
-        total = numbers.to(torch.int64) + _stream(_own(self._seed), len(numbers))
-        for c in sorted(self._held.keys() - {self.number}):
-            total = total + _pair(self.number, c, self._mask, self._others[c].mask, len(numbers))
+        self._members = set(members)
+        total = _stream(_own(self._seed), words)
+        for c in sorted(self._members - {self.number}):
+            total = total + _pair(self.number, c, self._mask, self._others[c].mask, words)
         return torch.remainder(total, MODULUS)
 
     def opened(self, survivors: Collection[int]) -> Opened:
         """Shares of the survivors' own masks, and of the mask keys of those who are missing. It answers once."""
         alive = set(survivors)
-        if self._done or len(alive) < self._threshold or not alive <= self._held.keys() | {self.number}:
+        if self._done or len(alive) < self._threshold or not alive <= self._members:
             raise ValueError(f"client {self.number}: {len(alive)} survivors cannot be opened, or were before")
         self._done = True
-        missing = self._held.keys() - alive
-        return Opened({c: self._held[c][0] for c in alive}, {c: self._held[c][1] for c in missing})
+        held = self._held.keys() & (self._members | {self.number})
+        return Opened({c: self._held[c][0] for c in held & alive}, {c: self._held[c][1] for c in held - alive})
+
+    def saved(self) -> dict[str, Any]:
+        """All of it as JSON, for a file that nobody else can read."""
+        return {
+            "number": self.number,
+            "secrets": [hex(self._seal), hex(self._mask), hex(self._seed)],
+            "public": [hex(k) for k in self._public],
+            "threshold": self._threshold,
+            "others": {c: [hex(k.seal), hex(k.mask)] for c, k in self._others.items()},
+            "held": {c: [hex(a), hex(b)] for c, (a, b) in self._held.items()},
+            "members": sorted(self._members),
+            "done": self._done,
+        }
+
+    @classmethod
+    def loaded(cls, body: Mapping[str, Any]) -> Client:
+        """The inverse of `saved`."""
+        out = cls.__new__(cls)
+        out.number, out._threshold, out._done = body["number"], body["threshold"], body["done"]
+        out._seal, out._mask, out._seed = (int(v, 16) for v in body["secrets"])
+        out._public = Keys(*(int(v, 16) for v in body["public"]))
+        out._others = {int(c): Keys(int(a, 16), int(b, 16)) for c, (a, b) in body["others"].items()}
+        out._held = {int(c): (int(a, 16), int(b, 16)) for c, (a, b) in body["held"].items()}
+        out._members, out._seals = set(body["members"]), {}
+        return out
 
     def _common(self, other: int) -> bytes:
         if other not in self._seals:
@@ -114,26 +154,41 @@ class Client:
         return self._seals[other]
 
 
-def unmasked(
-    arrived: Mapping[int, Tensor],
+class Unreadable(ArithmeticError):
+    """A secret that does not follow from the shares that were opened; names the client whose it is."""
+
+    def __init__(self, client: int, what: str) -> None:
+        self.client = client
+        super().__init__(what)
+
+
+def correction(
+    words: int,
+    arrived: Collection[int],
     keys: Mapping[int, Keys],
     checks: Mapping[int, bytes],
     opened: Mapping[int, Opened],
     threshold: int,
 ) -> Tensor:
-    """The sum of what arrived, modulo 2^32, without its masks. `keys` and `checks` are of all who sent shares."""
-    check_threshold(threshold, len(keys))
+    """What must be added, modulo 2^32, to the sum of what arrived so that no mask is left in it.
+
+    `keys` and `checks` are of all members.
+    """
     if len(opened) < threshold:
         raise ArithmeticError(f"{len(opened)} clients opened their shares; {threshold} are needed to read the sum")
-    first = next(iter(arrived.values()))
-    total = torch.stack(list(arrived.values())).sum(0)
+    total = torch.zeros(words, dtype=torch.int64)
     for c in arrived:
-        total = total - _stream(_own(_seed_of(c, opened, checks[c], threshold)), len(first))
-    for gone in keys.keys() - arrived.keys():
+        total = total - _stream(_own(_seed_of(c, opened, checks[c], threshold)), words)
+    for gone in keys.keys() - set(arrived):
         private = _key_of(gone, opened, keys[gone].mask, threshold)
         for c in arrived:  # what it would have added for its pair with a survivor
-            total = total + _pair(gone, c, private, keys[c].mask, len(first))
+            total = total + _pair(gone, c, private, keys[c].mask, words)
     return torch.remainder(total, MODULUS)
+
+
+def needed(share: float, clients: int) -> int:
+    """How many of so many clients a share is, and more than half of them in any case."""
+    return max(math.ceil(share * clients - 1e-9), clients // 2 + 1)
 
 
 def check_threshold(threshold: int, clients: int) -> None:
@@ -142,23 +197,32 @@ def check_threshold(threshold: int, clients: int) -> None:
         raise ValueError(f"threshold={threshold} must be above half of the {clients} clients, and at most all")
 
 
+def valid(keys: Keys) -> bool:
+    """Whether these can be keys of a client: numbers of the group that are not trivial."""
+    return all(1 < key < shamir.group() - 1 for key in keys)
+
+
 def _seed_of(client: int, opened: Mapping[int, Opened], check: bytes, threshold: int) -> int:
     shares = {c: o.seeds[client] for c, o in opened.items() if client in o.seeds}
-    return _found(shares, threshold, lambda seed: _check(seed) == check, f"the mask of client {client}")
+    return _found(shares, threshold, lambda seed: _check(seed) == check, client, "mask")
 
 
 def _key_of(client: int, opened: Mapping[int, Opened], public: int, threshold: int) -> int:
     shares = {c: o.keys[client] for c, o in opened.items() if client in o.keys}
-    return _found(shares, threshold, lambda key: shamir.public_key(key) == public, f"the key of client {client}")
+    return _found(shares, threshold, lambda key: shamir.public_key(key) == public, client, "key")
 
 
-def _found(shares: dict[int, int], threshold: int, right: Callable[[int], bool], what: str) -> int:
+def _found(shares: dict[int, int], threshold: int, right: Callable[[int], bool], client: int, what: str) -> int:
     """The secret that is right. Wrong shares among them are got round, by trying others."""
-    for chosen in itertools.islice(itertools.combinations(sorted(shares), threshold), _TRIES):
+    chosen = sorted(shares)[:threshold]
+    for _ in range(_TRIES if len(shares) >= threshold else 0):
         secret = shamir.joined({c: shares[c] for c in chosen})
         if secret < 1 << shamir.BITS and right(secret):
             return secret
-    raise ArithmeticError(f"{what} does not follow from the {len(shares)} shares that were opened")
+        if len(shares) == threshold:
+            break
+        chosen = secrets.SystemRandom().sample(sorted(shares), threshold)  # nobody knows which are tried next
+    raise Unreadable(client, f"the {what} of client {client} does not follow from the {len(shares)} shares opened")
 
 
 def _pair(me: int, other: int, private: int, public: int, words: int) -> Tensor:

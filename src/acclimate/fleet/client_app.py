@@ -17,13 +17,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from ..backends.flower.protocol import Version, version_conflict
+from ..backends.flower.protocol import Version, branches, rebuilt, version_conflict
 from ..core import tree
 from ..experiment import loads
 from ..store import RunError
 from . import audit
 from .policy import Policy, PolicyRefusal
-from .records import branches, flat_of, pack, rebuilt, unpack, version_of
+from .records import flat_of, pack, unpack, version_of
 from .site import Place, Site
 from .vault import Memory, Vault, safe
 

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from ..backends.flower.checks import DTYPES, checked_fields
-from ..backends.flower.protocol import Parcel, Version, nested
+from ..backends.flower.protocol import Parcel, Version, branches, nested, rebuilt
 from ..core import Tree, tree
 
 FIELDS, VERSION = "fields", "acclimate"
@@ -28,21 +28,6 @@ LONGEST_FIELDS = 2**24
 """The most characters that the fields of an answer may have, written as JSON."""
 LONGEST_VERSION = 64
 """The most characters that a version may have."""
-
-
-def branches(value: Any) -> Any:
-    """The branches of a tree, with null for every tensor: names of tensors cannot express empty branches."""
-    return {k: branches(v) for k, v in value.items()} if isinstance(value, Mapping) else None
-
-
-def rebuilt(shape: Any, flat: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """A tree from its `branches` and its tensors by name."""
-    if isinstance(shape, Mapping):
-        return {k: rebuilt(v, flat, f"{prefix}{k}/") for k, v in shape.items()}
-    name = prefix.removesuffix("/")
-    if name not in flat:
-        raise ValueError(f"tensor '{name}' is missing")
-    return flat[name]
 
 
 def pack(trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> RecordDict:

@@ -27,6 +27,7 @@ from ..running.deploy import assembled, guarded
 from ..store import secrets
 from .book import MessageBook, request_key
 from .remote import VALIDATION, card_of
+from .site_sums import SiteSums
 from .vault import LostState, Vault, leave_models
 
 TreesAndFields = tuple[dict[str, Tree], dict[str, Any]]
@@ -90,7 +91,7 @@ class Site:
     def answer(self, kind: str, trees: Mapping[str, Tree], fields: Mapping[str, Any]) -> TreesAndFields:
         """Answer one request."""
         if kind == "query":
-            return {}, self.card()
+            return {}, self.card() if "sum" not in fields else self._sum(fields["sum"])
         if kind == "train":
             return self.train(trees["down"], fields)
         if kind == "evaluate":
@@ -103,6 +104,21 @@ class Site:
         return card if self.place.data is None else {**card, "data": card_of(self.world)}
 
     # --- a round --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def sums(self) -> SiteSums:
+        """The secrets of this node's clients in sums that survive drop-outs."""
+        return SiteSums(self.vault.folder, self.experiment)
+
+    def _sum(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """A step of a secure sum. A client that fails does not take others with it."""
+        told, failed = {}, {}
+        for client in fields["clients"]:
+            try:
+                told[str(client)] = self.sums.answer(self._own(int(client)), fields)
+            except Exception as e:
+                failed[str(client)] = _reason(str(client), e)
+        return {"sum": told, "failed": failed}
 
     def train(self, down: Tree, fields: Mapping[str, Any]) -> TreesAndFields:
         """A local round of the clients that were asked for. A client that fails does not take others with it."""
@@ -127,9 +143,10 @@ class Site:
         """
         client, round = self._own(int(name)), int(fields["round"])
         mine = self.vault.mine(client, int(fields["versions"][name]), self.worker.start)
-        worker = self._noised({"down": down, "mine": mine}, client, round)
+        noised = self._noised({"down": down, "mine": mine}, client, round)
+        worker = replace(noised, mask=self.sums.mask(client, fields))
         up, new, ok = worker.train(down, mine, self._data(train, client, round))
-        if not bool(ok) and worker is self.worker:
+        if not bool(ok) and noised is self.worker:
             return None
         self.vault.keep(client, round + 1, new if bool(ok) else mine, [int(v) for v in fields["keep"][name]])
         return up

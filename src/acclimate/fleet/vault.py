@@ -14,10 +14,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from ..backends.flower.protocol import branches, rebuilt
 from ..core import Tree, tree
 from ..live import Live
 from ..store import write
-from .records import branches, rebuilt
 
 Memory = dict[int, tuple[int, Tree]]
 """The newest private state of each client and its version, in memory, which saves reading files."""

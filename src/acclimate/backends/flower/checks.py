@@ -209,6 +209,7 @@ FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "left": (lambda value: _list_of(value, _number), "a list of numbers of clients"),
     "lacks": (lambda value: isinstance(value, bool), "true or false"),
     "model": (_model, "a list of tensors, [name, shape, type], of a possible size"),
+    "sum": (lambda value: isinstance(value, dict), "an answer by client"),
     "data": (_data_card, "the shape, classes, pixels and numbers of examples of a site"),
 }
 """The fields that the server reads: whether a value has the right form, and that form in words."""

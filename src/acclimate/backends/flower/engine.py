@@ -37,10 +37,10 @@ from ...core import (
     tree,
 )
 from ...core.stream import Protocol as StreamProtocol
-from . import stretches
+from . import secure_rounds, stretches
 from .intake import Intake
 from .live_models import LiveModels, ModelRecipe, Trees
-from .messages import RoundMessages, expected_message, metrics_of
+from .messages import NOBODY, RoundMessages, expected_message, metrics_of
 from .protocol import LINK, FleetError, Link, NodeAnswer, Request, brief, stream_name
 from .roster import Roster
 from .settling import settled
@@ -121,6 +121,7 @@ class FlowerEngine(Engine):
         self._expected = expected_message(worker, self.shards)
         self._intake = Intake(worker, self.shards.sizes, options.clip, options.max_share)
         self._open = OpenRound({}, RoundMessages(0, self._expected, worker, self._intake, {}), self._versions)
+        self._sums = secure_rounds.of(worker, link, self.roster, options.deadline)
         self._idle = 0
         """Rounds in a row that were left out because the server's half failed."""
         self._missed: list[Fault] = []
@@ -151,16 +152,18 @@ class FlowerEngine(Engine):
             arrived.absent([c], "suspended", shut[c])
         clients = [c for c in cohort.tolist() if c not in shut]
         for _ in range(self.options.tries if clients else 0):
-            left = [c for c in clients if c not in arrived.decoded and c not in arrived.struck]
-            self._collect(down, left, self._needed(clients, arrived) - len(arrived.decoded), arrived)
+            have = arrived.decoded if self._sums is None else {}  # a new try is a new sum, of everybody
+            left = [c for c in clients if c not in have and c not in arrived.struck]
+            self._collect(down, left, self._needed(clients, arrived) - len(have), arrived, len(clients))
             arrived.judge()
             count, needed = len(arrived.decoded), self._needed(clients, arrived)
+            needed = needed if self._sums is None else max(needed, self._sums.threshold)
             if count >= needed or arrived.struck.issuperset(clients):
                 break
             why = "; ".join(f"client {f.client}: {f.reason}" for f in list(arrived.faults.values())[:3])
             self.link.log(f"round {round}: {count} of {len(clients)} clients, {needed} needed ({why})")
         else:
-            if not clients:
+            if not clients or (self._sums is not None and self._sums.came >= self.options.needed(len(clients))):
                 return self._reply(cohort.tolist(), arrived)
             raise FleetError(
                 f"round {round}: messages of {count} of {len(clients)} clients count after {self.options.tries} "
@@ -179,10 +182,11 @@ class FlowerEngine(Engine):
         shut = {c: f"it broke rules in {int(strikes[c])} rounds, and is not asked any more" for c in over}
         return shut | dict(self.link.barred)
 
-    def _collect(self, down: Tree, clients: list[int], enough: int, arrived: RoundMessages) -> None:
-        """Ask some clients for their round, and take the messages that come back."""
+    def _collect(self, down: Tree, clients: list[int], enough: int, arrived: RoundMessages, of: int) -> None:
+        """Ask some clients of a round of so many for theirs, and take the messages that come back."""
         there = self.roster.find(clients, enough)
         arrived.absent([c for c in clients if c not in there], "lost", self.roster.why_absent())
+        there = there if self._sums is None else self._sums.agree(there, of, arrived)
         asked = self.roster.by_node(there)
         requests = [self._request(down, node, members, arrived.round) for node, members in asked.items()]
         answers = self.link.exchange(requests, self.options.deadline, str(arrived.round)) if requests else []
@@ -201,18 +205,27 @@ class FlowerEngine(Engine):
         versions = {str(c): int(self._versions[c]) for c in clients}
         older = [self._versions, *(mine["version"] for mine in self.link.keep)]
         keep = {str(c): sorted({int(v[c]) for v in older}) for c in clients}
-        return Request(node, "train", {"down": down}, {"round": round, "versions": versions, "keep": keep})
+        fields = {"round": round, "versions": versions, "keep": keep}
+        extra = {} if self._sums is None else self._sums.fields(clients)
+        return Request(node, "train", {"down": down}, {**fields, **extra})
 
     def _reply(self, clients: list[int], arrived: RoundMessages) -> Reply:
         present = [c for c in clients if c in arrived.decoded]
         messages = arrived.bounded(present)
+        part, lost = arrived.combined(messages), []
+        if self._sums is not None:
+            try:
+                part = self._sums.unmasked(part, self._expected, arrived)
+            except secure_rounds.SumLost as e:
+                part, messages, present = NOBODY, {}, []
+                lost = [Fault(arrived.round, -1, "round", brief(f"nobody's message counts: {e}"))]
         self._intake.strike(sorted(arrived.struck))
         self._open = OpenRound(messages, arrived, self._versions)
         self._versions = self._versions.clone()
         self._versions[present] = arrived.round + 1
-        faults = (*self.missed(), *(arrived.faults[c] for c in clients if c in arrived.faults), *arrived.refused)
+        faults = (*self.missed(), *(arrived.faults[c] for c in clients if c in arrived.faults), *arrived.refused, *lost)
         self._log(faults)
-        return Reply(arrived.combined(messages), self._expected, faults)
+        return Reply(part, self._expected, faults)
 
     def settle(self, reply: Reply, server: Tree, attempt: Attempt) -> tuple[Tree, Reply]:
         messages, arrived, before = self._open

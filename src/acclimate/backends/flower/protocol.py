@@ -16,7 +16,7 @@ from ...ops.hashing import content_hash
 from ...version import __version__
 
 Kind = Literal["query", "train", "evaluate"]
-WIRE = 2
+WIRE = 3
 """The number of the format of requests and answers. It is raised whenever this format changes."""
 DEPTH, NAME = 32, 1000
 """The most branches above a tensor, and the most characters of its name: far more than models have."""
@@ -157,3 +157,18 @@ def with_empty_groups(found: Tree, like: Tree) -> Tree:
         elif isinstance(out.get(name), Mapping):
             out[name] = with_empty_groups(out[name], part)
     return out
+
+
+def branches(value: Any) -> Any:
+    """The branches of a tree, with null for every tensor: names of tensors cannot express empty branches."""
+    return {k: branches(v) for k, v in value.items()} if isinstance(value, Mapping) else None
+
+
+def rebuilt(shape: Any, flat: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """A tree from its `branches` and its tensors by name."""
+    if isinstance(shape, Mapping):
+        return {k: rebuilt(v, flat, f"{prefix}{k}/") for k, v in shape.items()}
+    name = prefix.removesuffix("/")
+    if name not in flat:
+        raise ValueError(f"tensor '{name}' is missing")
+    return flat[name]

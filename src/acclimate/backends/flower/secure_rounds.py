@@ -1,0 +1,182 @@
+"""The server's half of sums that survive drop-outs: it passes keys and sealed shares on, and takes the masks off.
+
+A round of `Masked(threshold=...)` has four exchanges in the place of one: keys, shares, messages, and shares of the
+secrets that are still in the sum. `filters.secure_sum` has the protocol, `fleet.site_sums` the nodes' half. A client
+that misses one of them, or sends what no honest one does, is left out of the sum; so is one whose message may not
+count. Where fewer than the threshold are left, nobody's message can be read: the round is left out, and the next
+begins.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from ...core import Partial, Tree, Worker, tree
+from ...filters import Masked
+from ...filters.secure_sum import Keys, Opened, Shares, Unreadable, correction, needed, valid
+from .messages import RoundMessages
+from .protocol import Link, Request
+from .roster import Roster
+
+DIGITS = 600
+"""The most hexadecimal digits of a number that a node sends: keys have 512."""
+T = TypeVar("T")
+
+
+class SumLost(ArithmeticError):
+    """The sum of a round that cannot be read, because too few are left or because secrets are missing."""
+
+
+class Agreed(NamedTuple):
+    """The clients of one sum, and what the server knows of them."""
+
+    name: str
+    threshold: int
+    keys: dict[int, Keys]
+    checks: dict[int, bytes]
+    boxes: dict[int, dict[str, str]]
+    """The sealed shares for each member, by their senders."""
+
+
+NOBODY = Agreed("", 1, {}, {}, {})
+
+
+class SecureSums:
+    """Conducts the sum of a round. A new try is a new sum, because no secret may serve twice."""
+
+    def __init__(self, record: Masked, link: Link, roster: Roster, deadline: float) -> None:
+        self._share, self._link, self._roster, self._deadline = record.threshold, link, roster, deadline
+        self._sum = NOBODY
+        self.came = 0
+        """How many clients published keys in the last try."""
+
+    @property
+    def threshold(self) -> int:
+        """How many clients must stay to the end of the sum."""
+        return self._sum.threshold
+
+    def agree(self, clients: list[int], of: int, arrived: RoundMessages) -> list[int]:
+        """Begin a sum of these clients of a round of so many. Those who take part in it; the others are absent."""
+        arrived.decoded.clear()
+        name = secrets.token_hex(16)
+        keys = self._ask(name, "keys", clients, {}, _keys, arrived)
+        self.came, self._sum = len(keys), NOBODY._replace(threshold=needed(self._share, of))
+        if len(keys) < Masked.least:
+            return []
+        published = {str(c): [f"{k.keys.seal:x}", f"{k.keys.mask:x}", k.tag] for c, k in keys.items()}
+        sent = self._ask(name, "shares", list(keys), {"keys": published, "of": of}, _shares, arrived)
+        # who has no share from most of the others is a stranger to them: its keys were not signed as theirs are
+        known = {c: sum(c in s.shares for o, s in sent.items() if o != c) for c in sent}
+        members = [c for c in sent if 2 * known[c] > len(sent) - 1]
+        strangers = [c for c in sent if c not in members]
+        arrived.absent(strangers, "identity", "most of the others do not accept its keys")
+        arrived.struck.update(strangers)
+        boxes = {c: {str(o): sent[o].shares[c].hex() for o in members if c in sent[o].shares} for c in members}
+        checks = {c: sent[c].check for c in members}
+        self._sum = Agreed(name, self._sum.threshold, {c: keys[c].keys for c in members}, checks, boxes)
+        return members if len(members) >= self._sum.threshold else []
+
+    def fields(self, clients: list[int]) -> dict[str, Any]:
+        """What the request for the messages of these clients says of the sum."""
+        boxes = {str(c): self._sum.boxes[c] for c in clients}
+        return {"sum": {"name": self._sum.name, "members": sorted(self._sum.keys), "boxes": boxes}}
+
+    def unmasked(self, part: Partial, like: Tree, arrived: RoundMessages) -> Partial:
+        """The combined messages without their masks; `SumLost` where the sum cannot be read."""
+        alive, threshold = part.clients.tolist(), self._sum.threshold
+        if len(alive) < threshold:
+            raise SumLost(f"messages of {len(alive)} of {len(self._sum.keys)} clients, and {threshold} are needed")
+        opened = self._ask(self._sum.name, "open", alive, {"survivors": alive}, _opened, arrived)
+        sizes = [x.numel() for x in tree.leaves(like)]
+        known = (self._sum.keys, self._sum.checks, opened, threshold)
+        try:
+            words = correction(sum(sizes), alive, *known)
+        except Unreadable as e:
+            arrived.struck.add(e.client)  # it made the shares
+            raise SumLost(str(e)) from e
+        except ArithmeticError as e:
+            raise SumLost(str(e)) from e
+        pieces = iter(words.split(sizes))
+        masks: Tree = tree.map(lambda x: next(pieces).reshape(x.shape), like)
+
+        def read(x: Tensor, mask: Tensor) -> Tensor:
+            return x + mask
+
+        return part._replace(sums={g: tree.map(read, part.sums[g], masks[g]) for g in part.sums})
+
+    def _ask(
+        self,
+        name: str,
+        step: str,
+        clients: list[int],
+        body: Mapping[str, Any],
+        read: Callable[[Any], T],
+        arrived: RoundMessages,
+    ) -> dict[int, T]:
+        """One exchange with the nodes of these clients: what each said, as far as it can be read."""
+        by_node, found = self._roster.by_node(clients), {}
+        # whoever is silent at the last step has sent a message that counts
+        absent = arrived.absent if step != "open" else lambda own, kind, reason: None
+        requests = [
+            Request(node, "query", {}, {"sum": {**body, "name": name, "step": step, "clients": own}})
+            for node, own in by_node.items()
+        ]
+        said = {a.node: a for a in self._link.exchange(requests, self._deadline, str(arrived.round))}
+        for node, own in by_node.items():
+            answer = said.get(node)
+            failed = answer.fields.get("failed", {}) if answer is not None else {}
+            for c in own:
+                if answer is None:
+                    absent([c], "late", f"no answer to step '{step}' of a secure sum")
+                elif answer.error is not None:
+                    absent([c], answer.kind, answer.error)
+                elif str(c) in failed:
+                    absent([c], *failed[str(c)])
+                else:
+                    try:
+                        found[c] = read(answer.fields["sum"][str(c)])
+                    except (AttributeError, LookupError, TypeError, ValueError):
+                        absent([c], "shape", f"its answer to step '{step}' of a secure sum cannot be read")
+                        arrived.struck.add(c)
+        return found
+
+
+class Published(NamedTuple):
+    """A client's keys, and its signature of them, which the server cannot check."""
+
+    keys: Keys
+    tag: str
+
+
+def _number(text: Any) -> int:
+    if not isinstance(text, str) or len(text) > DIGITS:
+        raise ValueError("not a number")
+    return int(text, 16)
+
+
+def _keys(value: Any) -> Published:
+    seal, mask, tag = value
+    keys = Keys(_number(seal), _number(mask))
+    if not valid(keys) or not isinstance(tag, str) or len(tag) > DIGITS:
+        raise ValueError("not keys")
+    return Published(keys, tag)
+
+
+def _shares(value: Any) -> Shares:
+    boxes = {int(c): bytes.fromhex(box) for c, box in value["shares"].items() if len(box) <= DIGITS}
+    return Shares(bytes.fromhex(value["check"]), boxes)
+
+
+def _opened(value: Any) -> Opened:
+    seeds, keys = ({int(c): _number(v) for c, v in value[part].items()} for part in ("seeds", "keys"))
+    return Opened(seeds, keys)
+
+
+def of(worker: Worker, link: Link, roster: Roster, deadline: float) -> SecureSums | None:
+    """The sums of a run whose masks survive drop-outs; None where no filter says so."""
+    last = worker.filters[-1] if worker.filters else None
+    return SecureSums(last, link, roster, deadline) if isinstance(last, Masked) and last.threshold else None
