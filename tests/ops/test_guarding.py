@@ -92,18 +92,21 @@ def test_only_flips_are_evidence():
 
 def test_evidence_adds_up_and_older_batches_count_less():
     prior = [0.5, 0.4, 0.1]
-    ref = {"rare": torch.tensor([0.0, 1.0, 1.0]), "prior": torch.tensor(prior)}
-    ref |= {"plain": {"confidence": torch.tensor(0.5)}, "home": {"ratio": torch.tensor([1.0, -2.0, -4.0])}}
-    before = {"gain": 1.0, "squares": 2.0, "foreign": 3.0, "confidence": 4.0, "likely": 5.0, "samples": 6.0}
-    assert tuple(before) == guarding.SUMS
-    sums = {k: torch.tensor(v) for k, v in before.items()}
+    ref = {"rare": torch.tensor([0.0, 1.0, 1.0]), "prior": torch.tensor(prior), "confidence": torch.tensor(0.5)}
+    ref["home"] = {"ratio": torch.tensor([1.0, -2.0, -4.0]), "level": torch.tensor(0.7)}
+    before = dict(zip(guarding.SUMS, range(1, 8), strict=True))
+    sums = {k: torch.tensor(float(v)) for k, v in before.items()}
     sums, seen = guarding.weighed(sums, torch.tensor(PLAIN), torch.tensor(ADAPTED), ref, 0.5)
-    now = {"gain": sum(GAINS), "squares": sum(g * g for g in GAINS), "foreign": 1.0, "confidence": 1.8, "samples": 3.0}
+    now = {"gain": sum(GAINS), "squares": sum(g * g for g in GAINS), "foreign": 1.0, "surer": 1.8 - 3 * 0.5}
+    now |= {"samples": 3.0, "level": 3 * 0.7}
     now["likely"] = sum([1.0, -2.0, -4.0][max(range(3), key=row.__getitem__)] for row in PLAIN)
-    assert all(near(sums[k], now[k] + 0.5 * before[k]) for k in now)
-    assert near(seen["gain"], (sum(GAINS) + 0.5) / 6) and near(seen["foreign"], 2.5 / 6)
-    assert near(seen["likely"], (now["likely"] + 2.5) / 6)
-    assert near(seen["surer"], 3.8 / 6 - 0.5) and near(seen["flips"], 2 / 3)
+    assert set(now) == set(sums) and all(near(sums[k], now[k] + 0.5 * before[k]) for k in now)
+    samples = 3 + 0.5 * before["samples"]
+    for name in ("gain", "foreign", "surer", "likely", "level"):
+        assert near(seen[name], (now[name] + 0.5 * before[name]) / samples), name
+    assert near(seen["flips"], 2 / 3)
+    unknown = guarding.weighed(sums, torch.tensor(PLAIN), torch.tensor(ADAPTED), {**ref, "confidence": torch.nan}, 0.0)
+    assert float(unknown[1]["surer"]) == 0.0  # without kept examples nobody is surer than there
 
     def away(rows):
         mean = [sum(column) / 3 for column in zip(*rows, strict=True)]

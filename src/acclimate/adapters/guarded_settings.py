@@ -10,7 +10,7 @@ from ..core import Adapter, Task, Tree, Wrapping, check
 from ..ops.restarts import Rule
 from .tent import Tent
 
-KNOWN = ("x", "y", "real", "soft", "plain", "home", "prior", "rare")
+KNOWN = ("x", "y", "real", "prior")
 """What a guard keeps of a client's validation examples."""
 
 
@@ -49,7 +49,8 @@ class GuardSettings(Wrapping):
     """Batches after which the adapter starts afresh."""
     rule: Rule = "none"
     kept: int = 64
-    """How many validation examples a client keeps at most, the blurred ones counted too."""
+    """How many validation examples are answered beside each batch at most. Of images a client keeps half as many: each
+    is answered as it is, and dressed as the batch."""
 
     calibrates: ClassVar[bool] = True
     traces: ClassVar[Mapping[str, str]] = {
