@@ -83,11 +83,39 @@ GAINS = [(0.3 + 0.8) / 2 - (0.6 + 0.1) / 2, (0.4 + 0.5) / 2 - (0.5 + 0.2) / 2]
 """Rows 0 and 2 flip: from class 0 to 1, and from class 0 to 2."""
 
 
+FAMILIAR = {"rare": torch.zeros(3), "confidence": torch.tensor(0.8)}
+
+
 def test_only_flips_are_evidence():
-    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED))
+    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), FAMILIAR)
     assert near(gain, sum(GAINS)) and near(squares, sum(g * g for g in GAINS))
-    same = guarding.evidence(torch.tensor(PLAIN), torch.tensor(PLAIN))
+    same = guarding.evidence(torch.tensor(PLAIN), torch.tensor(PLAIN), FAMILIAR)
     assert [float(v) for v in same] == [0.0, 0.0]
+
+
+def test_of_what_seems_a_strangers_sample_the_un_adapted_model_alone_tells():
+    def told(weight, plain, adapted, old, new):
+        mean = [(1 - weight) * (p + q) / 2 + weight * p for p, q in zip(plain, adapted, strict=True)]
+        return mean[new] - mean[old]
+
+    sure = {"rare": torch.tensor([1.0, 0.0, 0.0]), "confidence": torch.tensor(0.8)}
+    gains = [told(0.6 / 0.8, PLAIN[0], ADAPTED[0], 0, 1), told(0.5 / 0.8, PLAIN[2], ADAPTED[2], 0, 2)]
+    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), sure)
+    assert near(gain, sum(gains)) and near(squares, sum(g * g for g in gains))
+    unsure = {**sure, "confidence": torch.tensor(0.3)}  # both are surer than on kept examples
+    gain, _ = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unsure)
+    assert near(gain, (0.3 - 0.6) + (0.4 - 0.5))
+    others = {**sure, "rare": torch.tensor([0.0, 1.0, 1.0])}  # what the adapted model names does not matter
+    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), others)[0], sum(GAINS))
+    unknown = {**sure, "confidence": torch.tensor(math.nan)}
+    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unknown)[0], sum(GAINS))
+
+
+def test_the_lead_is_the_difference_of_accuracies_on_examples_that_count():
+    plain, adapted = torch.eye(3)[torch.tensor([0, 2, 0, 1])], torch.eye(3)[torch.tensor([0, 1, 1, 2])]
+    assert near(guarding.lead(plain, adapted, Y, REAL), (2 - 2) / 3)  # rows 0 and 2 against rows 0 and 1
+    assert near(guarding.lead(plain, adapted, torch.tensor([0, 1, 1, 2]), REAL), (3 - 1) / 3)
+    assert float(guarding.lead(plain, adapted, Y, torch.zeros(4, dtype=torch.bool))) == 0.0
 
 
 def test_evidence_adds_up_and_older_batches_count_less():
@@ -105,7 +133,8 @@ def test_evidence_adds_up_and_older_batches_count_less():
     for name in ("gain", "foreign", "surer", "likely", "level"):
         assert near(seen[name], (now[name] + 0.5 * before[name]) / samples), name
     assert near(seen["flips"], 2 / 3)
-    unknown = guarding.weighed(sums, torch.tensor(PLAIN), torch.tensor(ADAPTED), {**ref, "confidence": torch.nan}, 0.0)
+    nan = torch.tensor(math.nan)
+    unknown = guarding.weighed(sums, torch.tensor(PLAIN), torch.tensor(ADAPTED), {**ref, "confidence": nan}, 0.0)
     assert float(unknown[1]["surer"]) == 0.0  # without kept examples nobody is surer than there
 
     def away(rows):

@@ -1,12 +1,13 @@
 """A guard around any adapter: its step is computed, judged, and only then answered with and kept. Our own.
 
-Per batch the un-adapted model answers too. Labelled validation examples that the client keeps, half of them blurred
-where they are images, are answered by both, by the adapted one *through the state that gave its answer*, so that a
-collapsed state shows: that calibrates each model's probabilities, and says which of the two is better at home. The
-adapted answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and `errors` standard errors,
-unless the stream is not this client's (`foreign`, `surer`): its validation examples then know nothing of it. Where it
-is estimated to be worse by as much, or the state is not finite or too far from the deployed weights, `policy` says what
-becomes of the state. The mean prediction is compared with the *client's own* class frequencies, never with uniform
+Per batch the un-adapted model answers too. Labelled validation examples that the client keeps are answered by both, by
+the adapted one *through the state that gave its answer*, so that a collapsed state shows; images once as they are and
+once dressed as the batch (`ops/dressing.py`), so that what a corruption does to either model shows as well. That
+calibrates each model's probabilities, and says which of the two is better on this client's own samples. The adapted
+answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and `errors` standard errors, unless
+the stream is not this client's (`foreign`, `likely`, `surer`): its validation examples then know nothing of it. Where
+it is estimated to be worse by as much, or the state is not finite or too far from the deployed weights, `policy` says
+what becomes of the state. The mean prediction is compared with the *client's own* class frequencies, never with uniform
 ones: a client with two classes always looks collapsed to the published tests.
 
 Published rules as settings: `every` starts afresh after so many batches (RDumb; Press et al., NeurIPS 2023), `rule`
@@ -77,13 +78,14 @@ class Guarded(GuardSettings):
 
         kept, y, real = guarding.beside(ref, x)
         known = torch.nan_to_num(predict(model, kept).logits)
+        probed = guarding.in_batches(answer, kept, len(x))
         home = guarding.known(known, y, real, most=guarding.MOST_PLAIN)
-        live = guarding.known(guarding.in_batches(answer, kept, len(x)), y, real, least=guarding.LEAST_ADAPTED)
+        live = guarding.known(probed, y, real, least=guarding.LEAST_ADAPTED)
         p = torch.nan_to_num(guarding.probabilities(plain, home))
         q = torch.nan_to_num(guarding.probabilities(adapted, live))
         mix = {"rare": guarding.rare(known, real), "home": guarding.home(known, real), "prior": ref["prior"]}
         sums, seen = guarding.weighed(state["sums"], p, q, {**home, **mix}, self.forget)
-        lead = guarding.lead(home, live)
+        lead = guarding.lead(*(v[-len(ref["y"]) :] for v in (known, probed, y, real)))  # images: the dressed ones
         lead = lead * ((self.foreign - seen["foreign"]) / (self.foreign - self.familiar)).clamp(0.0, 1.0)
         gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * lead
         bar = self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]

@@ -22,9 +22,9 @@ class GuardSettings(Wrapping):
     policy: Literal["warn", "skip", "restore", "reset", "freeze"] = "reset"
     """What becomes of a state that is judged harmful: it stays, the step is dropped, the last one that was judged good
     comes back, the adapter starts afresh, or it never adapts again."""
-    margin: float = 0.05
+    margin: float = 0.04
     """The least estimated gain of accuracy with which adapted answers go out ..."""
-    errors: float = 3.5
+    errors: float = 2.5
     """... and so many standard errors of that estimate on top of it."""
     forget: float = 0.97
     """How much an earlier batch counts, per batch since."""

@@ -1,8 +1,9 @@
 """Whether adapted answers may go out: what two models' answers to a batch say about each other, without labels.
 
 Only samples to which the two give different answers can change accuracy. Of each such flip, the mean of the two models'
-calibrated probabilities says which answer is likelier right. The sum over recent batches, older ones counting less, is
-the estimated gain; its own noise comes from the flips' squares. All functions are pure and run under `vmap`.
+calibrated probabilities says which answer is likelier right; of what seems a stranger's sample, those of the un-adapted
+model. The sum over recent batches, older ones counting less, is the estimated gain; its own noise comes from the flips'
+squares. All functions are pure and run under `vmap`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ def known(logits: Tensor, y: Tensor, real: Tensor, most: float = torch.inf, leas
     }
 
 
-def lead(plain: Tree, adapted: Tree) -> Tensor:
-    """The adapted model's lead in accuracy on labelled examples; none where there are none."""
-    return torch.nan_to_num(adapted["accuracy"] - plain["accuracy"])
+def lead(plain: Tensor, adapted: Tensor, y: Tensor, real: Tensor) -> Tensor:
+    """The adapted model's lead in accuracy, by the logits of both for labelled examples; 0 without any."""
+    ahead = (adapted.argmax(-1) == y).to(plain.dtype) - (plain.argmax(-1) == y).to(plain.dtype)
+    return torch.nan_to_num(estimates.mean(ahead, real))
 
 
 def probabilities(logits: Tensor, ref: Tree) -> Tensor:
@@ -122,11 +124,17 @@ def in_batches(answer: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tens
     return torch.nan_to_num(torch.cat([answer(x[rows]) for rows in at.split(size)])[: len(x)])
 
 
-def evidence(plain: Tensor, adapted: Tensor) -> tuple[Tensor, Tensor]:
+def evidence(plain: Tensor, adapted: Tensor, ref: Tree) -> tuple[Tensor, Tensor]:
     """Of the probabilities that two models give to one batch [B, C]: the summed gain of answering as the adapted one
-    does, and the sum of its squares."""
+    does, and the sum of its squares.
+
+    Where the un-adapted model names a class that is `rare` among its answers to kept examples, and is as sure of it as
+    of those (`confidence`), the sample is presumed a stranger's, of which the adapted model knows nothing: the less
+    sure it is, the more the adapted model's probabilities count.
+    """
     new, old = adapted.argmax(-1, keepdim=True), plain.argmax(-1, keepdim=True)
-    mean = (plain + adapted) / 2
+    strange = ref["rare"][old] * (plain.gather(-1, old) / ref["confidence"].clamp_min(1e-6)).clamp_max(1.0)
+    mean = plain + (1.0 - torch.nan_to_num(strange)) * (adapted - plain) / 2
     flip = (new != old)[..., 0].to(plain.dtype)
     gain = (mean.gather(-1, new) - mean.gather(-1, old))[..., 0] * flip
     return gain.sum(-1), gain.square().sum(-1)
@@ -141,7 +149,7 @@ def weighed(sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float
 
     `ref` is what the un-adapted model does on kept examples beside this batch: `confidence`, `rare`, `home`; `prior`.
     """
-    gain, squares = evidence(plain, adapted)
+    gain, squares = evidence(plain, adapted, ref)
     foreign, likely = (table[plain.argmax(-1)].sum() for table in (ref["rare"], ref["home"]["ratio"]))
     surer = torch.nan_to_num(plain.amax(-1) - ref["confidence"]).sum()
     samples = torch.full_like(gain, len(plain))
