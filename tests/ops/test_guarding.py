@@ -83,13 +83,13 @@ GAINS = [(0.3 + 0.8) / 2 - (0.6 + 0.1) / 2, (0.4 + 0.5) / 2 - (0.5 + 0.2) / 2]
 """Rows 0 and 2 flip: from class 0 to 1, and from class 0 to 2."""
 
 
-FAMILIAR = {"rare": torch.zeros(3), "confidence": torch.tensor(0.8)}
+FAMILIAR, MANY = {"rare": torch.zeros(3), "confidence": torch.tensor(0.8)}, torch.tensor(0.5)
 
 
 def test_only_flips_are_evidence():
-    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), FAMILIAR)
+    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), FAMILIAR, MANY)
     assert near(gain, sum(GAINS)) and near(squares, sum(g * g for g in GAINS))
-    same = guarding.evidence(torch.tensor(PLAIN), torch.tensor(PLAIN), FAMILIAR)
+    same = guarding.evidence(torch.tensor(PLAIN), torch.tensor(PLAIN), FAMILIAR, MANY)
     assert [float(v) for v in same] == [0.0, 0.0]
 
 
@@ -100,15 +100,19 @@ def test_of_what_seems_a_strangers_sample_the_un_adapted_model_alone_tells():
 
     sure = {"rare": torch.tensor([1.0, 0.0, 0.0]), "confidence": torch.tensor(0.8)}
     gains = [told(0.6 / 0.8, PLAIN[0], ADAPTED[0], 0, 1), told(0.5 / 0.8, PLAIN[2], ADAPTED[2], 0, 2)]
-    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), sure)
+    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), sure, MANY)
     assert near(gain, sum(gains)) and near(squares, sum(g * g for g in gains))
+    for foreign, much in ((0.05, 0.0), (0.1, 0.0), (0.15, 0.25), (0.3, 1.0)):  # none, a quarter, or all presumed so
+        some = [told(much * 0.6 / 0.8, PLAIN[0], ADAPTED[0], 0, 1), told(much * 0.5 / 0.8, PLAIN[2], ADAPTED[2], 0, 2)]
+        gain, _ = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), sure, torch.tensor(foreign))
+        assert near(gain, sum(some)), foreign
     unsure = {**sure, "confidence": torch.tensor(0.3)}  # both are surer than on kept examples
-    gain, _ = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unsure)
+    gain, _ = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unsure, MANY)
     assert near(gain, (0.3 - 0.6) + (0.4 - 0.5))
     others = {**sure, "rare": torch.tensor([0.0, 1.0, 1.0])}  # what the adapted model names does not matter
-    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), others)[0], sum(GAINS))
+    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), others, MANY)[0], sum(GAINS))
     unknown = {**sure, "confidence": torch.tensor(math.nan)}
-    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unknown)[0], sum(GAINS))
+    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unknown, MANY)[0], sum(GAINS))
 
 
 def test_the_lead_is_the_difference_of_accuracies_on_examples_that_count():

@@ -124,17 +124,23 @@ def in_batches(answer: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tens
     return torch.nan_to_num(torch.cat([answer(x[rows]) for rows in at.split(size)])[: len(x)])
 
 
-def evidence(plain: Tensor, adapted: Tensor, ref: Tree) -> tuple[Tensor, Tensor]:
+NO_STRANGERS, STRANGERS = 0.1, 0.3
+"""Shares of answers with classes that are not this client's: up to the first no sample is presumed a stranger's, from
+the second on every one that seems so is."""
+
+
+def evidence(plain: Tensor, adapted: Tensor, ref: Tree, foreign: Tensor) -> tuple[Tensor, Tensor]:
     """Of the probabilities that two models give to one batch [B, C]: the summed gain of answering as the adapted one
     does, and the sum of its squares.
 
     Where the un-adapted model names a class that is `rare` among its answers to kept examples, and is as sure of it as
-    of those (`confidence`), the sample is presumed a stranger's, of which the adapted model knows nothing: the less
-    sure it is, the more the adapted model's probabilities count.
+    of those (`confidence`), the sample seems a stranger's, of which the adapted model knows nothing: the un-adapted
+    model's probabilities alone tell, the more so the surer it is and the more `foreign` the stream.
     """
     new, old = adapted.argmax(-1, keepdim=True), plain.argmax(-1, keepdim=True)
-    strange = ref["rare"][old] * (plain.gather(-1, old) / ref["confidence"].clamp_min(1e-6)).clamp_max(1.0)
-    mean = plain + (1.0 - torch.nan_to_num(strange)) * (adapted - plain) / 2
+    sure = torch.nan_to_num(plain.gather(-1, old) / ref["confidence"].clamp_min(1e-6)).clamp_max(1.0)
+    presumed = ((foreign - NO_STRANGERS) / (STRANGERS - NO_STRANGERS)).clamp(0.0, 1.0)
+    mean = plain + (1.0 - presumed * ref["rare"][old] * sure) * (adapted - plain) / 2
     flip = (new != old)[..., 0].to(plain.dtype)
     gain = (mean.gather(-1, new) - mean.gather(-1, old))[..., 0] * flip
     return gain.sum(-1), gain.square().sum(-1)
@@ -149,10 +155,11 @@ def weighed(sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float
 
     `ref` is what the un-adapted model does on kept examples beside this batch: `confidence`, `rare`, `home`; `prior`.
     """
-    gain, squares = evidence(plain, adapted, ref)
     foreign, likely = (table[plain.argmax(-1)].sum() for table in (ref["rare"], ref["home"]["ratio"]))
     surer = torch.nan_to_num(plain.amax(-1) - ref["confidence"]).sum()
-    samples = torch.full_like(gain, len(plain))
+    samples = torch.full_like(surer, len(plain))
+    share = (foreign + forget * sums["foreign"]) / (samples + forget * sums["samples"])
+    gain, squares = evidence(plain, adapted, ref, share)
     each = (gain, squares, foreign, surer, likely, len(plain) * ref["home"]["level"], samples)
     sums = tree.add(dict(zip(SUMS, each, strict=True)), sums, forget)
     return sums, {
