@@ -115,6 +115,25 @@ def test_of_what_seems_a_strangers_sample_the_un_adapted_model_alone_tells():
     assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unknown, MANY)[0], sum(GAINS))
 
 
+def test_how_many_seem_strangers_is_counted_over_earlier_batches_too():
+    home = {"ratio": torch.zeros(3), "level": torch.tensor(0.0)}
+    ref = {
+        "rare": torch.tensor([1.0, 0.0, 0.0]),
+        "confidence": torch.tensor(0.8),
+        "prior": torch.ones(3) / 3,
+        "home": home,
+    }
+    before = {
+        **dict.fromkeys(guarding.SUMS, torch.tensor(0.0)),
+        "foreign": torch.tensor(1.0),
+        "samples": torch.tensor(14.0),
+    }
+    batch = torch.tensor(PLAIN), torch.tensor(ADAPTED)
+    sums, seen = guarding.weighed(before, *batch, ref, 0.5)
+    share = (2 + 0.5 * 1) / (3 + 0.5 * 14)  # two answers of this batch name class 0
+    assert near(seen["foreign"], share) and near(sums["gain"], guarding.evidence(*batch, ref, torch.tensor(share))[0])
+
+
 def test_the_lead_is_the_difference_of_accuracies_on_examples_that_count():
     plain, adapted = torch.eye(3)[torch.tensor([0, 2, 0, 1])], torch.eye(3)[torch.tensor([0, 1, 1, 2])]
     assert near(guarding.lead(plain, adapted, Y, REAL), (2 - 2) / 3)  # rows 0 and 2 against rows 0 and 1
