@@ -100,8 +100,8 @@ class Guarded(GuardSettings):
         seen |= {"gain": gain, "used": used, "moved": moved, "harmful": harmful, "estimate": estimate}
         again, rule = restart(self.rule, self.every, state["rule"], p, q, adapted_estimate)
         after = self._after(state, new, used, harmful, sound)
-        kept = {**after, "inner": tree.where(again, state["fresh"], after["inner"]), "sums": sums, "rule": rule}
-        return torch.where(used, torch.nan_to_num(adapted), plain), kept, seen
+        later = {**after, "inner": tree.where(again, state["fresh"], after["inner"]), "sums": sums, "rule": rule}
+        return torch.where(used, torch.nan_to_num(adapted), plain), later, seen
 
     def _after(self, state: Tree, new: Tree, used: Tensor, harmful: Tensor, sound: Tensor) -> Tree:
         """The state for the next batch, as the policy says. What is not a number never stays."""
