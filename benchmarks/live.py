@@ -1,7 +1,7 @@
 """Can a guarded adapter do harm? Every adapter on every stream: not adapted, adapted, and adapted with the guard.
 
 A cell is one adapter, stream and seed; its accuracy is a mean over clients. The guard's thresholds were frozen before,
-on other seeds (3 to 8) than those measured here.
+on other seeds (20 to 22) than those measured here.
 
     python benchmarks/live.py [--adapters bn,tent] [--streams original] [--seeds 0,1,2] [--rounds 10] [--cifar10]
     python benchmarks/live.py --merge part-1.json part-2.json      what runs side by side wrote, in one file

@@ -235,6 +235,6 @@ def test_a_newcomer_can_be_asked_one_sample(adapter):
 
 def test_a_guard_of_another_version_is_refused_with_the_remedy(tmp_path):
     live = deployed("tent", guard=True)
-    del live.model["reference"]["soft"]
+    del live.model["reference"]["real"]
     with pytest.raises(RunError, match=r"live\.json: what the guard knows .* another version .* deploy again"):
         ac.load_live(live.save(tmp_path / "old"))

@@ -83,27 +83,82 @@ GAINS = [(0.3 + 0.8) / 2 - (0.6 + 0.1) / 2, (0.4 + 0.5) / 2 - (0.5 + 0.2) / 2]
 """Rows 0 and 2 flip: from class 0 to 1, and from class 0 to 2."""
 
 
+FAMILIAR, MANY = {"rare": torch.zeros(3), "confidence": torch.tensor(0.8)}, torch.tensor(0.5)
+
+
 def test_only_flips_are_evidence():
-    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED))
+    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), FAMILIAR, MANY)
     assert near(gain, sum(GAINS)) and near(squares, sum(g * g for g in GAINS))
-    same = guarding.evidence(torch.tensor(PLAIN), torch.tensor(PLAIN))
+    same = guarding.evidence(torch.tensor(PLAIN), torch.tensor(PLAIN), FAMILIAR, MANY)
     assert [float(v) for v in same] == [0.0, 0.0]
+
+
+def test_of_what_seems_a_strangers_sample_the_un_adapted_model_alone_tells():
+    def told(weight, plain, adapted, old, new):
+        mean = [(1 - weight) * (p + q) / 2 + weight * p for p, q in zip(plain, adapted, strict=True)]
+        return mean[new] - mean[old]
+
+    sure = {"rare": torch.tensor([1.0, 0.0, 0.0]), "confidence": torch.tensor(0.8)}
+    gains = [told(0.6 / 0.8, PLAIN[0], ADAPTED[0], 0, 1), told(0.5 / 0.8, PLAIN[2], ADAPTED[2], 0, 2)]
+    gain, squares = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), sure, MANY)
+    assert near(gain, sum(gains)) and near(squares, sum(g * g for g in gains))
+    for foreign, much in ((0.05, 0.0), (0.1, 0.0), (0.15, 0.25), (0.3, 1.0)):  # none, a quarter, or all presumed so
+        some = [told(much * 0.6 / 0.8, PLAIN[0], ADAPTED[0], 0, 1), told(much * 0.5 / 0.8, PLAIN[2], ADAPTED[2], 0, 2)]
+        gain, _ = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), sure, torch.tensor(foreign))
+        assert near(gain, sum(some)), foreign
+    unsure = {**sure, "confidence": torch.tensor(0.3)}  # both are surer than on kept examples
+    gain, _ = guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unsure, MANY)
+    assert near(gain, (0.3 - 0.6) + (0.4 - 0.5))
+    others = {**sure, "rare": torch.tensor([0.0, 1.0, 1.0])}  # what the adapted model names does not matter
+    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), others, MANY)[0], sum(GAINS))
+    unknown = {**sure, "confidence": torch.tensor(math.nan)}
+    assert near(guarding.evidence(torch.tensor(PLAIN), torch.tensor(ADAPTED), unknown, MANY)[0], sum(GAINS))
+
+
+def test_how_many_seem_strangers_is_counted_over_earlier_batches_too():
+    home = {"ratio": torch.zeros(3), "level": torch.tensor(0.0)}
+    ref = {
+        "rare": torch.tensor([1.0, 0.0, 0.0]),
+        "confidence": torch.tensor(0.8),
+        "prior": torch.ones(3) / 3,
+        "home": home,
+    }
+    before = {
+        **dict.fromkeys(guarding.SUMS, torch.tensor(0.0)),
+        "foreign": torch.tensor(1.0),
+        "samples": torch.tensor(14.0),
+    }
+    batch = torch.tensor(PLAIN), torch.tensor(ADAPTED)
+    sums, seen = guarding.weighed(before, *batch, ref, 0.5)
+    share = (2 + 0.5 * 1) / (3 + 0.5 * 14)  # two answers of this batch name class 0
+    assert near(seen["foreign"], share) and near(sums["gain"], guarding.evidence(*batch, ref, torch.tensor(share))[0])
+
+
+def test_the_lead_is_the_difference_of_accuracies_on_examples_that_count():
+    plain, adapted = torch.eye(3)[torch.tensor([0, 2, 0, 1])], torch.eye(3)[torch.tensor([0, 1, 1, 2])]
+    assert near(guarding.lead(plain, adapted, Y, REAL), (2 - 2) / 3)  # rows 0 and 2 against rows 0 and 1
+    assert near(guarding.lead(plain, adapted, torch.tensor([0, 1, 1, 2]), REAL), (3 - 1) / 3)
+    assert float(guarding.lead(plain, adapted, Y, torch.zeros(4, dtype=torch.bool))) == 0.0
 
 
 def test_evidence_adds_up_and_older_batches_count_less():
     prior = [0.5, 0.4, 0.1]
-    ref = {"rare": torch.tensor([0.0, 1.0, 1.0]), "prior": torch.tensor(prior)}
-    ref |= {"plain": {"confidence": torch.tensor(0.5)}, "home": {"ratio": torch.tensor([1.0, -2.0, -4.0])}}
-    before = {"gain": 1.0, "squares": 2.0, "foreign": 3.0, "confidence": 4.0, "likely": 5.0, "samples": 6.0}
-    assert tuple(before) == guarding.SUMS
-    sums = {k: torch.tensor(v) for k, v in before.items()}
+    ref = {"rare": torch.tensor([0.0, 1.0, 1.0]), "prior": torch.tensor(prior), "confidence": torch.tensor(0.5)}
+    ref["home"] = {"ratio": torch.tensor([1.0, -2.0, -4.0]), "level": torch.tensor(0.7)}
+    before = dict(zip(guarding.SUMS, range(1, 8), strict=True))
+    sums = {k: torch.tensor(float(v)) for k, v in before.items()}
     sums, seen = guarding.weighed(sums, torch.tensor(PLAIN), torch.tensor(ADAPTED), ref, 0.5)
-    now = {"gain": sum(GAINS), "squares": sum(g * g for g in GAINS), "foreign": 1.0, "confidence": 1.8, "samples": 3.0}
+    now = {"gain": sum(GAINS), "squares": sum(g * g for g in GAINS), "foreign": 1.0, "surer": 1.8 - 3 * 0.5}
+    now |= {"samples": 3.0, "level": 3 * 0.7}
     now["likely"] = sum([1.0, -2.0, -4.0][max(range(3), key=row.__getitem__)] for row in PLAIN)
-    assert all(near(sums[k], now[k] + 0.5 * before[k]) for k in now)
-    assert near(seen["gain"], (sum(GAINS) + 0.5) / 6) and near(seen["foreign"], 2.5 / 6)
-    assert near(seen["likely"], (now["likely"] + 2.5) / 6)
-    assert near(seen["surer"], 3.8 / 6 - 0.5) and near(seen["flips"], 2 / 3)
+    assert set(now) == set(sums) and all(near(sums[k], now[k] + 0.5 * before[k]) for k in now)
+    samples = 3 + 0.5 * before["samples"]
+    for name in ("gain", "foreign", "surer", "likely", "level"):
+        assert near(seen[name], (now[name] + 0.5 * before[name]) / samples), name
+    assert near(seen["flips"], 2 / 3)
+    nan = torch.tensor(math.nan)
+    unknown = guarding.weighed(sums, torch.tensor(PLAIN), torch.tensor(ADAPTED), {**ref, "confidence": nan}, 0.0)
+    assert float(unknown[1]["surer"]) == 0.0  # without kept examples nobody is surer than there
 
     def away(rows):
         mean = [sum(column) / 3 for column in zip(*rows, strict=True)]

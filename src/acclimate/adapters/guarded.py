@@ -1,12 +1,13 @@
 """A guard around any adapter: its step is computed, judged, and only then answered with and kept. Our own.
 
-Per batch the un-adapted model answers too. Labelled validation examples that the client keeps, half of them blurred
-where they are images, are answered by both, by the adapted one *through the state that gave its answer*, so that a
-collapsed state shows: that calibrates each model's probabilities, and says which of the two is better at home. The
-adapted answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and `errors` standard errors,
-unless the stream is not this client's (`foreign`, `surer`): its validation examples then know nothing of it. Where it
-is estimated to be worse by as much, or the state is not finite or too far from the deployed weights, `policy` says what
-becomes of the state. The mean prediction is compared with the *client's own* class frequencies, never with uniform
+Per batch the un-adapted model answers too. Labelled validation examples that the client keeps are answered by both, by
+the adapted one *through the state that gave its answer*, so that a collapsed state shows; images once as they are and
+once dressed as the batch (`ops/dressing.py`), so that what a corruption does to either model shows as well. That
+calibrates each model's probabilities, and says which of the two is better on this client's own samples. The adapted
+answer goes out where it is estimated to be better (`ops/guarding.py`) by `margin` and `errors` standard errors, unless
+the stream is not this client's (`foreign`, `likely`, `surer`): its validation examples then know nothing of it. Where
+it is estimated to be worse by as much, or the state is not finite or too far from the deployed weights, `policy` says
+what becomes of the state. The mean prediction is compared with the *client's own* class frequencies, never with uniform
 ones: a client with two classes always looks collapsed to the published tests.
 
 Published rules as settings: `every` starts afresh after so many batches (RDumb; Press et al., NeurIPS 2023), `rule`
@@ -36,12 +37,8 @@ class Guarded(GuardSettings):
     """Answers as the adapter inside does, or as the un-adapted model where that is estimated to be safer."""
 
     def calibrate(self, task: Task, predict: Predict, model: Tree, data: Tree) -> Tree:
-        x, y, real, soft = guarding.examples(data, self.kept)
-        logits = predict(model, x).logits
-        plain = guarding.known(logits, y, real, most=guarding.MOST_PLAIN)
-        plain["halves"] = guarding.halves(logits, y, real, soft, plain["temperature"])
-        mix = {"prior": guarding.prior(y, real, task.num_classes), "rare": guarding.rare(logits, real)}
-        return {"x": x, "y": y, "real": real, "soft": soft, "plain": plain, "home": guarding.home(logits, real), **mix}
+        x, y, real = guarding.examples(data, self.kept)
+        return {"x": x, "y": y, "real": real, "prior": guarding.prior(y, real, task.num_classes)}
 
     def init(self, task: Task, model: Tree) -> Tree:
         inner = self.adapter.init(task, model)
@@ -79,30 +76,32 @@ class Guarded(GuardSettings):
         def answer(some: Tensor) -> Tensor:
             return self.adapter.step(task, predict, model, inner, some, key)[0]
 
-        probed = guarding.in_batches(answer, ref["x"], len(x))
-        live = guarding.known(probed, ref["y"], ref["real"], least=guarding.LEAST_ADAPTED)
-        p = torch.nan_to_num(guarding.probabilities(plain, ref["plain"]))
+        kept, y, real = guarding.beside(ref, x)
+        known = torch.nan_to_num(predict(model, kept).logits)
+        probed = guarding.in_batches(answer, kept, len(x))
+        home = guarding.known(known, y, real, most=guarding.MOST_PLAIN)
+        live = guarding.known(probed, y, real, least=guarding.LEAST_ADAPTED)
+        p = torch.nan_to_num(guarding.probabilities(plain, home))
         q = torch.nan_to_num(guarding.probabilities(adapted, live))
-        sums, seen = guarding.weighed(state["sums"], p, q, ref, self.forget)
-        halves = guarding.halves(probed, ref["y"], ref["real"], ref["soft"], live["temperature"])
-        whole = live["accuracy"] - ref["plain"]["accuracy"]
-        lead = guarding.lead(ref["plain"]["halves"], halves, whole, seen.pop("confidence"))
+        mix = {"rare": guarding.rare(known, real), "home": guarding.home(known, real), "prior": ref["prior"]}
+        sums, seen = guarding.weighed(state["sums"], p, q, {**home, **mix}, self.forget)
+        lead = guarding.lead(*(v[-len(ref["y"]) :] for v in (known, probed, y, real)))  # images: the dressed ones
         lead = lead * ((self.foreign - seen["foreign"]) / (self.foreign - self.familiar)).clamp(0.0, 1.0)
         gain = seen["gain"] + self.bonus * seen["nearer"].clamp(-1.0, 1.0) + self.validated * lead
         bar = self.margin + self.errors * sums["squares"].sqrt() / sums["samples"]
         moved = guarding.moved(new, state["fresh"]) + torch.zeros_like(gain)
         sound = torch.isfinite(adapted).all() & guarding.numbers(new)
-        near, calibrated = sound & (moved <= self.distance) & (state["frozen"] == 0), ref["real"].any()
+        near, calibrated = sound & (moved <= self.distance) & (state["frozen"] == 0), real.any()
         own = calibrated & (seen["foreign"] <= self.foreign) & (seen["surer"] <= self.surer)
-        own = own & (seen["likely"] > guarding.least_likely(ref["home"]["level"], self.likely))
+        own = own & (seen["likely"] > guarding.least_likely(seen.pop("level"), self.likely))
         used, harmful = near & own & (gain > bar), ~near | (calibrated & (gain < -bar))
         adapted_estimate = guarding.accuracy(q, live)
-        estimate = torch.where(used, adapted_estimate, guarding.accuracy(p, ref["plain"]))
+        estimate = torch.where(used, adapted_estimate, guarding.accuracy(p, home))
         seen |= {"gain": gain, "used": used, "moved": moved, "harmful": harmful, "estimate": estimate}
         again, rule = restart(self.rule, self.every, state["rule"], p, q, adapted_estimate)
         after = self._after(state, new, used, harmful, sound)
-        kept = {**after, "inner": tree.where(again, state["fresh"], after["inner"]), "sums": sums, "rule": rule}
-        return torch.where(used, torch.nan_to_num(adapted), plain), kept, seen
+        later = {**after, "inner": tree.where(again, state["fresh"], after["inner"]), "sums": sums, "rule": rule}
+        return torch.where(used, torch.nan_to_num(adapted), plain), later, seen
 
     def _after(self, state: Tree, new: Tree, used: Tensor, harmful: Tensor, sound: Tensor) -> Tree:
         """The state for the next batch, as the policy says. What is not a number never stays."""

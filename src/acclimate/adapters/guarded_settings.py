@@ -10,7 +10,7 @@ from ..core import Adapter, Task, Tree, Wrapping, check
 from ..ops.restarts import Rule
 from .tent import Tent
 
-KNOWN = ("x", "y", "real", "soft", "plain", "home", "prior", "rare")
+KNOWN = ("x", "y", "real", "prior")
 """What a guard keeps of a client's validation examples."""
 
 
@@ -22,9 +22,9 @@ class GuardSettings(Wrapping):
     policy: Literal["warn", "skip", "restore", "reset", "freeze"] = "reset"
     """What becomes of a state that is judged harmful: it stays, the step is dropped, the last one that was judged good
     comes back, the adapter starts afresh, or it never adapts again."""
-    margin: float = 0.05
+    margin: float = 0.04
     """The least estimated gain of accuracy with which adapted answers go out ..."""
-    errors: float = 3.5
+    errors: float = 2.5
     """... and so many standard errors of that estimate on top of it."""
     forget: float = 0.97
     """How much an earlier batch counts, per batch since."""
@@ -49,7 +49,8 @@ class GuardSettings(Wrapping):
     """Batches after which the adapter starts afresh."""
     rule: Rule = "none"
     kept: int = 64
-    """How many validation examples a client keeps at most, the blurred ones counted too."""
+    """How many validation examples are answered beside each batch at most. Of images a client keeps half as many: each
+    is answered as it is, and dressed as the batch."""
 
     calibrates: ClassVar[bool] = True
     traces: ClassVar[Mapping[str, str]] = {

@@ -1,8 +1,9 @@
 """Whether adapted answers may go out: what two models' answers to a batch say about each other, without labels.
 
 Only samples to which the two give different answers can change accuracy. Of each such flip, the mean of the two models'
-calibrated probabilities says which answer is likelier right. The sum over recent batches, older ones counting less, is
-the estimated gain; its own noise comes from the flips' squares. All functions are pure and run under `vmap`.
+calibrated probabilities says which answer is likelier right; of what seems a stranger's sample, those of the un-adapted
+model. The sum over recent batches, older ones counting less, is the estimated gain; its own noise comes from the flips'
+squares. All functions are pure and run under `vmap`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..core import Tree, tree
 from . import estimates
+from .dressing import dressed
 
 MOST_PLAIN, LEAST_ADAPTED = 1.0, 0.7
 """Temperatures are bounded on the safe side: the un-adapted model's probabilities are not made flatter than they are,
@@ -36,32 +38,10 @@ def known(logits: Tensor, y: Tensor, real: Tensor, most: float = torch.inf, leas
     }
 
 
-SAME = 0.02
-"""Blurring that makes a model less unsure than this says nothing of how blurred a stream is."""
-
-
-def halves(logits: Tensor, y: Tensor, real: Tensor, soft: Tensor, temperature: Tensor) -> Tree:
-    """[2]: `accuracy` and mean `confidence` on sharp and on blurred examples; NaN where there are none."""
-    hit, sure = (logits.argmax(-1) == y).to(logits.dtype), estimates.certainty(logits, temperature)
-    parts = real & ~soft, real & soft
-    return {
-        name: torch.stack([estimates.mean(v, some) for some in parts])
-        for name, v in (("accuracy", hit), ("confidence", sure))
-    }
-
-
-def lead(plain: Tree, adapted: Tree, whole: Tensor, confidence: Tensor) -> Tensor:
-    """The adapted model's lead in accuracy on validation examples.
-
-    `plain` and `adapted` are `halves`. The lead on blurred examples counts the more the less sure the un-adapted model
-    is of the stream, from what it is on sharp ones to what it is on blurred ones; but never more than the lead on
-    `whole`, all examples. A blur that only one of the models stands says nothing of sharp samples.
-    """
-    sharp, soft = plain["confidence"]
-    share = torch.where(sharp - soft > SAME, (sharp - confidence) / (sharp - soft).clamp_min(SAME), 0.5).clamp(0.0, 1.0)
-    ahead = adapted["accuracy"] - plain["accuracy"]
-    alike = (1.0 - share) * ahead[0] + share * ahead[1]
-    return torch.nan_to_num(torch.fmin(whole, alike))
+def lead(plain: Tensor, adapted: Tensor, y: Tensor, real: Tensor) -> Tensor:
+    """The adapted model's lead in accuracy, by the logits of both for labelled examples; 0 without any."""
+    ahead = (adapted.argmax(-1) == y).to(plain.dtype) - (plain.argmax(-1) == y).to(plain.dtype)
+    return torch.nan_to_num(estimates.mean(ahead, real))
 
 
 def probabilities(logits: Tensor, ref: Tree) -> Tensor:
@@ -83,30 +63,23 @@ def prior(y: Tensor, real: Tensor, classes: int) -> Tensor:
 RARE = 0.06
 
 
-def examples(data: Tree, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inputs, labels, which of them count and which are blurred, of `count` places for a client's labelled examples.
+def examples(data: Tree, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs and labels of a client's labelled examples in `count` places, and which places count.
 
-    Where they are images, the later half of the places has blurred ones: a client's stream is not always sharp, and
-    two models that agree on sharp images may differ there.
+    Images have half as many places, since each is answered twice (`beside`).
     """
-    at = torch.arange(count, device=data["n"].device)
-    rows, half = data["rows"][at % data["n"].clamp_min(1)], count - count // 2
-    x = data["x"][rows]
-    if x.dim() != 4:
-        return x, data["y"][rows], at < data["n"], at < 0
-    return torch.cat((x[:half], blurred(x[half:]))), data["y"][rows], at % half < data["n"], at >= half
+    places = count - count // 2 if data["x"].dim() == 4 else count
+    at = torch.arange(places, device=data["n"].device)
+    rows = data["rows"][at % data["n"].clamp_min(1)]
+    return data["x"][rows], data["y"][rows], at < data["n"]
 
 
-def blurred(x: Tensor) -> Tensor:
-    """Images [N, C, H, W] under a Gaussian of one pixel, or of a 32nd of the longer side where that is more."""
-    sigma = max(1.0, max(x.shape[-2:]) / 32)
-
-    def spread(side: int) -> Tensor:
-        away = torch.arange(side, device=x.device)[:, None] - torch.arange(side, device=x.device)
-        return (-0.5 * (away / sigma).square()).softmax(-1)
-
-    soft = spread(x.shape[-2]) @ x.to(torch.float32) @ spread(x.shape[-1]).T
-    return (soft if x.is_floating_point() else soft.round()).to(x.dtype)
+def beside(ref: Tree, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Kept examples as they are answered beside a batch: images as they are, and once more dressed as the batch."""
+    kept, y, real = ref["x"], ref["y"], ref["real"]
+    if kept.dim() != 4:
+        return kept, y, real
+    return torch.cat((kept, dressed(kept, x))), torch.cat((y, y)), torch.cat((real, real))
 
 
 def nothing(x: Tensor) -> Tree:
@@ -151,34 +124,46 @@ def in_batches(answer: Callable[[Tensor], Tensor], x: Tensor, size: int) -> Tens
     return torch.nan_to_num(torch.cat([answer(x[rows]) for rows in at.split(size)])[: len(x)])
 
 
-def evidence(plain: Tensor, adapted: Tensor) -> tuple[Tensor, Tensor]:
+NO_STRANGERS, STRANGERS = 0.1, 0.3
+"""Shares of answers with classes that are not this client's: up to the first no sample is presumed a stranger's, from
+the second on every one that seems so is."""
+
+
+def evidence(plain: Tensor, adapted: Tensor, ref: Tree, foreign: Tensor) -> tuple[Tensor, Tensor]:
     """Of the probabilities that two models give to one batch [B, C]: the summed gain of answering as the adapted one
-    does, and the sum of its squares."""
+    does, and the sum of its squares.
+
+    Where the un-adapted model names a class that is `rare` among its answers to kept examples, and is as sure of it as
+    of those (`confidence`), the sample seems a stranger's, of which the adapted model knows nothing: the un-adapted
+    model's probabilities alone tell, the more so the surer it is and the more `foreign` the stream.
+    """
     new, old = adapted.argmax(-1, keepdim=True), plain.argmax(-1, keepdim=True)
-    mean = (plain + adapted) / 2
+    sure = torch.nan_to_num(plain.gather(-1, old) / ref["confidence"].clamp_min(1e-6)).clamp_max(1.0)
+    presumed = ((foreign - NO_STRANGERS) / (STRANGERS - NO_STRANGERS)).clamp(0.0, 1.0)
+    mean = plain + (1.0 - presumed * ref["rare"][old] * sure) * (adapted - plain) / 2
     flip = (new != old)[..., 0].to(plain.dtype)
     gain = (mean.gather(-1, new) - mean.gather(-1, old))[..., 0] * flip
     return gain.sum(-1), gain.square().sum(-1)
 
 
-SUMS = ("gain", "squares", "foreign", "confidence", "likely", "samples")
+SUMS = ("gain", "squares", "foreign", "surer", "likely", "level", "samples")
 
 
 def weighed(sums: Tree, plain: Tensor, adapted: Tensor, ref: Tree, forget: float) -> tuple[Tree, Tree]:
     """The sums (`SUMS`) over all batches so far, an earlier one counting `forget` times as much per batch since, and
-    what they say of the two models' probabilities [B, C]."""
-    gain, squares = evidence(plain, adapted)
+    what they say of the two models' probabilities [B, C].
+
+    `ref` is what the un-adapted model does on kept examples beside this batch: `confidence`, `rare`, `home`; `prior`.
+    """
     foreign, likely = (table[plain.argmax(-1)].sum() for table in (ref["rare"], ref["home"]["ratio"]))
-    each = (gain, squares, foreign, plain.amax(-1).sum(), likely, torch.full_like(gain, len(plain)))
-    now = dict(zip(SUMS, each, strict=True))
-    sums = tree.add(now, sums, forget)
-    mean = {name: sums[name] / sums["samples"] for name in ("gain", "foreign", "confidence", "likely")}
+    surer = torch.nan_to_num(plain.amax(-1) - ref["confidence"]).sum()
+    samples = torch.full_like(surer, len(plain))
+    share = (foreign + forget * sums["foreign"]) / (samples + forget * sums["samples"])
+    gain, squares = evidence(plain, adapted, ref, share)
+    each = (gain, squares, foreign, surer, likely, len(plain) * ref["home"]["level"], samples)
+    sums = tree.add(dict(zip(SUMS, each, strict=True)), sums, forget)
     return sums, {
-        "gain": mean["gain"],
-        "foreign": mean["foreign"],
-        "likely": mean["likely"],
-        "confidence": mean["confidence"],
-        "surer": torch.nan_to_num(mean["confidence"] - ref["plain"]["confidence"]),
+        **{name: sums[name] / sums["samples"] for name in ("gain", "foreign", "surer", "likely", "level")},
         "nearer": divergence(plain.mean(0), ref["prior"]) - divergence(adapted.mean(0), ref["prior"]),
         "flips": (plain.argmax(-1) != adapted.argmax(-1)).to(plain.dtype).mean(),
     }
