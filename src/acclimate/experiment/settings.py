@@ -289,7 +289,9 @@ def _one(value: Any, hint: Any, key: str) -> Any:
         return _lookup(value, kind, key)
     if hint in (bool, int, float, str):
         return _scalar(value, hint, key)
-    raise ConfigError(f"{key}: set its fields instead, for example {key}.{dataclasses.fields(hint)[0].name}=...")
+    if not (fields := dataclasses.fields(hint) if dataclasses.is_dataclass(hint) else ()):
+        raise ConfigError(f"{key}: {limits.shown(value)} is text, and what this holds is made in Python alone")
+    raise ConfigError(f"{key}: set its fields instead, for example {key}.{fields[0].name}=...")
 
 
 def _scalar(value: Any, hint: type, key: str) -> Any:
