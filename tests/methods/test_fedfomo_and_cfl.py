@@ -123,6 +123,13 @@ def test_cfl_splits_clients_that_point_apart_and_each_half_goes_on_alone():
     assert equal(server["cluster"], torch.zeros(6, dtype=torch.int64))
 
 
+def test_two_of_cfls_clusters_that_split_at_once_get_two_new_names():
+    cluster, there = torch.tensor([0, 1, 0, 1, 0, 1, 2]), torch.arange(6)
+    ways = {"w": torch.tensor([[3.0], [-2.0], [-3.0], [2.0], [3.1], [-2.1]])}
+    found = CFL(still=0.9).split(cluster, there, ways, torch.ones(6))
+    assert found.tolist() == [0, 1, 3, 4, 0, 1]
+
+
 @pytest.mark.parametrize("settings", [{"still": 0.0}, {"start": 1}])
 def test_cfl_splits_only_where_updates_cancel_and_late_enough(settings):
     method = CFL(**{"start": 0, **settings})

@@ -56,9 +56,7 @@ def test_many_clients_at_once_are_each_alone(norm):
 
 
 def test_what_it_cannot_read_is_refused():
-    with pytest.raises(
-        ValueError, match=r"needs windows \[sensors, time\], .* got inputs of \(5,\)"
-    ):
+    with pytest.raises(ValueError, match=r"needs windows \[sensors, time\], .* got inputs of \(5,\)"):
         Task(WindowCNN(), (5,), 3)
     with pytest.raises(ValueError, match=r"windows of 3 readings are too short to be halved between 3 layers"):
         Task(WindowCNN(), (2, 3), 3)
