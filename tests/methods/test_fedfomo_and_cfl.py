@@ -63,6 +63,9 @@ def test_fedfomo_looks_at_those_of_largest_affinity_and_sometimes_at_any():
     free = [FedFomo(models=1, explore=0.5).looked_at(affinity, first, rng.key(k)).item() for k in range(400)]
     assert 0 not in free and abs(free.count(2) / 400 - (0.5 + 0.5 / 4)) < 0.08
     assert FedFomo(models=9).looked_at(affinity, first, KEY).shape == (4,)
+    for k in range(200):  # who explores follows its draws, near ones too
+        draw = rng.uniform(rng.fold(rng.key(k), "draw"), 5)[1:]
+        assert FedFomo(models=1, explore=1.0).looked_at(affinity, first, rng.key(k)).item() == 1 + int(draw.argmax())
 
 
 def test_fedfomos_server_keeps_models_and_adds_weights():
