@@ -4,7 +4,7 @@ Subjects wear three sensors and do five things. What is done has its own rhythm 
 has its own tempo, strength and way of wearing the device; windows begin anywhere in a movement, and none overlap. Mean
 accuracy of clients on validation windows after FedAvg, with three seeds, which also draw the series.
 
-    python benchmarks/windows.py [--rounds 20] [--seeds 3] [--out results/tables/windows.json]
+    python benchmarks/windows.py [--rounds 20] [--seeds 3] [--models mlp-bn] [--out results/tables/windows.json]
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--models", default=",".join(NAMES))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows: dict[str, Any] = {}
-    for name in NAMES:
+    for name in given.models.split(","):
         found = [measured(name, seed, given.rounds) for seed in range(given.seeds)]
         rows[name] = {"accuracy": [f["accuracy"] for f in found], "parameters": found[0]["parameters"]}
         print(f"{name:16s} {rows[name]}", flush=True)
