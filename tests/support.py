@@ -31,6 +31,13 @@ QUICK = ("fedavg", "fedper", "scaffold", "fedthe", "fedtta", "fedpcl")
 """Methods that stand for all in the quick set where a test repeats what test_contract.py has for every one."""
 
 
+PEERS = (
+    *("feddyn", "moon", "fedbabu", "lg-fedavg", "fedlc", "fedntd", "feddecorr", "fedala", "ifca", "fedpac", "fedas"),
+    *("fedem", "ccvr", "fedfomo", "cfl"),
+)
+"""The methods that people look for first: each keeps or sends something else."""
+
+
 def quick_or_slow(names: Iterable[str], quick: Collection[str] = QUICK) -> list[Any]:
     """Parameters for pytest: those of `quick` always, the others in the slow set."""
     return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in names]

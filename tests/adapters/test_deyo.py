@@ -87,6 +87,23 @@ def test_two_steps_by_hand():
     assert all(0 < n < 6 for n in counted)
 
 
+def test_a_lone_sample_of_little_weight_takes_its_whole_step():
+    """Below one, a weight still counts; and of one sample the mean is its own."""
+    adapter = DeYO(params="all", opt=SGD(lr=0.3), patches=2, margin=1.5, centre=0.01, least=-1.0)
+    start, x, found = model(), np.array([[[[0.02, 0.01], [0.01, 1.0]]]]), []
+    for seed in range(12):
+        key = rng.key(seed)
+        broken = shuffle_patches(torch.tensor(x), rng.fold(key, "patches", 0), 2).numpy()
+        near, far = (9 * v.reshape(1, 4)[:, :3] for v in (x, broken))
+        weight, _ = by_hand(near @ W, far @ W, adapter)
+        found.append(float(weight[0]))
+        _, state = adapter.step(WIDE, pixels, start, adapter.init(WIDE, start), torch.tensor(x), key)
+        moved = 0.3 * slope(lambda w, near=near, weight=weight: (weight * entropy(near @ w)).sum(), W)
+        assert np.abs(moved).max() > 1e-4
+        close(state["params"]["w"], W - moved, 1e-6)
+    assert 0 < min(found) < 1
+
+
 def test_no_step_where_no_sample_counts():
     """Nor does the momentum of a step before move anything."""
     first, adapter = (DeYO(params="all", opt=SGD(lr=0.1, momentum=0.9), patches=2, least=at) for at in (-1.0, 1.0))
@@ -105,5 +122,7 @@ def test_refusals_and_bad_fields():
         "DeYO cuts sides into patches=4, and these inputs have shape (1, 2, 2): set fewer"
     )
     assert DeYO(params="all", patches=2).refusal(WIDE, model()) is None
+    oblong = type(TASK)(**{**vars(TASK), "shape": (1, 9, 3)})  # the shorter side decides
+    assert "these inputs have shape (1, 9, 3)" in DeYO(params="all").refusal(oblong, model())
     with pytest.raises(ValueError, match="patches=1"):
         DeYO(patches=1)

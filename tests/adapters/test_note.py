@@ -65,6 +65,7 @@ def test_samples_are_answered_alone_and_the_cut_does_not_matter():
     three, c = served(SMALL, t, model, predict, x, 48)  # one batch, answered before its three updates
     torch.testing.assert_close(three, t.apply(model["vars"], x).logits)
     assert gap(c["buffers"], model["vars"]["buffers"]) > 1e-3 and int(c["arrived"]) == 48
+    assert c["arrived"].dtype == torch.int64  # a float stops counting at 16,777,216
     still = replace(SMALL, capacity=8, opt=SGD(lr=1e-12), rate=0.0)  # answers do not change: one batch fills as three
     assert equal(*(served(still, t, model, predict, x, size)[1]["memory"] for size in (48, 16)))
     before = served(SMALL, t, model, predict, x[:12], 4)[1]

@@ -40,6 +40,7 @@ def test_the_source_answers_until_the_first_step_and_the_cut_does_not_matter():
     source = t.apply(model["vars"], x[:24]).logits
     torch.testing.assert_close(one[:16], source[:16])
     assert gap(one[16:], source[16:]) > 1e-4 and int(a["arrived"]) == 24
+    assert a["arrived"].dtype == torch.int64  # a float stops counting at 16,777,216
     two, b = served(SMALL, t, model, predict, x[:16], 4)
     whole, c = served(SMALL, t, model, predict, x[:16], 16)
     torch.testing.assert_close(two, whole)

@@ -26,10 +26,11 @@ from acclimate.backends.workers.ray import Ray
 from acclimate.backends.workers.ray_actors import ActorsDied, StoredValue
 from acclimate.backends.workers.shared_memory import Unsendable
 from acclimate.core import NonFinite, Protocol, Task, Worker, fit, tree
+from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.personal import FineTune
 from acclimate.version import __version__
-from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, shards, small, task
+from support import BACKENDS, MODELS, PEERS, SIZES, SMALL, Roll, equal, fitted, gap, shards, small, task
 
 # Ray leaves /dev/null open when it starts processes, and does not wait for them when it ends.
 pytestmark = [
@@ -143,8 +144,9 @@ def test_clients_that_exchange_while_they_adapt_agree_with_serial(backend, most,
 
 def agrees(name: str, backend: str, bits: bool) -> None:
     """Train on Serial and on Ray: the same server, private state, history and cost."""
-    _, _, a = fitted(METHODS[name], "serial", rounds=2)
-    _, engine, b = fitted(METHODS[name], backend, rounds=2)
+    method = METHODS[name] if name in METHODS else small(catalogue.METHODS[name])
+    _, _, a = fitted(method, "serial", rounds=2)
+    _, engine, b = fitted(method, backend, rounds=2)
     engine.close()
     assert gap(a.server, b.server) < 1e-5
     assert gap(a.mine, b.mine) < 1e-5
@@ -160,13 +162,13 @@ def test_fedthe_on_two_actors_has_the_bits_of_serial(engines):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "gathers"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "gathers", *PEERS])
 def test_methods_on_two_actors_have_the_bits_of_serial(name, engines):
     agrees(name, "ray", bits=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, *PEERS])
 def test_methods_on_two_vectorised_actors_agree_with_serial(name, engines):
     agrees(name, "ray-vmap", bits=False)
 

@@ -61,6 +61,14 @@ def test_the_head_is_trained_on_what_is_drawn():
     assert torch.equal(live["params"]["project.weight"], VARS["params"]["project.weight"])
 
 
+def test_a_batch_of_one_drawn_feature_takes_its_whole_step():
+    method = CCVR(virtual=1, head_opt=SGD(lr=0.5), head_work=Work(iterations=1, batch=1))
+    live = method.calibrated(TASK, VARS, moments(), KEY)["params"]["head.weight"].numpy()
+    z = drawn(moments(), 1, rng.fold(KEY, "virtual")).numpy()
+    steps = [HEAD - 0.5 * regression(z[[c]] @ HEAD.T, np.array([c]), z[[c]]) for c in range(3)]
+    assert sum(np.allclose(live, step, atol=1e-5) for step in steps) == 1
+
+
 def test_without_virtual_features_it_is_the_model_that_fedavg_sent():
     _, _, state = fitted(CCVR(virtual=0, work=SMALL), model="mlp-dropout", rounds=3)
     two, three = (fitted(FedAvg(work=SMALL), model="mlp-dropout", rounds=r)[2].server["vars"] for r in (2, 3))

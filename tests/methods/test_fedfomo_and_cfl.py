@@ -63,6 +63,9 @@ def test_fedfomo_looks_at_those_of_largest_affinity_and_sometimes_at_any():
     free = [FedFomo(models=1, explore=0.5).looked_at(affinity, first, rng.key(k)).item() for k in range(400)]
     assert 0 not in free and abs(free.count(2) / 400 - (0.5 + 0.5 / 4)) < 0.08
     assert FedFomo(models=9).looked_at(affinity, first, KEY).shape == (4,)
+    for k in range(200):  # who explores follows its draws, near ones too
+        draw = rng.uniform(rng.fold(rng.key(k), "draw"), 5)[1:]
+        assert FedFomo(models=1, explore=1.0).looked_at(affinity, first, rng.key(k)).item() == 1 + int(draw.argmax())
 
 
 def test_fedfomos_server_keeps_models_and_adds_weights():
@@ -121,6 +124,13 @@ def test_cfl_splits_clients_that_point_apart_and_each_half_goes_on_alone():
     again = method.server(TASK, new, total(), KEY)  # halves of two are not split further
     assert again["cluster"].tolist() == new["cluster"].tolist() and float(again["round"]) == 2.0
     assert equal(server["cluster"], torch.zeros(6, dtype=torch.int64))
+
+
+def test_two_of_cfls_clusters_that_split_at_once_get_two_new_names():
+    cluster, there = torch.tensor([0, 1, 0, 1, 0, 1, 2]), torch.arange(6)
+    ways = {"w": torch.tensor([[3.0], [-2.0], [-3.0], [2.0], [3.1], [-2.1]])}
+    found = CFL(still=0.9).split(cluster, there, ways, torch.ones(6))
+    assert found.tolist() == [0, 1, 3, 4, 0, 1]
 
 
 @pytest.mark.parametrize("settings", [{"still": 0.0}, {"start": 1}])

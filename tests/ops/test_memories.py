@@ -88,6 +88,8 @@ def test_the_timely_memory_is_that_of_a_python_list_over_500_samples(kind, capac
         want = sorted((w, c, age, round(h, 5)) for c, items in theirs.lists.items() for age, h, w in items)
         assert got == want
         assert torch.equal(ours["x"][held, 1].long(), ours["label"][held])
+        assert ours["x"][held, 0].tolist() == sorted(w for w, *_ in want)  # in the order in which they came
+        assert held.tolist() == sorted(held.tolist(), reverse=True)  # free places are the last
         full += int(held.sum()) == capacity
     assert full > 2
 

@@ -107,6 +107,8 @@ def test_missing_time_is_one_stretch():
         edges = gone.int().diff(dim=1).abs().sum(1) + gone[:, 0].int() + gone[:, -1].int()
         assert (edges == 2).all()
         assert torch.equal(out[0, :, gone[0]], units.fill[:, None].expand(-1, length))
+    starts = [int(g.int().argmax()) for g in gone]
+    assert length == 10 and {0, 10} <= set(starts) <= set(range(11))  # from the first reading to the last
 
 
 @pytest.mark.parametrize(("make", "counts"), [(vectors, (1, 1, 1, 2, 2)), (windows, (1, 1, 2, 2, 3))])
@@ -222,6 +224,15 @@ def test_quantile_keeps_the_highest_of_a_column():
         ac.shifts.Quantile(column="size").build(world, KEY)
     with pytest.raises(ValueError, match="have no columns"):
         ac.shifts.Quantile().build(ac.data.Digits(clients=2, fraction=0.1).world(), KEY)
+
+
+def test_quantile_takes_the_column_that_tells_clients_apart_by_its_own_measure():
+    g = np.random.default_rng(0)
+    who = np.arange(120) % 3
+    wide, constant = 100 * g.normal(size=120), np.full(120, 7.0)  # large means that differ by chance; and no spread
+    x = np.stack([wide, constant, who + 0.1 * g.normal(size=120)], 1).astype(np.float32)
+    world = of(x, np.arange(120) % 2, client=who, scale="none").world()
+    assert ac.shifts.Quantile().build(world, KEY).card["column"] == "2"
 
 
 def test_in_order_is_the_order_of_the_data():

@@ -99,6 +99,26 @@ def test_a_text_is_shifted_alike_in_any_batch():
     assert torch.equal(each, torch.cat(alone))
 
 
+def test_kinds_and_severities_in_one_batch_are_each_their_own():
+    names = tuple(TEXT)
+    pairs = [(k, s, i) for k in range(5) for s in (1, 5) for i in range(len(TEXTS))]
+    kinds, levels, which = (torch.tensor(part) for part in zip(*pairs, strict=True))
+    each = shift_each(X[which], kinds, levels, KEYS[which], names)
+    alone = [shift_text(X[i : i + 1], names[k], s, KEYS[i : i + 1]) for k, s, i in pairs]
+    assert torch.equal(each, torch.cat(alone))
+
+
+def test_of_words_that_are_all_dropped_the_one_drawn_last_stays():
+    texts = ("a bb ccc dddd ", "one two three", "end ")  # a space at the end begins no word
+    x, keys = torch.from_numpy(encode(texts, LENGTH)), rng.fold(rng.key(9), torch.arange(60))
+    for key in keys:
+        draw = rng.uniform(rng.fold(key, "word"), LENGTH)
+        for i, text in enumerate(texts):
+            words = text.split()
+            (left,) = decode(TEXT["dropped_words"](x[i : i + 1], key[None], 1.1))
+            assert left.strip() == words[int(draw[: len(words)].argmax())]
+
+
 # --- streams -------------------------------------------------------------------------------------------------------
 
 WORLD = data.Phrases(each=16, clients=2, styles=("plain", "terse")).world(0)

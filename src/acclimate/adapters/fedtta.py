@@ -94,11 +94,9 @@ class FedTTA(Adapter):
             if self.clip is not None:
                 gradient = local.clip(gradient, self.clip)
             search = search.moved(tree.add(search.params, gradient, -rate))
-        if self.patience is not None:
-            now = look(search.params)[1]
-            search, seen = search.judged(self.steps, now), [*seen, now]
-        else:  # the last model answers whatever it is worth: nobody looks at the set once more
-            search = search.judged(self.steps, {})
+        # without patience the last model answers whatever it is worth: nobody looks at the set once more
+        last = [] if self.patience is None else [look(search.params)[1]]
+        search, seen = search.judged(self.steps, *last or [{}]), [*seen, *last]
         curves = {name: torch.stack([s[name] for s in seen]) for name in ("entropy", "learned_loss")}
         record = {**curves, "chosen_step": search.chosen, "steps_taken": search.taken}
         return {"params": search.best, "record": record}

@@ -195,6 +195,8 @@ MODELS: dict[str, Model] = {
     "pretrained": models.Pretrained(),
     "text": models.TextNet(),
     "text-bn": models.TextNet(norm="batch"),
+    "window-cnn": models.WindowCNN(),
+    "window-cnn-bn": models.WindowCNN(norm="batch"),
     "vit-tiny": models.ViT(),
     "lora-vit": models.LoRA(),
     "lora-vit-local": models.LoRA(private=4),

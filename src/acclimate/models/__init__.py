@@ -15,6 +15,7 @@ from .resnets import ResNet
 from .stacks import VGG11, AlexNet
 from .textnet import TextNet
 from .vit import ViT
+from .window_cnn import WindowCNN
 
 __all__ = [
     "CCT",
@@ -33,5 +34,6 @@ __all__ = [
     "TextNet",
     "TokenIds",
     "ViT",
+    "WindowCNN",
     "Wrap",
 ]
