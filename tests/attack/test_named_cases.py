@@ -41,6 +41,14 @@ def test_numbers_have_bounds(setting, says):
         expand(["model=mlp", setting])
 
 
+@pytest.mark.parametrize("settings", [["data=windows", "data.data=9"], ["streams=natural", "streams.natural.source=1"]])
+def test_what_only_python_makes_is_not_set_by_text(settings):
+    with pytest.raises(
+        ConfigError, match=rf"{settings[1].split('=')[0]}: '\d' is text, and what this holds is made in"
+    ):
+        expand(settings)
+
+
 def test_a_model_that_does_not_fit_is_refused_before_it_is_made():
     (e,) = expand(["model=mlp", "model.hidden=1000000000"])
     with pytest.raises(
