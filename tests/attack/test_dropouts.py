@@ -73,7 +73,7 @@ def trained(
     e = masked() if e is None else e
     f = Federation(e, **{"tries": 1, **(options or {})})
     f.link = SumLink(folder, e, f.worker, f.link.train, odd)
-    f.link.sites |= dict(strange)
+    f.link.sites |= dict(strange or {})
     f.engine.link = f.engine.roster._link = f.link
     f.engine._sums = secure_rounds.of(f.worker, f.link, f.engine.roster, 1.0)
     f.run(rounds)

@@ -145,7 +145,8 @@ class Slot:
     def renew(self) -> None:
         """Record on another stream and into other memory from now on: a recording that failed may leave both unfit."""
         cuda = torch.cuda.is_available()
-        self.stream, self.aside = (torch.cuda.Stream(), torch.cuda.Stream()) if cuda else (None, None)
+        self.stream: Any = torch.cuda.Stream() if cuda else None
+        self.aside: Any = torch.cuda.Stream() if cuda else None
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
 
     def place(self, path: str, given: Tensor) -> Tensor:
