@@ -17,9 +17,11 @@ from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
 from acclimate.leaderboard import __main__ as plain
 from acclimate.leaderboard import page as pages
 from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
-from acclimate.leaderboard.submission import digest, text
-from acclimate.leaderboard.tracks import freeze
+from acclimate.leaderboard.submission import _seed, digest, text
+from acclimate.leaderboard.tracks import freeze, mismatch
 from acclimate.running import run as api
+from acclimate.running.same_stream import names
+from acclimate.store import find_runs
 
 ROOT = Path(__file__).parents[1]
 BOARD = ROOT / "results" / "leaderboard" / "brfl-v1"
@@ -32,7 +34,71 @@ def first():
 
 
 def test_the_small_track_is_what_was_frozen():
-    assert freeze(track("small")) == frozen("small")
+    found, known = freeze(track("small")), frozen("small")
+    assert found | {"seeds": None} == known | {"seeds": None} and found["seeds"].keys() == known["seeds"].keys()
+    for seed, own in known["seeds"].items():
+        assert mismatch(found["seeds"][seed], own) is None
+        for name, stream in own["streams"].items():
+            assert found["seeds"][seed]["streams"][name]["sizes"] == stream["sizes"]
+
+
+@pytest.fixture
+def elsewhere(first):
+    """The first submission as another machine writes it: its streams have sketches, and not the frozen bytes."""
+    body = copy.deepcopy(first) | {"schema": "acclimate.submission/2"}
+    for seed, own in body["seeds"].items():
+        known = frozen("small")["seeds"][seed]["streams"]
+        near = {s: [round(v + 0.05, 4) for v in c["sketch"]] for s, c in known.items()}  # 0.4 levels off
+        own["streams"] = {s: {"hash": "f" * 16, "examples": c["examples"], "sketch": near[s]} for s, c in known.items()}
+    body["digest"] = digest(body)
+    return body
+
+
+def test_a_submission_of_another_machine_holds_beside_the_old_ones(first, elsewhere, tmp_path):
+    check(elsewhere)
+    other = elsewhere | {"name": "fedprox"}
+    other["digest"] = digest(other)
+    for body in (first, other):
+        (tmp_path / file_name(body)).write_text(text(body))
+    board = pages.board_of(read(tmp_path))
+    assert {r.name for r in board.rows} == {"fedavg", "fedprox"} and len({str(r.tested_on) for r in board.rows}) == 1
+
+
+def far_off(streams):
+    streams["corrupted"]["sketch"][7] += 5
+
+
+def other_examples(streams):
+    streams["mixture"]["examples"] = "0" * 16
+
+
+def no_sketch(streams):
+    del streams["corrupted"]["sketch"]
+
+
+def no_stream(streams):
+    del streams["corrupted"]
+
+
+def one_more(streams):
+    streams["easy"] = streams["original"]
+
+
+STREAMS = {
+    far_off: r"stream corrupted is not the track's: its inputs are 5\.\d+ levels of 255 off",
+    other_examples: "stream mixture is not the track's: its examples, their order or labels are others, named 0000",
+    no_sketch: "stream corrupted is not the track's: its hash is ffff",
+    no_stream: "stream corrupted is missing",
+    one_more: "stream easy is not of the track",
+}
+
+
+@pytest.mark.parametrize("change", STREAMS, ids=lambda c: c.__name__)
+def test_another_stream_is_refused_with_the_reason(elsewhere, change):
+    change(elsewhere["seeds"]["1"]["streams"])
+    elsewhere["digest"] = digest(elsewhere)
+    with pytest.raises(Unfit, match="seed 1: " + STREAMS[change]):
+        check(elsewhere)
 
 
 def test_all_that_is_stored_holds_and_the_table_is_made_again_to_the_byte():
@@ -106,7 +172,7 @@ def unclean(body):
 
 REASONS = {
     other_hash: "seed 0: the hash of train is 0000000000000000",
-    other_stream: "seed 1: the hash of stream corrupted",
+    other_stream: "seed 1: stream corrupted is not the track's: its hash is 0000000000000000, and must be",
     other_seed: r"seeds \['0', '1', '7'\] must be \['0', '1', '2'\]",
     extra_row: "easy / 0 is not of the track",
     double_row: "1 rows are there twice",
@@ -182,7 +248,13 @@ def test_versions_supersede_and_an_edited_one_is_found_out(first, tmp_path):
 
 def test_a_run_of_another_experiment_cannot_be_submitted(tmp_path):
     quick = ["data.clients=4", "model=mlp-bn", "rounds=1", "adapters=none", "streams=original"]
-    api.run_all(expand(quick), tmp_path / "run")
+    (experiment,) = expand(quick)
+    api.run_all([experiment], tmp_path / "run")
+    world, _, engine = api.build(experiment)
+    engine.close()
+    (found,) = find_runs(tmp_path / "run")
+    ((_, stream),) = api.streams_of(world, experiment.streams).values()
+    assert _seed(found.load())["streams"] == {"original": names(stream)}
     with pytest.raises(Unfit, match="commit=|config: data is not the track's"):
         submit(tmp_path / "run", "small", "defaults", tmp_path / "board")
     assert not (tmp_path / "board").exists()

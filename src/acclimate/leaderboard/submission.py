@@ -13,9 +13,11 @@ from typing import Any
 from .. import store
 from ..experiment import decode, labels
 from ..running import cards
-from .tracks import BOARD, FIXED, fixed, frozen, track
+from .tracks import BOARD, FIXED, fixed, frozen, mismatch, track
 
-SCHEMA = "acclimate.submission/1"
+SCHEMA = "acclimate.submission/2"
+OLD = "acclimate.submission/1"
+"""Has the exact hash of each stream and no sketch, so that it holds for the frozen bytes alone."""
 CHOICES = {
     "defaults": "the catalogue's defaults",
     "paper": "as the method's paper prints them",
@@ -71,7 +73,8 @@ def submission(
 
 def _seed(run: Mapping[str, Any]) -> dict[str, Any]:
     results = run["results"]
-    streams = {s: h for name in results["data"]["streams"] for s, h in cards.stream(run, name).items()}
+    known = ("hash", "examples", "sketch")
+    streams = {s: {k: c[k] for k in known if k in c} for s, c in results["data"]["streams"].items()}
     seconds = {k: results["timings"].get(f"{k}_seconds") for k in ("train", "evaluate")}
     return {"data": cards.data(run), "streams": streams, "seconds": seconds, "serving": results.get("serving") or {}}
 
@@ -106,9 +109,9 @@ def digest(body: Mapping[str, Any]) -> str:
 
 def check(body: Mapping[str, Any]) -> None:
     """Refuse a submission that is not of the track, or whose numbers do not fit together; the reason is the error."""
-    for field, wanted in (("schema", SCHEMA), ("board", BOARD)):
-        if body.get(field) != wanted:
-            raise Unfit(f"{field}={body.get(field)!r} must be {wanted!r}")
+    for field, wanted in (("schema", (SCHEMA, OLD)), ("board", (BOARD,))):
+        if body.get(field) not in wanted:
+            raise Unfit(f"{field}={body.get(field)!r} must be {' or '.join(map(repr, wanted))}")
     if body.get("digest") != digest(body):
         raise Unfit("the digest does not fit the content: the file was changed after it was written")
     if body.get("hyper_parameters") not in CHOICES:
@@ -136,19 +139,14 @@ def _check_config(body: Mapping[str, Any]) -> None:
 
 
 def _check_seeds(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """The seeds are the track's, and so are the hashes of what they were run on."""
+    """The seeds are the track's, and so is what they were run on."""
     if sorted(body["seeds"]) != sorted(known["seeds"]):
         raise Unfit(f"seeds {sorted(body['seeds'])} must be {sorted(known['seeds'])}")
     for seed, own in known["seeds"].items():
         given = body["seeds"][seed]
-        for name, wanted in own["data"].items():
-            if given["data"].get(name) != wanted:
-                raise Unfit(f"seed {seed}: the hash of {name} is {given['data'].get(name)}, the track's is {wanted}")
-        streams = {s: c["hash"] for s, c in own["streams"].items()}
-        if given["streams"] != streams:
-            other = [s for s in {**streams, **given["streams"]} if given["streams"].get(s) != streams.get(s)]
-            own_hash, wanted = given["streams"].get(other[0]), streams.get(other[0])
-            raise Unfit(f"seed {seed}: the hash of stream {other[0]} is {own_hash}, the track's is {wanted}")
+        streams = {s: c if isinstance(c, Mapping) else {"hash": c} for s, c in given["streams"].items()}  # as in OLD
+        if why := mismatch({"data": given["data"], "streams": streams}, own):
+            raise Unfit(f"seed {seed}: {why}")
 
 
 def _check_rows(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:

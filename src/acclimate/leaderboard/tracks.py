@@ -1,4 +1,4 @@
-"""The tracks of `brfl-v1`: what everybody trains on and is tested on, by settings and by hash.
+"""The tracks of `brfl-v1`: what everybody trains on and is tested on, by settings, hashes and sketches.
 
 What is frozen lies in `frozen/NAME.json` and never changes; another choice would be `brfl-v2`.
 """
@@ -6,6 +6,7 @@ What is frozen lies in `frozen/NAME.json` and never changes; another choice woul
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -14,10 +15,12 @@ from typing import Any
 from ..experiment import Experiment, encode
 from ..experiment.settings import expand
 from ..running.build import build
-from ..running.evaluate import stream_hash, streams_of
+from ..running.evaluate import streams_of
+from ..running.same_stream import apart, names
 
 BOARD = "brfl-v1"
-SCHEMA = "acclimate.track/1"
+SCHEMA = "acclimate.track/2"
+"""Version 1 had no sketches of streams: their exact hash had to be the track's."""
 FIXED = ("data", "model", "streams", "rounds", "cohort", "participation")
 """What a track decides. Method, personaliser, adapters and filters are the submission's."""
 
@@ -85,7 +88,10 @@ def fixed(experiment: Experiment) -> dict[str, Any]:
 
 
 def freeze(of: Track) -> dict[str, Any]:
-    """The hashes of data, splits and streams at every seed, and how many examples each client has in each stream."""
+    """What names data, splits and streams at every seed, and how many examples each client has in each stream.
+
+    The exact `hash` of a stream with a sketch is for information: another machine's may differ.
+    """
     seeds = {}
     for seed in of.seeds:
         experiment = replace(of.experiment(), seed=seed)
@@ -94,7 +100,7 @@ def freeze(of: Track) -> dict[str, Any]:
         card = world.card()
         data = {"examples": card["hash"], **{k: v["hash"] for k, v in card["splits"].items()}}
         streams = {
-            name: {"hash": stream_hash(stream), "sizes": [n for n in stream.shards.n.tolist() if n > 0]}
+            name: {**names(stream), "sizes": [n for n in stream.shards.n.tolist() if n > 0]}
             for name, (_, stream) in streams_of(world, experiment.streams).items()
         }
         seeds[str(seed)] = {"data": data, "streams": streams}
@@ -109,3 +115,16 @@ def frozen(name: str) -> dict[str, Any]:
         raise ValueError(f"track {name} is not frozen yet: python -m acclimate.leaderboard freeze {name}")
     body: dict[str, Any] = json.loads(at.read_text(encoding="utf-8"))
     return body
+
+
+def mismatch(given: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
+    """Why data and streams of one seed are not those that were frozen; None where they are."""
+    for name, wanted in known["data"].items():
+        if given["data"].get(name) != wanted:
+            return f"the hash of {name} is {given['data'].get(name)}, the track's is {wanted}"
+    for name in {**known["streams"], **given["streams"]}:
+        if name not in known["streams"] or name not in given["streams"]:
+            return f"stream {name} is {'missing' if name in known['streams'] else 'not of the track'}"
+        if why := apart(given["streams"][name], known["streams"][name]):
+            return f"stream {name} is not the track's: {why}"
+    return None

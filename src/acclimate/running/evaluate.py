@@ -13,9 +13,9 @@ from ..data import World
 from ..eval import Cost, Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
 from ..experiment import Experiment, labels
-from ..ops.hashing import content_hash
 from ..shifts import Shift, Stream
 from .build import Fit, cost_card
+from .same_stream import names as stream_names
 from .watch import Watch
 
 Built = dict[str, tuple[Shift, Stream]]
@@ -36,13 +36,6 @@ def streams_of(world: World, streams: Iterable[Shift]) -> Built:
         except (TypeError, ValueError) as e:
             raise ValueError(f"stream '{name}' cannot be made from {world.name}: {e}") from e
     return out
-
-
-def stream_hash(stream: Stream) -> str:
-    """Names exactly what the clients met: pixels, labels and order."""
-    s = stream.shards
-    used = s.rows.unique()
-    return content_hash(s.x[used], s.y[used], s.rows, s.n)[:16]
 
 
 Look = Callable[[State], dict[str, Any]]
@@ -157,4 +150,4 @@ def evaluated(
 ) -> tuple[Table, dict[str, Any]]:
     """The table of streams that are there already, and what each of them is; fills `traces` and `costs` where given."""
     (table,) = _tables(fit.engine, [fit], [built], adapters, personal, watch, traces, costs)
-    return table, {name: {**stream.card, "hash": stream_hash(stream)} for name, (_, stream) in built.items()}
+    return table, {name: {**stream.card, **stream_names(stream)} for name, (_, stream) in built.items()}

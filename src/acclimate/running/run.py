@@ -23,8 +23,9 @@ from ..reporting.strips import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
 from .check import check_all, naming, untestable
 from .estimates import of_built
-from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, stream_hash, streams_of, traces
+from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, streams_of, traces
 from .pace import slow
+from .same_stream import stream_hash
 from .select import check as check_select
 from .select import selected
 from .train import can_join, train, train_from, train_lanes, train_together, vectorised

@@ -38,14 +38,14 @@ def _panels(pictures: Mapping[str, Any], cards: Mapping[str, Any], streams: list
 
 
 def _note(card: Any) -> str:
-    """What the data card says of a stream, less its hash."""
+    """What the data card says of a stream, less what names its content."""
     facts = said(card) if isinstance(card, Mapping) else ""
     return f'<p class="muted">{esc(facts)}</p>' if facts else ""
 
 
 def said(card: Mapping[str, Any]) -> str:
     """A stream's card in words; a mixture names its parts, and each says what is special about it."""
-    facts = {k: v for k, v in card.items() if k not in ("hash", "parts")}
+    facts = {k: v for k, v in card.items() if k not in ("hash", "examples", "sketch", "parts")}
     if isinstance(kinds := facts.get("kinds"), Mapping) and len(kinds) > MANY and all(map(_counts, kinds.values())):
         facts["kinds"] = f"{len(kinds)}, with {min(kinds.values())} to {max(kinds.values())} samples each"
     if not isinstance(parts := card.get("parts"), Mapping):
