@@ -5,8 +5,10 @@ import signal
 import tempfile
 
 os.environ["ACCLIMATE_SECRETS"] = tempfile.mkdtemp(prefix="acclimate-keys-")  # no key of a test in the home folder
+os.environ.pop("COLUMNS", None)  # a window's width is none of the tests' business
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: they share two cores
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -15,3 +17,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the backgrou
 torch.set_num_threads(1)  # two busy workers on two cores; more threads only fight each other
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def no_width_is_set(monkeypatch):
+    """Some libraries set COLUMNS for the whole process."""
+    monkeypatch.delenv("COLUMNS", raising=False)

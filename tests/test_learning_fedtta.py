@@ -25,6 +25,7 @@ def accuracies(method, seed, *adapters):
     return [r["accuracy"] for r in table.rows if r["selection"] == "last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_new_clients_gain_from_the_learned_loss_and_early_stopping_averts_collapse(seeds):
     rows = []

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from attacked import experiment
-from processes import Processes
+from fleet_processes import Processes
 
 from acclimate import store
 from acclimate.backends.flower.engine import Flower

@@ -256,9 +256,9 @@ def _stop(signum: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-LOADING = {"run", "resume", "tune", "join", "deploy", "predict", "report", "compare", "export", "serve", "replay"}
+LOADING = {"run", "resume", "tune", "join", "deploy", "predict", "report", "compare", "export", "replay"}
 LOADING |= {"tokens", "submit", "leaderboard", "doctor", "fleet", "reproduce"}
-"""The commands that import torch first."""
+"""The commands that import torch first, and say so; what `serve` says are lines of JSON."""
 
 
 def main() -> None:
@@ -268,8 +268,7 @@ def main() -> None:
     heart: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if _loads(sys.argv[1:3]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
-        if sys.argv[1] != "serve":  # it works until it is stopped
-            heart = beating(Heartbeat(sys.stderr, sys.argv[1]))
+        heart = beating(Heartbeat(sys.stderr, sys.argv[1]))
     if "" not in sys.path:
         sys.path.insert(0, "")  # so that module:Class finds a user's own file in the current folder
     try:
