@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import IO
+
+from ..ops.ticking import ticking
 
 
 class Heartbeat:
@@ -45,20 +46,12 @@ _current: Heartbeat | None = None
 def beating(heart: Heartbeat) -> Iterator[Heartbeat]:
     """Let it beat from a thread of its own; `paused` then means this one."""
     global _current
-    stop, _current = threading.Event(), heart
-
-    def beat() -> None:
-        while not stop.wait(heart.EVERY / 10):
-            heart.tick()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
+    _current = heart
     try:
-        yield heart
+        with ticking(heart.tick, heart.EVERY / 10):
+            yield heart
     finally:
         _current = None
-        stop.set()
-        thread.join()
 
 
 @contextlib.contextmanager

@@ -44,11 +44,15 @@ class ChainsOnCpu(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Every view is on its own: the mapped axis joins theirs."""
         *tensors, apply = inputs
-        lead = [
-            (t.movedim(d, 0) if d is not None else t.expand(info.batch_size, *t.shape)).flatten(0, 1)
-            for t, d in zip(tensors, in_dims, strict=False)
-        ]
-        return ChainsOnCpu.apply(*lead, apply).unflatten(0, (info.batch_size, -1)), 0
+        return ChainsOnCpu.apply(*joined(info, in_dims, tensors), apply).unflatten(0, (info.batch_size, -1)), 0
+
+
+def joined(info: Any, in_dims: tuple[int | None, ...], tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors whose mapped axis has joined the first one."""
+    return [
+        (t.movedim(d, 0) if d is not None else t.expand(info.batch_size, *t.shape)).flatten(0, 1)
+        for t, d in zip(tensors, in_dims, strict=False)
+    ]
 
 
 WARP = 4

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.nn import kernels
+from .augmix_chains import joined
 
 if kernels.AVAILABLE:
     import triton
@@ -147,8 +148,4 @@ class ChainMixture(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         """Every view is on its own: the mapped axis joins theirs."""
         *tensors, grey = inputs
-        lead = [
-            (t.movedim(d, 0) if d is not None else t.expand(info.batch_size, *t.shape)).flatten(0, 1)
-            for t, d in zip(tensors, in_dims, strict=False)
-        ]
-        return ChainMixture.apply(*lead, grey).unflatten(0, (info.batch_size, -1)), 0
+        return ChainMixture.apply(*joined(info, in_dims, tensors), grey).unflatten(0, (info.batch_size, -1)), 0

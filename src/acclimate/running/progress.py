@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import IO
 
 from ..core import State
+from ..ops.ticking import ticking
 from .watch import Watch
 
 
@@ -124,16 +124,5 @@ class Lines(Progress):
 @contextlib.contextmanager
 def beating(lines: Lines) -> Iterator[Lines]:
     """Lines that also come while one step takes long."""
-    stop = threading.Event()
-
-    def beat() -> None:
-        while not stop.wait(lines.EVERY / 10):
-            lines.tick()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
+    with ticking(lines.tick, lines.EVERY / 10):
         yield lines
-    finally:
-        stop.set()
-        thread.join()
