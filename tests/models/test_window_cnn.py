@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import grad, vmap
 
-from acclimate.core import Task, rng, tree
+from acclimate.core import Task, rng
 from acclimate.models import WindowCNN
+from mapped import each_is_alone
 
 X = torch.randn(4, 3, 17, generator=torch.Generator().manual_seed(0))
 Y = torch.tensor([0, 1, 2, 1])
@@ -40,19 +40,7 @@ def test_answers_are_those_of_convolutions_along_time():
 
 @pytest.mark.parametrize("norm", ["batch", "none"])
 def test_many_clients_at_once_are_each_alone(norm):
-    t, keys = task(norm=norm, dropout=0.2), rng.fold(rng.key(1), torch.arange(2))
-    vars = t.init(rng.key(0))
-    params = tree.map(lambda p: torch.stack((p, p + 0.1)), vars["params"])
-    xs, ys = torch.stack((X, X.flip(0))), torch.stack((Y, Y))
-
-    def slope(p, x, y, k):
-        return grad(lambda p: t.loss({**vars, "params": p}, {"x": x, "y": y}, k)[0])(p)
-
-    both = vmap(slope)(params, xs, ys, keys)
-    for c in range(2):
-        alone = slope(tree.map(lambda p, c=c: p[c], params), xs[c], ys[c], keys[c])
-        for name, value in alone.items():
-            assert torch.allclose(both[name][c], value, atol=1e-5), name
+    each_is_alone(task(norm=norm, dropout=0.2), X, Y)
 
 
 def test_what_it_cannot_read_is_refused():
