@@ -22,6 +22,8 @@ WORKLOADS: dict[str, Workload] = {
     "adapters-per-sample": adapters.per_sample,
     "adapters-per-batch": adapters.per_batch,
     "resnet20-gn": resnet.group_norm,
+    "resnet20-bn": resnet.batch_norm,
+    "resnet18": resnet.resnet18,
     "zipf": uneven.zipf,
     "three-seeds": seeds.three,
     "profile": fedthe.profile,
