@@ -28,6 +28,10 @@ DEFAULTS: dict[Scale, tuple[int, float, float]] = {
 """Repeats, seconds for one benchmark's repeats, and seconds after which none starts: nine minutes, and three."""
 
 
+class OutOfTime(BaseException):
+    """A benchmark took too long. No Exception: what tries a kernel or a model and takes the next must not catch it."""
+
+
 def main(scale: Scale, about: str | None, default: tuple[str, ...] = tuple(WORKLOADS)) -> None:
     """Parse the command line, run, print a table, and fail where a benchmark failed."""
     args = _parser(about, default).parse_args()
@@ -94,6 +98,8 @@ def guarded(workload: Workload, context: Context, ceilings: Record, left: float)
         return {"status": "skipped", "reason": str(reason)}
     except Disagreement as reason:
         return {"status": "disagrees", "reason": str(reason)}
+    except OutOfTime as reason:
+        return {"status": "failed", "reason": str(reason)}
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         told = str(error).strip().splitlines()[0] if str(error).strip() else ""
@@ -103,10 +109,10 @@ def guarded(workload: Workload, context: Context, ceilings: Record, left: float)
 
 @contextmanager
 def _alarm(limit: float) -> Iterator[None]:
-    """Raise TimeoutError in this process when so many seconds have passed."""
+    """Raise OutOfTime in this process when so many seconds have passed."""
 
     def ring(*_: object) -> None:
-        raise TimeoutError(f"took longer than {limit:.0f} s")
+        raise OutOfTime(f"took longer than {limit:.0f} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, limit)

@@ -147,6 +147,22 @@ def test_one_failure_loses_nothing_else(bench, tmp_path, monkeypatch, capsys):
     assert "bad" in capsys.readouterr().out
 
 
+def test_work_that_catches_errors_still_ends_in_time(bench):
+    suite, harness = bench("suite"), bench("harness")
+    began = []
+
+    def stubborn(context, ceilings):
+        while True:
+            try:
+                began.append(time.sleep(5))
+            except Exception:
+                began.append("caught")
+
+    record = suite.guarded(stubborn, harness.Context(CPU, budget=0.05), {}, left=1.0)
+    assert record["status"] == "failed" and "took longer than 0 s" in record["reason"]
+    assert began == []
+
+
 def test_the_record_says_how_it_was_made(bench, monkeypatch):
     harness = bench("harness")
     spoken = harness.command(["/somewhere/gpu.py", "--only", "zipf", "--out", "/somewhere/else.json", "--repeats", "2"])
