@@ -31,7 +31,7 @@ from acclimate.running.build import device_of
 Row = dict[str, Any]
 PEERS = "feddyn,moon,fedbabu,lg-fedavg,fedlc,fedala,fedntd,ifca,fedpac,fedas,fedem,ccvr,feddecorr,fedfomo,cfl"
 BEFORE = "local,fedavg,fedavg+finetune,fedprox,scaffold,fednova,fedper,fedrep,fedrod,ditto,apfl,pfedme,fedproto,fedthe"
-OWN: dict[str, Adapter] = {"fedthe": ac.adapters.THE()}
+OWN: dict[type, Adapter] = {ac.methods.FedTHE: ac.adapters.THE()}
 """Methods whose answers are made at test time: all others answer as they were trained."""
 STREAMS = "original,corrupted,out-of-client,mixture"
 
@@ -53,13 +53,14 @@ def experiment(name: str, given: argparse.Namespace, seed: int) -> ac.Experiment
     )
 
 
-def measured(name: str, given: argparse.Namespace, seed: int) -> Row:
-    """One row; or the reason why a method cannot run here."""
+def measured_of(run: ac.Experiment, given: argparse.Namespace) -> Row:
+    """What a training gives: accuracies, bytes and seconds."""
     began = time.perf_counter()
-    fit = ac.train(experiment(name, given, seed))
+    fit = ac.train(run)
     seconds = time.perf_counter() - began
     streams = [catalogue.STREAMS[s] for s in given.streams.split(",")]
-    found = ac.evaluate(fit, adapters=[OWN.get(name, ac.adapters.NoAdapt())], streams=streams).rows
+    adapter = OWN.get(type(run.method), ac.adapters.NoAdapt())
+    found = ac.evaluate(fit, adapters=[adapter], streams=streams).rows
     fit.engine.close()
     accuracy: dict[str, dict[str, float]] = {}
     for r in found:
@@ -122,7 +123,11 @@ def main() -> None:
         for name in given.methods.split(","):
             if f"{name} {seed}" in rows:
                 continue
-            rows[f"{name} {seed}"] = row = {"method": name, "seed": seed, **measured(name, given, seed)}
+            rows[f"{name} {seed}"] = row = {
+                "method": name,
+                "seed": seed,
+                **measured_of(experiment(name, given, seed), given),
+            }
             save(given.out, study, where, rows)
             print(f"{name:16s} {seed} {row['accuracy'].get('last')} {row['seconds']} s", flush=True)
             torch.cuda.empty_cache()

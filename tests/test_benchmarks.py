@@ -163,6 +163,15 @@ def test_work_that_catches_errors_still_ends_in_time(bench):
     assert began == []
 
 
+def test_precisions_are_compared_seed_by_seed(bench):
+    def row(precision, seed, own):
+        return {"precision": precision, "seed": seed, "accuracy": {"last": {"original": own}}}
+
+    rows = {"fp32 0": row("fp32", 0, 80.0), "bf16 0": row("bf16", 0, 80.5)}
+    rows |= {"fp32 1": row("fp32", 1, 70.0), "bf16 1": row("bf16", 1, 68.5)}
+    assert bench("precision").differences(rows) == {"original": {"mean": -0.5, "farthest": -1.5}}
+
+
 def test_the_record_says_how_it_was_made(bench, monkeypatch):
     harness = bench("harness")
     spoken = harness.command(["/somewhere/gpu.py", "--only", "zipf", "--out", "/somewhere/else.json", "--repeats", "2"])
