@@ -83,7 +83,9 @@ class Source:
     """The source model, deployed to as many clients as a stream has."""
 
     def __init__(self, model: Any, train: tuple[Tensor, Tensor], device: torch.device, weights: Any = None) -> None:
-        self.worker = Worker(Task(model, (3, 32, 32), 10, *MOMENTS), ac.methods.FedAvg())
+        """`weights` are those of a network of ours, which saw images as the data set normalises them."""
+        moments = MOMENTS if weights is None else (ac.data.CIFAR10.mean, ac.data.CIFAR10.std)
+        self.worker = Worker(Task(model, (3, 32, 32), 10, *moments), ac.methods.FedAvg())
         self.train, self.device, self.weights = train, device, weights
         self._engines: dict[int, Any] = {}
         self._models: dict[tuple[int, str], Any] = {}
