@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, peak_memory
 from torch import Tensor
 
 import acclimate as ac
@@ -83,26 +83,31 @@ class Source:
     """The source model, deployed to as many clients as a stream has."""
 
     def __init__(self, model: Any, train: tuple[Tensor, Tensor], device: torch.device, weights: Any = None) -> None:
-        self.worker = Worker(Task(model, (3, 32, 32), 10, *MOMENTS), ac.methods.FedAvg())
+        """`weights` are those of a network of ours, which saw images as the data set normalises them."""
+        moments = MOMENTS if weights is None else (ac.data.CIFAR10.mean, ac.data.CIFAR10.std)
+        self.worker = Worker(Task(model, (3, 32, 32), 10, *moments), ac.methods.FedAvg())
         self.train, self.device, self.weights = train, device, weights
         self._engines: dict[int, Any] = {}
         self._models: dict[tuple[int, str], Any] = {}
 
     def served(self, adapter: str, test: Shards) -> dict[str, Any]:
-        """Accuracy per client in percent, and milliseconds per sample; or why it cannot serve."""
+        """Accuracy per client in percent, milliseconds per sample and the peak of memory; or why it cannot serve."""
         engine, models = self.deployed(test.clients, PERSONAL.get(adapter, "none"))
         record: Adapter = catalogue.ADAPTERS[adapter]
         if reason := record.refusal(self.worker.task, engine.model_of(models, 0)):
             return {"refused": reason}
         if record.calibrates:
             models = engine.calibrated(models, Shards.of(*self.train, self._rows(test.clients)), record)
-        began = time.perf_counter()
-        found = engine.serve(models, test, record, Protocol(BATCH))["accuracy"]
-        seconds = time.perf_counter() - began
+        engine.recorder.forget()  # those of the adapter before this one
+        with peak_memory(self.device) as memory:
+            began = time.perf_counter()
+            found = engine.serve(models, test, record, Protocol(BATCH))["accuracy"]
+            seconds = time.perf_counter() - began
         return {
             "accuracy": [round(100 * float(a), 2) for a in found],
             "mean": round(100 * float(found.mean()), 2),
             "ms_per_sample": round(1e3 * seconds / int(test.n.sum()), 4),
+            **{name: round(value, 3) for name, value in memory.items()},
         }
 
     def _rows(self, clients: int) -> list[Tensor]:

@@ -8,6 +8,7 @@ import torch
 from acclimate.adapters import CoTTA
 from acclimate.adapters.cotta import restored
 from acclimate.core import SGD, rng
+from acclimate.core.loops import Warming, driven
 from acclimate.ops.strong_views import StrongViews
 from support import equal, gap, images, task
 
@@ -93,6 +94,31 @@ def test_views_are_averaged_where_the_source_is_unsure(per):
             torch.testing.assert_close(got[i], (plain if confident else mean)[i], rtol=1e-4, atol=1e-5)
 
 
+def test_views_are_recorded_once_however_many_there_are_and_chunks_change_no_answer():
+    """A recording runs a loop's body once: what it launches and holds is that of one chunk."""
+    t, model, predict, x = world()
+    asked = []
+
+    def counted(model, x, mode="eval", key=None):
+        asked.append(len(x))
+        return predict(model, x, mode)
+
+    def answers(adapter, predict):
+        return adapter.step(t, predict, model, adapter.init(t, model), x[:4], KEY)[0]
+
+    many = replace(PLAIN, augment=StrongViews(), views=6)
+    for views in (6, 12, 18):
+        asked.clear()
+        with driven(Warming()):
+            answers(replace(many, views=views, chunk=2), counted)
+        assert len(asked) == 4  # the source, the teacher, one chunk of views, the student
+    by_hand = torch.stack(
+        [t.apply(model["vars"], many.augment.views(x[:4], rng.fold(KEY, "view", i)), "adapt").logits for i in range(6)]
+    )
+    for chunk in (1, 2, 4, 8):
+        torch.testing.assert_close(answers(replace(many, chunk=chunk), predict), by_hand.mean(0), rtol=1e-4, atol=1e-4)
+
+
 def test_weights_go_back_one_by_one_and_the_teacher_is_not_touched():
     t, model, predict, x = world()
     source = model["vars"]["params"]
@@ -112,6 +138,6 @@ def test_inputs_without_views_need_none_and_bad_settings_are_named():
     t.shape = (5,)
     assert CoTTA().refusal(t, model).startswith("CoTTA needs images to augment")
     assert CoTTA().refusal(t, model).endswith("set unsure=0") and CoTTA(unsure=0.0).refusal(t, model) is None
-    for fields in ({"views": 0}, {"ema": 1.1}, {"unsure": -0.1}, {"restore": 2.0}, {"per": "client"}):
+    for fields in ({"views": 0}, {"chunk": 0}, {"ema": 1.1}, {"unsure": -0.1}, {"restore": 2.0}, {"per": "client"}):
         with pytest.raises(ValueError, match=f"CoTTA: {next(iter(fields))}="):
             CoTTA(**fields)

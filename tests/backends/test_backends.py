@@ -56,6 +56,19 @@ def test_memory_that_runs_out_halves_what_is_run_at_once_and_nothing_else(work, 
     assert torch.equal(found["accuracy"], plain.serve(models, shards(), NoAdapt(), Protocol(batch=4))["accuracy"])
 
 
+@pytest.mark.parametrize(("clients", "tries"), [(1, 1), (6, 3)])
+def test_clients_that_do_not_fit_one_by_one_fail_without_further_tries(clients, tries):
+    buckets, asked = Vmap().open(Worker(task(), FedAvg(work=SMALL)), shards(), CPU).buckets, []
+
+    def never():
+        asked.append(min(buckets.chunk["test"], clients))
+        raise torch.cuda.OutOfMemoryError("pretend")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        buckets.with_fewer("test", clients, never)
+    assert len(asked) == tries and asked == sorted(asked, reverse=True) and asked[-1] == 1
+
+
 def test_memory_that_runs_out_while_states_are_kept_trains_nobody_twice(monkeypatch):
     worker, states = Worker(task(), small(SCAFFOLD())), []
     for short in (False, True):

@@ -53,6 +53,20 @@ def test_a_state_that_swaps_its_leaves_is_read_before_it_is_written():
     assert (float(end["a"]), float(end["b"])) == (2.0, 1.0)
 
 
+def test_a_state_whose_order_in_memory_never_rests_is_recorded_a_few_times_only():
+    def body(t, s):
+        return {"m": (s["m"] * 0.5 + t).t(), "n": s["n"].t()}, {"m": s["m"], "n": s["n"]}
+
+    def run(count):
+        return repeat(body, {"m": torch.eye(3) + X[:, :3], "n": X[:, :3].clone()}, count, X)
+
+    assert run(1)[0]["m"].stride() != run(2)[0]["m"].stride()
+    with driven(driver := Counting()):
+        found = run(40)
+    assert driver.traced == loops.LATEST + 1
+    assert equal(dict(zip("so", run(40), strict=True)), dict(zip("so", found, strict=True)))
+
+
 def test_loops_nest():
     def outer(x):
         def inner(t, s):

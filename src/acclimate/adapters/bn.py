@@ -29,4 +29,4 @@ class BNStats(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        return predict(model, x, Blend(self.prior) if self.prior else "adapt").logits, state
+        return predict(model, x, Blend(self.prior) if self.prior else "still").logits, state

@@ -7,9 +7,9 @@ weight of the student goes back to the source's with the chance `restore`. A bat
 teacher's target, from before the update. All parameters are tuned; batch norm uses the batch's statistics.
 
 The text does not say over what the confidence is taken; the published code means the batch (`per="batch"`), here it can
-also be decided for every sample. With fixed shapes the views are always computed; `unsure=1` takes them always,
-`unsure=0` never and makes none: a student that says what its teacher says then has nothing to learn. Published for
-ImageNet: `SGD(lr=0.01)`, restore=0.001, unsure=0.1.
+also be decided for every sample. With fixed shapes the views are always computed, `chunk` of them at once; `unsure=1`
+takes them always, `unsure=0` never and makes none: a student that says what its teacher says then has nothing to learn.
+Published for ImageNet: `SGD(lr=0.01)`, restore=0.001, unsure=0.1.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.loops import chunked
 from ..ops import requirements
 from ..ops.params import with_params
 from ..ops.strong_views import StrongViews
@@ -45,11 +46,14 @@ class CoTTA(Adapter):
     restore: float = 0.01
     """The chance of every weight to go back to the source's, with every batch."""
     augment: StrongViews = StrongViews()
+    chunk: int = 8
+    """How many views of a batch are answered at once; it bounds memory."""
 
     def __post_init__(self) -> None:
         check.steady(self, "opt")
         check.choices(self)
         check.whole(self, "views", 1)
+        check.whole(self, "chunk", 1)
         for name in ("ema", "unsure", "restore"):
             check.within(self, name, 0.0, 1.0)
 
@@ -69,12 +73,12 @@ class CoTTA(Adapter):
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:
-        confidence = predict(model, x, "adapt").logits.softmax(-1).amax(-1)
+        confidence = predict(model, x, "still").logits.softmax(-1).amax(-1)
         target = self._target(predict, with_params(model, state["teacher"]), x, confidence, key)
         soft = target.softmax(-1)
 
         def loss(params: Tree) -> Tensor:
-            logits = predict(with_params(model, params), x, "adapt").logits
+            logits = predict(with_params(model, params), x, "still").logits
             return -(soft * logits.log_softmax(-1)).sum(-1).mean()
 
         params, opt = self.opt.update(grad(loss)(state["params"]), state["opt"], state["params"])
@@ -84,15 +88,17 @@ class CoTTA(Adapter):
 
     def _target(self, predict: Predict, teacher: Tree, x: Tensor, confidence: Tensor, key: rng.Key) -> Tensor:
         """The teacher's logits: of the images, or their mean over views where the source is unsure."""
-        plain = predict(teacher, x, "adapt").logits
+        plain = predict(teacher, x, "still").logits
         if not self.unsure:
             return plain
-        total = torch.zeros_like(plain)
-        for i in range(self.views):
-            view = self.augment.views(x, rng.fold(key, "view", i))
-            total = total + predict(teacher, view, "adapt").logits
+
+        def one(key: rng.Key) -> Tensor:
+            return predict(teacher, self.augment.views(x, key), "still").logits
+
+        keys = rng.fold(key, "view", torch.arange(self.views, device=x.device))
+        mean = chunked(lambda some: {"y": vmap(one)(some["k"])}, {"k": keys}, self.chunk)["y"].mean(0)
         sure = (confidence.mean().expand_as(confidence) if self.per == "batch" else confidence) >= self.unsure
-        return torch.where(sure[:, None], plain, total / self.views)
+        return torch.where(sure[:, None], plain, mean)
 
 
 def restored(params: Tree, source: Tree, chance: float, key: rng.Key) -> Tree:

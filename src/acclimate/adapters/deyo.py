@@ -84,10 +84,10 @@ class DeYO(Adapter):
     ) -> tuple[Tensor, Tree, Tree]:
         for t in range(self.steps):
             broken = shuffle_patches(x, rng.fold(key, "patches", t), self.patches)
-            without = predict(with_params(model, state["params"]), broken, "adapt").logits
+            without = predict(with_params(model, state["params"]), broken, "still").logits
 
             def loss(tuned: Tree, without: Tensor = without) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-                logits = predict(with_params(model, tuned), x, "adapt").logits
+                logits = predict(with_params(model, tuned), x, "still").logits
                 weight, plpd = self.weigh(logits.detach(), without)
                 return (weight * entropy(logits)).sum() / (weight > 0).sum().clamp_min(1), (logits, weight, plpd)
 

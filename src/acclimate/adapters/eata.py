@@ -85,7 +85,7 @@ class EATA(Adapter):
         start = tuned_of(task, model, self.params)
 
         def loss(tuned: Tree) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            logits = predict(with_params(model, tuned), x, "adapt").logits
+            logits = predict(with_params(model, tuned), x, "still").logits
             weight = self.weigh(logits.detach(), state["average"])
             uncertain = (weight * entropy(logits)).sum() / (weight > 0).sum().clamp_min(1)
             return uncertain + self._held(model, start, tuned), (logits, weight)

@@ -68,7 +68,7 @@ class Latte(Exchanging):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        out = predict(model, x, "adapt" if self.batch_statistics else "eval")
+        out = predict(model, x, "still" if self.batch_statistics else "eval")
         features, classes = F.normalize(out.features, dim=-1), out.logits.argmax(-1)
         member = F.one_hot(classes, task.num_classes).T.to(features.dtype)
         unsure = 1.0 + member * (entropy(out.logits) / math.log(task.num_classes) - 1.0)

@@ -84,10 +84,10 @@ class ROID(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:
         def loss(tuned: Tree) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            logits = predict(with_params(model, tuned), x, "adapt").logits
+            logits = predict(with_params(model, tuned), x, "still").logits
             weight, each = self.weigh(logits.detach(), state["average"]), likelihood_ratio(logits)
             if self.consistency:
-                seen = predict(with_params(model, tuned), self.views.views(x, rng.fold(key, "view")), "adapt").logits
+                seen = predict(with_params(model, tuned), self.views.views(x, rng.fold(key, "view")), "still").logits
                 each = each + self.consistency * symmetric(seen, logits)
             return (weight * each).mean(), (logits, weight)
 

@@ -75,11 +75,11 @@ class SANTA(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        source = predict(model, x, "adapt").logits
+        source = predict(model, x, "still").logits
         view = self.views.views(x, rng.fold(key, "view"))
 
         def loss(tuned: Tree) -> tuple[Tensor, Tensor]:
-            now, seen = (predict(with_params(model, tuned["model"]), some, "adapt") for some in (x, view))
+            now, seen = (predict(with_params(model, tuned["model"]), some, "still") for some in (x, view))
             value = self.anchor * anchoring(now.logits, seen.logits, source)
             if self.align:
                 z = three(now.features, seen.features, model["means"])

@@ -86,7 +86,7 @@ class SAR(Adapter):
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree, Tree]:
         def loss(tuned: Tree, counts: Tensor | float) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-            logits = predict(with_params(model, tuned), x, "adapt").logits
+            logits = predict(with_params(model, tuned), x, "still").logits
             uncertain = entropy(logits)
             weight = counts * self.reliable(uncertain.detach(), task.num_classes)
             value = (weight * uncertain).sum() / weight.sum().clamp_min(1.0)

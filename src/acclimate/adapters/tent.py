@@ -88,7 +88,7 @@ class Tent(Adapter):
 
     def _delta(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor) -> tuple[Tensor, Tree]:
         """One step of DELTA: what moves along with the parameters is used as the batches before left it."""
-        mode: Mode = "adapt" if self.renorm is None else Renorm(self.renorm)
+        mode: Mode = "still" if self.renorm is None else Renorm(self.renorm)
         seen = with_buffers(model, state.get("buffers", {}))
 
         def loss(tuned: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:

@@ -43,6 +43,8 @@ class Needed(NamedTuple):
 
 LEAST = 3
 """Loops of fewer steps are always unrolled: a step runs by itself before the form of the state is known."""
+LATEST = 4
+"""Steps after which the state's order in memory need not come to rest: a step of its own for each would be recorded."""
 
 
 def at(x: Tensor, t: Time) -> Tensor:
@@ -155,7 +157,7 @@ class Loop:
         # the body gets a copy of the clock, which moves on in place
         self.state, self.out = self._body(self._clock.clone(), self.place)
         before, after = tree.flatten({"s": self.place}), tree.flatten({"s": self.state})
-        if self.settled or (list(before) == list(after) and all(_form(before[k]) == _form(after[k]) for k in before)):
+        if self.settled or _alike(before, after, ordered=self._first < LATEST):
             if not self.settled:
                 self.outs = tree.map(lambda x: self._room(self.left, x), self.out)
                 self.settled = True
@@ -208,6 +210,14 @@ def _form(x: Tensor) -> tuple[Any, ...]:
     return levels, under.shape, under.stride(), under.dtype
 
 
+def _alike(before: dict[str, Tensor], after: dict[str, Tensor], ordered: bool) -> bool:
+    """Whether two states have one form; without `ordered`, however their numbers lie in memory."""
+    if list(before) != list(after):
+        return False
+    pairs = [(_form(before[k]), _form(after[k])) for k in before]
+    return all(a == b if ordered else (a[:2], a[3]) == (b[:2], b[3]) for a, b in pairs)
+
+
 def _write(places: list[Tensor], values: list[Tensor]) -> None:
     """Copy values of the same form to their places. Values that lie in other places are read before they change."""
     into, given = [raw(x) for x in places], [raw(x) for x in values]
@@ -216,7 +226,7 @@ def _write(places: list[Tensor], values: list[Tensor]) -> None:
         pairs = [
             (a, b.clone() if b.untyped_storage().data_ptr() in taken else b)
             for a, b in zip(into, given, strict=True)
-            if a.data_ptr() != b.data_ptr() and a.numel()
+            if (a.data_ptr(), a.stride()) != (b.data_ptr(), b.stride()) and a.numel()
         ]
         if pairs:
             torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])

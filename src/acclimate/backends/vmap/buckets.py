@@ -76,15 +76,16 @@ class Buckets:
             room = min(1 << (size - 1).bit_length(), shards.largest) if drawn and not shards.far else size
             yield Group(ids, shards.placed_rows(ids, room), n, ragged, len(who), padded, size)
 
-    def with_fewer(self, work: Verb, run: Callable[[], T]) -> T:
-        """Run, with half as many clients at once whenever memory is short."""
+    def with_fewer(self, work: Verb, clients: int, run: Callable[[], T]) -> T:
+        """Run so many clients, half as many of them at once whenever memory is short."""
         while True:
             try:
                 return run()
             except torch.cuda.OutOfMemoryError:
-                if self._fixed or self.chunk[work] == 1:
+                at_once = min(self.chunk[work], clients)
+                if self._fixed or at_once == 1:
                     raise
-                self.chunk[work] //= 2
+                self.chunk[work] = at_once // 2
                 self._short()
                 torch.cuda.empty_cache()
                 log.warning("out of GPU memory: going on to %s %d clients at once", work, self.chunk[work])
@@ -96,7 +97,7 @@ class Buckets:
             groups = self.groups(shards, clients, "test")
             return [(g.who[: g.real], tree.map(lambda x, r=g.real: x[:r], run(g))) for g in groups]
 
-        parts = self.with_fewer("test", each)
+        parts = self.with_fewer("test", len(clients), each)
         order = self._there(torch.argsort(torch.cat([who for who, _ in parts])))
         collected: Tree = tree.map(lambda *xs: torch.cat(xs)[order], *(t for _, t in parts))
         return collected

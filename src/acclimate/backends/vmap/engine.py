@@ -176,7 +176,7 @@ class VmapEngine(Engine):
 
     def train_lanes(self, downs: Sequence[Tree], cohorts: Sequence[Tensor], round: int) -> list[Reply]:
         down, everyone = self.lanes.downs(downs), self.lanes.cohort(cohorts, self._each)
-        return self.buckets.with_fewer("train", lambda: self._train(down, everyone, round))
+        return self.buckets.with_fewer("train", len(everyone), lambda: self._train(down, everyone, round))
 
     def _train(self, down: Tree, cohort: Tensor, round: int) -> list[Reply]:
         """One round of these clients; a reply for every lane."""
