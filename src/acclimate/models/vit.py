@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..core import check
 from . import vit_weights
 from .attention import attend
+from .trunk_parts import add_mlp, add_norm
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,9 @@ class _Block(nn.Module):
         self.mlp = _MLP(spec.width, max(int(spec.width * spec.mlp_ratio), 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x, h = add_norm(self.norm1, x)
+        x, h = add_norm(self.norm2, x, self.attn(h))
+        return add_mlp(self.mlp, h, x)
 
 
 class _Patches(nn.Module):

@@ -1,0 +1,107 @@
+"""The kernels of `product_kernels` and `row_kernels` where they work: each is tried once for every kind of input.
+
+A kernel that does not compile, or does not agree with torch's own operations, is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import kernels, product_kernels, row_kernels
+
+log = logging.getLogger("acclimate")
+
+APART = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+"""How far results may be from those of torch's operations, relative to their norm; else something is wrong."""
+FEW = 300
+"""Rows of a trial: more than a tile has, and no multiple of it."""
+product, norm, norm_back, gelu, gelu_back = (
+    product_kernels.product, row_kernels.norm, row_kernels.norm_back, row_kernels.gelu, row_kernels.gelu_back,
+)  # fmt: skip
+
+
+def serves(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> bool:
+    """Whether `product` is for these rows, this weight and a pair like A's.
+
+    It spares a pass over y and is slower than torch's product, which pays where y is wider than x.
+    """
+    if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] <= weight.shape[1]):
+        return False
+    rank = a.shape[1]
+    kind = ("product", tuple(weight.shape), bias is None, rank)
+    return _works(kind, x, lambda: _product_trial(x, weight, bias, rank))
+
+
+def serves_rows(x: Tensor) -> bool:
+    """Whether `norm`, `norm_back`, `gelu` and `gelu_back` are for these rows."""
+    usable = kernels.usable(x) or (kernels.INTERPRETED and x.dtype == torch.float32)
+    return usable and 0 < x.shape[-1] <= row_kernels.TILE and _works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
+
+
+_tried: dict[Any, bool] = {}
+
+
+def _works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool:
+    key = (*kind, x.dtype, x.device)
+    if key in _tried:
+        return _tried[key]
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a kernel is not tried while a graph is recorded; run the function once before")
+    try:
+        with torch.no_grad():
+            apart = trial()
+        reason = None if apart <= APART[x.dtype] else f"a result is {apart:.1e} from that of plain code"
+    except Exception as error:  # whatever a compiler says
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    _tried[key] = reason is None
+    if reason is not None:
+        log.warning("a kernel for %s %s is left out: %s", kind[0], kind[1:], reason)
+    return _tried[key]
+
+
+def _draw(x: Tensor, *shape: int) -> Tensor:
+    g = torch.Generator(x.device).manual_seed(sum(shape))
+    return torch.randn(shape, generator=g, device=x.device).to(x.dtype)
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    distance = float((found.float() - expected).norm() / expected.norm().clamp(min=1e-20))
+    return distance if distance == distance else float("inf")
+
+
+def _product_trial(x: Tensor, weight: Tensor, bias: Tensor | None, rank: int) -> float:
+    """How far the kernel's results are from those of torch's operations, in float32, for rows of two clients."""
+    outputs, inputs = weight.shape
+    rows, w, a = (_draw(x, *shape) for shape in ((2, FEW, inputs), (outputs, inputs), (2, rank, inputs)))
+    w, a, v, b = w * inputs**-0.5, a * inputs**-0.5, _draw(x, 2, outputs, rank), _draw(x, outputs)
+    y, low = product(rows, w, None if bias is None else b, a, v)
+    u = rows.float() @ a.mT.float()
+    expected = F.linear(rows.float(), w.float(), None if bias is None else b.float()) + u @ v.mT.float()
+    return max(_apart(low, u), _apart(y, expected))
+
+
+def _rows_trial(x: Tensor) -> float:
+    """How far sum, norm, GELU and their gradients are from those of torch's operations, in float32."""
+    width, aten = x.shape[-1], torch.ops.aten
+    a, d, more, dy = (_draw(x, n, FEW, width)[0] for n in (1, 2, 3, 4))
+    weight, bias = _draw(x, width), _draw(x, width, 1)[:, 0]
+    s, y, mean, unit = norm(a, d, weight, bias, 1e-6)
+    shape, own = [width], (weight.float(), bias.float())
+    expected, m, r = torch.native_layer_norm(s.float(), shape, *own, 1e-6)
+    back = aten.native_layer_norm_backward(dy.float(), s.float(), shape, m, r, *own, [True, False, False])[0]
+    pairs = [
+        (s, a.float() + d.float()),
+        (y, expected),
+        (norm_back(more, dy, s, weight, mean, unit), back + more.float()),
+        (norm(a, None, weight, bias, 1e-6)[1], F.layer_norm(a.float(), shape, *own, 1e-6)),
+        (norm_back(None, dy, s, weight, mean, unit), back),
+        (gelu(a), F.gelu(a.float())),
+        (gelu_back(dy.clone(), a), aten.gelu_backward(dy.float(), a.float())),
+    ]
+    return max(_apart(*p) for p in pairs)
