@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from acclimate.core.nn import kernels, product_kernels, product_trials
+from acclimate.core.nn import attention_kernels, kernels, product_kernels, trials
 from acclimate.models import low_rank, trunk_parts
 
 G = torch.Generator().manual_seed(0)
@@ -103,12 +103,20 @@ def test_frozen_weights_that_differ_by_client_are_refused():
 @pytest.mark.parametrize("rank", [1, 3, 20])
 def test_the_kernel_agrees_with_torchs_operations(rank):
     x, weight = draw(2, 5, 72), draw(88, 72)
-    assert product_trials._product_trial(x, weight, draw(88), rank) < 1e-5
-    assert product_trials._product_trial(x, weight, None, rank) < 1e-5
+    assert trials._product_trial(x, weight, draw(88), rank) < 1e-5
+    assert trials._product_trial(x, weight, None, rank) < 1e-5
     assert product_kernels.usable(x, weight) and not product_kernels.usable(x, draw(88, 71))
 
 
 @works
 @pytest.mark.parametrize("width", [24, 384])
 def test_kernels_of_rows_agree_with_torchs_operations(width):
-    assert product_trials._rows_trial(draw(1, width)) < 1e-5
+    assert trials._rows_trial(draw(1, width)) < 1e-5
+
+
+@works
+@pytest.mark.parametrize(("tokens", "heads", "d"), [(17, 2, 16), (197, 1, 32), (256, 1, 16)])
+def test_the_gradient_of_attention_agrees_with_the_formula(tokens, heads, d):
+    qkv = draw(1, tokens, 3 * heads * d)
+    assert attention_kernels.usable(qkv, heads) and trials._attention_trial(qkv, heads) < 1e-5
+    assert not attention_kernels.usable(qkv[:, :15], heads) and not attention_kernels.usable(qkv, 4 * heads * d)

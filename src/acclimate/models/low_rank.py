@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ..core.nn import product_trials as trials
+from ..core.nn import trials
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None = None, v: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 On a GPU a frozen trunk of many clients spends more time on passes over activations than on products, unless sums, norms
 and activations are one kernel or end a product's. Both parts join the clients' rows, have the derivative of their
-gradient from the formula written out, and take kernels where those serve (`core.nn.product_trials`).
+gradient from the formula written out, and take kernels where those serve (`core.nn.trials`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..core.nn import product_trials as trials
+from ..core.nn import trials
 from .low_rank import check_shared, joined
 
 

@@ -73,8 +73,7 @@ class _Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for t in self.qkv(x).chunk(3, -1))
-        mixed: Tensor = self.proj(attend(q, k, v).transpose(-3, -2).flatten(-2))
+        mixed: Tensor = self.proj(attend(self.qkv(x), self.heads))
         return mixed
 
 

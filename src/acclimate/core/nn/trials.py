@@ -1,4 +1,4 @@
-"""The kernels of `product_kernels` and `row_kernels` where they work: each is tried once for every kind of input.
+"""The kernels of `product_kernels`, `row_kernels` and `attention_kernels` where they work: each is tried once for every kind of input.
 
 A kernel that does not compile, or does not agree with torch's own operations, is left out, with a warning.
 """
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import kernels, product_kernels, row_kernels
+from . import attention_kernels, kernels, product_kernels, row_kernels
 
 log = logging.getLogger("acclimate")
 
@@ -24,6 +24,7 @@ FEW = 300
 product, norm, norm_back, gelu, gelu_back = (
     product_kernels.product, row_kernels.norm, row_kernels.norm_back, row_kernels.gelu, row_kernels.gelu_back,
 )  # fmt: skip
+attention_back = attention_kernels.back
 
 
 def serves(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> bool:
@@ -42,6 +43,12 @@ def serves_rows(x: Tensor) -> bool:
     """Whether `norm`, `norm_back`, `gelu` and `gelu_back` are for these rows."""
     usable = kernels.usable(x) or (kernels.INTERPRETED and x.dtype == torch.float32)
     return usable and 0 < x.shape[-1] <= row_kernels.TILE and _works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
+
+
+def serves_attention(qkv: Tensor, heads: int) -> bool:
+    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d]."""
+    kind = ("attention", qkv.shape[1:], heads)
+    return attention_kernels.usable(qkv, heads) and _works(kind, qkv, lambda: _attention_trial(qkv, heads))
 
 
 _tried: dict[Any, bool] = {}
@@ -105,3 +112,21 @@ def _rows_trial(x: Tensor) -> float:
         (gelu_back(dy.clone(), a), aten.gelu_backward(dy.float(), a.float())),
     ]
     return max(_apart(*p) for p in pairs)
+
+
+def _attention_trial(qkv: Tensor, heads: int) -> float:
+    """How far the gradient of attention is from that of the formula, in float32."""
+    tokens, width = qkv.shape[1], qkv.shape[2] // 3
+    given, g = _draw(qkv, 3, tokens, 3 * width), _draw(qkv, 3, tokens, width)
+
+    def apart(t: Tensor) -> Tensor:
+        return t.float().unflatten(-1, (-1, heads, width // heads)).movedim(1, 3)  # [B, parts, heads, T, d]
+
+    q, k, v = apart(given).unbind(1)
+    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, apart(g)[:, 0]
+    p, sums = logits.softmax(-1), logits.logsumexp(-1)
+    y, along = p @ v, dy @ v.mT
+    ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+    expected = torch.stack((ds @ k, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
+    out = y.movedim(1, 2).flatten(2).to(qkv.dtype)
+    return _apart(attention_back(given, out, g, sums.contiguous(), heads), expected)
