@@ -2,8 +2,8 @@
 
 torch's fused attention has no second derivative, and under `vmap` it may run one client after the other. Attention has
 no weights of its own, so clients are only more samples: their axis joins the batch, and the fused kernels see one large
-one. Queries, keys and values stay side by side, as the layer before leaves them and takes their gradient. The derivative
-of the gradient, which few ask for, is that of the formula written out.
+one. Queries, keys and values stay side by side, as the layer before leaves them and takes their gradient. The
+derivative of the gradient, which few ask for, is that of the formula written out.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ class _Gradient(Function):
     """The gradient of attention for queries, keys and values."""
 
     @staticmethod
-    def forward(
-        g: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor, heads: int
-    ) -> Tensor:
+    def forward(g: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor, heads: int) -> Tensor:
         if trials.serves_attention(qkv, heads):
             return trials.attention_back(qkv.contiguous(), out.contiguous(), g.contiguous(), sums, heads)
         kept = (*_apart(g, heads, 1), *_apart(qkv, heads, 3), *_apart(out, heads, 1), sums)
@@ -119,10 +117,10 @@ class _Gradient(Function):
         if not qkv.is_cuda:
             return _together(*aten._scaled_dot_product_flash_attention_for_cpu_backward(*kept, 0.0, False))
         if _cudnn(qkv):
-            back, about = aten._scaled_dot_product_cudnn_attention_backward, (seed, offset, None, None, None)
-            return _together(*back(*kept, *about, tokens, tokens, 0.0, False))
-        back, about = aten._scaled_dot_product_flash_attention_backward, (None, None, tokens, tokens, 0.0)
-        return _together(*back(*kept, *about, False, seed, offset))
+            draws = (seed, offset, None, None, None, tokens, tokens, 0.0, False)
+            return _together(*aten._scaled_dot_product_cudnn_attention_backward(*kept, *draws))
+        lengths = (None, None, tokens, tokens, 0.0, False)
+        return _together(*aten._scaled_dot_product_flash_attention_backward(*kept, *lengths, seed, offset))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -1,5 +1,4 @@
-"""Triton kernels for layer norm with scales and shifts that all clients share, in one pass with a sum before it; and for
-GELU."""
+"""Triton kernels for GELU, and for layer norm with scales and shifts that all clients share and a sum before it."""
 
 # mypy: disable-error-code="no-untyped-def"
 

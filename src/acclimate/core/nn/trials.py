@@ -1,4 +1,4 @@
-"""The kernels of `product_kernels`, `row_kernels` and `attention_kernels` where they work: each is tried once for every kind of input.
+"""Kernels of products, rows and attention where they work: each is tried once for every kind of input.
 
 A kernel that does not compile, or does not agree with torch's own operations, is left out, with a warning.
 """
@@ -6,7 +6,8 @@ A kernel that does not compile, or does not agree with torch's own operations, i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,10 +53,23 @@ def serves_attention(qkv: Tensor, heads: int) -> bool:
 
 
 _tried: dict[Any, bool] = {}
+_plain: list[None] = []
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """As long as this lasts, torch's own operations do it all: to compare with them, and to count what they do."""
+    _plain.append(None)
+    try:
+        yield
+    finally:
+        _plain.pop()
 
 
 def _works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool:
     key = (*kind, x.dtype, x.device)
+    if _plain:
+        return False
     if key in _tried:
         return _tried[key]
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
