@@ -63,7 +63,7 @@ def test_windows_run_at_once(here):
     settings = ["data=windows", "data.file=series.csv", "data.label=state", "data.client=who", "data.window=8"]
     code, _, err = here("run", *settings, *QUICK, "streams=original,corrupted,in-order")
     assert code == 0, err
-    assert "windows of 2 x 8 numbers, scaled by training rows, 2 clients; model=mlp-bn" in err
+    assert "windows of 2 x 8 numbers, scaled by training rows, 2 clients; model=window-cnn-bn" in err
     assert "earlier windows of a class train, later ones test" in err
 
 

@@ -416,8 +416,10 @@ def test_the_default_model_fits_the_inputs():
     np.savez("v.npz", x=np.zeros((4, 3), np.float32), y=[0, 1, 0, 1])
     np.savez("i.npz", x=np.zeros((4, 8, 8), np.uint8), y=[0, 1, 0, 1])
     perceptron = ac.models.MLP(norm="batch")
-    for data in (table(), Arrays(file="v.npz"), of(np.zeros((4, 3, 9)), [0, 1, 0, 1]), Cells()):
+    for data in (table(), Arrays(file="v.npz"), Cells()):
         assert Experiment(data=data).model == perceptron
+    windows = of(np.zeros((4, 3, 9)), [0, 1, 0, 1])
+    assert Experiment(data=windows).model == ac.models.WindowCNN(norm="batch")
     assert Experiment(data=Arrays(file="i.npz")).model == Experiment().model == ac.models.CNN((16, 32), norm="batch")
     assert Experiment(data=table(), model=ac.models.MLP((8,))).model == ac.models.MLP((8,))
     assert loads(dumps(Experiment(data=table()))) == Experiment(data=table())

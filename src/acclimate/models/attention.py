@@ -2,7 +2,8 @@
 
 torch's fused attention has no second derivative, and under `vmap` it may run one client after the other. Attention has
 no weights of its own, so clients are only more samples: their axis joins the batch, and the fused kernels see one large
-one. The derivative of the gradient, which few ask for, is that of the formula written out.
+one. Queries, keys and values stay side by side, as the layer before leaves them and takes their gradient. The
+derivative of the gradient, which few ask for, is that of the formula written out.
 """
 
 from __future__ import annotations
@@ -13,33 +14,57 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..core.nn import trials
+
 HALF = (torch.float16, torch.bfloat16)
 """What the fused kernels of a GPU compute in."""
+aten = torch.ops.aten
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v for [batch, heads, tokens, d]: fused on a GPU in half precision, else written out."""
-    if q.is_cuda and q.dtype in HALF:
-        return fused(q, k, v)
-    return _weights(q, k) @ v
+def attend(qkv: Tensor, heads: int) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v as [batch, tokens, heads * d] for queries, keys and values [batch, tokens, 3 * heads *
+    d]: fused on a GPU in half precision, else written out."""
+    return fused(qkv, heads) if qkv.is_cuda and qkv.dtype in HALF else _written_out(qkv, heads)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fused(qkv: Tensor, heads: int) -> Tensor:
     """The same by torch's fused kernels, which keep no matrix of weights."""
-    out: Tensor = _Attend.apply(q, k, v)[0]
+    out: Tensor = _Attend.apply(qkv, heads)[0]
     return out
+
+
+def _apart(t: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+    """[batch, tokens, parts * heads * d] as so many [batch, heads, tokens, d], which are views."""
+    return tuple(p.transpose(-3, -2) for p in t.unflatten(-1, (parts, heads, -1)).unbind(-3))
+
+
+def _together(*parts: Tensor) -> Tensor:
+    """The reverse of `_apart`; a view where there is one part, and its heads lie side by side."""
+    each = [p.transpose(-3, -2).flatten(-2) for p in parts]
+    return each[0] if len(each) == 1 else torch.cat(each, -1)
 
 
 def _weights(q: Tensor, k: Tensor) -> Tensor:
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
 
 
-def _gradients(g: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _written_out(qkv: Tensor, heads: int) -> Tensor:
+    q, k, v = _apart(qkv, heads, 3)
+    return _together(_weights(q, k) @ v)
+
+
+def _gradient(g: Tensor, qkv: Tensor, heads: int) -> Tensor:
     """What <g, attention> gives for q, k and v, in operations that can be differentiated again."""
+    (q, k, v), (g,) = _apart(qkv, heads, 3), _apart(g, heads, 1)
     p, scale = _weights(q, k), q.shape[-1] ** -0.5
     dp = g @ v.mT
     ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
-    return ds @ k, ds.mT @ q, p.mT @ g
+    return _together(ds @ k, ds.mT @ q, p.mT @ g)
+
+
+def _cudnn(x: Tensor) -> bool:
+    """Whether cuDNN's kernels are the faster ones: on Hopper and later."""
+    return torch.backends.cudnn.enabled and torch.cuda.get_device_capability(x.device)[0] >= 9
 
 
 def _joined(size: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
@@ -52,56 +77,62 @@ class _Attend(Function):
     """Attention, the logarithms of its sums, and what a GPU's kernel knows of its random numbers (it draws none)."""
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        if q.is_cuda:
-            out, sums, _, _, _, _, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)
-            return out, sums, seed, offset
-        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
-        return out, sums, sums.new_zeros(()), sums.new_zeros(())
+    def forward(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
+        parts = _apart(qkv, heads, 3)
+        if not qkv.is_cuda:
+            out, sums = aten._scaled_dot_product_flash_attention_for_cpu(*parts)
+            return _together(out), sums, sums.new_zeros(()), sums.new_zeros(())
+        if _cudnn(qkv):
+            out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(*parts, None, True)
+        else:
+            out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(*parts)
+        return _together(out), sums, seed, offset
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        ctx.save_for_backward(*inputs, *output)
+        qkv, ctx.heads = inputs
+        ctx.save_for_backward(qkv, *output)
         ctx.mark_non_differentiable(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any) -> Any:
-        return _Gradients.apply(g, *ctx.saved_tensors)
+        return _Gradient.apply(g, *ctx.saved_tensors, ctx.heads), None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *tensors: Tensor) -> Any:
-        out, sums, *draws = _Attend.apply(*_joined(info.batch_size, dims, tensors))
+    def vmap(info: Any, dims: tuple[int | None, ...], qkv: Tensor, heads: int) -> Any:
+        out, sums, *draws = _Attend.apply(*_joined(info.batch_size, dims[:1], (qkv,)), heads)
         apart = [t.unflatten(0, (info.batch_size, -1)) for t in (out, sums)]
         return (*apart, *draws), (0, 0, None, None)
 
 
-class _Gradients(Function):
-    """The gradients of attention for q, k and v."""
+class _Gradient(Function):
+    """The gradient of attention for queries, keys and values."""
 
     @staticmethod
-    def forward(
-        g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor
-    ) -> tuple[Tensor, ...]:
-        kept = (g, q, k, v, out, sums)
-        if q.is_cuda:
-            lengths = (None, None, q.shape[-2], k.shape[-2])
-            found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-                *kept, *lengths, 0.0, False, seed, offset
-            )
-        else:
-            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*kept, 0.0, False)
-        return tuple(found)
+    def forward(g: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor, heads: int) -> Tensor:
+        if trials.serves_attention(qkv, heads):
+            return trials.attention_back(qkv.contiguous(), out.contiguous(), g.contiguous(), sums, heads)
+        kept = (*_apart(g, heads, 1), *_apart(qkv, heads, 3), *_apart(out, heads, 1), sums)
+        tokens = qkv.shape[-2]
+        if not qkv.is_cuda:
+            return _together(*aten._scaled_dot_product_flash_attention_for_cpu_backward(*kept, 0.0, False))
+        if _cudnn(qkv):
+            draws = (seed, offset, None, None, None, tokens, tokens, 0.0, False)
+            return _together(*aten._scaled_dot_product_cudnn_attention_backward(*kept, *draws))
+        lengths = (None, None, tokens, tokens, 0.0, False)
+        return _together(*aten._scaled_dot_product_flash_attention_backward(*kept, *lengths, seed, offset))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        ctx.save_for_backward(*inputs[:4])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.heads = inputs[-1]
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, *wanted: Any) -> Any:
-        back: Any = torch.func.vjp(_gradients, *ctx.saved_tensors)[1]
-        return (*back(wanted), None, None, None, None)
+    def backward(ctx: Any, wanted: Tensor) -> Any:
+        back: Any = torch.func.vjp(lambda g, qkv: _gradient(g, qkv, ctx.heads), *ctx.saved_tensors)[1]
+        return (*back(wanted), *[None] * 5)
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *tensors: Tensor) -> Any:
-        found = _Gradients.apply(*_joined(info.batch_size, dims[:6], tensors[:6]), *tensors[6:])
-        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0, 0, 0)
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
+        found = _Gradient.apply(*_joined(info.batch_size, dims[:4], given[:4]), *given[4:])
+        return found.unflatten(0, (info.batch_size, -1)), 0

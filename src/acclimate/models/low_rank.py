@@ -2,9 +2,10 @@
 
     y = x W^T + b + (x A^T) V^T
 
-Under `vmap` the clients' rows go through one product with W, whose kernel adds b, and what A and V give is added by the
-kernel of the last product: written out, each of these sums would read and write all of y once more. The gradient for x
-is the same function once more, with W^T, V^T and A^T, so that any order of gradient works. W and b are frozen.
+Under `vmap` the clients' rows go through one product with W. Where `core.nn.product_kernels` serves, its kernel adds b
+and the pair's part before y is written; else torch's products do: written out, each of these sums would read and write
+all of y once more. The gradient for x is the same function once more, with W^T, V^T and A^T, so that any
+order of gradient works. W and b are frozen.
 """
 
 from __future__ import annotations
@@ -16,50 +17,88 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from ..core.nn import trials
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None = None, v: Tensor | None = None) -> Tensor:
     """x W^T + b + (x A^T) V^T for x [..., inputs], W [outputs, inputs], A [rank, inputs] and V [outputs, rank]."""
     rows = x.reshape(1, -1, x.shape[-1])
-    pair = (None, None) if a is None or v is None else (a[None], v[None])
-    out: Tensor = _Linear.apply(rows, weight, bias, *pair)
+    out: Tensor
+    if a is None or v is None:
+        out = _Frozen.apply(rows, weight, bias)
+    else:
+        out = _Linear.apply(rows, weight, bias, a[None], v[None])[0]
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
-class _Linear(Function):
-    """Of groups of rows [G, N, inputs], with A [G, rank, inputs] and V [G, outputs, rank] of each group."""
+def joined(size: int, t: Tensor, dim: int | None) -> Tensor:
+    """A tensor [G, ...] of all mapped clients as one of more groups."""
+    return (t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
+
+
+def check_shared(*dims: int | None) -> None:
+    """Refuse frozen tensors that `vmap` maps over."""
+    if any(d is not None for d in dims):
+        raise NotImplementedError("the weights of a frozen layer are the same for all clients")
+
+
+class _Frozen(Function):
+    """Of rows [G, N, inputs], without a pair."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None, v: Tensor | None) -> Tensor:
-        out = F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
-        return out if a is None or v is None else out.baddbmm_(x @ a.mT, v.mT)
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (weight,) = ctx.saved_tensors
+        return _Frozen.apply(g, weight.mT, None), None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        check_shared(*dims[1:])
+        return _Frozen.apply(joined(info.batch_size, x, dims[0]), weight, bias).unflatten(0, (info.batch_size, -1)), 0
+
+
+class _Linear(Function):
+    """Of groups of rows [G, N, inputs], with A [G, rank, inputs] and V [G, outputs, rank] of each group: y, and
+    x A^T, which the gradient for V needs."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if trials.serves(x, weight, bias, a):
+            return trials.product(x, weight, bias, a, v)
+        low = x @ a.mT
+        return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1).baddbmm_(low, v.mT), low
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, weight, _, a, v = inputs
-        ctx.save_for_backward(x, weight, a, v)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, a, v, output[1])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight, a, v = ctx.saved_tensors
-        if a is None:
-            return _Linear.apply(g, weight.mT, None, None, None), None, None, None, None
-        to_x = _Linear.apply(g, weight.mT, None, v.mT, a.mT) if ctx.needs_input_grad[0] else None
-        return to_x, None, None, (g @ v).mT @ x, g.mT @ (x @ a.mT)
+    def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> Any:
+        x, weight, a, v, low = ctx.saved_tensors
+        g = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device) if g is None else g
+        to_x, to_low = _Linear.apply(g, weight.mT, None, v.mT, a.mT) if ctx.needs_input_grad[0] else (None, g @ v)
+        if more is not None:  # where the gradient is differentiated again, x A^T has one of its own
+            to_low = to_low + more
+            to_x = None if to_x is None else to_x + more @ a
+        return to_x, None, None, to_low.mT @ x, g.mT @ low
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *given: Tensor | None) -> Any:
-        if dims[1] is not None or dims[2] is not None:
-            raise NotImplementedError("the weights of a frozen layer are the same for all clients")
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
+        check_shared(*dims[1:3])
         x, weight, bias, a, v = given
         size = info.batch_size
-
-        def joined(t: Tensor | None, dim: int | None) -> Tensor | None:
-            if t is None:
-                return None
-            return (t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)).flatten(0, 1)
-
-        groups = (joined(x, dims[0]), weight, bias, joined(a, dims[3]), joined(v, dims[4]))
-        return _Linear.apply(*groups).unflatten(0, (size, -1)), 0
+        own = joined(size, a, dims[3]), joined(size, v, dims[4])
+        found = _Linear.apply(joined(size, x, dims[0]), weight, bias, *own)
+        return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0)
 
 
 def pairs(*given: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..core import check
 from . import vit_weights
 from .attention import attend
+from .trunk_parts import add_mlp, add_norm
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ class _Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for t in self.qkv(x).chunk(3, -1))
-        mixed: Tensor = self.proj(attend(q, k, v).transpose(-3, -2).flatten(-2))
+        mixed: Tensor = self.proj(attend(self.qkv(x), self.heads))
         return mixed
 
 
@@ -95,8 +95,9 @@ class _Block(nn.Module):
         self.mlp = _MLP(spec.width, max(int(spec.width * spec.mlp_ratio), 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x, h = add_norm(self.norm1, x)
+        x, h = add_norm(self.norm2, x, self.attn(h))
+        return add_mlp(self.mlp, h, x)
 
 
 class _Patches(nn.Module):

@@ -43,7 +43,7 @@ class WindowCNN:
         if shape[1] < 2 ** (len(self.widths) - 1):
             raise ValueError(
                 f"WindowCNN: windows of {shape[1]} readings are too short to be halved between {len(self.widths)} "
-                "layers; name fewer in model.widths, or raise data.window"
+                "layers; name fewer in model.widths, raise data.window, or take model=mlp-bn"
             )
         return _WindowCNN(self, shape[0], num_classes)
 

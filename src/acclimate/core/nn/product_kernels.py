@@ -1,0 +1,87 @@
+"""A Triton kernel for products of rows with weights that all clients share, and each client's own pair of low rank.
+
+    y = x W^T + b + (x A^T) V^T
+
+W and b are the same for all clients, A and V each client's own. Bias and pair cost passes over x and y if they are
+kernels of their own; here they happen before y is written. Tiles are read and written by the GPU's copy engine, which
+Hopper and later GPUs have. Sums have a fixed order, so results repeat to the bit.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kernels import AVAILABLE, INTERPRETED, jit
+
+if AVAILABLE:
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+TILE = (32, 64, 32) if INTERPRETED else (256, 128, 64)
+"""Rows and columns of a tile of y, and the length of a piece of the sum."""
+RANK = 16
+"""The least rank that the hardware multiplies; lower ones are filled up with zeros."""
+
+
+@jit
+def _product(
+    x, w, a, v, y, u, bias, rows, N, K, tiles,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Tiles of y, one after the other. x, w, a, v and y are descriptors; u gets x A^T."""
+    across, down = tl.cdiv(N, BN), tl.cdiv(rows, BM)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        n, m, client = (tile % across) * BN, ((tile // across) % down) * BM, tile // (across * down)
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        low = tl.zeros((BM, R), dtype=tl.float32)
+        for k in range(0, K, BK):
+            part = x.load([client, m, k]).reshape(BM, BK)
+            acc = tl.dot(part, w.load([n, k]).T, acc)
+            low = tl.dot(part, a.load([client, 0, k]).reshape(R, BK).T, low)
+        rounded = low.to(u.dtype.element_ty)
+        acc = tl.dot(rounded, v.load([client, 0, n]).reshape(R, BN), acc)
+        if n == 0:
+            r, c = m + tl.arange(0, BM), tl.arange(0, R)
+            at = (client * rows + r).to(tl.int64)[:, None] * RANKS + c[None, :]
+            tl.store(u + at, rounded, mask=(r < rows)[:, None] & (c < RANKS)[None, :])
+        if BIAS:
+            cols = n + tl.arange(0, BN)
+            acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+        y.store([client, m, n], acc.to(u.dtype.element_ty).reshape(1, BM, BN))
+
+
+def usable(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel takes rows [..., inputs] and a weight [outputs, inputs] like these."""
+    if not AVAILABLE or any(n % 8 for n in weight.shape) or weight.stride(-1) != 1 or not x.numel():
+        return False
+    if not x.is_cuda:
+        return INTERPRETED and x.dtype == torch.float32
+    return x.dtype in (torch.float16, torch.bfloat16) and torch.cuda.get_device_capability(x.device)[0] >= 9
+
+
+def _dense(t: Tensor) -> Tensor:
+    """A tensor in the plain order, by its strides too where an axis has length one."""
+    return t.reshape(-1).view(t.shape)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """y of x [G, N, inputs], weight [outputs, inputs], A [G, rank, inputs] and V [G, outputs, rank]; and x A^T."""
+    x, (groups, rows, inputs), (outputs, rank) = _dense(x), x.shape, (len(weight), a.shape[1])
+    y, u = x.new_empty(groups, rows, outputs), x.new_empty(groups, rows, rank)
+    (bm, bn, bk), r = TILE, max(RANK, 1 << (rank - 1).bit_length())
+    boxes: tuple[tuple[Tensor, list[int]], ...] = (
+        (x, [1, bm, bk]), (weight, [bn, bk]), (_dense(a), [1, r, bk]), (_dense(v.mT), [1, r, bn]), (y, [1, bm, bn]),
+    )  # fmt: skip
+    described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
+    tiles = groups * -(-rows // bm) * -(-outputs // bn)
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    _product[(min(tiles, programs),)](
+        *described, u, x if bias is None else bias, rows, outputs, inputs, tiles, rank, bias is not None, *TILE, r,
+        num_warps=8, num_stages=3,
+    )  # fmt: skip
+    return y, u

@@ -1,0 +1,126 @@
+"""Triton kernels for GELU, and for layer norm with scales and shifts that all clients share and a sum before it."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .kernels import AVAILABLE, jit
+
+if AVAILABLE:
+    import triton
+    import triton.language as tl
+
+TILE = 4096
+"""Numbers of a tile."""
+ROOT, DENSITY = 0.5**0.5, (2 * math.pi) ** -0.5
+"""What GELU divides by, and the normal density at zero."""
+
+
+@jit
+def _norm(
+    x, d, weight, bias, s, y, mean, unit, rows, eps,
+    C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """s = x + d in the precision of x, and the norm y of its rows; without ADD s is x and is not written."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, COLS)
+    real = (r < rows)[:, None] & (c < C)[None, :]
+    at = r[:, None] * C + c[None, :]
+    v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+    if ADD:
+        v += tl.load(d + at, mask=real, other=0.0).to(tl.float32)
+        v = v.to(s.dtype.element_ty)
+        tl.store(s + at, v, mask=real)
+        v = v.to(tl.float32)
+    centre = tl.sum(v, 1) / C
+    off = tl.where(real, v - centre[:, None], 0.0)
+    scale = tl.math.rsqrt(tl.sum(off * off, 1) / C + eps)
+    tl.store(mean + r, centre, mask=r < rows)
+    tl.store(unit + r, scale, mask=r < rows)
+    w = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    b = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
+    tl.store(y + at, (off * scale[:, None] * w[None, :] + b[None, :]).to(y.dtype.element_ty), mask=real)
+
+
+@jit
+def _norm_back(
+    more, dy, s, weight, mean, unit, ds, rows,
+    C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """ds of dy, and with ADD of what else came to s."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, COLS)
+    real = (r < rows)[:, None] & (c < C)[None, :]
+    at = r[:, None] * C + c[None, :]
+    scale = tl.load(unit + r, mask=r < rows, other=0.0)
+    centre = tl.load(mean + r, mask=r < rows, other=0.0)
+    w = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    v = tl.load(s + at, mask=real, other=0.0).to(tl.float32)
+    v = tl.where(real, v - centre[:, None], 0.0) * scale[:, None]
+    g = tl.load(dy + at, mask=real, other=0.0).to(tl.float32) * w[None, :]
+    g = (g - tl.sum(g, 1)[:, None] / C - v * (tl.sum(g * v, 1)[:, None] / C)) * scale[:, None]
+    if ADD:
+        g += tl.load(more + at, mask=real, other=0.0).to(tl.float32)
+    tl.store(ds + at, g.to(ds.dtype.element_ty), mask=real)
+
+
+def _cut(x: Tensor) -> tuple[int, int, int, int]:
+    """Programs, and the number of columns, rows and padded columns of a tile."""
+    columns = triton.next_power_of_2(x.shape[-1])
+    tile = max(TILE // columns, 1)
+    return -(-(x.numel() // x.shape[-1]) // tile), x.shape[-1], tile, columns
+
+
+def norm(x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
+    """s = x + d, the norm of its rows [..., C], and their means and inverse deviations; all are contiguous."""
+    programs, columns, *tile = _cut(x)
+    rows = x.numel() // columns
+    mean, unit = torch.empty(2, *x.shape[:-1], dtype=torch.float32, device=x.device)
+    s, y = x if d is None else torch.empty_like(x), torch.empty_like(x)
+    added = x if d is None else d
+    _norm[(programs,)](x, added, weight, bias, s, y, mean, unit, rows, eps, columns, d is not None, *tile)
+    return s, y, mean, unit
+
+
+def norm_back(more: Tensor | None, dy: Tensor, s: Tensor, weight: Tensor, mean: Tensor, unit: Tensor) -> Tensor:
+    """The gradient for s, of that for the norm and of what else came to s."""
+    programs, columns, *tile = _cut(s)
+    ds, other = torch.empty_like(s), dy if more is None else more
+    _norm_back[(programs,)](
+        other, dy, s, weight, mean, unit, ds, s.numel() // columns, columns, more is not None, *tile
+    )  # fmt: skip
+    return ds
+
+
+@jit
+def _gelu(x, y, total, ROOT: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < total, other=0.0).to(tl.float32)
+    tl.store(y + at, (0.5 * v * (1.0 + tl.math.erf(v * ROOT))).to(y.dtype.element_ty), mask=at < total)
+
+
+@jit
+def _gelu_back(dy, x, dx, total, ROOT: tl.constexpr, DENSITY: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, mask=at < total, other=0.0).to(tl.float32)
+    g = tl.load(dy + at, mask=at < total, other=0.0).to(tl.float32)
+    g *= 0.5 * (1.0 + tl.math.erf(v * ROOT)) + v * tl.exp(-0.5 * v * v) * DENSITY
+    tl.store(dx + at, g.to(dx.dtype.element_ty), mask=at < total)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU of a contiguous tensor."""
+    y = torch.empty_like(x)
+    _gelu[(-(-x.numel() // TILE),)](x, y, x.numel(), ROOT, TILE)
+    return y
+
+
+def gelu_back(dy: Tensor, x: Tensor) -> Tensor:
+    """The gradient for GELU's input; it takes the place of dy. Both are contiguous."""
+    _gelu_back[(-(-x.numel() // TILE),)](dy, x, dy, x.numel(), ROOT, DENSITY, TILE)
+    return dy

@@ -1,0 +1,146 @@
+"""Kernels of products, rows and attention where they work: each is tried once for every kind of input.
+
+A kernel that does not compile, or does not agree with torch's own operations, is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import attention_kernels, kernels, product_kernels, row_kernels
+
+log = logging.getLogger("acclimate")
+
+APART = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+"""How far results may be from those of torch's operations, relative to their norm; else something is wrong."""
+FEW = 300
+"""Rows of a trial: more than a tile has, and no multiple of it."""
+product, norm, norm_back, gelu, gelu_back = (
+    product_kernels.product, row_kernels.norm, row_kernels.norm_back, row_kernels.gelu, row_kernels.gelu_back,
+)  # fmt: skip
+attention_back = attention_kernels.back
+
+
+def serves(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> bool:
+    """Whether `product` is for these rows, this weight and a pair like A's.
+
+    It spares a pass over y and is slower than torch's product, which pays where y is wider than x.
+    """
+    if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] <= weight.shape[1]):
+        return False
+    rank = a.shape[1]
+    kind = ("product", tuple(weight.shape), bias is None, rank)
+    return _works(kind, x, lambda: _product_trial(x, weight, bias, rank))
+
+
+def serves_rows(x: Tensor) -> bool:
+    """Whether `norm`, `norm_back`, `gelu` and `gelu_back` are for these rows."""
+    usable = kernels.usable(x) or (kernels.INTERPRETED and x.dtype == torch.float32)
+    return usable and 0 < x.shape[-1] <= row_kernels.TILE and _works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
+
+
+def serves_attention(qkv: Tensor, heads: int) -> bool:
+    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d]."""
+    kind = ("attention", qkv.shape[1:], heads)
+    return attention_kernels.usable(qkv, heads) and _works(kind, qkv, lambda: _attention_trial(qkv, heads))
+
+
+_tried: dict[Any, bool] = {}
+_plain: list[None] = []
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """As long as this lasts, torch's own operations do it all: to compare with them, and to count what they do."""
+    _plain.append(None)
+    try:
+        yield
+    finally:
+        _plain.pop()
+
+
+def _works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool:
+    key = (*kind, x.dtype, x.device)
+    if _plain:
+        return False
+    if key in _tried:
+        return _tried[key]
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a kernel is not tried while a graph is recorded; run the function once before")
+    try:
+        with torch.no_grad():
+            apart = trial()
+        reason = None if apart <= APART[x.dtype] else f"a result is {apart:.1e} from that of plain code"
+    except Exception as error:  # whatever a compiler says
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    _tried[key] = reason is None
+    if reason is not None:
+        log.warning("a kernel for %s %s is left out: %s", kind[0], kind[1:], reason)
+    return _tried[key]
+
+
+def _draw(x: Tensor, *shape: int) -> Tensor:
+    g = torch.Generator(x.device).manual_seed(sum(shape))
+    return torch.randn(shape, generator=g, device=x.device).to(x.dtype)
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    distance = float((found.float() - expected).norm() / expected.norm().clamp(min=1e-20))
+    return distance if distance == distance else float("inf")
+
+
+def _product_trial(x: Tensor, weight: Tensor, bias: Tensor | None, rank: int) -> float:
+    """How far the kernel's results are from those of torch's operations, in float32, for rows of two clients."""
+    outputs, inputs = weight.shape
+    rows, w, a = (_draw(x, *shape) for shape in ((2, FEW, inputs), (outputs, inputs), (2, rank, inputs)))
+    w, a, v, b = w * inputs**-0.5, a * inputs**-0.5, _draw(x, 2, outputs, rank), _draw(x, outputs)
+    y, low = product(rows, w, None if bias is None else b, a, v)
+    u = rows.float() @ a.mT.float()
+    expected = F.linear(rows.float(), w.float(), None if bias is None else b.float()) + u @ v.mT.float()
+    return max(_apart(low, u), _apart(y, expected))
+
+
+def _rows_trial(x: Tensor) -> float:
+    """How far sum, norm, GELU and their gradients are from those of torch's operations, in float32."""
+    width, aten = x.shape[-1], torch.ops.aten
+    a, d, more, dy = (_draw(x, n, FEW, width)[0] for n in (1, 2, 3, 4))
+    weight, bias = _draw(x, width), _draw(x, width, 1)[:, 0]
+    s, y, mean, unit = norm(a, d, weight, bias, 1e-6)
+    shape, own = [width], (weight.float(), bias.float())
+    expected, m, r = torch.native_layer_norm(s.float(), shape, *own, 1e-6)
+    back = aten.native_layer_norm_backward(dy.float(), s.float(), shape, m, r, *own, [True, False, False])[0]
+    pairs = [
+        (s, a.float() + d.float()),
+        (y, expected),
+        (norm_back(more, dy, s, weight, mean, unit), back + more.float()),
+        (norm(a, None, weight, bias, 1e-6)[1], F.layer_norm(a.float(), shape, *own, 1e-6)),
+        (norm_back(None, dy, s, weight, mean, unit), back),
+        (gelu(a), F.gelu(a.float())),
+        (gelu_back(dy.clone(), a), aten.gelu_backward(dy.float(), a.float())),
+    ]
+    return max(_apart(*p) for p in pairs)
+
+
+def _attention_trial(qkv: Tensor, heads: int) -> float:
+    """How far the gradient of attention is from that of the formula, in float32."""
+    tokens, width = qkv.shape[1], qkv.shape[2] // 3
+    given, g = _draw(qkv, 3, tokens, 3 * width), _draw(qkv, 3, tokens, width)
+
+    def apart(t: Tensor) -> Tensor:
+        return t.float().unflatten(-1, (-1, heads, width // heads)).movedim(1, 3)  # [B, parts, heads, T, d]
+
+    q, k, v = apart(given).unbind(1)
+    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, apart(g)[:, 0]
+    p, sums = logits.softmax(-1), logits.logsumexp(-1)
+    y, along = p @ v, dy @ v.mT
+    ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+    expected = torch.stack((ds @ k, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
+    out = y.movedim(1, 2).flatten(2).to(qkv.dtype)
+    return _apart(attention_back(given, out, g, sums.contiguous(), heads), expected)

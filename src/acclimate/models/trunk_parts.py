@@ -1,0 +1,197 @@
+"""Parts of a frozen transformer in few passes over its activations: a sum with layer norm after it, and the MLP.
+
+On a GPU a frozen trunk of many clients spends more time on passes over activations than on products, unless sums, norms
+and activations are one kernel or end a product's. Both parts join the clients' rows, have the derivative of their
+gradient from the formula written out, and take kernels where those serve (`core.nn.trials`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from ..core.nn import trials
+from .low_rank import check_shared, joined
+
+
+def add_norm(layer: nn.Module, x: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x + d (x where there is no d) and the layer norm of that; at once where the layer is frozen, on a GPU."""
+    if x.is_cuda and _frozen(layer):
+        weight: Any = layer.weight
+        return summed_norm(x, d, weight, layer.bias, layer.eps)  # type: ignore[arg-type]
+    s = x if d is None else x + d
+    return s, layer(s)
+
+
+def add_mlp(mlp: Any, h: Tensor, x: Tensor) -> Tensor:
+    """x + mlp(h); at once where both layers of the MLP are frozen and have no pairs, on a GPU."""
+    first, second = mlp.fc1, mlp.fc2
+    if h.is_cuda and not mlp._forward_hooks and _frozen(first) and _frozen(second):
+        return summed_mlp(x, h, first.weight, first.bias, second.weight, second.bias)
+    out: Tensor = x + mlp(h)
+    return out
+
+
+def _frozen(layer: nn.Module) -> bool:
+    """Whether a layer has its weights from a trunk, and nothing beside them, nor anyone who looks at its output."""
+    alone = not layer._forward_hooks and not any(True for _ in layer.children())
+    return alone and "weight" not in layer._parameters and "bias" not in layer._parameters
+
+
+def summed_norm(x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """s = x + d for [..., width], and layer norm of s over the last axis."""
+    rows = (None if t is None else t.reshape(1, -1, t.shape[-1]) for t in (x, d))
+    s, y, _, _ = _Norm.apply(*rows, weight, bias, eps)
+    return s.view(x.shape), y.view(x.shape)
+
+
+class _Norm(Function):
+    """s, its norm, and the mean and inverse deviation of every row, of x and d [G, N, width]."""
+
+    @staticmethod
+    def forward(x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
+        if trials.serves_rows(x):
+            s, *rest = trials.norm(x.contiguous(), None if d is None else d.contiguous(), weight, bias, eps)
+        else:
+            s = x if d is None else x + d
+            rest = list(torch.native_layer_norm(s, [x.shape[-1]], weight, bias, eps))
+            rest[1:] = (t.squeeze(-1) for t in rest[1:])
+        return s.view_as(s) if d is None else s, *rest  # an argument may not be a result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.two, ctx.eps = inputs[1] is not None, inputs[4]
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[2], output[0], *output[2:])
+
+    @staticmethod
+    def backward(ctx: Any, more: Tensor | None, g: Tensor | None, *_: Any) -> Any:
+        weight, *kept = ctx.saved_tensors
+        to_s = more if g is None else _NormBack.apply(weight, ctx.eps, more, g, *kept)
+        return to_s, to_s if ctx.two else None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, d: Any, *frozen: Any) -> Any:
+        check_shared(*dims[2:4])
+        size = info.batch_size
+        rows = joined(size, x, dims[0]), None if d is None else joined(size, d, dims[1])
+        return tuple(t.unflatten(0, (size, -1)) for t in _Norm.apply(*rows, *frozen)), (0,) * 4
+
+
+def _norm_slopes(g: Tensor, s: Tensor, weight: Tensor, mean: Tensor, unit: Tensor) -> Tensor:
+    """The gradient of <g, norm of s> for s, in operations that can be differentiated again."""
+    v, g = (s - mean[..., None]) * unit[..., None], g * weight
+    return ((g - g.mean(-1, keepdim=True) - v * (g * v).mean(-1, keepdim=True)) * unit[..., None]).to(s.dtype)
+
+
+class _NormBack(Function):
+    """What comes to s through its norm, and beside it."""
+
+    @staticmethod
+    def forward(
+        weight: Tensor, eps: float, more: Tensor | None, g: Tensor, s: Tensor, mean: Tensor, unit: Tensor
+    ) -> Tensor:
+        if trials.serves_rows(s):
+            beside = None if more is None else more.contiguous()
+            return trials.norm_back(beside, g.contiguous(), s.contiguous(), weight, mean, unit)
+        out = _norm_slopes(g, s, weight, mean, unit)
+        return out if more is None else more + out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        weight, ctx.eps, more, g, s, _, _ = inputs
+        ctx.both = more is not None
+        ctx.save_for_backward(weight, g, s)
+
+    @staticmethod
+    def backward(ctx: Any, wanted: Tensor) -> Any:
+        weight, g, s = ctx.saved_tensors
+
+        def slopes(g: Tensor, s: Tensor) -> Tensor:
+            var, mean = torch.var_mean(s, -1, correction=0)
+            return _norm_slopes(g, s, weight, mean, (var + ctx.eps).rsqrt())
+
+        back: Any = torch.func.vjp(slopes, g, s)[1]
+        return None, None, wanted if ctx.both else None, *back(wanted), None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], weight: Tensor, eps: float, *given: Any) -> Any:
+        check_shared(dims[0])
+        size = info.batch_size
+        each = (None if t is None else joined(size, t, d) for t, d in zip(given, dims[2:], strict=True))
+        return _NormBack.apply(weight, eps, *each).unflatten(0, (size, -1)), 0
+
+
+def summed_mlp(x: Tensor, h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    """x + W2 gelu(W1 h + b1) + b2 for [..., width], with frozen weights."""
+    rows = (t.reshape(1, -1, t.shape[-1]) for t in (x, h))
+    out: Tensor = _MLP.apply(*rows, w1, b1, w2, b2)[0]
+    return out.view(x.shape)
+
+
+class _MLP(Function):
+    """x and the MLP's output in one sum, of x and h [G, N, width]; and what enters GELU."""
+
+    @staticmethod
+    def forward(x: Tensor, h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
+        kept = F.linear(h, w1, b1)
+        hidden = trials.gelu(kept) if trials.serves_rows(kept) else F.gelu(kept)
+        return x + F.linear(hidden, w2, b2), kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[2], inputs[4], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> Any:
+        w1, w2, kept = ctx.saved_tensors
+        to_h = None if g is None else _MLPBack.apply(g, w1, w2, kept)
+        if more is not None:  # where the gradient is differentiated again
+            to_h = more @ w1 if to_h is None else to_h + more @ w1
+        return g, to_h, None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, h: Tensor, *frozen: Tensor) -> Any:
+        check_shared(*dims[2:])
+        size = info.batch_size
+        found = _MLP.apply(joined(size, x, dims[0]), joined(size, h, dims[1]), *frozen)
+        return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0)
+
+
+def _mlp_slopes(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
+    """The gradient of <g, MLP> for its input, in operations that can be differentiated again."""
+    slope = 0.5 * (1 + torch.erf(kept * 0.5**0.5)) + kept * torch.exp(-0.5 * kept * kept) * (2 * torch.pi) ** -0.5
+    return ((g @ w2) * slope) @ w1
+
+
+class _MLPBack(Function):
+    """The gradient of the MLP for its input."""
+
+    @staticmethod
+    def forward(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
+        back = trials.gelu_back if trials.serves_rows(kept) else torch.ops.aten.gelu_backward
+        to_h: Tensor = back(g @ w2, kept) @ w1
+        return to_h
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, wanted: Tensor) -> Any:
+        g, w1, w2, kept = ctx.saved_tensors
+        back: Any = torch.func.vjp(lambda g, kept: _mlp_slopes(g, w1, w2, kept), g, kept)[1]
+        to_g, to_kept = back(wanted)
+        return to_g, None, None, to_kept
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Any:
+        check_shared(*dims[1:3])
+        size = info.batch_size
+        return _MLPBack.apply(joined(size, g, dims[0]), w1, w2, joined(size, kept, dims[3])).unflatten(0, (size, -1)), 0

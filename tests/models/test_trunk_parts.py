@@ -1,0 +1,122 @@
+"""Parts of a frozen transformer: values and gradients of any order, under vmap, are those of the formula.
+
+Kernels: `TRITON_INTERPRET=1 PYTHONPATH=src:tests python -m pytest --noconftest tests/models/test_trunk_parts.py`.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, vmap
+
+from acclimate.core.nn import attention_kernels, kernels, product_kernels, trials
+from acclimate.models import low_rank, trunk_parts
+
+G = torch.Generator().manual_seed(0)
+CLIENTS, BATCH, TOKENS, WIDTH, HIDDEN, RANK = 3, 2, 17, 24, 40, 2
+DTYPE = torch.float32 if kernels.INTERPRETED else torch.float64
+TIGHT = {"rtol": 1e-3, "atol": 1e-3} if kernels.INTERPRETED else {"rtol": 1e-9, "atol": 1e-9}
+works = pytest.mark.skipif(not kernels.INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=G, dtype=DTYPE)
+
+
+X, D = draw(CLIENTS, BATCH, TOKENS, WIDTH), draw(CLIENTS, BATCH, TOKENS, WIDTH)
+SCALE, SHIFT = draw(WIDTH), draw(WIDTH)
+W1, B1, W2, B2 = (0.1 * draw(*shape) for shape in ((HIDDEN, WIDTH), (HIDDEN,), (WIDTH, HIDDEN), (WIDTH,)))
+A, V = 0.2 * draw(CLIENTS, RANK, WIDTH), 0.2 * draw(CLIENTS, HIDDEN, RANK)
+
+
+def norm_at_once(x, d):
+    s, y = trunk_parts.summed_norm(x, d, SCALE, SHIFT, 1e-3)
+    return torch.cat((s.sin(), y.cos()), -1)
+
+
+def norm_written_out(x, d):
+    s = x + d
+    y = (s - s.mean(-1, keepdim=True)) * (s.var(-1, correction=0, keepdim=True) + 1e-3).rsqrt() * SCALE + SHIFT
+    return torch.cat((s.sin(), y.cos()), -1)
+
+
+def alone_at_once(x, d):
+    s, y = trunk_parts.summed_norm(x * d, None, SCALE, SHIFT, 1e-3)
+    return s.sin() * y
+
+
+def alone_written_out(x, d):
+    return (x * d).sin() * F.layer_norm(x * d, [WIDTH], SCALE, SHIFT, 1e-3)
+
+
+def mlp_at_once(x, d):
+    return trunk_parts.summed_mlp(x, d, W1, B1, W2, B2).sin()
+
+
+def mlp_written_out(x, d):
+    hidden = F.linear(d, W1, B1)
+    return (x + F.linear(hidden * torch.special.ndtr(hidden), W2, B2)).sin()
+
+
+def pair_at_once(x, d, a, v):
+    return low_rank.linear((x * d), W1, B1, a, v).sin()
+
+
+def pair_written_out(x, d, a, v):
+    return ((x * d) @ (W1 + v @ a).T + B1).sin()
+
+
+CASES = {
+    "norm": (norm_at_once, norm_written_out, (X, D)),
+    "norm alone": (alone_at_once, alone_written_out, (X, D)),
+    "mlp": (mlp_at_once, mlp_written_out, (X, D)),
+    "pair": (pair_at_once, pair_written_out, (X, D, A, V)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_of_two_orders_are_those_of_the_formula(case):
+    ours, theirs, given = CASES[case]
+    every = tuple(range(len(given)))
+
+    def slopes(f):
+        return lambda *args: grad(lambda *a: f(*a).square().sum(), every)(*args)
+
+    def steepness(f):
+        def length(*args):
+            return sum((g * g).sum() for g in slopes(f)(*args))
+
+        return lambda *args: grad(length, every)(*args)
+
+    for way in (lambda f: f, slopes, steepness):
+        found, expected = vmap(way(ours))(*given), vmap(way(theirs))(*given)
+        torch.testing.assert_close(found, expected, **TIGHT)
+        one = tuple(t[1] for t in given)
+        torch.testing.assert_close(way(ours)(*one), way(theirs)(*one), **TIGHT)
+
+
+def test_frozen_weights_that_differ_by_client_are_refused():
+    with pytest.raises(NotImplementedError, match="the same for all clients"):
+        vmap(lambda x, w: trunk_parts.summed_norm(x, None, w, SHIFT, 1e-3))(X, SCALE.expand(CLIENTS, -1))
+
+
+@works
+@pytest.mark.parametrize("rank", [1, 3, 20])
+def test_the_kernel_agrees_with_torchs_operations(rank):
+    x, weight = draw(2, 5, 72), draw(88, 72)
+    assert trials._product_trial(x, weight, draw(88), rank) < 1e-5
+    assert trials._product_trial(x, weight, None, rank) < 1e-5
+    assert product_kernels.usable(x, weight) and not product_kernels.usable(x, draw(88, 71))
+
+
+@works
+@pytest.mark.parametrize("width", [24, 384])
+def test_kernels_of_rows_agree_with_torchs_operations(width):
+    assert trials._rows_trial(draw(1, width)) < 1e-5
+
+
+@works
+@pytest.mark.parametrize(("tokens", "heads", "d"), [(17, 2, 16), (197, 1, 32), (256, 1, 16)])
+def test_the_gradient_of_attention_agrees_with_the_formula(tokens, heads, d):
+    qkv = draw(1, tokens, 3 * heads * d)
+    assert attention_kernels.usable(qkv, heads) and trials._attention_trial(qkv, heads) < 1e-5
+    assert not attention_kernels.usable(qkv[:, :15], heads) and not attention_kernels.usable(qkv, 4 * heads * d)
