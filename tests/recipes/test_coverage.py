@@ -14,7 +14,7 @@ from acclimate.cli.main import app
 from acclimate.data import Digits
 from acclimate.experiment import ConfigError
 from acclimate.models import MLP
-from acclimate.recipes import RECIPES, coverage, coverage_page, coverage_picture, orders, published
+from acclimate.recipes import RECIPES, causes, coverage, coverage_page, coverage_picture, orders, published
 from acclimate.recipes.record import Cell, Recipe, Training, key, method
 from acclimate.store import RunError
 
@@ -24,10 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")
 
 
 def result(folder, name, recipe, numbers, **more):
-    """A results file with made-up numbers: (row, column) to mean."""
+    """A results file with made-up numbers: (row, column) to mean, or to the numbers of seeds."""
+    by_seed = {at: list(n) if isinstance(n, tuple) else [n] * more.get("runs", 1) for at, n in numbers.items()}
     cells = [
-        {"row": row, "column": column, "percent": True, "ours": [mean] * more.get("runs", 1), "mean": mean}
-        for (row, column), mean in numbers.items()
+        {"row": row, "column": column, "percent": True, "ours": ours, "mean": sum(ours) / len(ours)}
+        for (row, column), ours in by_seed.items()
     ]
     size = {k: more[k] for k in ("rounds", "fraction") if k in more}
     body = {"schema": "acclimate.reproduction/1", "recipe": recipe, "scale": more.get("scale", "paper")}
@@ -138,9 +139,9 @@ def test_an_order_holds_does_not_hold_or_is_not_measured(tmp_path):
     mixture = {("FedTHE+", "mixture"): 72.0, ("FedTHE", "mixture"): 71.0, ("FedAvg", "mixture"): 60.0}
     found = judge(tmp_path, {**mixture, ("Ours alone", "mixture"): 99.0})
     assert found.holds is True and found.ours == {"FedTHE+": 72.0, "FedTHE": 71.0, "FedAvg": 60.0}
-    assert orders.line(found) == (
+    assert orders.plain(found) == (
         "holds: fedthe/table1, somewhere: FedTHE+ > FedTHE > every other row: "
-        "FedTHE+ 72.0 (72.9), FedTHE 71.0 (72.1), FedAvg 60.0 (57.7)"
+        "FedTHE+ 72.0 (72.9), FedTHE 71.0 (72.1), FedAvg 60.0 (57.7); FedTHE+ less FedTHE: 1.00, one seed"
     )
     assert judge(tmp_path, {**mixture, ("FedAvg", "mixture"): 71.0}).holds is False  # no tie
     assert judge(tmp_path, {**mixture, ("FedTHE", "mixture"): 72.5}).verdict == "does not hold"
@@ -157,7 +158,54 @@ def test_an_order_over_columns_compares_means_over_those_of_the_first_row(tmp_pa
     assert judge(tmp_path, own, rows, both).holds is None  # FedAvg lacks a column
     found = judge(tmp_path, {**own, ("FedAvg", "original"): 60.0}, rows, both)
     assert found.holds is True and found.ours == {"FedTHE": 80.0, "FedAvg": 66.0} and found.columns == both
-    assert orders.line(found).endswith("(mean of 2 of 2 columns)")
+    assert orders.line(found)[2].endswith("(mean of 2 of 2 columns)")
+
+
+def test_an_order_that_seeds_do_not_agree_on_is_within_their_deviation(tmp_path):
+    two = ("FedTHE+", "FedTHE")
+    near = {("FedTHE+", "mixture"): (72.0, 70.0, 71.0), ("FedTHE", "mixture"): (70.0, 71.0, 71.0)}
+    found = judge(tmp_path, near, two)  # differences 2, -1, 0: mean 1/3, deviation sqrt(7/3)
+    assert found.gap.margin == pytest.approx(1 / 3) and found.gap.spread == pytest.approx((7 / 3) ** 0.5)
+    assert found.verdict == "within seeds' deviation" and found.holds is True
+    assert orders.line(found)[3] == "FedTHE+ less FedTHE: 0.33 ± 1.53 over 3 seeds"
+    apart = {("FedTHE+", "mixture"): (72.0, 70.0, 71.0), ("FedTHE", "mixture"): (74.0, 72.5, 73.0)}
+    assert judge(tmp_path, apart, two).verdict == "does not hold"  # -2.0, -2.5, -2.0: paired, they agree
+    columns = {(r, c): v for c in ("mixture", "original") for (r, _), v in near.items()}
+    columns["FedTHE", "original"] = (73.0, 68.0, 70.0)  # both columns together: 0.5 for every seed
+    both = judge(tmp_path, columns, two, ("mixture", "original"))
+    assert both.gap.spread == pytest.approx(0.0, abs=1e-9) and both.verdict == "holds"
+
+
+def far(folder, numbers, table="fedthe/table1"):
+    """The groups of a table's numbers that are further off, as (method, stream) by cause."""
+    result(folder, "a.json", table, numbers)
+    found = coverage.standings([RECIPES[table]], coverage.collected(folder), frozenset())
+    made = causes.groups(found, [table])
+    return {g.cause.why: {(s.fields["method"], s.fields["stream"]) for s in g.numbers} for g in made}
+
+
+def test_a_difference_is_seeds_a_missing_part_or_unknown(tmp_path):
+    """Published at Dir(0.1): FT 87.8, 80.8, 32.6 and on the mixture 70.55; APFL 27.02 out of client."""
+    own = {("FedAvg + FT", "dir(0.1) mixture"): 67.1, ("APFL", "dir(0.1) out-of-client"): 20.0}
+    own["FedTHE", "dir(0.1) original"] = (80.0, 86.0, 92.0)  # 86 +- 14.9; published 89.58
+    found = far(tmp_path, own)
+    assert found == {
+        causes.SEEDS.why: {("FedTHE", "original")},
+        causes.THREE_PARTS.why: {("FedAvg + FT", "mixture")},
+        "unknown": {("APFL", "out-of-client")},
+    }
+    own["FedTHE", "dir(0.1) original"] = (86.0, 86.2, 85.8)  # 86 +- 0.5
+    own["FedAvg + FT", "dir(0.1) mixture"] = 63.9  # the other three streams have 67.07 on average
+    assert set(far(tmp_path, own)) == {"unknown"}
+
+
+def test_every_cause_is_of_numbers_that_are_off_and_names_results():
+    here = coverage_page.covered(RECIPES, ROOT / "results", "")
+    assert sum(len(g.numbers) for g in here.causes) == sum(s.state == "far" for s in here.standings)
+    used = {g.cause for g in here.causes}
+    for cause in causes.CAUSES:
+        assert cause in used, cause
+        assert cause.evidence and all((ROOT / "results" / f.strip()).is_file() for f in cause.evidence.split(","))
 
 
 def test_every_order_names_rows_and_columns_of_its_recipe():
@@ -225,4 +273,4 @@ def test_a_folder_or_page_that_cannot_be_used_is_named(tmp_path):
         call(tmp_path / "nowhere")
     (tmp_path / "page.md").write_text("# Nothing\n")
     with pytest.raises(RunError, match=r"page.md has no place for the coverage; enclose one with <!-- coverage -->"):
-        coverage_page.write(coverage_page.Covered([], [], [], [], []), page=tmp_path / "page.md")
+        coverage_page.write(coverage_page.Covered([], [], [], [], [], []), page=tmp_path / "page.md")

@@ -36,7 +36,7 @@ ASKED = {
 UNREACHED = {"fedthe/table3": 6, "fedthe/table13": 6, "fedpcl/table2": 2, "fedtta/figure3": 22, "fedtta/figure4": 24}
 """Published numbers of a file that its recipe does not show: a row that is left out, cells that are empty, other
 figures' numbers in the text."""
-OURS = {"fedspl/pacs": 35, "fedpcl/released": 35, "fedpcl/bits": 35, "fedpcl/norm": 35}
+OURS = {"fedspl/pacs": 35, "fedspl/tenfold": 35, "fedpcl/released": 35, "fedpcl/bits": 35, "fedpcl/norm": 35}
 """How many published numbers the recipes show that are not tables of a paper themselves."""
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from .. import store
 from ..ops import layout
-from . import coverage, orders
+from . import causes, coverage, orders
 from .coverage_picture import TITLE, draw
-from .pages import NEAR
+from .pages import NEAR, grid
 from .record import Recipe
 
 BEGIN, END = "<!-- coverage -->", "<!-- /coverage -->"
 """What encloses the coverage in a page."""
+ORDERS, FAR = "### Orders of the papers", f"### Numbers that are more than {NEAR} points off"
 LEGEND = (
     "published: accuracies that the paper prints. data here: those whose data is here. measured: those with ours "
     f"beside them, at paper scale, as a share of data here. within {NEAR} points: of those measured."
@@ -25,17 +26,18 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Covered:
-    """All of it: every published accuracy, their counts, and the orders."""
+    """All of it: every published accuracy, their counts, the orders, and why numbers differ."""
 
     recipes: Sequence[Recipe]
     data: Sequence[str]
     standings: Sequence[coverage.Standing]
     counts: Sequence[coverage.Count]
     orders: Sequence[orders.Judged]
+    causes: Sequence[causes.Group]
 
     def plain(self) -> str:
         """As text for a terminal."""
-        claims = [orders.line(found) for found in self.orders]
+        claims = [orders.plain(found) for found in self.orders]
         here = f"data here: {'; '.join(self.data) or 'none'}"
         legend = [line for text in (LEGEND, here) for line in layout.wrapped(text, layout.room())]
         return "\n".join([coverage.plain(self.counts), "", *legend, "", "Orders of the papers:", *claims])
@@ -43,15 +45,16 @@ class Covered:
     def json(self) -> str:
         """As JSON."""
         body = coverage.as_json(self.standings, self.recipes, self.data)
-        return json.dumps({**body, "orders": [orders.as_json(found) for found in self.orders]}, indent=1)
+        claims, why = [orders.as_json(found) for found in self.orders], [causes.as_json(group) for group in self.causes]
+        return json.dumps({**body, "orders": claims, "causes": why}, indent=1)
 
     def section(self, picture: str | None) -> str:
         """As a part of a page; `picture` is where the page finds the picture."""
         drawn = [f"![{TITLE}]({picture})", ""] if picture else []
-        claims = [f"- {orders.line(found)}" for found in self.orders]
         here = f"Data that is here: {'; '.join(self.data) or 'none'}."
-        heads = ["Orders of the papers; numbers are ours, in brackets the published ones:", ""]
-        return "\n".join([*drawn, coverage.markdown(self.counts), "", here, "", *heads, *claims])
+        claims = grid(orders.HEAD, [orders.line(found) for found in self.orders])
+        parts = [*drawn, coverage.markdown(self.counts), "", here, "", ORDERS, "", *claims, "", FAR, ""]
+        return "\n".join([*parts, causes.markdown(self.causes)])
 
 
 def covered(recipes: Mapping[str, Recipe], results: Path, data: str | None = None) -> Covered:
@@ -60,7 +63,8 @@ def covered(recipes: Mapping[str, Recipe], results: Path, data: str | None = Non
     here = coverage.data_here(every) if data is None else [w.strip() for w in data.split(";") if w.strip()]
     standings = coverage.standings(every, found, coverage.inventory("; ".join(here), every))
     judged = [orders.judged(order, recipes, found) for order in orders.ORDERS]
-    return Covered(every, here, standings, coverage.counts(standings, every), judged)
+    counts = coverage.counts(standings, every)
+    return Covered(every, here, standings, counts, judged, causes.groups(standings, [c.name for c in counts]))
 
 
 def write(found: Covered, picture: Path | None = None, page: Path | None = None) -> list[str]:

@@ -2,14 +2,16 @@
 
 An order is data: a recipe, columns of it, and rows from the highest to the lowest. A row's number is its mean over the
 columns that the first row was measured in; a row that lacks one of them is left out. The published numbers are means
-over the same columns.
+over the same columns. An order holds, or does not, by the two neighbours that are nearest to breaking it; where these
+differ by no more than the standard deviation of their difference over seeds, neither is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any
 
 from . import published
@@ -83,12 +85,35 @@ ORDERS = (
 
 
 @dataclass(frozen=True)
+class Gap:
+    """By how much a row is above the next one, and how much that differs over seeds."""
+
+    above: str
+    below: str
+    margin: float
+    """Negative where it is below."""
+    seeds: int
+    """Those that both rows have."""
+    spread: float | None
+    """The standard deviation of the margin over seeds; None where there is one seed."""
+
+    @property
+    def told(self) -> bool:
+        """Whether the margin is larger than seeds differ, or one seed is all there is."""
+        return self.spread is None or abs(self.margin) > self.spread
+
+    def __str__(self) -> str:
+        over = ", one seed" if self.spread is None else f" ± {self.spread:.2f} over {self.seeds} seeds"
+        return f"{self.above} less {self.below}: {self.margin:.2f}{over}"
+
+
+@dataclass(frozen=True)
 class Judged:
     """An order, and how it stands."""
 
     order: Order
-    holds: bool | None
-    """None: not measured."""
+    gap: Gap | None
+    """The nearest to breaking it; None: not measured."""
     ours: Mapping[str, float]
     """By row, from the highest that the order names."""
     theirs: Mapping[str, float]
@@ -96,9 +121,24 @@ class Judged:
     """The columns that the numbers are means over."""
 
     @property
+    def holds(self) -> bool | None:
+        """Whether our means are in order, whatever seeds say. None: not measured."""
+        if self.gap is None:
+            return None
+        return self.gap.margin > 0 or (self.order.ties and self.gap.margin == 0)
+
+    @property
     def verdict(self) -> str:
         """In words."""
-        return "not measured" if self.holds is None else "holds" if self.holds else "does not hold"
+        if self.gap is None:
+            return "not measured"
+        if not self.gap.told:
+            return "within seeds' deviation"
+        return "holds" if self.holds else "does not hold"
+
+
+Seeds = Mapping[int, float]
+"""A row's number, by seed."""
 
 
 def judged(order: Order, recipes: Mapping[str, Recipe], found: Iterable[Ours]) -> Judged:
@@ -114,32 +154,53 @@ def judged(order: Order, recipes: Mapping[str, Recipe], found: Iterable[Ours]) -
     every = dict.fromkeys(c.row for c in cells(recipe))
     rest = [r for r in every if r not in named and any((r, c) in printed for c in order.columns)]
     rows = named + (rest if OTHERS in order.rows else [])
-    ours = {
-        r: fmean(best[r, c].mean for c in columns) for r in rows if columns and all((r, c) in best for c in columns)
-    }
+    whole = [r for r in rows if columns and all((r, c) in best for c in columns)]
+    ours = {r: fmean(best[r, c].mean for c in columns) for r in whole}
+    seeds = {r: _by_seed([best[r, c] for c in columns]) for r in whole}
     theirs = {r: fmean(printed[r, c] for c in columns) for r in ours if all((r, c) in printed for c in columns)}
-    return Judged(order, _holds(order, named, ours), ours, theirs, columns)
+    return Judged(order, _nearest(order, named, ours, seeds), ours, theirs, columns)
 
 
-def _holds(order: Order, named: list[str], ours: Mapping[str, float]) -> bool | None:
-    others = [value for row, value in ours.items() if row not in named]
+def _by_seed(numbers: list[Ours]) -> Seeds:
+    """The mean over columns, for the seeds that all of them have."""
+    common = set(numbers[0].by_seed).intersection(*(n.by_seed for n in numbers))
+    return {seed: fmean(n.by_seed[seed] for n in numbers) for seed in sorted(common)}
+
+
+def _nearest(order: Order, named: list[str], ours: Mapping[str, float], seeds: Mapping[str, Seeds]) -> Gap | None:
+    """The gap that is nearest to breaking the order; None where a row of it was not measured."""
+    others = [row for row in ours if row not in named]
     if any(row not in ours for row in named) or (OTHERS in order.rows and not others):
         return None
-    chain = [ours[row] for row in named] + ([max(others)] if others else [])
-    pairs = zip(chain, chain[1:], strict=False)
-    return all(a >= b if order.ties else a > b for a, b in pairs)
+    chain = [*named, max(others, key=ours.__getitem__)] if others else named
+    return min((_gap(a, b, ours, seeds) for a, b in pairwise(chain)), key=lambda gap: gap.margin)
 
 
-def line(found: Judged) -> str:
-    """`holds: fedthe/table1, mixture: FedTHE+ > FedTHE ...: 71.8 (72.9), ...`, the others from the highest."""
+def _gap(above: str, below: str, ours: Mapping[str, float], seeds: Mapping[str, Seeds]) -> Gap:
+    common = seeds[above].keys() & seeds[below].keys()
+    each = [seeds[above][seed] - seeds[below][seed] for seed in common]
+    return Gap(above, below, ours[above] - ours[below], len(each), stdev(each) if len(each) > 1 else None)
+
+
+HEAD = ("where", "order", "ours, in brackets the paper's", "nearest pair", "verdict")
+
+
+def line(found: Judged) -> tuple[str, ...]:
+    """An order in words, as `HEAD` says: the rows that it names, and the highest two of the others."""
     named = [r for r in found.order.rows if r in found.ours]
     rest = sorted((r for r in found.ours if r not in named), key=lambda r: -found.ours[r])
     shown = [_number(found, row) for row in (*named, *rest[:2])]
     if rest[2:]:
         shown.append(f"{len(rest) - 2} more below")
-    numbers = f": {', '.join(shown)}" if shown else ""
     part = f" (mean of {len(found.columns)} of {len(found.order.columns)} columns)" if len(found.columns) > 1 else ""
-    return f"{found.verdict}: {found.order.recipe}, {found.order.what}: {found.order.says}{numbers}{part}"
+    where = f"{found.order.recipe}, {found.order.what}"
+    return where, found.order.says, ", ".join(shown) + part, str(found.gap or ""), found.verdict
+
+
+def plain(found: Judged) -> str:
+    """`holds: fedthe/table1, mixture: FedTHE+ > FedTHE: FedTHE+ 71.8 (72.9), ...; FedTHE+ less FedTHE: 0.80`."""
+    where, says, numbers, gap, verdict = line(found)
+    return "; ".join(part for part in (": ".join(w for w in (verdict, where, says, numbers) if w), gap) if part)
 
 
 def _number(found: Judged, row: str) -> str:
@@ -155,7 +216,13 @@ def as_json(found: Judged) -> dict[str, Any]:
         "what": order.what,
         "says": order.says,
         "verdict": found.verdict,
+        "holds": found.holds,
+        "gap": None if found.gap is None else {k: _rounded(v) for k, v in asdict(found.gap).items()},
         "columns": list(found.columns),
         "ours": {row: round(value, 4) for row, value in found.ours.items()},
         "published": {row: round(value, 4) for row, value in found.theirs.items()},
     }
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value

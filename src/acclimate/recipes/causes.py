@@ -1,0 +1,120 @@
+"""Why ours differ from published accuracies by more than three points: what an experiment supports, else "unknown".
+
+A cause is data: which published numbers it is about, a sentence, and the results that support it. The first that fits
+a number counts. Two causes are computed: the published number may lie within the 95 % interval of our mean over three
+or more seeds (Student's t), and a mixture that lacks its natural part is compared with what the paper's own streams
+say of the other parts. What no cause fits is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+from .coverage import Standing
+from .pages import NEAR, grid
+from .why import CAUSES, Cause
+
+STUDENT = {3: 4.303, 4: 3.182, 5: 2.776}
+"""The 97.5 % quantile of Student's t for a mean of so many."""
+SEEDS = Cause("", "the published number lies within the 95 % interval of our mean over seeds", "the table itself")
+THREE_PARTS = Cause(
+    "",
+    "our mixture has no natural part (CIFAR-10.1 is not here); it is within 3 points of the mean of the paper's own "
+    "other three streams",
+    "the paper's other columns",
+)
+UNKNOWN = Cause("", "unknown")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The numbers of a table that differ for one reason."""
+
+    table: str
+    cause: Cause
+    numbers: Sequence[Standing]
+
+
+def cause_of(standing: Standing, every: Mapping[tuple[Any, ...], Standing]) -> Cause:
+    """Why a number differs. `every` are all numbers by `place`."""
+    if _by_chance(standing):
+        return SEEDS
+    if _lacks_a_part(standing, every):
+        return THREE_PARTS
+    return next((c for c in CAUSES if fits(c, standing)), UNKNOWN)
+
+
+def fits(cause: Cause, standing: Standing) -> bool:
+    """Whether a cause is about this number."""
+    wanted = all(str(standing.fields.get(name)) in values for name, values in cause.where)
+    file = standing.ours.file if standing.ours else ""
+    return cause.table == standing.table and wanted and (not cause.file or file == cause.file)
+
+
+def _by_chance(standing: Standing) -> bool:
+    values = list(standing.ours.by_seed.values()) if standing.ours else []
+    reach = STUDENT.get(len(values), 0.0) * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+    return abs(standing.difference or 0.0) <= reach
+
+
+PARTS = ("original", "corrupted", "out-of-client")
+
+
+def _lacks_a_part(standing: Standing, every: Mapping[tuple[Any, ...], Standing]) -> bool:
+    if standing.ours is None or standing.fields.get("stream") != "mixture":
+        return False
+    parts = [every.get(place(standing.table, {**standing.fields, "stream": part})) for part in PARTS]
+    theirs = [part.theirs.mean for part in parts if part is not None]
+    return len(theirs) == len(PARTS) and abs(standing.ours.mean - fmean(theirs)) <= NEAR
+
+
+def place(table: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What names a published number."""
+    return table, *sorted((name, str(value)) for name, value in fields.items())
+
+
+def groups(found: Iterable[Standing], tables: Sequence[str]) -> list[Group]:
+    """The numbers that are further off, by table in this order and by cause, what is unknown last."""
+    found = list(found)
+    every = {place(s.table, s.fields): s for s in found}
+    out: dict[tuple[str, Cause], list[Standing]] = {}
+    for standing in (s for s in found if s.state == "far"):
+        out.setdefault((standing.table, cause_of(standing, every)), []).append(standing)
+    made = [Group(table, cause, numbers) for (table, cause), numbers in out.items()]
+    return sorted(made, key=lambda group: (tables.index(group.table), group.cause is UNKNOWN))
+
+
+HEAD = ("table", "numbers", "which", "why", "by")
+
+
+def line(group: Group) -> tuple[str, ...]:
+    """A group in words, as `HEAD` says."""
+    return group.table, str(len(group.numbers)), _which(group.numbers), group.cause.why, group.cause.evidence or "-"
+
+
+def _which(numbers: Sequence[Standing]) -> str:
+    """The values of the field that says most: methods, unless there are many."""
+    names = [str(next(iter(s.fields.values()))) for s in numbers]
+    several = list(dict.fromkeys(names))
+    return ", ".join(several) if len(several) <= 4 else f"{len(several)} rows"
+
+
+def markdown(found: Sequence[Group]) -> str:
+    """The groups as a Markdown table, with a sentence before it."""
+    told = sum(len(g.numbers) for g in found if g.cause.evidence)
+    all_ = sum(len(g.numbers) for g in found)
+    head = (
+        f"{all_} measured numbers are more than {NEAR} points from the published ones: "
+        f"{told} have a cause that an experiment or a computation supports, of {all_ - told} it is unknown."
+    )
+    return "\n".join([head, "", *grid(HEAD, [line(g) for g in found])])
+
+
+def as_json(group: Group) -> dict[str, Any]:
+    """A group with its numbers."""
+    numbers = [{**s.fields, "difference": s.difference} for s in group.numbers]
+    return {"table": group.table, "why": group.cause.why, "by": group.cause.evidence, "numbers": numbers}
