@@ -12,7 +12,7 @@ from acclimate.backends import Serial
 from acclimate.backends.flower import secure_rounds
 from acclimate.backends.flower.protocol import NodeAnswer
 from acclimate.core import fit, tree
-from acclimate.filters import Masked
+from acclimate.filters import Masked, shamir
 from acclimate.filters.secure_sum import Keys
 from acclimate.fleet.site_sums import SiteSums
 from acclimate.running import run as api
@@ -148,7 +148,34 @@ def lied(answer):
 
 def test_a_wrong_share_at_the_end_is_got_round(tmp_path):
     f = trained(tmp_path, rounds=1, lose=(0,), step="open", change=lied)
-    assert faults(f) == [] and same(f, [[0, 1, 2, 3]])
+    assert faults(f) == [(0, 0, "range")] and same(f, [[0, 1, 2, 3]])
+    assert f.state.intake["strikes"].tolist() == [1, 0, 0, 0]
+
+
+def test_a_liar_at_the_end_cannot_let_another_be_struck(tmp_path):
+    """All shares are needed, and client 0 opens wrong ones: the round is lost, and it is the one who is named."""
+    e = masked((replace(SUMS, threshold=1.0),))
+    f = trained(tmp_path, rounds=1, lose=(0,), step="open", change=lied, e=e)
+    assert faults(f) == [(0, 0, "range"), (0, -1, "round")]
+    assert f.state.intake["strikes"].tolist() == [1, 0, 0, 0]
+
+
+def withheld(answer):
+    """No shares for client 2, as if its keys were not signed."""
+    (own,) = answer.fields["sum"].values()
+    return told({"1": {**own, "shares": {c: box for c, box in own["shares"].items() if c != "2"}}})(answer)
+
+
+def test_a_client_that_keeps_shares_back_is_left_out_and_nobody_else(tmp_path):
+    e = replace(masked((replace(SUMS, threshold=0.6),)), data=replace(masked().data, clients=3))
+    f = trained(tmp_path, rounds=1, lose=(1,), step="shares", change=withheld, e=e)
+    assert faults(f) == [(0, 1, "shape")] and f.state.intake["strikes"].tolist() == [0, 1, 0]
+
+
+def test_a_liar_does_not_end_a_run_whose_sums_need_everybody(tmp_path):
+    e = masked((replace(SUMS, threshold=1.0),))
+    f = trained(tmp_path, rounds=1, lose=(2,), step="keys", change=told({}), e=e, options={"quorum": 1.0, "tries": 2})
+    assert faults(f) == [(0, 2, "shape"), (0, -1, "round")] and f.state.round == 1
 
 
 def cheated(answer):
@@ -233,6 +260,44 @@ def sites(folder, record, clients=3):
     return {c: SiteSums(folder / str(c), masked((record,))) for c in range(clients)}
 
 
+def message_for(client, name, sent, round=0):
+    """The request for a client's message in a sum, from what the clients sent before."""
+    boxes = {str(c): [s[part][str(client)] for part in ("shares", "marks")] for c, s in sent.items() if c != client}
+    return {"round": round, "sum": {"name": name, "members": sorted(sent), "boxes": {str(client): boxes}}}
+
+
+def up_to_messages(own, name, round):
+    """A sum of these sites up to the last step."""
+    keys = {str(c): s.answer(c, {"name": name, "step": "keys"}) for c, s in own.items()}
+    sent = {c: s.answer(c, {"name": name, "step": "shares", "keys": keys, "of": len(own)}) for c, s in own.items()}
+    for c, site in own.items():
+        site.mask(c, message_for(c, name, sent, round))(7)
+
+
+def test_a_round_is_opened_for_the_same_clients_again_or_not_at_all(tmp_path):
+    """A server that went on from an older checkpoint asks again, and now a client is missing."""
+    own = sites(tmp_path, replace(SUMS, threshold=0.6))
+    up_to_messages(own, "a", 4)
+    assert own[0].answer(0, {"name": "a", "step": "open", "survivors": [2, 0, 1]})["keys"] == {}
+    up_to_messages(own, "b", 4)
+    with pytest.raises(ValueError, match="client 0 has opened the sum of round 4 for other clients"):
+        own[0].answer(0, {"name": "b", "step": "open", "survivors": [0, 1]})
+    up_to_messages(own, "c", 4)
+    assert set(own[0].answer(0, {"name": "c", "step": "open", "survivors": [0, 1, 2]})["seeds"]) == {"0", "1", "2"}
+    up_to_messages(own, "d", 5)
+    assert set(own[0].answer(0, {"name": "d", "step": "open", "survivors": [0, 1]})["seeds"]) == {"0", "1"}
+
+
+@pytest.mark.parametrize("number", ["-1", "4", str(shamir.FIELD - 1)])
+def test_a_site_gives_no_share_to_a_number_that_is_no_client(tmp_path, number):
+    """The share of -1 would be the secret itself, for whoever made that key."""
+    own = sites(tmp_path, SUMS)
+    keys = {str(c): s.answer(c, {"name": "a", "step": "keys"}) for c, s in own.items()}
+    mine = SiteSums(tmp_path / "server", masked((SUMS,))).answer(0, {"name": "a", "step": "keys"})
+    with pytest.raises(ValueError, match="is none of the 4 of this run"):
+        own[0].answer(0, {"name": "a", "step": "shares", "keys": {**keys, number: mine}, "of": 3})
+
+
 def test_a_site_masks_once_and_never_sends_without_a_sum(tmp_path):
     own = sites(tmp_path, SUMS)
     with pytest.raises(ValueError, match="names no sum"):
@@ -240,10 +305,10 @@ def test_a_site_masks_once_and_never_sends_without_a_sum(tmp_path):
     keys = {str(c): s.answer(c, {"name": "a", "step": "keys"}) for c, s in own.items()}
     body = {"name": "a", "step": "shares", "keys": keys, "of": 3}
     sent = {c: s.answer(c, body) for c, s in own.items()}
-    told = {"name": "a", "members": [0, 1, 2], "boxes": {"0": {str(c): sent[c]["shares"]["0"] for c in (1, 2)}}}
-    assert len(own[0].mask(0, {"sum": told})(7)) == 7
+    request = message_for(0, "a", sent)
+    assert len(own[0].mask(0, request)(7)) == 7
     with pytest.raises(ValueError, match="it has masked before"):
-        own[0].mask(0, {"sum": told})(7)
+        own[0].mask(0, request)(7)
     with pytest.raises(ValueError, match="client 0 is not in this sum"):
         own[0].answer(0, {"name": "b", "step": "open", "survivors": [0, 1, 2]})
     assert (tmp_path / "0" / "sums" / "0.json").stat().st_mode & 0o777 == 0o600

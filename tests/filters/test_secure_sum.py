@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from acclimate.filters import shamir
-from acclimate.filters.secure_sum import MODULUS, Client, Keys, Opened, Unreadable, correction, needed, valid
+from acclimate.filters.secure_sum import MODULUS, Client, Keys, Opened, Unreadable, correction, liars, needed, valid
 
 WORDS = 40
 
@@ -49,8 +49,14 @@ def values(clients):
     return {c: torch.randint(0, MODULUS, (WORDS,), generator=g) for c in clients}
 
 
-def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, silent=(), liars=(), tamper=()):
-    """A whole sum in one process, in which clients leave or misbehave at the step that is named."""
+def conducted(
+    numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, silent=(), wrong=(), quiet=(), tamper=(), named=()
+):
+    """A whole sum in one process, in which clients leave or misbehave at the step that is named.
+
+    `tamper` are pairs: what the first seals for the second is zeros. `quiet` are pairs too: the first does not open the
+    second's share. `named` are those whom the server must find to have opened wrong shares.
+    """
     clients = {c: Client(c) for c in numbers}
     published = {c: client.keys() for c, client in clients.items()}
     sent = {c: client.shares(published, threshold) for c, client in clients.items() if c not in no_shares}
@@ -60,16 +66,19 @@ def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, 
         boxes = {o: s.shares[c] for o, s in sent.items() if o != c}
         boxes = {o: bytes(len(b)) if (o, c) in tamper else b for o, b in boxes.items()}
         client = Client.loaded(json.loads(json.dumps(clients[c].saved())))  # as where every step is another process
-        message = (numbers[c] + client.mask(WORDS, list(sent), boxes)) % MODULUS
+        marks = {o: s.marks[c] for o, s in sent.items()}
+        message = (numbers[c] + client.mask(WORDS, list(sent), boxes, marks)) % MODULUS
         clients[c] = client
         if c not in no_numbers:
             arrived[c] = message if c not in (garbage or {}) else garbage[c]
     fine = {c: m for c, m in arrived.items() if isinstance(m, torch.Tensor) and m.shape == (WORDS,)}
     opened = {c: clients[c].opened(fine) for c in fine if c not in silent}
-    for c in liars:
+    for c in wrong:
         opened[c] = Opened(dict.fromkeys(opened[c].seeds, 5), dict.fromkeys(opened[c].keys, 5))
-    checks = {c: s.check for c, s in sent.items()}
-    total = torch.stack(list(fine.values())).sum(0) + correction(WORDS, fine, keys, checks, opened, threshold)
+    for c, other in quiet:
+        opened[c] = Opened(*({o: v for o, v in part.items() if o != other} for part in opened[c]))
+    assert liars(opened, sent) == sorted(named)
+    total = torch.stack(list(fine.values())).sum(0) + correction(WORDS, fine, keys, sent, opened, threshold)
     return total % MODULUS, fine
 
 
@@ -81,7 +90,9 @@ def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, 
         ({"no_numbers": (0, 3)}, (1, 2, 4)),
         ({"garbage": {1: torch.zeros(3), 4: "text"}}, (0, 2, 3)),
         ({"silent": (0, 1)}, range(5)),
-        ({"no_numbers": (2,), "liars": (1,)}, (0, 1, 3, 4)),
+        ({"no_numbers": (2,), "wrong": (1,), "named": (1,)}, (0, 1, 3, 4)),
+        ({"wrong": (0, 3), "named": (0, 3)}, range(5)),
+        ({"quiet": ((0, 1), (2, 1))}, range(5)),
         ({"no_numbers": (2,), "tamper": ((2, 1),)}, (0, 1, 3, 4)),
         ({"tamper": ((0, 1), (3, 4))}, range(5)),
     ],
@@ -92,6 +103,8 @@ def conducted(numbers, threshold, *, no_shares=(), no_numbers=(), garbage=None, 
         "garbage",
         "silent at the end",
         "liar",
+        "two liars",
+        "two who keep quiet",
         "a share of the lost",
         "shares",
     ],
@@ -109,7 +122,8 @@ def test_a_message_is_noise_and_masks_are_not_taken_off_by_too_few():
     keys = {c: client.keys() for c, client in clients.items()}
     sent = {c: client.shares(keys, 3) for c, client in clients.items()}
     boxes = {c: {o: s.shares[c] for o, s in sent.items() if o != c} for c in clients}
-    arrived = {c: numbers[c] + clients[c].mask(WORDS, range(5), boxes[c]) for c in clients}
+    marks = {c: {o: s.marks[c] for o, s in sent.items()} for c in clients}
+    arrived = {c: numbers[c] + clients[c].mask(WORDS, range(5), boxes[c], marks[c]) for c in clients}
     words = torch.stack(list(arrived.values())).double()
     assert float(words.std() / 2**32) == pytest.approx(12**-0.5, rel=0.1) and not (words == 0).any()
     with pytest.raises(ValueError, match="survivors cannot be opened"):
@@ -119,7 +133,7 @@ def test_a_message_is_noise_and_masks_are_not_taken_off_by_too_few():
     with pytest.raises(ValueError, match="or were before"):
         clients[0].opened([0, 1, 2, 3])
     with pytest.raises(ArithmeticError, match="1 clients opened their shares; 3 are needed"):
-        correction(WORDS, arrived, keys, {c: s.check for c, s in sent.items()}, {0: first}, 3)
+        correction(WORDS, arrived, keys, sent, {0: first}, 3)
 
 
 def test_fewer_than_a_majority_may_not_open():
@@ -136,14 +150,14 @@ def test_nothing_is_given_twice():
     sent = {c: client.shares(keys, 2) for c, client in clients.items()}
     with pytest.raises(ValueError, match="it has sent shares before"):
         clients[0].shares(keys, 3)
-    boxes = {o: s.shares[0] for o, s in sent.items() if o}
+    boxes = {o: s.shares[0] for o, s in sent.items() if o}, {o: s.marks[0] for o, s in sent.items() if o}
     with pytest.raises(ValueError, match="3 members, 1 unknown"):
-        clients[0].mask(WORDS, [0, 1, 9], boxes)
+        clients[0].mask(WORDS, [0, 1, 9], *boxes)
     with pytest.raises(ValueError, match="1 members, 0 unknown"):
-        clients[0].mask(WORDS, [0], boxes)
-    clients[0].mask(WORDS, [0, 1, 2], boxes)
+        clients[0].mask(WORDS, [0], *boxes)
+    clients[0].mask(WORDS, [0, 1, 2], *boxes)
     with pytest.raises(ValueError, match="it has masked before"):
-        Client.loaded(clients[0].saved()).mask(WORDS, [0, 1], boxes)
+        Client.loaded(clients[0].saved()).mask(WORDS, [0, 1], *boxes)
     clients[0].opened([0, 1])
     with pytest.raises(ValueError, match="or were before"):
         Client.loaded(clients[0].saved()).opened([0, 1])
@@ -155,6 +169,46 @@ def test_shares_that_give_no_secret_name_the_client_whose_they_are():
     with pytest.raises(Unreadable, match="the key of client 2 does not follow from the 0 shares") as e:
         conducted(numbers, 3, no_numbers=(2,), tamper=tuple((2, c) for c in range(4)))
     assert e.value.client == 2
+
+
+@pytest.mark.parametrize(
+    ("odd", "blamed"),
+    [
+        ({"wrong": (1,), "named": (1,)}, None),
+        ({"quiet": ((1, 0),)}, None),
+        ({"quiet": ((1, 0), (2, 0))}, 0),
+        ({"tamper": ((0, 1), (0, 2))}, 0),
+    ],
+    ids=["opens wrong shares", "keeps one share back", "most have none", "seals wrong shares"],
+)
+def test_who_is_blamed_where_all_shares_are_needed(odd, blamed):
+    """One who opens wrong shares, or none, cannot let the client be blamed whose secret is missing then."""
+    with pytest.raises(Unreadable, match="the mask of client 0 does not follow from the [12] shares") as e:
+        conducted(values(range(3)), 3, **odd)
+    assert e.value.client == blamed
+
+
+def test_a_client_that_deals_shares_of_another_secret_is_blamed(monkeypatch):
+    """The shares are those whose hashes it published, all of them are opened, and they give another seed."""
+    cheat, honest, dealt = Client(0), shamir.split, []
+
+    def split(secret, holders, threshold):
+        dealt.append(honest(secret + 1, holders, threshold))
+        return dealt[-1]
+
+    monkeypatch.setattr(shamir, "split", split)
+    sent = cheat.shares({1: Client(1).keys(), 2: Client(2).keys(), 0: cheat.keys()}, 2)
+    given = {c: Opened({0: v}, {}) for c, v in dealt[0].items()}
+    with pytest.raises(Unreadable, match="the mask of client 0 does not follow from the 3 shares") as e:
+        correction(WORDS, [0], {0: cheat.keys()}, {0: sent}, given, 2)
+    assert e.value.client == 0 and liars(given, {0: sent}) == []
+
+
+def test_no_share_is_the_secret_itself():
+    secret = shamir.private_key()
+    for name in (-1, shamir.FIELD - 1, -(10**9)):
+        with pytest.raises(ValueError, match="numbers from 0 on"):
+            shamir.split(secret, [0, 1, name], 2)
 
 
 def test_a_share_of_the_clients_is_more_than_half_of_them():

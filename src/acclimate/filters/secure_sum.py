@@ -10,9 +10,12 @@ The protocol of Bonawitz et al. (CCS 2017, Section 4) in four steps, on whole nu
    their share of the mask key: never both of one client (`Client.opened`). `correction` takes the masks off the sum.
 
 Any `threshold` clients that answer step 4 are enough, so that many may drop out or send garbage as are above it, at any
-step. It holds against a server that follows the protocol and sees everything, together with up to `threshold` - 1
-clients. A server that shows different clients different keys or survivors is not held off by this alone: with the
-sites' own secret (`Masked.secret`) keys are signed, so that it cannot put its own in the place of a client's.
+step. A client publishes a hash of every share that it gives (`Shares.marks`). Whoever is given another share does not
+hold it, and whoever opens another one is a liar, whom the server can name (`liars`).
+
+It holds against a server that follows the protocol and sees everything, together with up to `threshold` - 1 clients. A
+server that shows different clients different keys or survivors is not held off by this alone: with the sites' own
+secret (`Masked.secret`) keys are signed, so that it cannot put its own in the place of a client's.
 
 A client's secrets outlive its process (`Client.saved`), because the four steps are four requests. They serve one sum:
 it masks once and opens once, whatever it is asked.
@@ -23,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import secrets
 import struct
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -36,8 +38,8 @@ from . import chacha, shamir
 MODULUS = 1 << 32
 _SHARE = 66
 """Bytes of a share."""
-_TRIES = 500
-"""How many choices of shares are tried, where some of them are wrong."""
+CHECK, MARK, SEALED = 32, 64, 2 * _SHARE + 32
+"""Bytes of the check of a seed, of the mark of a pair of shares, and of a pair of shares that is sealed."""
 
 
 class Keys(NamedTuple):
@@ -54,6 +56,9 @@ class Shares(NamedTuple):
     """A hash of the seed of its own mask, by which the server knows it when it sees it."""
     shares: dict[int, bytes]
     """The sealed shares, by the client that each is for."""
+    marks: dict[int, bytes]
+    """Hashes of the two shares of every client, itself among them. Shares are random numbers of 521 bits, of which a
+    hash tells nothing."""
 
 
 class Opened(NamedTuple):
@@ -94,19 +99,24 @@ class Client:
         keys = shamir.split(self._mask, all_keys, threshold)
         self._held[self.number] = seeds[self.number], keys[self.number]
         sealed = {c: _sealed(self._common(c), self.number, c, seeds[c], keys[c]) for c in all_keys if c != self.number}
-        return Shares(_check(self._seed), sealed)
+        return Shares(_check(self._seed), sealed, {c: _mark(seeds[c], keys[c]) for c in all_keys})
 
-    def mask(self, words: int, members: Collection[int], sealed: Mapping[int, bytes]) -> Tensor:
-        """The sum of its own mask and of those with all members; `sealed` are their shares. It gives them once.
+    def mask(
+        self, words: int, members: Collection[int], sealed: Mapping[int, bytes], marks: Mapping[int, bytes]
+    ) -> Tensor:
+        """The sum of its own mask and of those with all members; `sealed` are their shares for this client, and
+        `marks` the hashes of these. It gives them once.
 
-        A share that was tampered with is not held. It shares a mask with the sender all the same, as the sender does.
+        A share that was tampered with, or has another hash, is not held. It shares a mask with the sender all the
+        same, as the sender does.
         """
         strange = set(members) - self._others.keys()
         if self._members or strange or self.number not in members or len(members) < self._threshold:
             why = f"{len(members)} members, {len(strange)} unknown" if not self._members else "it has masked before"
             raise ValueError(f"client {self.number}: these members cannot share masks: {why}")
         for c in set(members) - {self.number}:
-            if (pair := _unsealed(self._common(c), c, self.number, sealed.get(c, b""))) is not None:
+            pair = _unsealed(self._common(c), c, self.number, sealed.get(c, b""))
+            if pair is not None and _mark(*pair) == marks.get(c):
                 self._held[c] = pair
         self._members = set(members)
         total = _stream(_own(self._seed), words)
@@ -155,9 +165,10 @@ class Client:
 
 
 class Unreadable(ArithmeticError):
-    """A secret that does not follow from the shares that were opened; names the client whose it is."""
+    """A secret that does not follow from the shares that were opened; names the client whose fault it is, where it is
+    certain, or where most of the others say so."""
 
-    def __init__(self, client: int, what: str) -> None:
+    def __init__(self, client: int | None, what: str) -> None:
         self.client = client
         super().__init__(what)
 
@@ -166,24 +177,34 @@ def correction(
     words: int,
     arrived: Collection[int],
     keys: Mapping[int, Keys],
-    checks: Mapping[int, bytes],
+    sent: Mapping[int, Shares],
     opened: Mapping[int, Opened],
     threshold: int,
 ) -> Tensor:
     """What must be added, modulo 2^32, to the sum of what arrived so that no mask is left in it.
 
-    `keys` and `checks` are of all members.
+    `keys` and `sent` are of all members.
     """
     if len(opened) < threshold:
         raise ArithmeticError(f"{len(opened)} clients opened their shares; {threshold} are needed to read the sum")
     total = torch.zeros(words, dtype=torch.int64)
     for c in arrived:
-        total = total - _stream(_own(_seed_of(c, opened, checks[c], threshold)), words)
+        total = total - _stream(_own(_seed_of(c, opened, sent[c], threshold)), words)
     for gone in keys.keys() - set(arrived):
-        private = _key_of(gone, opened, keys[gone].mask, threshold)
+        private = _key_of(gone, opened, sent[gone], keys[gone].mask, threshold)
         for c in arrived:  # what it would have added for its pair with a survivor
             total = total + _pair(gone, c, private, keys[c].mask, words)
     return torch.remainder(total, MODULUS)
+
+
+def liars(opened: Mapping[int, Opened], sent: Mapping[int, Shares]) -> list[int]:
+    """Clients that opened a share of a member that is not the one whose hash the member published."""
+    return sorted(
+        c
+        for c, own in opened.items()
+        if any(_hash(v) != _half(sent[m], c, 0) for m, v in own.seeds.items() if m in sent)
+        or any(_hash(v) != _half(sent[m], c, 1) for m, v in own.keys.items() if m in sent)
+    )
 
 
 def needed(share: float, clients: int) -> int:
@@ -202,27 +223,35 @@ def valid(keys: Keys) -> bool:
     return all(1 < key < shamir.group() - 1 for key in keys)
 
 
-def _seed_of(client: int, opened: Mapping[int, Opened], check: bytes, threshold: int) -> int:
-    shares = {c: o.seeds[client] for c, o in opened.items() if client in o.seeds}
-    return _found(shares, threshold, lambda seed: _check(seed) == check, client, "mask")
+def _seed_of(client: int, opened: Mapping[int, Opened], sent: Shares, threshold: int) -> int:
+    given = {c: o.seeds.get(client) for c, o in opened.items()}
+    return _found(client, given, 0, sent, threshold, lambda seed: _check(seed) == sent.check)
 
 
-def _key_of(client: int, opened: Mapping[int, Opened], public: int, threshold: int) -> int:
-    shares = {c: o.keys[client] for c, o in opened.items() if client in o.keys}
-    return _found(shares, threshold, lambda key: shamir.public_key(key) == public, client, "key")
+def _key_of(client: int, opened: Mapping[int, Opened], sent: Shares, public: int, threshold: int) -> int:
+    given = {c: o.keys.get(client) for c, o in opened.items()}
+    return _found(client, given, 1, sent, threshold, lambda key: shamir.public_key(key) == public)
 
 
-def _found(shares: dict[int, int], threshold: int, right: Callable[[int], bool], client: int, what: str) -> int:
-    """The secret that is right. Wrong shares among them are got round, by trying others."""
-    chosen = sorted(shares)[:threshold]
-    for _ in range(_TRIES if len(shares) >= threshold else 0):
-        secret = shamir.joined({c: shares[c] for c in chosen})
+def _found(
+    client: int,
+    given: Mapping[int, int | None],
+    part: int,
+    sent: Shares,
+    threshold: int,
+    right: Callable[[int], bool],
+) -> int:
+    """The secret of a client from the shares that others gave: wrong ones, and none, are got round."""
+    shares = {c: v for c, v in given.items() if v is not None and _hash(v) == _half(sent, c, part)}
+    what = f"the {('mask', 'key')[part]} of client {client} does not follow from the {len(shares)} shares opened"
+    if len(shares) >= threshold:
+        secret = shamir.joined({c: shares[c] for c in sorted(shares)[:threshold]})
         if secret < 1 << shamir.BITS and right(secret):
             return secret
-        if len(shares) == threshold:
-            break
-        chosen = secrets.SystemRandom().sample(sorted(shares), threshold)  # nobody knows which are tried next
-    raise Unreadable(client, f"the {what} of client {client} does not follow from the {len(shares)} shares opened")
+        raise Unreadable(client, what)  # they are what it published the hashes of
+    others = given.keys() - {client}
+    without = sum(given[c] is None for c in others)  # either it sealed none for them, or they keep quiet
+    raise Unreadable(client if 2 * without > len(others) else None, what)
 
 
 def _pair(me: int, other: int, private: int, public: int, words: int) -> Tensor:
@@ -237,6 +266,19 @@ def _own(seed: int) -> bytes:
 
 def _check(seed: int) -> bytes:
     return hashlib.sha256(b"acclimate\0check\0" + seed.to_bytes(_SHARE, "big")).digest()
+
+
+def _hash(share: int) -> bytes:
+    return hashlib.sha256(b"acclimate\0share\0" + f"{share:x}".encode()).digest()
+
+
+def _mark(seed: int, key: int) -> bytes:
+    return _hash(seed) + _hash(key)
+
+
+def _half(sent: Shares, holder: int, part: int) -> bytes:
+    """The published hash of one of the two shares of a holder."""
+    return sent.marks.get(holder, b"")[MARK // 2 * part :][: MARK // 2]
 
 
 def _stream(key: bytes, words: int) -> Tensor:

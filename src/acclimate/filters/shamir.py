@@ -18,10 +18,12 @@ BITS = 256
 
 def split(secret: int, holders: Iterable[int], threshold: int) -> dict[int, int]:
     """A share of the secret for every holder, a number from 0 on: any `threshold` of them give it, fewer tell
-    nothing."""
+    nothing. The share of a holder -1 would be the secret itself."""
     if not 0 <= secret < FIELD:
         raise ValueError("a secret must be a number of the field")
     names = list(holders)
+    if not all(0 <= name < FIELD - 1 for name in names):
+        raise ValueError("holders must be numbers from 0 on, below that of the field")
     if len(set(names)) < len(names) or not 1 <= threshold <= len(names):
         raise ValueError(f"threshold={threshold} must be between 1 and the number of holders, {len(set(names))}")
     parts = [secret, *(secrets.randbelow(FIELD) for _ in range(threshold - 1))]

@@ -3,6 +3,9 @@
 The steps of a sum are requests of their own, and a node may answer each in another process. So secrets lie in a file of
 the run's vault, which its owner alone can read, written before an answer is given: whoever asks twice gets nothing the
 second time. The file of a sum is overwritten by the next.
+
+A round may be asked for again, after a crash of the server. Its sum is then opened for the same clients as before, or
+not at all: of two sums of which one lacks a client, the difference is that client's message.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class SiteSums:
     """The clients of a site in sums of `Masked(threshold=...)`."""
 
     def __init__(self, folder: Path, experiment: Experiment) -> None:
-        self._folder = folder
+        self._folder, self._clients = folder, experiment.data.clients
         last = experiment.filters[-1] if experiment.filters else None
         self.record = last if isinstance(last, Masked) and last.threshold else None
 
@@ -45,10 +48,13 @@ class SiteSums:
             accepted = self._accepted(name, fields["keys"])
             sent = me.shares(accepted, needed(self.record.threshold, max(int(fields["of"]), len(accepted))))
             self._keep(name, me)
-            return {"check": sent.check.hex(), "shares": {str(c): box.hex() for c, box in sent.shares.items()}}
+            shares, marks = ({str(c): v.hex() for c, v in part.items()} for part in (sent.shares, sent.marks))
+            return {"check": sent.check.hex(), "shares": shares, "marks": marks}
         if step == "open":
-            opened = me.opened([int(c) for c in fields["survivors"]])
-            self._keep(name, me)
+            survivors = sorted({int(c) for c in fields["survivors"]})
+            opened = me.opened(survivors)
+            self._once(client, survivors)
+            self._keep(name, me, self._round(client))
             return {
                 "seeds": {str(c): f"{v:x}" for c, v in opened.seeds.items()},
                 "keys": {str(c): f"{v:x}" for c, v in opened.keys.items()},
@@ -65,12 +71,13 @@ class SiteSums:
         if not isinstance(told := fields.get("sum"), Mapping):
             raise ValueError("the request names no sum, and this run's messages leave the site under its masks alone")
         name = str(told["name"])
-        boxes = {int(c): bytes.fromhex(box) for c, box in told["boxes"][str(client)].items()}
+        given = {int(c): [bytes.fromhex(part) for part in parts] for c, parts in told["boxes"][str(client)].items()}
+        boxes, marks = ({c: parts[i] for c, parts in given.items()} for i in (0, 1))
 
         def words(count: int) -> Tensor:
             me = self._load(name, client)
-            mask = me.mask(count, [int(c) for c in told["members"]], boxes)
-            self._keep(name, me)
+            mask = me.mask(count, [int(c) for c in told["members"]], boxes, marks)
+            self._keep(name, me, int(fields["round"]))
             return mask
 
         return words
@@ -84,6 +91,8 @@ class SiteSums:
         out = {}
         for number, (seal, mask, tag) in told.items():
             keys = Keys(int(seal, 16), int(mask, 16))
+            if not 0 <= int(number) < self._clients:  # no client of the run; -1 would be given the secrets themselves
+                raise ValueError(f"client {number} is none of the {self._clients} of this run")
             if hmac.compare_digest(self._tag(name, int(number), keys).encode(), str(tag).encode()):
                 out[int(number)] = keys
         return out
@@ -105,5 +114,21 @@ class SiteSums:
             raise ValueError(f"client {client} is not in this sum: its secrets are not, or no longer, at this site")
         return Client.loaded(body["client"])
 
-    def _keep(self, name: str, me: Client) -> None:
-        write(self._file(me.number), json.dumps({"name": name, "client": me.saved()}) + "\n", mode=0o600)
+    def _keep(self, name: str, me: Client, round: int = -1) -> None:
+        body = {"name": name, "round": round, "client": me.saved()}
+        write(self._file(me.number), json.dumps(body) + "\n", mode=0o600)
+
+    def _round(self, client: int) -> int:
+        """The round whose message the secrets of a client's last sum mask."""
+        return int(read_json(self._file(client))["round"])
+
+    def _once(self, client: int, survivors: list[int]) -> None:
+        """Note for whom the sum of this round is opened; refuse it where it was opened for others before."""
+        path, round = self._folder / "sums" / f"{client}-opened.json", str(self._round(client))
+        held = read_json(path) if path.exists() else {}
+        if held.setdefault(round, survivors) != survivors:
+            raise ValueError(
+                f"client {client} has opened the sum of round {round} for other clients; the difference of the two "
+                "sums would be a message"
+            )
+        write(path, json.dumps(held) + "\n", mode=0o600)

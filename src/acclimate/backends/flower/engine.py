@@ -163,7 +163,7 @@ class FlowerEngine(Engine):
             why = "; ".join(f"client {f.client}: {f.reason}" for f in list(arrived.faults.values())[:3])
             self.link.log(f"round {round}: {count} of {len(clients)} clients, {needed} needed ({why})")
         else:
-            if not clients or (self._sums is not None and self._sums.came >= self.options.needed(len(clients))):
+            if not clients or (self._sums is not None and self._sums.came >= self._needed(clients, arrived)):
                 return self._reply(cohort.tolist(), arrived)
             raise FleetError(
                 f"round {round}: messages of {count} of {len(clients)} clients count after {self.options.tries} "

@@ -16,7 +16,7 @@ from ...ops.hashing import content_hash
 from ...version import __version__
 
 Kind = Literal["query", "train", "evaluate"]
-WIRE = 3
+WIRE = 4
 """The number of the format of requests and answers. It is raised whenever this format changes."""
 DEPTH, NAME = 32, 1000
 """The most branches above a tensor, and the most characters of its name: far more than models have."""
@@ -116,7 +116,9 @@ class FleetError(RuntimeError):
 
 
 def brief(text: str) -> str:
-    """A reason, cut where it is longer than anybody reads."""
+    """A reason as one line, cut where it is longer than anybody reads. Nodes write reasons, and terminals obey what is
+    not printable in them."""
+    text = "".join(c if c.isprintable() else " " for c in text[: REASON + 1])
     return text if len(text) <= REASON else f"{text[:REASON]} ..."
 
 

@@ -15,11 +15,23 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from ...core import Partial, Tree, Worker, tree
+from ...core import Fault, Partial, Tree, Worker, tree
 from ...filters import Masked
-from ...filters.secure_sum import Keys, Opened, Shares, Unreadable, correction, needed, valid
+from ...filters.secure_sum import (
+    CHECK,
+    MARK,
+    SEALED,
+    Keys,
+    Opened,
+    Shares,
+    Unreadable,
+    correction,
+    liars,
+    needed,
+    valid,
+)
 from .messages import RoundMessages
-from .protocol import Link, Request
+from .protocol import Link, Request, brief
 from .roster import Roster
 
 DIGITS = 600
@@ -37,12 +49,10 @@ class Agreed(NamedTuple):
     name: str
     threshold: int
     keys: dict[int, Keys]
-    checks: dict[int, bytes]
-    boxes: dict[int, dict[str, str]]
-    """The sealed shares for each member, by their senders."""
+    sent: dict[int, Shares]
 
 
-NOBODY = Agreed("", 1, {}, {}, {})
+NOBODY = Agreed("", 1, {}, {})
 
 
 class SecureSums:
@@ -65,24 +75,34 @@ class SecureSums:
         name = secrets.token_hex(16)
         keys = self._ask(name, "keys", clients, {}, _keys, arrived)
         self.came, self._sum = len(keys), NOBODY._replace(threshold=needed(self._share, of))
-        if len(keys) < Masked.least:
+        if len(keys) < max(Masked.least, self._sum.threshold):
             return []
         published = {str(c): [f"{k.keys.seal:x}", f"{k.keys.mask:x}", k.tag] for c, k in keys.items()}
         sent = self._ask(name, "shares", list(keys), {"keys": published, "of": of}, _shares, arrived)
-        # who has no share from most of the others is a stranger to them: its keys were not signed as theirs are
-        known = {c: sum(c in s.shares for o, s in sent.items() if o != c) for c in sent}
-        members = [c for c in sent if 2 * known[c] > len(sent) - 1]
-        strangers = [c for c in sent if c not in members]
-        arrived.absent(strangers, "identity", "most of the others do not accept its keys")
-        arrived.struck.update(strangers)
-        boxes = {c: {str(o): sent[o].shares[c].hex() for o in members if c in sent[o].shares} for c in members}
-        checks = {c: sent[c].check for c in members}
-        self._sum = Agreed(name, self._sum.threshold, {c: keys[c].keys for c in members}, checks, boxes)
+        members = self._members(sent, arrived)
+        self._sum = Agreed(name, self._sum.threshold, {c: keys[c].keys for c in members}, {c: sent[c] for c in members})
         return members if len(members) >= self._sum.threshold else []
+
+    def _members(self, sent: Mapping[int, Shares], arrived: RoundMessages) -> list[int]:
+        """Those who sent shares for all, and to whom the others sent shares. Whose word counts is what most say."""
+        known = {c: sum(c in s.shares for o, s in sent.items() if o != c) for c in sent}
+        others = len(sent) - 1
+        # Nobody has shares for it: its keys are not signed as theirs are. One alone who says so may lie.
+        strangers = [c for c in sent if 2 * known[c] < others and others - known[c] > 1]
+        arrived.absent(strangers, "identity", "most of the others do not accept its keys")
+        lacking = {c: [o for o in sent if o not in (c, *strangers) and o not in sent[c].shares] for c in sent}
+        short = [c for c in sent if c not in strangers and any(known[o] for o in lacking[c])]
+        arrived.absent(short, "shape", "it sent no shares for clients whose keys others accept")
+        arrived.struck.update(strangers, short)
+        return [c for c in sent if c not in strangers and c not in short]
 
     def fields(self, clients: list[int]) -> dict[str, Any]:
         """What the request for the messages of these clients says of the sum."""
-        boxes = {str(c): self._sum.boxes[c] for c in clients}
+        sent = self._sum.sent
+        boxes = {
+            str(c): {str(o): [s.shares[c].hex(), s.marks[c].hex()] for o, s in sent.items() if c in s.shares}
+            for c in clients
+        }
         return {"sum": {"name": self._sum.name, "members": sorted(self._sum.keys), "boxes": boxes}}
 
     def unmasked(self, part: Partial, like: Tree, arrived: RoundMessages) -> Partial:
@@ -92,11 +112,13 @@ class SecureSums:
             raise SumLost(f"messages of {len(alive)} of {len(self._sum.keys)} clients, and {threshold} are needed")
         opened = self._ask(self._sum.name, "open", alive, {"survivors": alive}, _opened, arrived)
         sizes = [x.numel() for x in tree.leaves(like)]
-        known = (self._sum.keys, self._sum.checks, opened, threshold)
+        for c in liars(opened, self._sum.sent):
+            arrived.refused.append(Fault(arrived.round, c, "range", "it opened shares that it was not given"))
+            arrived.struck.add(c)
         try:
-            words = correction(sum(sizes), alive, *known)
+            words = correction(sum(sizes), alive, self._sum.keys, self._sum.sent, opened, threshold)
         except Unreadable as e:
-            arrived.struck.add(e.client)  # it made the shares
+            arrived.struck.update(() if e.client is None else (e.client,))
             raise SumLost(str(e)) from e
         except ArithmeticError as e:
             raise SumLost(str(e)) from e
@@ -119,8 +141,11 @@ class SecureSums:
     ) -> dict[int, T]:
         """One exchange with the nodes of these clients: what each said, as far as it can be read."""
         by_node, found = self._roster.by_node(clients), {}
-        # whoever is silent at the last step has sent a message that counts
-        absent = arrived.absent if step != "open" else lambda own, kind, reason: None
+
+        def quiet(own: list[int], kind: str, reason: str) -> None:
+            self._link.log(f"round {arrived.round}: client {own[0]} opened no shares ({kind}): {brief(reason)}")
+
+        absent = arrived.absent if step != "open" else quiet  # at the last step its message counts already
         requests = [
             Request(node, "query", {}, {"sum": {**body, "name": name, "step": step, "clients": own}})
             for node, own in by_node.items()
@@ -167,8 +192,12 @@ def _keys(value: Any) -> Published:
 
 
 def _shares(value: Any) -> Shares:
-    boxes = {int(c): bytes.fromhex(box) for c, box in value["shares"].items() if len(box) <= DIGITS}
-    return Shares(bytes.fromhex(value["check"]), boxes)
+    boxes, marks = ({int(c): bytes.fromhex(v) for c, v in value[part].items()} for part in ("shares", "marks"))
+    check = bytes.fromhex(value["check"])
+    sizes = {len(b) for b in boxes.values()} <= {SEALED} and {len(m) for m in marks.values()} <= {MARK}
+    if len(check) != CHECK or not sizes or not boxes.keys() <= marks.keys():
+        raise ValueError("not shares")
+    return Shares(check, boxes, marks)
 
 
 def _opened(value: Any) -> Opened:
