@@ -312,8 +312,8 @@ def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> T
     return dx.permute(0, 1, 4, 2, 3)
 
 
-PROGRAMS, LEAST = 512, 256
-"""Programs that fill a device, and the output pixels that a part of a sum has at least."""
+PROGRAMS, LEAST, SPAN = 512, 256, 128
+"""Programs that fill a device, the output pixels that a part of a sum has at least, and what they are a multiple of."""
 
 
 def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
@@ -321,8 +321,10 @@ def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
     tiles = _cut(length, tile.rows) * _cut(layer.outputs, tile.columns)
-    wanted = max(min(_cut(PROGRAMS, tiles * clients), pixels // LEAST), 1)
-    span = _cut(_cut(pixels, wanted), tile.depth) * tile.depth
+    # parts are the same for every tile, so that which one is used does not change what comes out
+    typical = _cut(length, 128) * _cut(layer.outputs, 64)
+    wanted = max(min(_cut(PROGRAMS, typical * clients), pixels // LEAST), 1)
+    span = _cut(_cut(pixels, wanted), SPAN) * SPAN
     count = _cut(pixels, span)
     parts = torch.empty(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients * count,)](
