@@ -44,8 +44,8 @@ def every_shape_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
     def first(kind, other, a, b, g, precision):  # type: ignore[no-untyped-def]
-        tile = implicit.candidates(kind, implicit.layer_of(kind, a, b, g), a.dtype)[-1]
-        return {"way": "implicit", "tile": list(tile)}
+        way, tile, dot = implicit.cuts(kind, implicit.layer_of(kind, a, b, g), a, precision)[-1]
+        return {"way": way, "tile": list(tile), "dot": dot}
 
     before = implicit.choices()
     implicit.forget()
@@ -230,9 +230,10 @@ def test_choices_travel_as_json_and_wrong_ones_are_refused() -> None:
 
 
 def test_the_fastest_is_chosen_and_of_nearly_equal_ones_the_first() -> None:
-    a, b, c = TILES
-    assert implicit.best({a: 1.02, b: 1.0, c: 2.0}, 3.0)["tile"] == list(a)
-    assert implicit.best({a: 1.5, b: 1.0, c: 2.0}, 3.0)["tile"] == list(b)
+    a, b, c = (implicit.Cut("boxes", tile, "tf32") for tile in TILES)
+    assert implicit.best({a: 1.02, b: 1.0, c: 2.0}, 3.0)["tile"] == list(a.tile)
+    found = implicit.best({a: 1.5, b: 1.0, c: 2.0}, 3.0)
+    assert found == {"way": "boxes", "tile": list(b.tile), "dot": "tf32", "ms": 1.0, "patches_ms": 3.0}
     assert implicit.best({a: 1.5, b: 1.0}, 0.9) == {"way": "patches", "patches_ms": 0.9, "ms": 1.0}
     assert implicit.best({}, 0.9) == {"way": "patches", "patches_ms": 0.9}
 
