@@ -225,16 +225,16 @@ NORMS = {
 
 
 @contextmanager
-def using(ways: str) -> Iterator[None]:
-    """While this lasts the library uses these faster ways and no others."""
-    before = os.environ.get(switches.WITH)
-    os.environ[switches.WITH] = ways
+def without(ways: str) -> Iterator[None]:
+    """While this lasts the library uses none of these faster ways."""
+    before = os.environ.get(switches.WITHOUT)
+    os.environ[switches.WITHOUT] = ways
     try:
         yield
     finally:
-        os.environ.pop(switches.WITH)
+        os.environ.pop(switches.WITHOUT)
         if before is not None:
-            os.environ[switches.WITH] = before
+            os.environ[switches.WITHOUT] = before
 
 
 def norms(ms: Callable[[Callable[[], Tensor]], float]) -> list[Record]:
@@ -260,9 +260,9 @@ def _norm(name: str, layer: nn.Module, shape: tuple[int, ...], ms: Callable[[Cal
     row: Record = {"norm": name, "clients": CLIENTS, "batch": BATCH}
     for what, each in (("forward", value), ("with_gradients", slope)):
         f = functools.partial(vmap(each), vars)
-        with using(""):
+        with without("norms"):
             theirs, plain = f(x), ms(functools.partial(f, x))
-        with using("norms"):
+        with without(""):
             apart, ours = float((f(last) - theirs).norm() / theirs.norm()), ms(functools.partial(f, last))
         row[what] = {"plain_ms": plain, "kernel_ms": ours, "times_faster": plain / ours, "distance": apart}
         told = f"plain {plain:.4f} ms   kernel {ours:.4f} ms   {plain / ours:.2f} x   apart {apart:.1e}"

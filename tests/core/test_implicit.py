@@ -40,13 +40,12 @@ CASES = [
 @pytest.fixture(autouse=True)
 def every_shape_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is too small, nothing is measured, and TF32 is forbidden."""
-    monkeypatch.setenv("ACCLIMATE_WITH", "implicit")
     monkeypatch.setattr(implicit, "LEAST", 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
     def first(kind, other, a, b, g, precision):  # type: ignore[no-untyped-def]
-        tile = implicit.candidates(kind, implicit.layer_of(kind, a, b, g), a.dtype)[-1]
-        return {"way": "implicit", "tile": list(tile)}
+        way, tile, dot = implicit.cuts(kind, implicit.layer_of(kind, a, b, g), a, precision)[-1]
+        return {"way": way, "tile": list(tile), "dot": dot}
 
     before = implicit.choices()
     implicit.forget()
@@ -231,19 +230,34 @@ def test_choices_travel_as_json_and_wrong_ones_are_refused() -> None:
 
 
 def test_the_fastest_is_chosen_and_of_nearly_equal_ones_the_first() -> None:
-    a, b, c = TILES
-    assert implicit.best({a: 1.02, b: 1.0, c: 2.0}, 3.0)["tile"] == list(a)
-    assert implicit.best({a: 1.5, b: 1.0, c: 2.0}, 3.0)["tile"] == list(b)
+    a, b, c = (implicit.Cut("boxes", tile, "tf32") for tile in TILES)
+    assert implicit.best({a: 1.02, b: 1.0, c: 2.0}, 3.0)["tile"] == list(a.tile)
+    found = implicit.best({a: 1.5, b: 1.0, c: 2.0}, 3.0)
+    assert found == {"way": "boxes", "tile": list(b.tile), "dot": "tf32", "ms": 1.0, "patches_ms": 3.0}
     assert implicit.best({a: 1.5, b: 1.0}, 0.9) == {"way": "patches", "patches_ms": 0.9, "ms": 1.0}
     assert implicit.best({}, 0.9) == {"way": "patches", "patches_ms": 0.9}
 
 
 @works
-def test_nobody_gets_it_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_goes_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     g, x, w, _ = made(CASES[2])
     assert implicit.product("convolve", conv._spread, x, w, g) is not None
-    monkeypatch.setenv("ACCLIMATE_WITH", "norms")
+    monkeypatch.setenv("ACCLIMATE_WITHOUT", "norms,implicit")
     assert implicit.product("convolve", conv._spread, x, w, g) is None
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dot", ["tf32", "tf32x3"])
+@pytest.mark.parametrize("case", [(32, 64, (14, 14), 5, 1, 0), (3, 32, (32, 32), 5, 1, 0), (16, 16, (16, 16), 3, 1, 1)])
+def test_which_cut_is_used_does_not_change_a_bit(case: tuple, dot: str) -> None:
+    g, x, w, dy = made(case, clients=4, batch=32)
+    layer = implicit.layer_of("convolve", x, w, g)
+    for kind, a, b in (("convolve", x, w), ("spread", dy, w), ("correlate", x, dy)):
+        every = [
+            getattr(implicit_kernels, kind)(a, b, layer, tile, dot)
+            for tile in implicit.candidates(kind, layer, torch.float32)  # type: ignore[arg-type]
+        ]
+        assert len(every) > 2 and all(torch.equal(every[0], other) for other in every), kind
 
 
 @on_a_gpu

@@ -11,13 +11,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch.func import functional_call
 
 from . import rng, tree
 from .nn.calls import PureCalls
+from .nn.cross_entropy import cross_entropy
 from .nn.iabn import InstanceAwareBatchNorm
 from .nn.inputs import Inputs
 from .nn.layers import Normaliser, PureBatchNorm, is_norm, purify
@@ -298,7 +298,7 @@ class Task:
     def loss(self, vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
         """Cross-entropy on a labelled batch, and the new buffers."""
         out = self.apply(vars, batch["x"], "train", key)
-        return F.cross_entropy(out.logits, batch["y"]), out.buffers
+        return cross_entropy(out.logits, batch["y"]), out.buffers
 
     def normalise(self, x: Tensor) -> Tensor:
         """Pixels (uint8, or floats in 0..1) as the model's input; token ids as they are."""

@@ -49,6 +49,8 @@ class PureConv2d(nn.Conv2d):
             return y
         if self.turned and _few(input, weight, geometry):
             return _turned(input, weight, bias, geometry)
+        if not alone:
+            input, weight = implicit.aligned(input, weight)
         # squeeze, not [0]: the gradient of a selection is a copy into zeros
         y = _Convolve.apply(input.unsqueeze(0), weight.unsqueeze(0), geometry)[0].squeeze(0)
         y = y if bias is None else y + bias[:, None, None]

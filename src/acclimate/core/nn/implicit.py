@@ -16,19 +16,29 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from . import implicit_kernels, kernels, switches
+from . import box_kernels, implicit_kernels, kernels, switches
 from .implicit_kernels import FEW, Layer, Tile
 
 log = logging.getLogger("acclimate")
 
-Kind: TypeAlias = Literal["convolve", "spread", "correlate"]
+Kind: TypeAlias = Literal["convolve", "spread", "correlate", "pooled"]
 Choice: TypeAlias = dict[str, Any]
-"""`{"way": "implicit", "tile": [...]}` or `{"way": "patches"}`, and the milliseconds that were measured."""
+"""`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes", or `{"way": "patches"}`, and the
+milliseconds that were measured. `dot` is how Triton multiplies; without it, as `_dot` says."""
+
+
+class Cut(NamedTuple):
+    """A kernel for a product: of which kind, how it is cut, and how it multiplies."""
+
+    way: str
+    tile: Tile
+    dot: str
 
 
 class Sizes(Protocol):
@@ -52,6 +62,11 @@ Other: TypeAlias = Callable[[Tensor, Tensor, Any], Tensor]
 FP32 = "tf32x3"
 """How a product in float32 is computed where TF32 is forbidden: as three of TF32, which is as near to the true one as
 float32 is. `ieee` does without tensor cores, and takes several times as long."""
+DOTS = (FP32, "tf32", "bf16x3", "bf16x6", "ieee")
+"""How Triton may multiply. Sums over pixels read numbers across the order that the hardware wants for those of 32 bits;
+three products of halves (`bf16x3`) are nearer to the true one than one of TF32 and need no such order, and six
+(`bf16x6`) are as near as float32 is."""
+WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels}
 APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
 NEAR = 1.03
@@ -64,7 +79,7 @@ MOST = 2**28
 """Numbers in the patches that are measured with: clients are left out beyond that."""
 
 _chosen: dict[str, Choice] = {}
-_known: dict[Any, Tile | None] = {}
+_known: dict[Any, Cut | None] = {}
 _told: set[str] = set()
 _resting: list[None] = []
 
@@ -79,9 +94,9 @@ def use_choices(given: dict[str, Choice]) -> None:
     for key, choice in given.items():
         way, tile = (choice.get("way"), choice.get("tile")) if isinstance(choice, dict) else (None, None)
         fits = isinstance(tile, list | tuple) and len(tile) == 5 and all(isinstance(n, int) for n in tile)
-        if way != "patches" and not (way == "implicit" and fits):
-            told = "'way' must be 'patches', or 'implicit' with a 'tile' of five whole numbers"
-            raise ValueError(f"choice of '{key}': {choice!r} is none: {told}")
+        if way != "patches" and not (way in WAYS and fits and choice.get("dot", FP32) in DOTS):
+            told = f"'way' must be 'patches', or one of {tuple(WAYS)} with a 'tile' of five whole numbers"
+            raise ValueError(f"choice of '{key}': {choice!r} is none: {told}, and 'dot' one of {DOTS}")
     _chosen.update({key: dict(choice) for key, choice in given.items()})
     _known.clear()
 
@@ -97,22 +112,31 @@ def usable(x: Tensor) -> bool:
     return kernels.usable(x) or (kernels.INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
 
 
-def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes) -> Tensor | None:
-    """`convolve(x, w)`, `spread(dy, w)` or `correlate(x, dy)` by its kernel; None where `other` is the way to go."""
+def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any) -> Any:
+    """`convolve(x, w)`, `spread(dy, w)` or `correlate(x, dy)` by its kernel; None where `other` is the way to go.
+
+    `pooled(x, w)` takes a bias (or None) and whether ReLU follows, and says which pixels were the largest, too."""
     if len(a) < 2 or _resting or not usable(a) or a.dtype != b.dtype or not switches.on("implicit"):
         return None
     precision = _precision(a)
     key = (kind, a.shape, b.shape, g, a.dtype, precision, a.device)
     if key not in _known:
         _known[key] = _choice(kind, other, a, b, g, precision)
-    tile = _known[key]
-    return None if tile is None else _run(kind, a, b, layer_of(kind, a, b, g), tile, _dot(precision))
+    cut = _known[key]
+    return None if cut is None else _run(kind, a, b, layer_of(kind, a, b, g), cut, *more)
+
+
+def aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Images [B, 3, h, w] and their weights with a fourth channel of zeros, where kernels fetch four at once."""
+    if x.shape[1] != 3 or not usable(x) or not switches.on("implicit"):
+        return x, w
+    return F.pad(x.permute(0, 2, 3, 1), (0, 1)).permute(0, 3, 1, 2), F.pad(w, (0, 0, 0, 0, 0, 1))
 
 
 def layer_of(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Layer:
     """The sizes of this convolution."""
     inputs = b.shape[2] if kind == "spread" else a.shape[2]
-    outputs = b.shape[1] if kind == "convolve" else a.shape[2] if kind == "spread" else b.shape[2]
+    outputs = b.shape[1] if kind in ("convolve", "pooled") else a.shape[2] if kind == "spread" else b.shape[2]
     return Layer(inputs, *g.image, outputs, *g.out, *g.kernel, g.step, *g.pad)
 
 
@@ -127,12 +151,11 @@ def _dot(precision: str) -> str:
     return FP32 if precision == "fp32" else "tf32"
 
 
-def _run(kind: Kind, a: Tensor, b: Tensor, layer: Layer, tile: Tile, dot: str) -> Tensor:
-    kernel: Callable[..., Tensor] = getattr(implicit_kernels, kind)
-    return kernel(a, b, layer, tile, dot)
+def _run(kind: Kind, a: Tensor, b: Tensor, layer: Layer, cut: Cut, *more: Any) -> Any:
+    return getattr(WAYS[cut.way], kind)(a, b, layer, cut.tile, cut.dot, *more)
 
 
-def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str) -> Tile | None:
+def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str) -> Cut | None:
     """The chosen cut, or None for the patches way; measured where nobody has chosen yet."""
     layer, batch = layer_of(kind, a, b, g), a.shape[1]
     if batch * max(math.prod(layer[:3]), math.prod(layer[3:6])) >= 2**31 or not a.numel() or not b.numel():
@@ -140,12 +163,14 @@ def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision:
     if len(a) * batch * math.prod(layer[4:8]) * layer.inputs * layer.outputs < LEAST:
         return None
     if not a.is_cuda:
-        return candidates(kind, layer, a.dtype)[0]
+        return cuts(kind, layer, a, precision)[0]
     key = name(kind, layer, len(a), batch, precision, torch.cuda.get_device_name(a.device))
     if key not in _chosen:
         _chosen[key] = _measured(kind, other, a, b, g, precision)
     chosen = _chosen[key]
-    return Tile(*chosen["tile"]) if chosen["way"] == "implicit" else None
+    if chosen["way"] == "patches":
+        return None
+    return Cut(chosen["way"], Tile(*chosen["tile"]), chosen.get("dot", _dot(precision)))
 
 
 def name(kind: Kind, layer: Layer, clients: int, batch: int, precision: str, device: str) -> str:
@@ -160,8 +185,26 @@ def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
+    """The kernels that are worth a try for a product of x, and another tensor of its type."""
+    dots = [_dot(precision)]
+    if kind == "correlate" and x.dtype == torch.float32 and x.is_cuda:
+        dots = ["bf16x3", "tf32"] if precision == "tf32" else ["bf16x6", FP32]
+    found = [Cut("implicit", tile, dot) for dot in dots for tile in candidates(kind, layer, x.dtype)]
+    if kind == "correlate" or not box_kernels.fits(kind, layer, x):
+        return found
+    return [*(Cut("boxes", tile, dots[0]) for tile in boxed(kind, layer, x.dtype)), *found]
+
+
+def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
+    """Tiles of boxes."""
+    width, inner = (layer.inputs, layer.outputs) if kind == "spread" else (layer.outputs, layer.inputs)
+    columns, depth = min(max(_power(width), 16), 64), _depth(inner, dtype != torch.float32)
+    return [Tile(rows, columns, depth, *rest) for rows, *rest in ((128, 4, 4), (64, 4, 4), (256, 8, 3))]
+
+
 def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
-    """Cuts that are worth a try."""
+    """Tiles of the kernels in which threads gather patches."""
     small = dtype != torch.float32
     width = layer.inputs if kind == "spread" else layer.outputs
     columns = min(max(_power(width), 16), 64)
@@ -170,7 +213,7 @@ def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
         tiles = [Tile(rows, columns, depth * 2 if small else depth, *rest) for rows, depth, *rest in shapes]
         return tiles if width <= 64 else [Tile(128, 128, 64 if small else 32, 8, 3), *tiles[:3]]
     depth = _depth(layer.outputs if kind == "spread" else layer.inputs, small)
-    if kind == "convolve" and layer.inputs < FEW:
+    if kind in ("convolve", "pooled") and layer.inputs < FEW:
         depth = 16 if layer.taps * layer.inputs <= 16 else 32
     tiles = [Tile(rows, columns, depth, *rest) for rows, *rest in ((128, 4, 3), (128, 8, 3), (256, 8, 3), (64, 4, 4))]
     return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles[:3]]
@@ -202,13 +245,14 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
         p, q = (_made(t, min(len(a), max(MOST // patches, 2)), seed) for seed, t in enumerate((a, b)))
         want = other(p, q, g)
         times, reasons = {}, []
-        for tile in candidates(kind, layer, a.dtype):
-            run = functools.partial(_run, kind, p, q, layer, tile, _dot(precision))
+        for cut in cuts(kind, layer, a, precision):
+            run = functools.partial(_run, kind, p, q, layer, cut, *((None, True) if kind == "pooled" else ()))
             try:
-                apart = float((run() - want).float().norm() / want.float().norm())
+                got = run()[0] if kind == "pooled" else run()
+                apart = float((got - want).float().norm() / want.float().norm())
                 if not apart <= APART[precision]:
                     raise ArithmeticError(f"a result is {apart:.1e} from that of written patches")
-                times[tile] = _milliseconds(run)
+                times[cut] = _milliseconds(run)
             except Exception as reason:
                 reasons.append(str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__)
         if recording and not times:
@@ -217,13 +261,13 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
         return best(times, _milliseconds(lambda: other(p, q, g)))
 
 
-def best(times: dict[Tile, float], patches: float) -> Choice:
+def best(times: dict[Cut, float], patches: float) -> Choice:
     """The choice that follows from these milliseconds of the cuts, and of the patches way."""
     fastest = min(times.values(), default=math.inf)
     if not fastest < patches:
         return {"way": "patches", "patches_ms": patches, **({"ms": fastest} if times else {})}
-    tile = next(tile for tile, t in times.items() if t <= NEAR * fastest)
-    return {"way": "implicit", "tile": list(tile), "ms": times[tile], "patches_ms": patches}
+    cut = next(cut for cut, t in times.items() if t <= NEAR * fastest)
+    return {"way": cut.way, "tile": list(cut.tile), "dot": cut.dot, "ms": times[cut], "patches_ms": patches}
 
 
 def _tell(reasons: list[str], some: bool) -> None:
@@ -242,7 +286,7 @@ def _made(like: Tensor, clients: int, seed: int) -> Tensor:
     return made.to(like.dtype).permute(0, 1, 4, 2, 3)
 
 
-def _milliseconds(f: Callable[[], Tensor]) -> float:
+def _milliseconds(f: Callable[[], Any]) -> float:
     """The device's time for one run: it sleeps until all of them are in its queue."""
     f()
     took = []

@@ -15,87 +15,56 @@ and sums have a fixed order, so results repeat to the bit. Images lie with a pix
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from .cutting import Layer as Layer
+from .cutting import Tile as Tile
+from .cutting import channels_last, cut
+from .ends import end, ends, larger
 from .kernels import AVAILABLE, jit
 
 if AVAILABLE:
     import triton.language as tl
 
-BLOCK = 1024
-"""Numbers that one program adds up where parts are summed."""
+BLOCK = (128, 8)
+"""Weights and output channels of which one program adds up parts."""
 FEW = 16
 """Input channels below which a tap alone would not fill a product."""
 
 
-class Tile(NamedTuple):
-    """How a product is cut: rows, columns and summands of one step, warps of a program, and loads under way."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-
-class Layer(NamedTuple):
-    """Sizes of a convolution: channels and sides of the images, the kernel, its step and padding."""
-
-    inputs: int
-    height: int
-    width: int
-    outputs: int
-    out_height: int
-    out_width: int
-    kernel_height: int
-    kernel_width: int
-    step: int
-    pad_height: int
-    pad_width: int
-
-    @property
-    def taps(self) -> int:
-        return self.kernel_height * self.kernel_width
-
-
 @jit
 def _convolve(
-    x,
-    w,
-    y,
-    batch,
-    IN: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    OUT: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    STEP: tl.constexpr,
-    PAD_H: tl.constexpr,
-    PAD_W: tl.constexpr,
-    LENGTH: tl.constexpr,
-    FLAT: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """y[g, m, n] = sum over k of x[g, seen by m at k] * w[g, n, k]; w's rows have LENGTH numbers, zeros at the end."""
+    x, w, y, bias, which, batch,
+    IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    LENGTH: tl.constexpr, FLAT: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y[g, m, n] = sum over k of x[g, seen by m at k] * w[g, n, k]; w's rows have LENGTH numbers, zeros at the end.
+
+    With POOL the rows of a tile are pixels of 2 x 2 blocks, of which one thread has all four."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
-    pixels = batch * (OH * OW)
+    HA: tl.constexpr = OH // 2
+    HB: tl.constexpr = OW // 2
+    pixels = batch * (4 * HA * HB if POOL else OH * OW)
     tiles = tl.cdiv(pixels, ROWS) * across
     client = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
-    m = (tile // across) * ROWS + tl.arange(0, ROWS)
+    first = (tile // across) * ROWS
+    r = tl.arange(0, ROWS)
     n = (tile % across) * COLS + tl.arange(0, COLS)
-    place = m % (OH * OW)
-    top, left = (place // OW) * STEP - PAD_H, (place % OW) * STEP - PAD_W
-    base = (((m // (OH * OW)) * H + top) * W + left) * IN
+    if POOL:
+        square = first // 4 + ((r % (ROWS // 2)) // 16) * 8 + r % 8
+        m = 4 * square
+        image, place = square // (HA * HB), square % (HA * HB)
+        down, right = (place // HB) * 2 + r // (ROWS // 2), (place % HB) * 2 + (r // 8) % 2
+    else:
+        m = first + r
+        image, place = m // (OH * OW), m % (OH * OW)
+        down, right = place // OW, place % OW
+    top, left = down * STEP - PAD_H, right * STEP - PAD_W
+    base = ((image * H + top) * W + left) * IN
     x += client * batch * (H * W * IN)
     w += client * (OUT * LENGTH)
     real = m < pixels
@@ -122,7 +91,11 @@ def _convolve(
             tap = visit // blocks
             i = (visit % blocks) * DEPTH + k
             dy, dx = tap // KW, tap % KW
-            seen = real & (top + dy >= 0) & (top + dy < H) & (left + dx >= 0) & (left + dx < W)
+            seen = real
+            if PAD_H > 0:
+                seen = seen & (top + dy >= 0) & (top + dy < H)
+            if PAD_W > 0:
+                seen = seen & (left + dx >= 0) & (left + dx < W)
             inside = seen[:, None]
             known = column[None, :]
             if IN % DEPTH != 0:
@@ -131,32 +104,27 @@ def _convolve(
             a = tl.load(x + (base + (dy * W + dx) * IN)[:, None] + i[None, :], mask=inside, other=0.0)
             b = tl.load(w + n[None, :] * LENGTH + (tap * IN + i)[:, None], mask=known, other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
-    to = y + client * pixels * OUT + m[:, None] * OUT + n[None, :]
-    tl.store(to, total.to(y.dtype.element_ty), mask=real[:, None] & column[None, :])
+    if POOL:
+        four = total.reshape(2, ROWS // 32, 2, 8, COLS)
+        high, low = tl.arange(0, 2)[:, None, None, None, None], tl.arange(0, 2)[None, None, :, None, None]
+        best, choice = tl.reduce((four, tl.broadcast_to(2 * high + low, four.shape)), 0, larger)
+        best, choice = tl.reduce((best, choice), 1, larger)
+        best, choice = best.reshape(ROWS // 4, COLS), choice.reshape(ROWS // 4, COLS)
+        at = first // 4 + tl.arange(0, ROWS // 4)
+        to = client * (pixels // 4) * OUT + at * OUT
+        end(best, choice, bias, y, which, to, client, n, at < pixels // 4, OUT, BIAS, RELU)
+    else:
+        to = y + client * pixels * OUT + m[:, None] * OUT + n[None, :]
+        tl.store(to, total.to(y.dtype.element_ty), mask=real[:, None] & column[None, :])
 
 
 @jit
 def _spread(
-    dy,
-    w,
-    dx,
-    batch,
-    IN: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    OUT: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    STEP: tl.constexpr,
-    PAD_H: tl.constexpr,
-    PAD_W: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    dy, w, dx, batch,
+    IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """dx[g, m, n] = sum over taps that reach m, and k, of dy[g, reached, k] * w[g, tap, n, k]."""
     across: tl.constexpr = (IN + COLS - 1) // COLS
     tall: tl.constexpr = (H + STEP - 1) // STEP
@@ -199,28 +167,11 @@ def _spread(
 
 @jit
 def _correlate(
-    x,
-    dy,
-    parts,
-    batch,
-    clients,
-    span,
-    IN: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    OUT: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    STEP: tl.constexpr,
-    PAD_H: tl.constexpr,
-    PAD_W: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, dy, parts, batch, clients, span,
+    IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """parts[s, g, e, n] = sum over the output pixels m of part s of x[g, seen by m at e] * dy[g, m, n]."""
     length: tl.constexpr = KH * KW * IN
     across: tl.constexpr = (OUT + COLS - 1) // COLS
@@ -265,36 +216,59 @@ def _correlate(
 
 
 @jit
-def _add_up(parts, dw, total, count, IN: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr):
-    """dw[g, o, i, tap] = sum over s, in order, of parts[s, g, (tap, i), o]."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tap, i, o = at % TAPS, (at // TAPS) % IN, (at // (TAPS * IN)) % OUT
-    from_ = ((at // (TAPS * IN * OUT)) * (TAPS * IN) + tap * IN + i) * OUT + o
-    sum = tl.zeros((BLOCK,), dtype=tl.float32)
+def _add_up(
+    parts, dw, total, count,
+    IN: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr, ROOM: tl.constexpr, EACH: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """dw[g, o, i, tap] = sum over s, in order, of parts[s, g, (tap, i), o]; ROOM is that of the taps."""
+    across: tl.constexpr = (OUT + COLS - 1) // COLS
+    down: tl.constexpr = (IN + EACH - 1) // EACH
+    client = (tl.program_id(0) // (across * down)).to(tl.int64)
+    r = tl.arange(0, EACH * ROOM)
+    i, tap = ((tl.program_id(0) // across) % down) * EACH + r // ROOM, r % ROOM
+    o = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
+    real = ((tap < TAPS) & (i < IN))[:, None] & (o < OUT)[None, :]
+    from_ = parts + client * (TAPS * IN * OUT) + ((tap * IN + i) * OUT)[:, None] + o[None, :]
+    sum = tl.zeros((EACH * ROOM, COLS), dtype=tl.float32)
     for s in range(count):
-        sum += tl.load(parts + from_ + s * total, mask=at < total, other=0.0)
-    tl.store(dw + at, sum.to(dw.dtype.element_ty), mask=at < total)
-
-
-def _cut(n: int, by: int) -> int:
-    return -(-n // by)
+        sum += tl.load(from_ + s * total, mask=real, other=0.0)
+    to = dw + client * (TAPS * IN * OUT) + (i * TAPS + tap)[:, None] + (o * (IN * TAPS))[None, :]
+    tl.store(to, sum.to(dw.dtype.element_ty), mask=real)
 
 
 def convolve(x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
     """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw], a pixel's channels side by side."""
+    size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
+    y = torch.empty(size, dtype=x.dtype, device=x.device)
+    _launch(x, w, y, layer, tile, precision, (y, y), (False, False, False))
+    return y.permute(0, 1, 4, 2, 3)
+
+
+def pooled(
+    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """2 x 2 maxima of `convolve`, bias and ReLU after them, and which of four each was (uint8; 4 where ReLU lets
+    nothing through)."""
+    y, which = ends(x, layer)
+    _launch(x, w, y, layer, tile, precision, (y if bias is None else bias, which), (True, bias is not None, relu))
+    return y.permute(0, 1, 4, 2, 3), which.permute(0, 1, 4, 2, 3)
+
+
+def _launch(
+    x: Tensor, w: Tensor, y: Tensor, layer: Layer, tile: Tile, precision: str, more: tuple[Tensor, Tensor],
+    flags: tuple[bool, bool, bool],
+) -> None:  # fmt: skip
     clients, batch = x.shape[:2]
     flat = layer.inputs < FEW
     rows = w.permute(0, 1, 3, 4, 2).flatten(2)
     if flat:  # aligned rows load faster
         rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 16))
-    size = (clients, batch, layer.out_height, layer.out_width, layer.outputs)
-    y = torch.empty(size, dtype=x.dtype, device=x.device)
-    tiles = _cut(batch * layer.out_height * layer.out_width, tile.rows) * _cut(layer.outputs, tile.columns)
+    pixels = y[0].numel() // layer.outputs * (4 if flags[0] else 1)
+    tiles = cut(pixels, tile.rows) * cut(layer.outputs, tile.columns)
     _convolve[(tiles * clients,)](
-        channels_last(x), rows.contiguous(), y, batch, *layer, rows.shape[2], flat, *tile[:3], precision,
+        channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return y.permute(0, 1, 4, 2, 3)
 
 
 def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
@@ -303,8 +277,8 @@ def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> T
     taps = w.permute(0, 3, 4, 2, 1).contiguous()
     size = (clients, batch, layer.height, layer.width, layer.inputs)
     dx = torch.empty(size, dtype=dy.dtype, device=dy.device)
-    pixels = batch * _cut(layer.height, layer.step) * _cut(layer.width, layer.step)
-    tiles = _cut(pixels, tile.rows) * _cut(layer.inputs, tile.columns) * layer.step**2
+    pixels = batch * cut(layer.height, layer.step) * cut(layer.width, layer.step)
+    tiles = cut(pixels, tile.rows) * cut(layer.inputs, tile.columns) * layer.step**2
     _spread[(tiles * clients,)](
         channels_last(dy), taps, dx, batch, *layer, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -312,18 +286,20 @@ def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> T
     return dx.permute(0, 1, 4, 2, 3)
 
 
-PROGRAMS, LEAST = 512, 256
-"""Programs that fill a device, and the output pixels that a part of a sum has at least."""
+PROGRAMS, LEAST, SPAN = 512, 256, 128
+"""Programs that fill a device, the output pixels that a part of a sum has at least, and what they are a multiple of."""
 
 
 def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
     """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], contiguous as weights are."""
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
-    tiles = _cut(length, tile.rows) * _cut(layer.outputs, tile.columns)
-    wanted = max(min(_cut(PROGRAMS, tiles * clients), pixels // LEAST), 1)
-    span = _cut(_cut(pixels, wanted), tile.depth) * tile.depth
-    count = _cut(pixels, span)
+    tiles = cut(length, tile.rows) * cut(layer.outputs, tile.columns)
+    # parts are the same for every tile, so that which one is used does not change what comes out
+    typical = cut(length, 128) * cut(layer.outputs, 64)
+    wanted = max(min(cut(PROGRAMS, typical * clients), pixels // LEAST), 1)
+    span = cut(cut(pixels, wanted), SPAN) * SPAN
+    count = cut(pixels, span)
     parts = torch.empty(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients * count,)](
         channels_last(x), channels_last(dy), parts, batch, clients, span, *layer, *tile[:3], precision,
@@ -331,12 +307,10 @@ def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -
     )  # fmt: skip
     kernel = (layer.kernel_height, layer.kernel_width)
     dw = torch.empty(clients, layer.outputs, layer.inputs, *kernel, dtype=x.dtype, device=x.device)
-    _add_up[(_cut(dw.numel(), BLOCK),)](
-        parts, dw, dw.numel(), count, layer.inputs, layer.outputs, layer.taps, BLOCK
+    room = 1 << (layer.taps - 1).bit_length()
+    each = max(BLOCK[0] // room, 1)
+    programs = clients * cut(layer.inputs, each) * cut(layer.outputs, BLOCK[1])
+    _add_up[(programs,)](
+        parts, dw, dw.numel(), count, layer.inputs, layer.outputs, layer.taps, room, each, BLOCK[1]
     )  # fmt: skip
     return dw
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """[G, B, C, h, w] as contiguous [G, B, h, w, C]."""
-    return x.permute(0, 1, 3, 4, 2).contiguous()

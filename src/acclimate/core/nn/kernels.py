@@ -158,8 +158,11 @@ def _unpatch(
 
 
 @jit
-def _pool(x, y, which, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest of each 2 x 2 block of [.., A, B, C] over A and B, and which of the four (of equals, the first)."""
+def _pool(
+    x, y, which, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The largest of each 2 x 2 block of [.., A, B, C] over A and B, and which of the four (of equals, the first); with
+    RELU, 4 where that lets nothing through."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = at < total
     HA: tl.constexpr = A // 2
@@ -176,6 +179,9 @@ def _pool(x, y, which, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
         better = (value > best) | (value != value)
         best = tl.where(better, value, best)
         choice = tl.where(better, other, choice)
+    if RELU:
+        choice = tl.where(best <= 0, 4, choice)
+        best = tl.where(best <= 0, 0.0, best)
     tl.store(y + at, best, mask=real)
     tl.store(which + at, choice.to(tl.uint8), mask=real)
 
@@ -210,7 +216,8 @@ def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     a = (at // (C * HB)) % HA
     n = at // (C * HB * HA)
     choice = tl.load(which + at, mask=real, other=0).to(tl.int64)
-    value = tl.load(x + ((n * A + 2 * a + choice // 2) * B + 2 * b + choice % 2) * C + c, mask=real, other=0.0)
+    from_ = ((n * A + 2 * a + choice // 2) * B + 2 * b + choice % 2) * C + c
+    value = tl.load(x + from_, mask=real & (choice < 4), other=0.0)
     tl.store(y + at, value, mask=real)
 
 
@@ -266,12 +273,14 @@ def unpatch(
     return x.permute(0, 3, 1, 2)
 
 
-def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """2 x 2 maxima of the two axes before the last of x [N, a, b, c], and which of the four each was (uint8)."""
+def pool(x: Tensor, relu: bool = False) -> tuple[Tensor, Tensor]:
+    """2 x 2 maxima of the two axes before the last of x [N, a, b, c], and which of the four each was (uint8).
+
+    With `relu` that follows, and 4 says that it lets nothing through."""
     count, a, b, c = x.shape
     y = torch.empty(count, a // 2, b // 2, c, dtype=x.dtype, device=x.device)
     which = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-    _pool[_grid(y.numel())](x.contiguous(), y, which, y.numel(), a, b, c, BLOCK)
+    _pool[_grid(y.numel())](x.contiguous(), y, which, y.numel(), a, b, c, relu, BLOCK)
     return y, which
 
 

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import rng
-from . import conv, norms, pool
+from . import conv, norms, pool, pooled
 
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
@@ -231,6 +231,8 @@ def purify(module: nn.Module) -> tuple[str, ...]:
     for part in module.modules():
         if isinstance(part, nn.Sequential):
             _loosen(list(part))
+        if type(part) is nn.Sequential:
+            part.__class__ = pooled.PureSequential
     return tuple(keys)
 
 

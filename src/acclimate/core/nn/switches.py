@@ -1,8 +1,8 @@
-"""Which of the newer, faster ways are used: the variable ACCLIMATE_WITH names them, with commas between.
+"""Which of the faster ways are left out: the variable ACCLIMATE_WITHOUT names them, with commas between.
 
 `implicit` are convolutions that gather patches inside the product (`implicit.py`), `norms` the kernels of norm layers
-(`norms.py`). They agree with what they replace; as long as their speed is not measured on whole rounds, and as two
-fresh runs may choose different tiles and round differently, nobody gets them without asking.
+(`norms.py`). They agree with what they replace, and are used wherever they are faster. To leave one out tells whether a
+difference comes from it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-WITH = "ACCLIMATE_WITH"
-"""The environment variable that names ways to use."""
+WITHOUT = "ACCLIMATE_WITHOUT"
+"""The environment variable that names ways not to use."""
 
 
 def on(way: Literal["implicit", "norms"]) -> bool:
     """Whether this way may be used."""
-    return way in os.environ.get(WITH, "").split(",")
+    return way not in os.environ.get(WITHOUT, "").split(",")

@@ -1,0 +1,43 @@
+"""What follows a convolution in the same kernel: 2 x 2 maxima, a bias, and ReLU."""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .cutting import Layer
+from .kernels import AVAILABLE, jit
+
+if AVAILABLE:
+    import triton.language as tl
+
+
+@jit
+def larger(a, i, b, j):
+    """The larger of two numbers, and its place: what is no number is larger than all, and of equals the first is."""
+    equal = (a == b) | ((a != a) & (b != b))
+    second = (b > a) | ((b != b) & (a == a)) | (equal & (j < i))
+    return tl.where(second, b, a), tl.where(second, j, i)
+
+
+@jit
+def end(best, choice, bias, y, which, to, client, n, real, OUT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr):
+    """Write maxima, bias and ReLU after them, and which of four each was; 4 where ReLU lets nothing through."""
+    if BIAS:
+        best += tl.load(bias + client * OUT + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
+    best = best.to(y.dtype.element_ty)
+    if RELU:
+        choice = tl.where(best <= 0, 4, choice)
+        best = tl.where(best <= 0, 0.0, best).to(y.dtype.element_ty)
+    at = to[:, None] + n[None, :]
+    mask = real[:, None] & (n < OUT)[None, :]
+    tl.store(y + at, best, mask=mask)
+    tl.store(which + at, choice.to(tl.uint8), mask=mask)
+
+
+def ends(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Room for maxima, and for which they are."""
+    size = (*x.shape[:2], layer.out_height // 2, layer.out_width // 2, layer.outputs)
+    return torch.empty(size, dtype=x.dtype, device=x.device), torch.empty(size, dtype=torch.uint8, device=x.device)

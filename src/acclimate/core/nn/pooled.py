@@ -1,0 +1,111 @@
+"""A convolution with what follows it, 2 x 2 maximum pooling and ReLU, in one pass: under `vmap`, to any order.
+
+A layer's full result is four times as large as what is left of it, and is never written where a kernel does all three.
+Which of four pixels was the largest is kept in a byte, and 4 says that ReLU lets nothing through; so the gradient needs
+one pass, too (`pool._Unpool`), before those of the convolution. A `PureSequential` finds such layers in a row; with
+hooks on one of them, and wherever there is no kernel, they run one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import conv, implicit, kernels, switches
+from .pool import PureMaxPool2d, _Unpool
+from .products import Geometry
+
+
+class PureSequential(nn.Sequential):
+    """Layers in a row, of which some run in one pass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        layers, at = list(self), 0
+        while at < len(layers):
+            taken, relu = _follow(layers[at : at + 3])
+            done = _at_once(layers[at : at + taken], relu, input) if taken else None
+            input, at = (layers[at](input), at + 1) if done is None else (done, at + taken)
+        return input
+
+
+def _follow(chain: list[nn.Module]) -> tuple[int, bool]:
+    """How many of these layers could run in one pass (or none), and whether ReLU is one of them."""
+    kinds = [type(layer) for layer in chain]
+    for relu, wanted in ((True, (PureMaxPool2d, nn.ReLU)), (True, (nn.ReLU, PureMaxPool2d)), (False, (PureMaxPool2d,))):
+        count = len(wanted) + 1
+        if kinds[:count] == [conv.PureConv2d, *wanted]:
+            seen = any(layer._forward_hooks or layer._forward_pre_hooks for layer in chain[:count])
+            return 0 if seen else count, relu
+    return 0, False
+
+
+def _at_once(chain: list[nn.Module], relu: bool, x: Tensor) -> Tensor | None:
+    """What these layers make of x, in one pass; None where that does not serve."""
+    layer: Any = chain[0]
+    if not (switches.on("implicit") and conv.is_batched(x) and conv.is_batched(layer.weight) and implicit.usable(x)):
+        return None
+    geometry = Geometry((x.shape[-2], x.shape[-1]), tuple(layer.weight.shape[-2:]), layer.stride[0], layer.padding)
+    if min(geometry.out) < 2:
+        return None
+    x, w = implicit.aligned(x, layer.weight)
+    bias = None if layer.bias is None else layer.bias.unsqueeze(0)
+    y = _Pooled.apply(x.unsqueeze(0), w.unsqueeze(0), bias, geometry, relu)[0].squeeze(0)
+    loose = any(part.loose for part in chain if isinstance(part, PureMaxPool2d))
+    return y if loose else y.contiguous()
+
+
+class _Pooled(torch.autograd.Function):
+    """Maxima [G, B, O, oh / 2, ow / 2] of a convolution of x and w, bias [G, O] and ReLU after them, and which."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool) -> tuple[Tensor, Tensor]:
+        done = implicit.product("pooled", _one_by_one, x, w, g, bias, relu)
+        return both(x, w, g, bias, relu) if done is None else done
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, w, bias, ctx.geometry, _ = inputs
+        ctx.biased = bias is not None
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, w, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        (x, w, which), g, wanted = ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad
+        rows = _Unpool.apply(_rows(dy).flatten(0, 1), _rows(which).flatten(0, 1), g.out)
+        full = rows.unflatten(0, dy.shape[:2]).permute(0, 1, 4, 2, 3)
+        dx = conv._Spread.apply(full, w, g) if wanted[0] else None
+        dw = conv._Correlate.apply(x, full, conv._nothing(x), g) if wanted[1] else None
+        db = (dy * (which < 4)).sum((1, 3, 4)) if ctx.biased and wanted[2] else None
+        return dx, dw, db, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        lead = [
+            None if t is None else (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+            for t, d in zip((x, w, bias), in_dims, strict=False)
+        ]
+        y, which = _Pooled.apply(*lead, g, relu)
+        return (y.unflatten(0, (info.batch_size, -1)), which.unflatten(0, (info.batch_size, -1))), (0, 0)
+
+
+def both(x: Tensor, w: Tensor, g: Geometry, bias: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
+    """The same by two kernels, one after the other."""
+    y = conv._convolve(x, w, g)[0]
+    y = y if bias is None else y + bias[:, None, :, None, None]
+    found = kernels.pool(_rows(y).flatten(0, 1), relu)
+    small, which = (t.unflatten(0, x.shape[:2]).permute(0, 1, 4, 2, 3) for t in found)
+    return small, which
+
+
+def _one_by_one(x: Tensor, w: Tensor, g: Any) -> Tensor:
+    return both(x, w, g, None, True)[0]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[G, B, C, h, w] as [G, B, h, w, C]."""
+    return x.permute(0, 1, 3, 4, 2)
