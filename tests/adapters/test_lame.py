@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from acclimate.adapters import LAME
+from acclimate.adapters.lame import agreed
 from acclimate.core import Out, rng
 from support import images, task
 
@@ -112,3 +113,12 @@ def test_without_weight_or_neighbours_the_model_answers(kind):
 def test_bad_settings_are_named(fields):
     with pytest.raises(ValueError, match=rf"LAME: {next(iter(fields))}="):
         LAME(**fields)
+
+
+def test_a_single_iteration_starts_from_each_samples_own_answer():
+    """Two samples, one fixed neighbour: logits plus weights times softmaxes by hand."""
+    logits = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    fixed, weight = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]])
+    first, second = (np.exp(row) / np.exp(row).sum() for row in ([1.0, 0.0], [0.0, 2.0]))
+    wanted = np.array([[1.0, 0.0] + second + 1.0, [0.0, 2.0] + 3 * first])
+    np.testing.assert_allclose(agreed(logits, fixed, weight, 1).numpy(), wanted, rtol=1e-6)

@@ -89,6 +89,27 @@ def test_a_collapsed_model_starts_afresh(variant):
         assert equal(state["params"], start["params"]) is back
 
 
+def test_one_sample_that_counts_is_enough_for_a_step():
+    t, model, predict, x = world()
+    start = PLAIN.init(t, model)
+    sure = entropies(t, model["vars"], start["params"], x).sort().values.tolist()
+    one = replace(PLAIN, margin=(sure[0] + sure[1]) / 2 / math.log(CLASSES))
+    _, state, trace = one.trace(t, predict, model, start, x, KEY)
+    assert float(trace["weight"].sum()) == 1.0
+    assert gap(state["params"], start["params"]) > 0 and float(state["mean"]) == pytest.approx(sure[0], abs=1e-5)
+
+
+def test_a_model_that_is_sure_has_collapsed_and_a_new_one_has_not():
+    t, model, predict, x = world()
+    model["vars"]["params"]["head.weight"] = 40 * model["vars"]["params"]["head.weight"]
+    resets = replace(PLAIN, reset_below=1.0)
+    start = resets.init(t, model)
+    assert float(start["mean"]) < 0
+    state = resets.step(t, predict, model, start, x, KEY)[1]
+    assert 0 <= float(PLAIN.step(t, predict, model, start, x, KEY)[1]["mean"]) < 0.5
+    assert equal(state, start)
+
+
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_where_no_sample_counts_there_is_no_step(variant):
     t, model, predict, x = world()

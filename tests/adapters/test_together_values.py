@@ -94,6 +94,24 @@ def test_latte_answers_as_a_loop_over_classes_and_entries_does():
             assert float(sent["entropy"][c]) == 1.0 and bool((sent["prototypes"][c] == 0).all())
 
 
+def test_latte_starts_with_rows_that_add_nothing():
+    t, latte = task(), Latte(slots=3, neighbours=2)
+    model = {"vars": t.init(KEY)}
+    for name, count in (("own", 3), ("others", 2)):
+        part = latte.init(t, model)[name]
+        assert part["features"].shape == (t.num_classes, count, t.dim) and not part["features"].any()
+        assert part["entropy"].tolist() == [[1.0] * count] * t.num_classes
+    few = Latte(slots=3, neighbours=2)
+    x = torch.zeros(1, 3, 10, 10, dtype=torch.uint8)
+    worker = Worker(t, FedAvg())
+    plain = worker.predict()(model, x).logits
+    logits, _ = few.step(t, worker.predict(), model, few.init(t, model), x, KEY)
+    known = int(plain.argmax())
+    others = [c for c in range(t.num_classes) if c != known]
+    assert torch.equal(logits[0, others], plain[0, others])  # classes without an entry stay as they are
+    assert float(logits[0, known]) == pytest.approx(float(plain[0, known]) + few.alpha * few.scale, rel=1e-5)
+
+
 def test_latte_sends_the_nearest_prototypes_of_others_class_by_class():
     total = {"prototypes": F.normalize(draw(4, 2, 3), dim=-1), "entropy": draw(4, 2).abs()}
     own = Latte(neighbours=2).exchange(task(), {}, total, KEY)["own"]

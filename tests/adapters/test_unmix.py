@@ -100,6 +100,8 @@ def test_components_start_around_the_training_statistics():
     wanted = np.array([1.0, -2.0]) + np.sqrt(0.5 * 5 / 4) * np.array([2.0, 0.5]) * draws
     close(start["n.running_mean"], np.concatenate([[[1.0, -2.0]], wanted]), 1e-6)
     close(start["n.running_var"], np.concatenate([[[4.0, 0.25]], np.tile([2.0, 0.125], (5, 1))]), 1e-6)
+    two = components(running, 2, rng.key(3))  # half of the variance is that of the two means
+    assert two["n.running_var"].tolist() == [[4.0, 0.25], [2.0, 0.125], [2.0, 0.125]]
     alone = components(running, 1, rng.key(3))
     assert (
         alone["n.running_mean"].tolist() == [[1.0, -2.0]] * 2 and alone["n.running_var"].tolist() == [[4.0, 0.25]] * 2

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from acclimate.core import Arrived, Gather, Mean, Sum, rng
+from acclimate.core.limits import ExampleCount, OwnNumber
 from acclimate.filters import CentralDP, LocalDP, accounting
 
 RULES = {"delta": Mean()}
@@ -74,3 +75,8 @@ def test_a_sum_without_other_clients_has_other_noise():
     assert float(alike.abs().max()) < 0.1 and all(float(x.std()) == pytest.approx(1, rel=0.1) for x in sums)
     assert noise(3, 2).equal(noise(2, 3)) and noise(3).equal(noise(3))
     assert noise(3, secret=None).equal(noise(secret=None)), "what follows from the seed stays as it was"
+
+
+def test_local_noise_leaves_no_range_but_that_of_a_clients_own_number():
+    limits = {"n": ExampleCount(), "counts": ExampleCount(), "id": OwnNumber()}
+    assert LocalDP(noise=1.0).limits(limits) == {"id": OwnNumber()}

@@ -47,6 +47,15 @@ def test_adwin_forgets_the_past_and_needs_little_memory():
     assert all(a.count >= b.count for a, b in zip(steady.buckets, steady.buckets[1:], strict=False))
 
 
+def test_adwin_makes_one_of_the_two_oldest_buckets_of_a_size():
+    detector = ADWIN(most=2)
+    sizes = []
+    for _ in range(7):
+        alarms(detector, [0.5])
+        sizes.append([b.count for b in detector.buckets])
+    assert sizes == [[1], [1, 1], [2, 1], [2, 1, 1], [2, 2, 1], [2, 2, 1, 1], [4, 2, 1]]
+
+
 def test_adwin_cuts_at_the_bound_of_the_paper():
     """16 numbers, 8 at 0 and 8 at 1: variance 1/4, m = 4, of other heights it scales."""
     level = math.log(2 * math.log(16) / 0.5)

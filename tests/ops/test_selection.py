@@ -61,3 +61,7 @@ def test_the_first_of_equals_is_chosen_and_nan_never():
     assert selection.best(T([math.nan, -3.0, math.nan])).item() == 1
     own, together = T([[0.1, 0.2], [math.nan, math.nan], [0.9, math.nan]]), T([0.5, 0.6])
     assert selection.best_of_each(own, together).tolist() == [1, 1, 0]
+
+
+def test_the_oracle_alone_needs_labels_of_the_stream():
+    assert set(selection.STRATEGIES) - set(selection.WITHOUT_LABELS) == {"oracle"}

@@ -31,7 +31,7 @@ UNKNOWN = Cause("", "unknown")
 
 
 @dataclass(frozen=True)
-class Group:
+class Differing:
     """The numbers of a table that differ for one reason."""
 
     table: str
@@ -77,21 +77,21 @@ def place(table: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
     return table, *sorted((name, str(value)) for name, value in fields.items())
 
 
-def groups(found: Iterable[Standing], tables: Sequence[str]) -> list[Group]:
+def groups(found: Iterable[Standing], tables: Sequence[str]) -> list[Differing]:
     """The numbers that are further off, by table in this order and by cause, what is unknown last."""
     found = list(found)
     every = {place(s.table, s.fields): s for s in found}
     out: dict[tuple[str, Cause], list[Standing]] = {}
     for standing in (s for s in found if s.state == "far"):
         out.setdefault((standing.table, cause_of(standing, every)), []).append(standing)
-    made = [Group(table, cause, numbers) for (table, cause), numbers in out.items()]
+    made = [Differing(table, cause, numbers) for (table, cause), numbers in out.items()]
     return sorted(made, key=lambda group: (tables.index(group.table), group.cause is UNKNOWN))
 
 
 HEAD = ("table", "numbers", "which", "why", "by")
 
 
-def line(group: Group) -> tuple[str, ...]:
+def line(group: Differing) -> tuple[str, ...]:
     """A group in words, as `HEAD` says."""
     return group.table, str(len(group.numbers)), _which(group.numbers), group.cause.why, group.cause.evidence or "-"
 
@@ -103,7 +103,7 @@ def _which(numbers: Sequence[Standing]) -> str:
     return ", ".join(several) if len(several) <= 4 else f"{len(several)} rows"
 
 
-def markdown(found: Sequence[Group]) -> str:
+def markdown(found: Sequence[Differing]) -> str:
     """The groups as a Markdown table, with a sentence before it."""
     told = sum(len(g.numbers) for g in found if g.cause.evidence)
     all_ = sum(len(g.numbers) for g in found)
@@ -114,7 +114,7 @@ def markdown(found: Sequence[Group]) -> str:
     return "\n".join([head, "", *grid(HEAD, [line(g) for g in found])])
 
 
-def as_json(group: Group) -> dict[str, Any]:
+def as_json(group: Differing) -> dict[str, Any]:
     """A group with its numbers."""
     numbers = [{**s.fields, "difference": s.difference} for s in group.numbers]
     return {"table": group.table, "why": group.cause.why, "by": group.cause.evidence, "numbers": numbers}

@@ -33,7 +33,7 @@ class Covered:
     standings: Sequence[coverage.Standing]
     counts: Sequence[coverage.Count]
     orders: Sequence[orders.Judged]
-    causes: Sequence[causes.Group]
+    causes: Sequence[causes.Differing]
 
     def plain(self) -> str:
         """As text for a terminal."""
