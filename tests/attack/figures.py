@@ -21,9 +21,10 @@ send nothing:
 
 def text(results: Path) -> str:
     """All figures, in Markdown."""
-    names = ("messages", "settings", "folders", "liars-4", "liars-10")
+    names = ("messages", "sums", "settings", "folders", "liars-4", "liars-10")
     found = {name: json.loads((results / f"{name}.json").read_text()) for name in names}
-    counts = [_messages(found["messages"]), _settings(found["settings"]), _folders(found["folders"])]
+    counts = [_messages(found["messages"]), _sums(found["sums"]), _settings(found["settings"])]
+    counts.append(_folders(found["folders"]))
     rows = [_liar(row) for name in ("liars-4", "liars-10") for row in found[name]["rows"]]
     head = ["| attack | how many | what came of it |", "|---|---|---|"]
     return "\n".join([*head, *counts, "", _sources(found), "", LIES, *rows])
@@ -39,6 +40,15 @@ def _messages(m: dict[str, Any]) -> str:
     )
     came += "more than after its first"
     return f"| malformed messages, at {m['targets']} methods, adapters and filters | {m['messages']:,} | {came} |"
+
+
+def _sums(m: dict[str, Any]) -> str:
+    came = (
+        f"{m['crashes']:,} errors that reached the loop, {m['ends']:,} ends of a run, {m['moves']:,} models that are "
+    )
+    came += "neither that of all, nor that without the liars, nor that before, or strikes of honest clients; "
+    came += f"{m['left_out']:,} rounds were left out"
+    return f"| malformed answers in secure sums (`masked` with `threshold`) | {m['messages']:,} | {came} |"
 
 
 def _settings(s: dict[str, Any]) -> str:

@@ -106,7 +106,8 @@ def run(name: str, attack: Attack, out: Path, numbers: range, processes: int, se
 
 
 def lines(folders: Sequence[Path], name: str) -> list[dict[str, Any]]:
-    """The pieces of an attack that folders have, by their numbers, each once. Half a line of a kill does not count."""
+    """The pieces of an attack that folders have, by their numbers, each once: the last that was done, so that a piece
+    which found something can be done again. Half a line of a kill does not count."""
     found: dict[int, dict[str, Any]] = {}
     for path in sorted(p for folder in folders for p in folder.glob(f"{name}-*.jsonl")):
         for text in path.read_text().splitlines():
@@ -114,7 +115,8 @@ def lines(folders: Sequence[Path], name: str) -> list[dict[str, Any]]:
                 line = json.loads(text)
             except ValueError:
                 continue
-            found.setdefault(line["piece"], line)
+            if line["began"] >= found.get(line["piece"], line)["began"]:
+                found[line["piece"]] = line
     return [found[number] for number in sorted(found)]
 
 

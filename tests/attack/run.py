@@ -33,9 +33,12 @@ ATTACKS = {
     "messages": Attack(
         "bombarded", "piece", "merged", 1000, "malformed messages of one of four clients, at every method and filter"
     ),
+    "sums": Attack(
+        "bombarded_sums", "piece", "merged", 20, "malformed answers of one or two of four clients in secure sums"
+    ),
     "settings": Attack("wild_settings", "piece", "merged", 200, "lists of settings, possible and not"),
     "folders": Attack("damaged_folders", "piece", "merged", 100, "damaged run folders: what resume and report say"),
-    "liars-4": Attack("malicious", "row", "merged", 19, LIES, (4,)),
+    "liars-4": Attack("malicious", "row", "merged", 22, LIES, (4,)),
     "liars-10": Attack("malicious", "row", "merged", 22, LIES, (10,)),
 }
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import bombarded
+import bombarded_sums
 import malicious
 import pytest
 import torch
@@ -48,6 +49,13 @@ def test_malformed_messages_neither_end_a_round_nor_move_the_model():
     assert tally.crashes == tally.ends == tally.moves == tally.not_finite == 0
     kinds = {"groups", "shape", "error", "norm", "range", "nonfinite", "stale", "flood"}
     assert kinds <= set(tally.faults), "every check has had its messages"
+
+
+def test_malformed_answers_in_secure_sums_are_their_senders_fault_alone():
+    tally = bombarded.bombard([bombarded_sums.SumTarget()], 60)
+    assert (tally.crashes, tally.ends, tally.moves, tally.not_finite) == (0, 0, 0, 0), tally.first
+    steps = {word.partition(",")[0] for word in tally.sent}
+    assert tally.messages >= 60 and steps == set(bombarded_sums.STEPS) and tally.faults["shape"] > 5
 
 
 CLAIMS = {

@@ -172,6 +172,18 @@ def test_a_client_that_keeps_shares_back_is_left_out_and_nobody_else(tmp_path):
     assert faults(f) == [(0, 1, "shape")] and f.state.intake["strikes"].tolist() == [0, 1, 0]
 
 
+def test_where_two_clients_disagree_nobody_is_struck(tmp_path):
+    """One of them keeps its share back, or the other's keys are not signed: nobody else can tell."""
+    e = replace(masked(), data=replace(masked().data, clients=2))
+
+    def none(answer):
+        (own,) = answer.fields["sum"].values()
+        return told({"1": {**own, "shares": {}}})(answer)
+
+    f = trained(tmp_path, rounds=1, lose=(1,), step="shares", change=none, e=e)
+    assert f.state.intake["strikes"].tolist() == [0, 0]
+
+
 def test_a_liar_does_not_end_a_run_whose_sums_need_everybody(tmp_path):
     e = masked((replace(SUMS, threshold=1.0),))
     f = trained(tmp_path, rounds=1, lose=(2,), step="keys", change=told({}), e=e, options={"quorum": 1.0, "tries": 2})

@@ -3,6 +3,7 @@
 import json
 
 import bombarded
+import bombarded_sums
 import damaged_folders
 import figures
 import malicious
@@ -34,9 +35,20 @@ def test_a_call_goes_on_where_another_stopped_and_they_are_merged(tmp_path):
     assert found["code"] == [pieces.code()] and found["processes"] == 1
 
 
+def test_a_piece_that_is_done_again_stands_in_the_place_of_the_first(tmp_path):
+    for folder, began, made in (("a", 2.0, 7), ("b", 1.0, 3)):
+        (tmp_path / folder).mkdir()
+        line = {"piece": 5, "began": began, "found": {"made": made}}
+        (tmp_path / folder / "settings-0-9-x.jsonl").write_text(json.dumps(line) + "\n")
+    for order in ("ab", "ba"):
+        (line,) = pieces.lines([tmp_path / folder for folder in order], "settings")
+        assert line["found"] == {"made": 7}
+
+
 def test_every_attack_has_as_many_pieces_as_it_says():
     assert {n: run.ATTACKS[f"liars-{n}"].count for n in (4, 10)} == {n: len(malicious.plan(n)) for n in (4, 10)}
     assert run.ATTACKS["messages"].count * bombarded.PIECE == 1_000_000
+    assert run.ATTACKS["sums"].count * bombarded_sums.PIECE == 10_000
     assert run.ATTACKS["folders"].count * damaged_folders.PIECE == 5_000
     assert run.ATTACKS["settings"].count * LISTS == 100_000
 

@@ -204,6 +204,17 @@ def test_a_client_that_deals_shares_of_another_secret_is_blamed(monkeypatch):
     assert e.value.client == 0 and liars(given, {0: sent}) == []
 
 
+def test_a_share_that_is_not_the_published_one_is_not_held():
+    """Whoever seals another share than it says cannot let the receiver be taken for a liar at the end."""
+    clients = {c: Client(c) for c in range(3)}
+    keys = {c: client.keys() for c, client in clients.items()}
+    sent = {c: client.shares(keys, 2) for c, client in clients.items()}
+    marks = {1: sent[1].marks[2], 2: sent[2].marks[0]}
+    clients[0].mask(WORDS, range(3), {o: sent[o].shares[0] for o in (1, 2)}, marks)
+    opened = clients[0].opened([0, 1, 2])
+    assert set(opened.seeds) == {0, 2} and liars({0: opened}, sent) == []
+
+
 def test_no_share_is_the_secret_itself():
     secret = shamir.private_key()
     for name in (-1, shamir.FIELD - 1, -(10**9)):

@@ -251,7 +251,7 @@ def _found(
         raise Unreadable(client, what)  # they are what it published the hashes of
     others = given.keys() - {client}
     without = sum(given[c] is None for c in others)  # either it sealed none for them, or they keep quiet
-    raise Unreadable(client if 2 * without > len(others) else None, what)
+    raise Unreadable(client if without > 1 and 2 * without > len(others) else None, what)  # one alone may lie
 
 
 def _pair(me: int, other: int, private: int, public: int, words: int) -> Tensor:
