@@ -182,13 +182,15 @@ class Target:
         sizes = {c: self.sizes[c] if up is self.decoded.get(c) else self._sizes(up) for c, up in came.items()}
         for group in intake.updates:
             order = sorted(own[group] for own in sizes.values())
-            bound = options.clip * order[(len(order) - 1) // 2]
+            bound = options.clip * order[(len(order) - 1) // 2] * (2 if group in intake.levels else 1)
             for c, up in used.items():
                 size = sizes[c][group] if up[group] is came[c][group] else length(up[group])
                 if size > bound * 1.001 + 1e-12:
                     out.append(f"{group} has {size}, {bound}")
         for group in {r.by for r in self.worker.method.uplink.values() if isinstance(r, Mean) and r.by}:
             held = np.stack([up[group].double().numpy()[0] for up in used.values()])
+            if getattr(intake.limits.get(group), "pooled", False):
+                held = held.sum(1)  # clients choose where they count: their share is that of all places
             most = np.maximum(options.max_share, 1 / np.maximum((held > 0).sum(0), 1))
             if np.any(held < 0) or np.any(held > most * held.sum(0) * 1.001 + 1e-9):
                 out.append(f"{group} has {held.tolist()}")

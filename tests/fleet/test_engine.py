@@ -68,8 +68,7 @@ FIRST = ("fedavg", "scaffold", "fedthe", "gathering:Gathering")
 
 @pytest.mark.parametrize("name", quick_or_slow((*FIRST, *PEERS), FIRST))
 def test_a_fleet_ends_where_serial_ends_private_state_included(tmp_path, name):
-    # a fleet cuts the share of who alone votes (IFCA), and clips features that grow from round to round (FedPAC)
-    e = of(name, max_share=1.0, clip=0.0) if name in ("ifca", "fedpac") else of(name)
+    e = of(name)
     results = run(FakeGrid(tmp_path), e, tmp_path / "run")
     api.run(replace(e, backend=Serial()), tmp_path / "serial")
     ours, theirs = state_of(tmp_path / "run"), state_of(tmp_path / "serial")

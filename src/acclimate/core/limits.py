@@ -23,6 +23,9 @@ ROUNDING = 1e-3
 LOSS = 1e4
 """The largest loss that a client may tell. Chance among n classes is log n, and a model this far off is of no use."""
 
+APART = 2.0
+"""How much wider the bound of a `Level` is than that of an update: honest clients are further apart in it."""
+
 
 class Claim(NamedTuple):
     """What a server knows of a client whose message it looks at."""
@@ -75,6 +78,9 @@ class ExampleCount(Limit):
 
     weighs: bool = True
     """Whether the client counts by them, so that its share of their sum is capped."""
+    pooled: bool = False
+    """Whether that is its share of all places together: each client puts its examples in one place, of its own choice,
+    as the votes of clusters. Else it is capped place by place."""
 
     def range(self, claim: Claim) -> tuple[float, float]:
         return 0.0, float(claim.examples)
@@ -109,6 +115,13 @@ class UpTo(Limit):
 
 
 @dataclass(frozen=True)
+class Level(Limit):
+    """What a client measures of the model as it is, such as mean features. It grows as the model learns: its norm may be
+    what is usual in the same round, where three or more say so, however small earlier ones were, and `APART` times as
+    far off as an update's."""
+
+
+@dataclass(frozen=True)
 class Whole(Limit):
     """A range that holds for whole numbers alone: a filter has put noise on the others."""
 
@@ -119,14 +132,27 @@ class Whole(Limit):
 
 
 Limits = Mapping[str, Limit]
-COMMON: Limits = {"n": ExampleCount(), "counts": ExampleCount(), "id": OwnNumber()}
-"""The claims that have the same name in every method: how many examples a client has, how many of each class, and its
-own number."""
+COMMON: Limits = {
+    "n": ExampleCount(),
+    "counts": ExampleCount(),
+    "id": OwnNumber(),
+    "prototypes": Level(),
+    "descriptor": Level(),
+}
+"""The claims that have the same name in every method: how many examples a client has, how many of each class, its own
+number, and mean features of its examples, by class or of all."""
 
 
 def known(limit: Limit | None) -> bool:
     """Whether a range has two ends. A group without such a range is bounded by its norm."""
-    return not (limit is None or isinstance(limit, Whole) or (isinstance(limit, Within) and limit.high == math.inf))
+    return not (
+        limit is None or isinstance(limit, Whole | Level) or (isinstance(limit, Within) and limit.high == math.inf)
+    )
+
+
+def said(limit: Limit | None) -> Limit | None:
+    """What a method has declared of a group, noise put on it or not."""
+    return limit.limit if isinstance(limit, Whole) else limit
 
 
 def breach(limits: Limits, claim: Claim) -> str | None:
@@ -149,6 +175,16 @@ def _beyond(limit: Limit, value: Tensor, claim: Claim) -> str | None:
     if not most <= high + ROUNDING * abs(high) * value.is_floating_point():
         return f"got {most:g}, expected at most {high:g}"
     return None
+
+
+def pooled(weights: Tensor, share: float) -> Tensor:
+    """Weights of clients [clients, places], scaled down where a client has more than a share of all of them."""
+    held = weights.double().flatten(1).sum(1)
+    cut = capped(held, share)
+    factor = torch.where(cut < held, cut / held.clamp_min(1e-300), torch.ones_like(held))
+    scaled = weights.double() * factor.view(-1, *[1] * (weights.dim() - 1))
+    new = scaled if weights.is_floating_point() else scaled.floor()
+    return torch.where((factor < 1).view(-1, *[1] * (weights.dim() - 1)), new.to(weights.dtype), weights)
 
 
 def capped(weights: Tensor, share: float) -> Tensor:

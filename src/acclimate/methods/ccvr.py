@@ -14,12 +14,14 @@ classes x d x d numbers, for d features. Where only some clients take part, the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import SGD, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, difference, rng, train
+from ..core.limits import COMMON, Level, Limits
 from ..ops.masks import real_rows
 from ..ops.nets import features_of, head_of, linear, with_head
 
@@ -37,6 +39,7 @@ class CCVR(Weighted):
     """How much the head is trained on the drawn features."""
 
     downlink = ("vars", "live")
+    limits: ClassVar[Limits] = {**COMMON, "means": Level(), "seconds": Level()}
 
     def __post_init__(self) -> None:
         check.whole(self, "virtual", 0)

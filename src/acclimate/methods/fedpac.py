@@ -16,11 +16,13 @@ paper's server sends each client its own. A newcomer takes the mean head.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..core import SGD, Gather, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, rng, train, tree
+from ..core.limits import COMMON, Level, Limits
 from ..ops.masks import mean_of, own_row, real_rows
 from ..ops.nets import features_of, fit_head, head_of, named
 from ..ops.params import merge, shared
@@ -42,6 +44,7 @@ class FedPAC(Weighted):
     """How much the head is trained, before the body."""
 
     downlink = ("vars", "heads", "prototypes", "known")
+    limits: ClassVar[Limits] = {**COMMON, "h": Level(), "variance": Level()}
 
     def __post_init__(self) -> None:
         check.at_least(self, "lam", 0.0)

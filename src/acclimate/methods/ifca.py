@@ -32,7 +32,7 @@ class IFCA(Weighted):
     work: Work = Work()
 
     downlink = ("models", "votes")
-    limits: ClassVar[Limits] = {"votes": ExampleCount()}
+    limits: ClassVar[Limits] = {"votes": ExampleCount(pooled=True)}
 
     def __post_init__(self) -> None:
         check.whole(self, "clusters", 1)

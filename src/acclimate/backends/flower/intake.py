@@ -2,8 +2,9 @@
 
 A message that passed the checks of its form (`checks.examine`) is looked at here. What it claims must lie in the ranges
 that method and filters declare (`Worker.limits`). The norm of each group that is an update is compared with a running
-median: of the round's messages and of the last that counted. Beyond `clip` times that median a message is scaled down,
-and far beyond it is refused. Where messages are hidden, all this is done with their sum; where a filter bounds each by
+median: of the round's messages and of the last that counted, or of the higher of these two where a method declares that
+the group follows the model (`limits.Level`). Beyond `clip` times that median a message is scaled down, and far beyond it is
+refused. Where messages are hidden, all this is done with their sum; where a filter bounds each by
 a constant (`Filter.bounds`), as differential privacy must, that is the bound.
 
 What it remembers is a tree of tensors, which checkpoints hold: the norms that the median is taken of, and how often
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...core import Mean, Tree, Worker, limits, tree
-from ...core.limits import Claim, ExampleCount, Whole
+from ...core.limits import Claim, ExampleCount, Level, Whole
 
 WINDOW = 32
 """How many norms of messages that counted are remembered, per group."""
@@ -28,6 +29,8 @@ UNKNOWN = -1.0
 """Stands for a norm that is not known yet."""
 FAR = 10.0
 """A norm beyond so many times its bound is no honest client's: the message is refused."""
+ENOUGH = 3
+"""Messages of a round whose median says what is usual by itself, whatever earlier rounds have said."""
 
 
 class SumRefused(ArithmeticError):
@@ -45,6 +48,8 @@ class Intake:
         self.limits, self.examples, self.clip, self.max_share = worker.limits, examples, clip, max_share
         self.updates = tuple(g for g in worker.method.uplink if not limits.known(self.limits.get(g)))
         """The groups that are bounded by their norm."""
+        self.levels = frozenset(g for g in self.updates if isinstance(limits.said(self.limits.get(g)), Level))
+        """Those of them that follow the model: a median of the round itself may say that they have grown."""
         by = {rule.by for rule in worker.method.uplink.values() if isinstance(rule, Mean)}
         self.weights = tuple(g for g in worker.method.uplink if g in by or _weighs(self.limits.get(g)))
         """The groups by which clients count."""
@@ -128,8 +133,11 @@ class Intake:
         for g in self.updates:
             before = self.state["norms"][g]
             # A zero of an earlier round says nothing: some methods send zeros at first, and then updates.
-            votes = torch.cat([before[before > 0], _votes([own[g] for own in now])])
-            out[g] = self.clip * float(votes.median()) if len(votes) else math.inf
+            before, here = before[before > 0], _votes([own[g] for own in now])
+            apart = g in self.levels and len(here) >= ENOUGH
+            medians = [float(v.median()) for v in ((before, here) if apart else (torch.cat([before, here]),)) if len(v)]
+            wider = limits.APART if g in self.levels else 1.0
+            out[g] = self.clip * wider * max(medians) if medians else math.inf
         return out
 
     def _remember(self, norms: Sequence[Mapping[str, float]]) -> None:
@@ -146,7 +154,9 @@ class Intake:
     def _capped(self, ups: dict[int, Tree]) -> dict[int, Tree]:
         for group in self.weights:
             held = torch.cat([up[group] for up in ups.values()])
-            cut = limits.capped(held, self.max_share)
+            limit = limits.said(self.limits.get(group))
+            together = isinstance(limit, ExampleCount) and limit.pooled
+            cut = (limits.pooled if together else limits.capped)(held, self.max_share)
             ups = {c: up | {group: cut[i : i + 1]} for i, (c, up) in enumerate(ups.items())}
         return ups
 
@@ -157,7 +167,7 @@ def _votes(norms: Sequence[float]) -> Tensor:
 
 
 def _weighs(limit: limits.Limit | None) -> bool:
-    limit = limit.limit if isinstance(limit, Whole) else limit
+    limit = limits.said(limit)
     return isinstance(limit, ExampleCount) and limit.weighs
 
 

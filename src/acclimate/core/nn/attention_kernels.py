@@ -22,7 +22,7 @@ if AVAILABLE:
 
 MOST = 256
 """Tokens up to which a program holds all of a head."""
-QUERIES, WARPS = 64, 8
+QUERIES, WARPS = 32, 8
 """Queries that a program takes at a time, and its warps."""
 
 
@@ -55,7 +55,7 @@ def _back(
         along = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
         s = (p * (tl.dot(v, tl.trans(dy)) - along[None, :])).to(q.dtype)
         to_k = tl.dot(s, q, to_k)
-        to_q = tl.dot(tl.trans(s), k) * scale
+        to_q = tl.trans(tl.dot(tl.trans(k), s)) * scale  # so that the long axes are those that the hardware wants long
         tl.store(to + place, to_q.to(to.dtype.element_ty), mask=seen)
     tl.store(to + keys, (to_k * scale).to(to.dtype.element_ty), mask=real)
     tl.store(to + keys + W, to_v.to(to.dtype.element_ty), mask=real)
