@@ -3,8 +3,8 @@
     python benchmarks/heatmap.py [--out docs/adapters.svg]
 
 A cell is the change of accuracy against not adapting, in points, mean over seeds and clients. Its columns come from
-benchmarks/live.py (embedded digits, and CIFAR-10), benchmarks/brfl.py and benchmarks/adapters.py, as far as their files
-are there.
+benchmarks/live.py (embedded digits, and CIFAR-10), benchmarks/adapters.py, and benchmarks/brfl.py where its file is
+there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,20 @@ LEFT, TOP, WIDE, HIGH, GAP, MOST = 190, 128, 44, 19, 22, 20.0
 UP, DOWN = (27, 108, 168), (200, 80, 40)
 
 
-def deployments(path: Path) -> Panel:
-    """Of a file of benchmarks/live.py: free adapting against the plain model of the same training."""
+DIGITS = ("no-harm-seeds-9-11", "no-harm-seeds-12-14", "no-harm")
+CIFAR10 = ("no-harm-cifar10-seeds-0-2", "no-harm-cifar10-seeds-3-5")
+"""Files of benchmarks/live.py with other seeds and other guards each; how free adapting does is told by all of them."""
+
+
+def cells(live: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """All cells of these files of a folder."""
+    return [cell for name in names for cell in json.loads((live / f"{name}.json").read_text())["cells"]]
+
+
+def deployments(cells: Iterable[dict[str, Any]]) -> Panel:
+    """Of cells of benchmarks/live.py: free adapting against the plain model of the same training."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for cell in json.loads(path.read_text())["cells"]:
+    for cell in cells:
         found[_short(cell["case"])][cell["stream"]].append(cell["adapted"] - cell["plain"])
     return _means(found)
 
@@ -110,18 +120,16 @@ def _cell(x: float, y: float, change: float | None) -> str:
 
 
 def panels(results: Path) -> dict[str, Panel]:
-    """Every panel whose file is there, by its title."""
+    """Every panel, by its title; those of benchmarks/brfl.py where its file is there."""
     live, adapters = results / "live", results / "adapters"
-    makers: dict[str, tuple[Path, Any]] = {
-        "Embedded digits, 10 clients, Dirichlet(0.05)": (live / "no-harm-seeds-9-11.json", deployments),
-        "CIFAR-10, 20 clients, Dirichlet(0.1)": (live / "no-harm-cifar10-seeds-0-2.json", deployments),
-        "CIFAR-10 Dirichlet(0.1), all adapters": (adapters / "brfl.json", lambda p: federated(p, 0.1)),
-        "CIFAR-10 Dirichlet(1.0)": (adapters / "brfl.json", lambda p: federated(p, 1.0)),
-        "ResNet-20, corruptions": (adapters / "cifar10c.json", known_source),
-    }
+    found = {"Embedded digits, 10 clients, Dirichlet(0.05)": deployments(cells(live, DIGITS))}
     if (adapters / "brfl.json").exists():  # it has what the ten adapters have, and more
-        del makers["CIFAR-10, 20 clients, Dirichlet(0.1)"]
-    return {title: make(path) for title, (path, make) in makers.items() if path.exists()}
+        found["CIFAR-10 Dirichlet(0.1)"] = federated(adapters / "brfl.json", 0.1)
+        found["CIFAR-10 Dirichlet(1.0)"] = federated(adapters / "brfl.json", 1.0)
+    else:
+        found["CIFAR-10, 20 clients, Dirichlet(0.1)"] = deployments(cells(live, CIFAR10))
+    found["ResNet-20, corruptions"] = known_source(adapters / "cifar10c.json")
+    return found
 
 
 def main() -> None:

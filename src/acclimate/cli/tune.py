@@ -78,7 +78,7 @@ def tune(
     try:
         with display(quiet, console) as watch:
             if select is not None:
-                choice = tuning.choose(pairs, root, select.split(","), seeds, watch)
+                choice = tuning.choose(pairs, root, [s.strip() for s in select.split(",")], seeds, watch)
                 _show_choice(choice, as_json)
                 return
             search = tuning.tune(

@@ -1,0 +1,139 @@
+"""The guide to choosing says what is measured: its tables and ranges against the stored results."""
+
+import importlib
+import json
+import re
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "guides" / "choosing.md").read_text()
+HOME = ("original", "corrupted", "continual", "label-sorted", "correlated")
+LONG = ("continual", "correlated", "repeated")
+ON_BATCHES = ("bn", "tent", "eata", "sar", "deyo", "santa", "roid", "surgical", "mbsl")
+WORLDS = ("digits", "CIFAR-10")
+
+
+@pytest.fixture(scope="module")
+def heatmap():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield importlib.import_module("heatmap")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture(scope="module")
+def stored(heatmap):
+    """All cells of a world, by its name on the page."""
+    names = dict(zip(WORLDS, (heatmap.DIGITS, heatmap.CIFAR10), strict=True))
+    return {world: heatmap.cells(ROOT / "results" / "live", files) for world, files in names.items()}
+
+
+@pytest.fixture(scope="module")
+def changes(stored):
+    """Change of accuracy: [world][adapter][stream], without fine-tuned models; those are `tent after FT`."""
+    out = {}
+    for world, cells in stored.items():
+        found = defaultdict(lambda: defaultdict(list))
+        for c in cells:
+            method, adapter = c["case"].split("/")
+            name = f"{adapter} after FT" if "finetune" in method else adapter
+            found[name][c["stream"]].append(c["adapted"] - c["plain"])
+        out[world] = {a: {s: statistics.mean(v) for s, v in row.items()} for a, row in found.items()}
+    return out
+
+
+def rows(after):
+    """The first table behind a piece of text: its cells by row and column."""
+    lines = PAGE[PAGE.index(after) :].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    table = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip().replace("`", "") for cell in line.strip("|").split("|")])
+    return {row[0]: dict(zip(table[0][1:], row[1:], strict=True)) for row in table[2:]}
+
+
+def test_accuracies_are_the_means_of_the_stored_cells(stored):
+    cases = {
+        "FedAvg": ("fedavg/bn", "plain"),
+        "FedAvg fine-tuned": ("fedavg+finetune/bn", "plain"),
+        "fedthe with the": ("fedthe/the", "adapted"),
+        "fedavg+memory with knn": ("fedavg+memory/knn", "adapted"),
+        "FedAvg with em": ("fedavg/em", "adapted"),
+    }
+    table = rows("Accuracies of the models themselves")
+    assert len(table) == 9
+    for name, row in table.items():
+        world, what = name.split(", ", 1)
+        case, which = cases[what]
+        for stream, said in row.items():
+            own = [c[which] for c in stored[world] if (c["case"], c["stream"]) == (case, stream)]
+            assert float(said) == pytest.approx(statistics.mean(own), abs=0.051), (name, stream)
+    assert {w: f"{len(c):,}" in PAGE for w, c in stored.items()} == dict.fromkeys(WORLDS, True)
+
+
+def said(pattern):
+    """The two numbers of a sentence, which is on the page once."""
+    (found,) = re.findall(pattern, PAGE)
+    return tuple(float(n) for n in found)
+
+
+def among(changes, adapters, streams):
+    return [row[s] for w in WORLDS for a in adapters if (row := changes[w].get(a)) for s in streams if s in row]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "adapters", "streams", "sign"),
+    [
+        (r"\(`the`, `tsa`, `knn`\) gains (\d+) to (\d+) points", ("the", "tsa", "knn"), HOME, 1),
+        (r"class frequencies \(`em`\) (\d+) to (\d+)", ("em",), HOME, 1),
+        (r"lose (\d+) to (\d+) points on the client's own data", ON_BATCHES, ("original",), -1),
+        (r"classes come sorted, (\d+) to (\d+)", ON_BATCHES, ("label-sorted",), -1),
+        (r"`bn` and `tent` lose (\d+) to (\d+) points at home", ("bn after FT", "tent after FT"), HOME[:2], -1),
+        (r"and gain (\d+) to (\d+) on long streams", ("bn after FT", "tent after FT"), LONG, 1),
+        (r"`theplus`\) loses (\d+) to (\d+)\.", ("the", "tsa", "knn", "theplus"), ("out-of-client",), -1),
+        (r"`knn` and `the` gain (\d+) to (\d+) points", ("knn", "the"), ("mixture",), 1),
+        (r"at home and loses (\d+) to (\d+) on long", ("icon",), LONG, -1),
+        (r"`cotta` loses (\d+) to (\d+) points", ("cotta",), (*HOME, "out-of-client", "mixture", "repeated"), -1),
+    ],
+)
+def test_ranges_hold_all_that_they_speak_of_and_little_more(changes, sentence, adapters, streams, sign):
+    low, high = said(sentence)
+    found = [sign * c for c in among(changes, adapters, streams)]
+    assert low <= min(found) < low + 1.0 and high - 1.0 < max(found) <= high
+
+
+def test_what_is_said_of_all_adapters_and_of_careful_ones(changes):
+    everywhere = set().union(*(row for w in WORLDS for row in changes[w].values()))
+    free = {a for w in WORLDS for a in changes[w]}
+    assert max(among(changes, free, ("out-of-client",))) < 2.0
+    for careful, limit in ((("rotta", "note", "memo", "ttt-episodic"), 2.0), (("ttt", "unmix", "odpfl"), 4.0)):
+        assert max(abs(c) for c in among(changes, careful, everywhere)) < limit
+    assert max(abs(c) for c in among(changes, ("icon",), ("original", "corrupted", "mixture", "label-sorted"))) < 2.0
+    assert all(min(row.values()) < 0.0 for w in WORLDS for row in changes[w].values())
+
+
+def test_single_numbers_of_other_clients_data(changes):
+    for adapter, numbers in {"the": (15.6, 3.4), "knn": (16.5, 31.8)}.items():
+        for world, number in zip(WORLDS, numbers, strict=True):
+            assert -changes[world][adapter]["out-of-client"] == pytest.approx(number, abs=0.051)
+            assert str(number) in PAGE
+
+
+def test_the_table_of_corruptions_is_the_stored_one():
+    kept = json.loads((ROOT / "results" / "adapters" / "cifar10c.json").read_text())["rows"]
+    table = rows("### One model, fifteen corruptions")
+    for name, row in table.items():
+        for stream, said in row.items():
+            mean = kept.get(f"{name} {stream}", {}).get("mean")
+            assert said == ("" if mean is None else f"{mean:.1f}"), (name, stream)
+    assert {r["adapter"] for r in kept.values() if "mean" in r} == set(table)
+
+
+def test_the_picture_is_drawn_from_the_stored_results(heatmap):
+    assert heatmap.draw(heatmap.panels(ROOT / "results")) == (ROOT / "docs" / "adapters.svg").read_text()
