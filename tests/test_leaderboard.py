@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from acclimate.cli.main import app
 from acclimate.eval import Table
+from acclimate.eval.same_stream import names
 from acclimate.experiment.settings import expand
 from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
 from acclimate.leaderboard import __main__ as plain
@@ -20,7 +21,6 @@ from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
 from acclimate.leaderboard.submission import _seed, digest, text
 from acclimate.leaderboard.tracks import freeze, mismatch
 from acclimate.running import run as api
-from acclimate.running.same_stream import names
 from acclimate.store import find_runs
 
 ROOT = Path(__file__).parents[1]

@@ -94,3 +94,14 @@ def test_rows_on_other_data_are_not_ranked_together() -> None:
     text = render([one, other])
     assert "scaffold" not in re.search(r'<p class="verdict">.*?</p>', text)[0]
     assert "is not ranked: it was tested on other examples." in text
+
+
+def test_rows_of_two_machines_are_ranked_together() -> None:
+    """Corrupted pixels of another processor are off by one here and there: other bytes, the same stream."""
+    one, two, far = fake("fedavg"), fake("scaffold"), fake("fedbn")
+    for i, (run, off) in enumerate(((one, 0.0), (two, 0.5), (far, 9.0))):
+        card = {"hash": str(i), "examples": "e", "sketch": [off, *[1.0] * 63]}
+        run["results"]["data"]["streams"]["corrupted"] = card
+    said = re.search(r'<p class="verdict">.*?</ul>', render([one, two]))[0]
+    assert "fedavg" in said and "scaffold" in said
+    assert "fedbn without adaptation is not ranked: it was tested on other examples." in render([one, two, far])
