@@ -85,6 +85,41 @@ def test_keys_alone_sort_filter_and_switch(opened: Any) -> None:
     assert opened.evaluate("document.querySelectorAll('table.headline th[aria-sort]').length") >= 1
 
 
+@pytest.mark.parametrize("opened", [1280], indirect=True)
+def test_keys_read_a_chart_as_the_pointer_does(opened: Any) -> None:
+    """The numbers of a round show while the pointer is over it, and by arrow keys in a chart that Tab has reached."""
+    visible = "c => Array.from(c.querySelectorAll('.at')).filter(g => getComputedStyle(g.lastChild).opacity === '1')"
+    read = f"c => ({visible})(c).map(g => Array.from(g.querySelectorAll('text')).map(t => t.textContent).join(' '))"
+    chart = opened.locator("#learning-curves svg").first
+    seeds = [run["metrics"][4]["val_accuracy"] for run in large() if run["results"]["label"] == "method0"]
+    wanted = f"round 5 {100 * sum(seeds) / 3:.1f} ({100 * min(seeds):.1f} to {100 * max(seeds):.1f})"
+    assert chart.evaluate(read) == []
+    chart.locator(".at rect").nth(4).hover()
+    assert chart.evaluate(read) == [wanted]
+    opened.locator("#learning-curves h2").hover()
+    for _ in range(200):
+        opened.keyboard.press("Tab")
+        if chart.evaluate("c => c === document.activeElement"):
+            break
+    for key in ("Home", *["ArrowRight"] * 5, "ArrowLeft"):
+        opened.keyboard.press(key)
+    assert chart.evaluate(read) == [wanted]
+    assert ": round 5, " in chart.get_attribute("aria-label")
+    opened.keyboard.press("Tab")
+    assert chart.evaluate(read) == []
+
+
+@pytest.mark.parametrize("opened", [1280], indirect=True)
+def test_heat_maps_fill_the_width(opened: Any) -> None:
+    """The maps of a row, with the gaps between them, are as wide as their section."""
+    edges = (
+        "found => found.filter(e => e.offsetParent || e.getClientRects().length).map(e => e.getBoundingClientRect())"
+    )
+    boxes = opened.locator("#method-and-adapter .view:visible svg.heat").evaluate_all(edges)
+    room = opened.locator("#method-and-adapter .view:visible .heats").first.bounding_box()
+    assert boxes and max(b["right"] for b in boxes) - min(b["left"] for b in boxes) > 0.95 * room["width"]
+
+
 @pytest.mark.parametrize("opened", [1032], indirect=True)
 def test_on_paper_nothing_is_cut_off_and_tools_are_left_out(opened: Any) -> None:
     opened.emulate_media(media="print")
