@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from test_verdict import large
 
+from acclimate.leaderboard import page as leaderboard
 from acclimate.reporting.report import render
 from chromium import CHROMIUM, MARKS, playwright
 
@@ -129,3 +131,30 @@ def test_on_paper_nothing_is_cut_off_and_tools_are_left_out(opened: Any) -> None
         e.clientWidth + 1))).map(e => e.tagName + '.' + e.className + ' ' + e.scrollWidth)"""
     assert opened.evaluate(cut) == []
     assert len(opened.pdf(format="A4")) > 50_000
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_leaderboard_is_narrowed_by_words_and_to_one_row_per_method(browser: Any, tmp_path: Path, width: int) -> None:
+    board = Path(__file__).parents[2] / "results" / "leaderboard" / "brfl-v1" / "small"
+    (tmp_path / "small").mkdir()
+    for name in ("local.v1.json", "local.v2.json", "fedper.v1.json"):
+        shutil.copy(board / name, tmp_path / "small")
+    (tmp_path / "board.html").write_text(leaderboard.html(tmp_path))
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto((tmp_path / "board.html").as_uri())
+    rows = """() => Array.from(document.querySelector('table.board').tBodies[0].rows)
+        .filter(r => r.offsetParent).map(r => r.cells[0].textContent + '/' + r.cells[1].textContent)"""
+    whole = page.evaluate(rows)
+    assert len(whole) == len(set(whole)) > 8 and page.evaluate("document.documentElement.scrollWidth") == width
+    page.get_by_role("searchbox").fill("LOC t")
+    assert set(page.evaluate(rows)) == {r for r in whole if r.startswith("local/") and "t" in r.partition("/")[2]}
+    page.get_by_role("searchbox").fill("")
+    page.get_by_label("the best row of every method").check()
+    kept = page.evaluate(rows)
+    assert kept == [
+        next(r for r in whole if r.startswith(m)) for m in dict.fromkeys(r.partition("/")[0] for r in whole)
+    ]
+    assert page.locator("form.narrow output").text_content() == f"2 of {len(whole)} rows"
+    page.locator("table.board thead button").nth(4).click()  # sorting keeps what is hidden hidden
+    assert sorted(page.evaluate(rows)) == sorted(kept)
+    page.close()

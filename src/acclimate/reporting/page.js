@@ -292,6 +292,25 @@ if (tools) {
   document.getElementById('count').value = `${record.rows.length} rows`;
 }
 
+/* --- a leaderboard's rows: by parts of their names, or one per method --- */
+for (const form of all('form.narrow')) {
+  const [text, once] = all('input', form), seen = new Set();
+  const rows = all('table.board tbody tr', form.parentElement).map(line => {
+    const method = line.cells[0].textContent, first = !seen.has(method);
+    seen.add(method);
+    return {line, first, name: `${method} ${line.cells[1].textContent}`.toLowerCase()};
+  });
+  const narrow = () => {
+    const parts = text.value.toLowerCase().split(/\s+/);
+    rows.forEach(r => { r.line.hidden = !parts.every(p => r.name.includes(p)) || (once.checked && !r.first); });
+    form.querySelector('output').value = `${rows.filter(r => !r.line.hidden).length} of ${rows.length} rows`;
+  };
+  form.hidden = false;
+  form.addEventListener('input', narrow);
+  form.addEventListener('submit', event => event.preventDefault());
+  narrow();
+}
+
 /* --- charts of rounds: what the pointer reads, arrow keys read too --- */
 for (const chart of all('svg').filter(c => c.querySelector('.at'))) {
   const strips = all('.at', chart), label = chart.getAttribute('aria-label');
