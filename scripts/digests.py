@@ -23,9 +23,9 @@ import torch
 import acclimate as ac
 from acclimate.backends import Processes, Serial, Vmap
 from acclimate.core import Protocol, Shards, Task, Work, Worker, fit, tree
+from acclimate.eval.same_stream import stream_hash
 from acclimate.experiment import catalogue
 from acclimate.running.evaluate import streams_of
-from acclimate.running.same_stream import stream_hash
 
 CLASSES, SIZES, SMALL = 5, (40, 24, 16, 33, 17, 9), Work(epochs=1, batch=8)
 BACKENDS = {

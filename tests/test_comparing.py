@@ -168,6 +168,25 @@ def test_streams_of_other_examples_are_left_out_and_named(tmp_path):
         compare.compare(tmp_path / "a-one", tmp_path / "b-one")
 
 
+def machine(hash, off, examples="same"):
+    """The card of a stream whose inputs are this far from those of another machine, in levels of 255."""
+    return {"corrupted": {"hash": hash, "examples": examples, "sketch": [10.0 + off, *[3.0] * 63]}}
+
+
+def test_streams_of_two_machines_are_paired_and_ranked(tmp_path):
+    own = {("corrupted", "last"): [0.5, 0.7]}
+    cards = {"a": machine("1", 0.0), "b": machine("2", 0.6), "c": machine("3", 6.0), "d": machine("4", 0.0, "others")}
+    for name, streams in cards.items():
+        run_folder(tmp_path / name, f"fed{name}", 0, own, streams=streams)
+    assert compare.compare(tmp_path / "a", tmp_path / "b").left_out == ()
+    for other in "cd":
+        with pytest.raises(ValueError, match="different examples in every stream"):
+            compare.compare(tmp_path / "a", tmp_path / other)
+    found = compare.ranked(tmp_path)
+    assert [p.title for p in found.places] == ["feda", "fedb"]
+    assert found.left_out == dict.fromkeys(["fedc", "fedd"], "it was tested on other examples")
+
+
 def stream_hash(value):
     return {"streams": {"original": {"hash": value}}}
 

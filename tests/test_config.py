@@ -249,7 +249,18 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("rounds=abc", "rounds: 'abc' is not a whole number"),
         ("rounds=1.5", "'1.5' is not a whole number"),
         ("rounds=0", "rounds=0 must be a finite number of at least 1"),
-        ("rounds", "'rounds' must be key=value"),
+        ("rounds", "'rounds' must be key=value, for example rounds=5"),
+        ("fedthe", "'fedthe' must be key=value, for example method=fedthe"),
+        ("corrupted", "'corrupted' must be key=value, for example streams=corrupted"),
+        ("method", "'method' must be key=value, for example method=fedavg"),
+        (
+            "lr=0.1",
+            "lr: Experiment has no 'lr'; did you mean 'method.opt.lr' or 'method.server_opt.lr'. allowed: data, m",
+        ),
+        ("clients=5", "Experiment has no 'clients'; did you mean 'data.clients'"),
+        ("severity=3", "Experiment has no 'severity'; did you mean 'streams.corrupted.severity'"),
+        ("method.lr=0.1", "method.lr: FedAvg has no 'lr'; did you mean 'method.opt.lr'"),
+        ("method=FEDAVG", "there is no method 'FEDAVG'; did you mean 'fedavg'"),
         ("method=fedprx", "there is no method 'fedprx'; did you mean 'fedprox'"),
         ("method.mu=1", "FedAvg has no 'mu'"),
         ("method.opt.lr=-1", "SGD: lr=-1.0 must be a finite number above 0"),
@@ -280,6 +291,16 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
 def test_mistakes_are_named(setting, says):
     with pytest.raises(ConfigError, match=says):
         expand([setting])
+
+
+def test_a_setting_that_is_typed_twice_is_refused(tmp_path):
+    said = "method: given twice, as fedavg and as fedprox; for both, write method=fedavg,fedprox"
+    with pytest.raises(ConfigError, match=said):
+        merged(None, ["method=fedavg", "rounds=2", "method=fedprox"])
+    assert merged(None, ["rounds=2", "rounds=2"]) == ["rounds=2", "rounds=2"]
+    file = tmp_path / "a.toml"
+    file.write_text('method = "fedbn"')
+    assert merged(file, ["method=fedavg"]) == ["method=fedavg"]  # a file's is another matter
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,8 @@ def test_the_sentence_turns_with_the_numbers():
         "Against fedavg, fedavg+finetune loses 10 points at home but gains 3 points abroad; the mean of the two is "
         "highest for fedavg, 91.0 %."
     )
+    near = first.story(table(fedavg_none_none=(90, 92), fedavg_finetune_none=(80, 95), fedbn_none_none=(90, 90)))
+    assert near.endswith("highest for fedavg, 91.0 %, less than 2 points above fedbn.")
     assert first.story(table(fedprox_none_none=(90, 92))) == ""
     assert first.story(table(fedavg_none_none=(90,), fedthe_none_the=(91,))) == ""
 
@@ -75,6 +77,7 @@ def test_the_first_table_takes_settings():
     found = first.experiments([], set())
     assert [e.label for e in found] == list(first.ROWS)
     assert {e.method.opt.lr for e in found} == {0.2} and {e.data.new_clients for e in found} == {5}
+    assert found[-1].method.inner_lr == 0.05 and catalogue.METHODS["fedtta"].inner_lr == 0.5  # the paper's
     assert [e.label for e in first.experiments(["personal=lp"], {"personal"})] == [
         "fedavg+lp",
         "fedthe+lp",
@@ -83,6 +86,7 @@ def test_the_first_table_takes_settings():
     fewer = first.experiments(["adapters=none", "streams=original"], {"adapters", "streams"})
     assert {(len(e.adapters), len(e.streams)) for e in fewer} == {(1, 1)}
     cells = first.experiments(["data=cells"], {"data"})
+    assert cells[-1].method == catalogue.METHODS["fedtta"]  # what was chosen for the digits is for them alone
     assert {e.data.new_clients for e in cells} == {0} and {labels.name(e.model) for e in cells} == {"mlp-bn"}
 
 
@@ -136,6 +140,8 @@ def test_the_readme_is_short_and_counts_right():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) < 200
     assert f"| methods by name | {len(catalogue.METHODS)} |" in text
+    for page in ("gallery.md", "leaderboard.md", "tutorials/compare.md", "tutorials/deploy.md"):
+        assert f"(docs/{page})" in text
     assert f"| test-time adapters | {len(catalogue.ADAPTERS) - 1} |" in text  # `none` is no adapter
 
 
@@ -156,5 +162,9 @@ def test_the_rate_of_the_first_run_is_the_one_that_the_guide_says():
     guide = (ROOT / "docs" / "guides" / "data.md").read_text().partition("### The rate of the first run")[2]
     rows = [line.split(" | ") for line in re.findall(r"(?m)^\| (0\.\d+ .*) \|$", guide)[:4]]
     assert max(rows, key=lambda row: float(row[-1]))[0] == first.SETTINGS["method.opt.lr"]
+    inner = [line.split(" | ") for line in re.findall(r"(?m)^\| (0\.\d+ .*) \|$", guide)[4:7]]
+    assert max(inner, key=lambda row: float(row[-1]))[0] == first.OWN["fedtta"]["method.inner_lr"]
+    for _, *_, home, abroad, mean in inner:
+        assert (float(home) + float(abroad)) / 2 == pytest.approx(float(mean), abs=0.101)
     for _, *methods, mean in rows:
         assert sum(map(float, methods)) / 3 == pytest.approx(float(mean), abs=0.051)

@@ -9,10 +9,10 @@ import torch
 
 import acclimate as ac
 from acclimate.core import Shards, rng
+from acclimate.eval.same_stream import TOLERANCE, WIDTH, apart, first_alike, names, sketch
 from acclimate.leaderboard import frozen, track
 from acclimate.running.build import build
 from acclimate.running.evaluate import streams_of
-from acclimate.running.same_stream import TOLERANCE, WIDTH, apart, names, sketch
 from acclimate.shifts import Stream, benchmark_streams
 from acclimate.shifts.corruptions import COMMON
 
@@ -123,3 +123,21 @@ def test_what_a_sketch_cannot_say_is_refused_and_without_one_bytes_decide(built)
     assert apart({"hash": wanted["hash"]}, wanted) is None
     assert apart({"hash": "0" * 16}, wanted) == f"its hash is {'0' * 16}, and must be {wanted['hash']}"
     assert apart(good | {"hash": "0" * 16}, {"hash": wanted["hash"]}) is not None
+    assert apart(good, wanted | {"sketch": [1.0]}) is not None
+
+
+def test_only_bytes_have_a_sketch(built):
+    """Features of deviation 1 under another shift are nearer to each other than pixels that were rounded otherwise."""
+    s = built["original"].shards
+    as_floats = replace(built["original"], shards=replace(s, x=s.x / 255))
+    assert names(as_floats).keys() == {"hash", "examples"} and "sketch" in names(built["original"])
+    moved = replace(as_floats, shards=replace(s, x=s.x / 255 + 0.5))
+    assert apart(names(moved), names(as_floats)) is not None
+
+
+def test_a_card_is_numbered_by_the_first_that_it_is_like():
+    known: list = []
+    sketches = [[v] * WIDTH for v in (0.0, 5.0, 0.1)]
+    cards = [{"hash": str(v[0]), "examples": "e", "sketch": v} for v in sketches]
+    assert [first_alike(known, card) for card in (*cards, {}, {}, {"hash": "x"})] == [0, 1, 0, 2, 2, 3]
+    assert len(known) == 4

@@ -71,15 +71,22 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.mark.parametrize("width", [1400, 390])
 def test_nothing_is_wider_than_the_window(built, width):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(built)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(built))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        wrong = looked_at(f"http://127.0.0.1:{server.server_port}", built, width)
+        server.shutdown()
+    assert wrong == {}
+
+
+def looked_at(address, built, width):
+    """What is wrong, by page."""
     wrong = {}
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page, errors = browser.new_page(viewport={"width": width, "height": 900}), []
         page.on("pageerror", lambda e: errors.append(str(e)))
         for path in sorted(p.relative_to(built).as_posix() for p in built.rglob("*.html")):
-            page.goto(f"http://127.0.0.1:{server.server_port}/{path}")
+            page.goto(f"{address}/{path}")
             page.wait_for_timeout(50)
             if found := [*page.evaluate(CUT), *errors]:
                 wrong[path] = found
@@ -87,5 +94,4 @@ def test_nothing_is_wider_than_the_window(built, width):
         page.set_content("<article><p style='width: 3000px'>wide</p></article>")
         assert len(page.evaluate(CUT)) == 2, "the check would not notice"
         browser.close()
-    server.shutdown()
-    assert wrong == {}
+    return wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from test_verdict import large
 
+from acclimate.leaderboard import page as leaderboard
 from acclimate.reporting.report import render
 from chromium import CHROMIUM, MARKS, playwright
 
@@ -85,6 +87,41 @@ def test_keys_alone_sort_filter_and_switch(opened: Any) -> None:
     assert opened.evaluate("document.querySelectorAll('table.headline th[aria-sort]').length") >= 1
 
 
+@pytest.mark.parametrize("opened", [1280], indirect=True)
+def test_keys_read_a_chart_as_the_pointer_does(opened: Any) -> None:
+    """The numbers of a round show while the pointer is over it, and by arrow keys in a chart that Tab has reached."""
+    visible = "c => Array.from(c.querySelectorAll('.at')).filter(g => getComputedStyle(g.lastChild).opacity === '1')"
+    read = f"c => ({visible})(c).map(g => Array.from(g.querySelectorAll('text')).map(t => t.textContent).join(' '))"
+    chart = opened.locator("#learning-curves svg").first
+    seeds = [run["metrics"][4]["val_accuracy"] for run in large() if run["results"]["label"] == "method0"]
+    wanted = f"round 5 {100 * sum(seeds) / 3:.1f} ({100 * min(seeds):.1f} to {100 * max(seeds):.1f})"
+    assert chart.evaluate(read) == []
+    chart.locator(".at rect").nth(4).hover()
+    assert chart.evaluate(read) == [wanted]
+    opened.locator("#learning-curves h2").hover()
+    for _ in range(200):
+        opened.keyboard.press("Tab")
+        if chart.evaluate("c => c === document.activeElement"):
+            break
+    for key in ("Home", *["ArrowRight"] * 5, "ArrowLeft"):
+        opened.keyboard.press(key)
+    assert chart.evaluate(read) == [wanted]
+    assert ": round 5, " in chart.get_attribute("aria-label")
+    opened.keyboard.press("Tab")
+    assert chart.evaluate(read) == []
+
+
+@pytest.mark.parametrize("opened", [1280], indirect=True)
+def test_heat_maps_fill_the_width(opened: Any) -> None:
+    """The maps of a row, with the gaps between them, are as wide as their section."""
+    edges = (
+        "found => found.filter(e => e.offsetParent || e.getClientRects().length).map(e => e.getBoundingClientRect())"
+    )
+    boxes = opened.locator("#method-and-adapter .view:visible svg.heat").evaluate_all(edges)
+    room = opened.locator("#method-and-adapter .view:visible .heats").first.bounding_box()
+    assert boxes and max(b["right"] for b in boxes) - min(b["left"] for b in boxes) > 0.95 * room["width"]
+
+
 @pytest.mark.parametrize("opened", [1032], indirect=True)
 def test_on_paper_nothing_is_cut_off_and_tools_are_left_out(opened: Any) -> None:
     opened.emulate_media(media="print")
@@ -94,3 +131,30 @@ def test_on_paper_nothing_is_cut_off_and_tools_are_left_out(opened: Any) -> None
         e.clientWidth + 1))).map(e => e.tagName + '.' + e.className + ' ' + e.scrollWidth)"""
     assert opened.evaluate(cut) == []
     assert len(opened.pdf(format="A4")) > 50_000
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_leaderboard_is_narrowed_by_words_and_to_one_row_per_method(browser: Any, tmp_path: Path, width: int) -> None:
+    board = Path(__file__).parents[2] / "results" / "leaderboard" / "brfl-v1" / "small"
+    (tmp_path / "small").mkdir()
+    for name in ("local.v1.json", "local.v2.json", "fedper.v1.json"):
+        shutil.copy(board / name, tmp_path / "small")
+    (tmp_path / "board.html").write_text(leaderboard.html(tmp_path))
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto((tmp_path / "board.html").as_uri())
+    rows = """() => Array.from(document.querySelector('table.board').tBodies[0].rows)
+        .filter(r => r.offsetParent).map(r => r.cells[0].textContent + '/' + r.cells[1].textContent)"""
+    whole = page.evaluate(rows)
+    assert len(whole) == len(set(whole)) > 8 and page.evaluate("document.documentElement.scrollWidth") == width
+    page.get_by_role("searchbox").fill("LOC t")
+    assert set(page.evaluate(rows)) == {r for r in whole if r.startswith("local/") and "t" in r.partition("/")[2]}
+    page.get_by_role("searchbox").fill("")
+    page.get_by_label("the best row of every method").check()
+    kept = page.evaluate(rows)
+    assert kept == [
+        next(r for r in whole if r.startswith(m)) for m in dict.fromkeys(r.partition("/")[0] for r in whole)
+    ]
+    assert page.locator("form.narrow output").text_content() == f"2 of {len(whole)} rows"
+    page.locator("table.board thead button").nth(4).click()  # sorting keeps what is hidden hidden
+    assert sorted(page.evaluate(rows)) == sorted(kept)
+    page.close()

@@ -45,6 +45,18 @@ def test_both_selections_have_a_table_with_every_row() -> None:
     assert "<b>scaffold with bn</b>: the model has no batch norm" in text
 
 
+def test_what_adaptation_costs_has_columns_of_its_own() -> None:
+    runs = suite()
+    for run in runs:
+        seed = run["results"]["seed"]
+        cost = {"none": (0.5, 0), "tent": (2.0 + seed, 2048), "t3a": (1.0, 512)}
+        run["results"]["serving"] = {a: {"ms_per_sample": t, "state_bytes": b} for a, (t, b) in cost.items()}
+    for lines in Page(render(runs)).boards.values():
+        assert [c[1] for c in lines[0]][-2:] == ["Adaptation, ms per sample", "Adapter's state per client"]
+        shown = {line[1][1]: [c[1].removesuffix(" best") for c in line[-2:]] for line in lines[1:]}
+        assert shown == {"none": ["0.50", "0 B"], "tent": ["2.50", "2.05 kB"], "t3a": ["1.00", "512 B"]}
+
+
 def test_the_best_of_every_column_is_its_maximum_and_nothing_else_is_marked() -> None:
     for lines in Page(render(suite())).boards.values():
         for k in range(2, len(lines[0]) - 1):

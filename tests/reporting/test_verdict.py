@@ -11,7 +11,9 @@ import pytest
 from made_up import Page, fake, row, suite
 
 from acclimate.eval.paired import interval
+from acclimate.reporting.board import collect
 from acclimate.reporting.report import render
+from acclimate.reporting.sections.verdict import rankings
 
 METHODS = [f"method{i}" for i in range(12)]
 ADAPTERS = ("none", "bn", "tent", "t3a", "memo")
@@ -72,6 +74,34 @@ def test_the_verdict_of_a_large_report_is_that_of_every_pair_by_itself(page: Any
         assert part.startswith(where), (stream, part)
 
 
+def by_hand(differences: list[Any]) -> tuple[float, float]:
+    """The interval by another bootstrap, with other random numbers: seeds, and for each seed drawn its clients."""
+    draw, own = np.random.default_rng(11), np.array(differences)  # seeds x clients
+    seeds = draw.integers(0, len(own), (4000, len(own)))
+    clients = draw.integers(0, own.shape[1], (4000, *own.shape))
+    low, high = np.quantile(own[seeds[..., None], clients].mean((1, 2)), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def test_ranks_and_ties_are_those_of_a_bootstrap_by_hand(page: Any) -> None:
+    """Every pair of the 60 rows with the first, by code that shares nothing with the report's."""
+    runs, _ = page
+    found = rankings(collect(runs))["last"]
+    values: dict[str, Any] = {}
+    for t in (t for r in runs for t in r["results"]["table"]):
+        title = f"{t['method']} " + ("without adaptation" if t["adapter"] == "none" else f"with {t['adapter']}")
+        values.setdefault(title, np.zeros((3, 10)))[t["seed"]] += np.array(t["per_client"]) / len(STREAMS)
+    order = sorted(values, key=lambda k: -values[k].mean())
+    assert [p.title for p in found.places] == order and len(order) == 60
+    near = 0
+    for place in found.places[1:]:
+        low, high = by_hand(list(values[order[0]] - values[place.title]))
+        assert (place.low, place.high) == (pytest.approx(low, abs=0.003), pytest.approx(high, abs=0.003))
+        near += abs(low) < 0.003  # there random numbers decide
+        assert abs(low) < 0.003 or place.level == (low < 0)
+    assert near < 12
+
+
 def test_a_large_report_is_small_and_has_its_ranks(page: Any) -> None:
     _, text = page
     Page(text)
@@ -94,3 +124,14 @@ def test_rows_on_other_data_are_not_ranked_together() -> None:
     text = render([one, other])
     assert "scaffold" not in re.search(r'<p class="verdict">.*?</p>', text)[0]
     assert "is not ranked: it was tested on other examples." in text
+
+
+def test_rows_of_two_machines_are_ranked_together() -> None:
+    """Corrupted pixels of another processor are off by one here and there: other bytes, the same stream."""
+    one, two, far = fake("fedavg"), fake("scaffold"), fake("fedbn")
+    for i, (run, off) in enumerate(((one, 0.0), (two, 0.5), (far, 9.0))):
+        card = {"hash": str(i), "examples": "e", "sketch": [off, *[1.0] * 63]}
+        run["results"]["data"]["streams"]["corrupted"] = card
+    said = re.search(r'<p class="verdict">.*?</ul>', render([one, two]))[0]
+    assert "fedavg" in said and "scaffold" in said
+    assert "fedbn without adaptation is not ranked: it was tested on other examples." in render([one, two, far])

@@ -296,6 +296,8 @@ def _explain(error: Exception) -> NoReturn:
 
     if isinstance(error, click.NoSuchOption):
         _hint(error)
+    if "Did you mean" in getattr(error, "message", "") and hasattr(error, "possibilities"):
+        error.possibilities = None  # typer has said it, and click would say it again
     if isinstance(error, click.ClickException):
         error.show()
         raise SystemExit(error.exit_code)

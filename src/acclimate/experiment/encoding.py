@@ -111,6 +111,10 @@ def by_name(value: Any) -> Any:
     return [by_name(v) for v in value] if isinstance(value, list) else value
 
 
+_hints = functools.cache(typing.get_type_hints)
+"""A class's hints are read from its source text, which takes most of the time of decoding."""
+
+
 def decode(
     value: Any, hint: Any = Any, where: str = "experiment", strict: bool = False, given: Sequence[str] = ()
 ) -> Any:
@@ -125,7 +129,7 @@ def decode(
                 f"pass it again, e.g. ac.load(path, {_field(where)}=...)"
             )
         cls = _resolve(str(value.get("type", "")), where)
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         fields = {k: v for k, v in value.items() if k != "type"}
         known = {f.name: f for f in dataclasses.fields(cls)}
         if REVISION in hints:

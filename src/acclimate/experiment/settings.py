@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..core import Method, Personalizer
 from ..core.check import FieldError
 from ..ops import opening
-from . import catalogue, labels, limits, trusted
+from . import catalogue, hints, labels, limits, trusted
 from .catalogue import nearest
 from .encoding import ConfigError
 from .record import Experiment
@@ -54,6 +54,7 @@ def values_of(key: str, settings: Iterable[str | tuple[str, Any]]) -> list[Any]:
 
 def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, Any]]:
     """The settings of a TOML file and of the command line, which wins."""
+    _check_once([pair(s) for s in settings])
     if file is None:
         return list(settings)
     try:
@@ -67,6 +68,15 @@ def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, 
     for key, value in pairs:
         trusted.check_all(f"{file}: {key}", value)
     return [*_left_by(pairs, [pair(s) for s in settings]), *settings]
+
+
+def _check_once(typed: Sequence[tuple[str, Any]]) -> None:
+    """Refuse a setting that is typed twice: that both are wanted is as likely as that the last one is."""
+    seen: dict[str, Any] = {}
+    for key, value in typed:
+        if seen.setdefault(key, value) != value:
+            first = seen[key]
+            raise ConfigError(f"{key}: given twice, as {first} and as {value}; for both, write {key}={first},{value}")
 
 
 def _left_by(pairs: list[tuple[str, Any]], typed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -126,7 +136,7 @@ def pair(setting: str | tuple[str, Any]) -> tuple[str, Any]:
         return setting
     path, equals, value = setting.partition("=")
     if not equals or not path:
-        raise ConfigError(f"'{setting}' must be key=value, for example rounds=5")
+        raise ConfigError(f"'{setting}' must be key=value, for example {hints.assignment(setting.strip())}")
     return path.strip(), value.strip()
 
 
@@ -198,7 +208,7 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
     name, rest = path[0], path[1:]
     names = [f.name for f in dataclasses.fields(draft.record)]
     if name not in names:
-        raise NoSuchField(f"{key}: {type(draft.record).__name__} has no '{name}'; {nearest(name, names)}")
+        raise NoSuchField(f"{key}: {type(draft.record).__name__} has no '{name}'; {_meant(draft, names, key, name)}")
     old, news = draft.get(name), list[Any]()
     if rest and isinstance(old, tuple):
         news = _assign_inside(old, rest, value, key)
@@ -212,6 +222,18 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
     else:
         news = _parse(value, typing.get_type_hints(type(draft.record))[name], key)
     return [draft.put(name, n, key) for n in news]
+
+
+def _meant(draft: _Draft, names: list[str], key: str, name: str) -> str:
+    """The nearest field, or one of that name in a record further down; then all that are allowed."""
+    told = nearest(name, names)
+    found = hints.below({n: _chosen(draft.get(n)) for n in names}, name, key.removesuffix(name))
+    return told if not found or told.startswith("did") else f"did you mean {' or '.join(map(repr, found[:2]))}? {told}"
+
+
+def _chosen(value: Any) -> Any:
+    """The record of a draft, without the settings for it."""
+    return tuple(map(_chosen, value)) if isinstance(value, tuple) else _drafted(value).record
 
 
 def _drafted(value: Any) -> _Draft:

@@ -17,6 +17,13 @@ from ..reporting.style import details, esc, fixed, mean, num, pct, size, views
 from .folder import read
 from .tracks import BOARD, TRACKS, frozen
 
+NARROW = (
+    '<form class="tools narrow" aria-label="Which rows are shown" hidden><label>Rows <input type="search" '
+    'autocomplete="off" placeholder="fedavg tent"></label><label class="chip"><input type="checkbox"> '
+    'the best row of every method alone</label><div class="foot"><output aria-live="polite"></output></div></form>'
+)
+"""What narrows a track's table; hidden until page.js shows it."""
+
 Submissions = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
@@ -55,7 +62,8 @@ def markdown(found: Submissions, title: str) -> str:
     ranking = rank([r.entry("last") for r in board.rows])
     rows = {r.title: r for r in board.rows}
     head = ["rank", "same as", "method", "adapter", *board.streams, "mean", "worst tenth", "ECE", "ms/sample", "upload"]
-    lines = [f"# {BOARD}, {title}", "", *_words(ranking), "", _line(head), _line(["---"] * len(head))]
+    words = [*_words(ranking), *_machines(found)]
+    lines = [f"# {BOARD}, {title}", "", *words, "", _line(head), _line(["---"] * len(head))]
     for place, letters in zip(ranking.places, ranking.bars(), strict=True) if ranking else ():
         row = rows[place.title]
         streams = [pct(row.score("last", [s])) for s in board.streams]
@@ -72,6 +80,14 @@ def _words(ranking: Ranking | None) -> list[str]:
     return [said, "", "Rows that share a letter cannot be told apart by their paired 95 % intervals."]
 
 
+def _machines(found: Submissions) -> list[str]:
+    """Whose times cannot be compared: a sentence where the rows are of several machines."""
+    kinds = (versions[-1]["environment"] for versions in found.values())
+    machines = sorted({f"{e['platform']} with torch {e['torch']}" for e in kinds})
+    many = len(machines) > 1
+    return [f"Times are of the submitters' machines ({'; '.join(machines)}): compare those of one alone."] * many
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(c.replace("&ndash;", "-").replace("|", "\\|") for c in cells) + " |"
 
@@ -81,7 +97,7 @@ def _chosen(found: Submissions) -> list[str]:
     out = []
     for name in sorted(found):
         last, *old = found[name][::-1]
-        text = f"- {name}, version {last['version']}, commit {last['commit']}"
+        text = f"- {name}, version {last['version']}, commit {last['commit']}, {last['environment']['platform']}"
         text += f": hyper-parameters by {last['hyper_parameters']}"
         text += "".join(f"; version {b['version']} is superseded" for b in old)
         out.append(text + (f". {last['note']}" if last["note"] else "."))
@@ -115,17 +131,19 @@ def html(folder: Path) -> str:
 
 def _section(name: str, board: Board, found: Submissions) -> str:
     ranks = verdict.rankings(board)
-    ranking = ranks.get("last")
-    said = verdict.verdict(board, ranking).partition('<ul class="best-of">')[0]
+    ranking, machines = ranks.get("last"), _machines(found)
+    said = verdict.verdict(board, ranking, costs=not machines).partition('<ul class="best-of">')[0]
     notes = "".join(f"<li>{esc(line.removeprefix('- '))}</li>" for line in _chosen(found))
-    about = f'<p class="muted">{esc(TRACKS[name].about)}</p>{said}'
+    about = (
+        f'<p class="muted">{esc(TRACKS[name].about)}</p>{said}{"".join(f"<p>{esc(m)}</p>" for m in machines)}{NARROW}'
+    )
     table = views({"last": "Last round"}, lambda _: _table(board, ranking))
     plot = verdict.section(board, ranks)
     return f"{about}{table}{plot}{details('Submissions', 'versions and how they were tuned', f'<ul>{notes}</ul>')}"
 
 
 def _table(board: Board, ranking: Ranking | None) -> str:
-    columns = [TableColumn("Rank"), TableColumn("Mean over streams", "max")]
+    columns = [TableColumn("Rank"), TableColumn("Same as"), TableColumn("Mean over streams", "max")]
     columns += [TableColumn(esc(s), "max", stream=i) for i, s in enumerate(board.streams)]
     columns += [TableColumn("Worst tenth of clients", "max"), TableColumn("ECE, %", "min")]
     columns += [TableColumn("ms per sample"), TableColumn("Upload per client and round")]
@@ -139,6 +157,6 @@ def _cells(board: Board, row: BoardRow, place: Any) -> list[TableCell]:
     shares = [row.score("last", board.streams), *(row.score("last", [s]) for s in board.streams)]
     shares += [worst_tenth(row, board.streams), row.score("last", board.streams, "ece")]
     time, up = row.served("ms_per_sample"), row.cost("up_bytes_per_client")
-    first = TableCell(f"{fixed(rank_, 0)}<small>{esc(letters)}</small>", rank_)
-    return [first, *(TableCell(f"<b>{pct(v)}</b>", v) for v in shares), TableCell(fixed(time, 2), time),
+    first = [TableCell(fixed(rank_, 0), rank_), TableCell(f'<span class="pm">{esc(letters)}</span>', rank_)]
+    return [*first, *(TableCell(f"<b>{pct(v)}</b>", v) for v in shares), TableCell(fixed(time, 2), time),
             TableCell(size(up), up)]  # fmt: skip

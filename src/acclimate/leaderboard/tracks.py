@@ -12,11 +12,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ..eval.same_stream import apart, names
 from ..experiment import Experiment, encode
 from ..experiment.settings import expand
 from ..running.build import build
 from ..running.evaluate import streams_of
-from ..running.same_stream import apart, names
 
 BOARD = "brfl-v1"
 SCHEMA = "acclimate.track/2"

@@ -24,8 +24,12 @@ def load_live(path: str | Path, **given: Any) -> Live:
     `given` supplies Python objects that JSON cannot hold, such as `model`.
     """
     folder = Path(path)
-    if not (folder / CARD).exists() and (folder / JOINED_CARD).exists():
-        return _joined(folder, given)
+    if not (folder / CARD).exists():
+        if (folder / JOINED_CARD).exists():
+            return _joined(folder, given)
+        raise store.RunError(
+            f"{folder} holds no live model, since there is no {CARD}; `acclimate deploy RUN` writes some"
+        )
     card = store.read_json(folder / CARD)
     if card.get("schema") != SCHEMA:
         raise store.RunError(

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..eval.ranking import RankedRow
+from ..eval.same_stream import first_alike
 from ..eval.table import concerns
 from ..experiment import ConfigError, catalogue, decode, encode, labels
 from .style import mean, num
@@ -41,7 +42,7 @@ class BoardRow:
     serving: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
     """What serving the adapter took, by seed; older runs did not measure it."""
     tested_on: dict[tuple[Any, str], Any] = field(default_factory=dict)
-    """By seed and stream, the hashes of the data, its splits and the stream."""
+    """By seed and stream, what names the examples: rows on other examples are not ranked together."""
 
     @property
     def title(self) -> str:
@@ -119,6 +120,7 @@ def collect(runs: Sequence[Run]) -> Board:
     adapters = {str(t.get("adapter")) for r in runs for t in r["results"].get("table") or ()}
     suffixes = {a: _suffixes(runs, [[s for s in own if concerns(s, a)] for own in differences]) for a in adapters}
     rows: dict[tuple[str, str], BoardRow] = {}
+    known: dict[Any, list[Mapping[str, Any]]] = {}
     for i, run in enumerate(runs):
         results = run["results"]
         for t in results.get("table") or ():
@@ -129,7 +131,9 @@ def collect(runs: Sequence[Run]) -> Board:
             row.cells.setdefault((str(t.get("selection", "last")), str(t.get("stream"))), {}).setdefault(seed, t)
             row.costs.setdefault(seed, results.get("cost") or {})
             row.serving.setdefault(seed, (results.get("serving") or {}).get(adapter) or {})
-            row.tested_on.setdefault((seed, str(t.get("stream"))), _examples(results, str(t.get("stream"))))
+            at = (seed, str(t.get("stream")))
+            if at not in row.tested_on:
+                row.tested_on[at] = _examples(results, at[1], known.setdefault(at, []))
     board.rows = list(rows.values())
     keys = [k for r in board.rows for k in r.cells]
     board.streams = list(dict.fromkeys(stream for _, stream in keys))
@@ -138,11 +142,14 @@ def collect(runs: Sequence[Run]) -> Board:
     return board
 
 
-def _examples(results: Mapping[str, Any], stream: str) -> str:
-    """What names the examples of a stream: its hash and those of the data and the splits, as far as known."""
+def _examples(results: Mapping[str, Any], stream: str, known: list[Mapping[str, Any]]) -> str:
+    """What names the examples of a stream: the hashes of the data and the splits, as far as known, and a number.
+
+    The number is that of the first such stream, of this name and seed, in the board's runs.
+    """
     card = results.get("data") or {}
     splits = {k: (v or {}).get("hash") for k, v in (card.get("splits") or {}).items()}
-    return json.dumps([card.get("hash"), splits, ((card.get("streams") or {}).get(stream) or {}).get("hash")])
+    return json.dumps([card.get("hash"), splits, first_alike(known, (card.get("streams") or {}).get(stream) or {})])
 
 
 def ordered(found: Sequence[str], order: Sequence[str]) -> dict[str, int]:

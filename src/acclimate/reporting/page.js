@@ -1,5 +1,5 @@
-/* What a reader can do with the page: choose a round, sort and filter tables, save the headline table, choose light or
-   dark. The page reads without it. All numbers come from the JSON in #record; nothing is fetched. */
+/* What a reader can do with the page: choose a round, sort and filter tables, save the headline table, read charts
+   by keys, choose light or dark. The page reads without it. All numbers come from the JSON in #record; nothing is fetched. */
 (() => {
 'use strict';
 const all = (query, root = document) => Array.from(root.querySelectorAll(query));
@@ -290,6 +290,46 @@ if (tools) {
   tools.addEventListener('reset', () => setTimeout(filter));
   all('[data-save]', tools).forEach(b => b.addEventListener('click', () => save(b.dataset.save)));
   document.getElementById('count').value = `${record.rows.length} rows`;
+}
+
+/* --- a leaderboard's rows: by parts of their names, or one per method --- */
+for (const form of all('form.narrow')) {
+  const [text, once] = all('input', form), seen = new Set();
+  const rows = all('table.board tbody tr', form.parentElement).map(line => {
+    const method = line.cells[0].textContent, first = !seen.has(method);
+    seen.add(method);
+    return {line, first, name: `${method} ${line.cells[1].textContent}`.toLowerCase()};
+  });
+  const narrow = () => {
+    const parts = text.value.toLowerCase().split(/\s+/);
+    rows.forEach(r => { r.line.hidden = !parts.every(p => r.name.includes(p)) || (once.checked && !r.first); });
+    form.querySelector('output').value = `${rows.filter(r => !r.line.hidden).length} of ${rows.length} rows`;
+  };
+  form.hidden = false;
+  form.addEventListener('input', narrow);
+  form.addEventListener('submit', event => event.preventDefault());
+  narrow();
+}
+
+/* --- charts of rounds: what the pointer reads, arrow keys read too --- */
+for (const chart of all('svg').filter(c => c.querySelector('.at'))) {
+  const strips = all('.at', chart), label = chart.getAttribute('aria-label');
+  let at = -1;
+  const read = to => {
+    at = to;
+    strips.forEach((strip, i) => strip.classList.toggle('on', i === at));
+    const said = at < 0 ? '' : `: ${all('text', strips[at]).map(t => t.textContent).join(', ')}`;
+    chart.setAttribute('aria-label', label + said);
+  };
+  chart.tabIndex = 0;
+  chart.addEventListener('blur', () => read(-1));
+  chart.addEventListener('keydown', event => {
+    const last = strips.length - 1, back = at < 0 ? last : Math.max(at - 1, 0);
+    const to = {ArrowRight: Math.min(at + 1, last), ArrowLeft: back, Home: 0, End: last, Escape: -1}[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    read(to);
+  });
 }
 
 /* --- light and dark: as the system has it until the button says otherwise --- */

@@ -12,10 +12,10 @@ def data(run: Any) -> dict[str, str]:
     return _hashes({"examples": card, **card.get("splits", {})})
 
 
-def stream(run: Any, stream: str) -> dict[str, str]:
-    """The hash of one of a run's streams, by its name."""
-    cards = (run["results"].get("data") or {}).get("streams", {})
-    return _hashes({stream: cards.get(stream, {})})
+def stream(run: Any, stream: str) -> dict[str, Mapping[str, Any]]:
+    """The card of one of a run's streams, by its name, where it says which examples came."""
+    card = (run["results"].get("data") or {}).get("streams", {}).get(stream) or {}
+    return {stream: card} if card.get("hash") is not None else {}
 
 
 def curve(run: Any, adapter: str, stream: str) -> list[float]:

@@ -19,11 +19,14 @@ from typing import Any
 from .. import store
 from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interval
 from ..eval.ranking import RankedRow, Ranking, rank
+from ..eval.same_stream import apart, first_alike
 from ..eval.table import row_names
 from . import cards, chosen
 
 SCHEMA = "acclimate.comparison/1"
 SELECTIONS = ("last", "validation")
+Cards = Mapping[str, Mapping[str, Any]]
+"""What names the examples of streams, by the streams' names."""
 __all__ = ["Comparison", "Difference", "NotTwo", "Side", "compare", "compared", "difference", "interval", "ranked"]
 __all__ += ["sides"]
 
@@ -110,8 +113,8 @@ class Side:
     """By stream and selection."""
     data: Mapping[int, Mapping[str, str]]
     """The hashes of the examples and of every split, by seed."""
-    streams: Mapping[int, Mapping[str, str]]
-    """The hash of every stream, by seed."""
+    streams: Mapping[int, Cards]
+    """The card of every stream, by seed."""
     curves: Mapping[int, Mapping[str, Sequence[float]]]
     """Accuracy at every evaluated round, by seed and stream."""
     doubt: str | None = None
@@ -141,7 +144,7 @@ def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
     """One side of its rows and their runs; of a stream and seed the first run counts: its numbers, hashes and curve."""
     cells: dict[tuple[str, str], dict[int, list[float]]] = {}
     data: dict[int, dict[str, str]] = {}
-    streams: dict[int, dict[str, str]] = {}
+    streams: dict[int, dict[str, Mapping[str, Any]]] = {}
     curves: dict[int, dict[str, list[float]]] = {}
     counted: dict[tuple[str, int], Any] = {}
     for row, run in members:
@@ -167,7 +170,7 @@ def _doubt(members: Sequence[tuple[Any, Any]]) -> str | None:
         twin, twin_run = first.setdefault((seed, stream, row["selection"]), (row, run))
         if others := _apart(cards.data(earlier), cards.data(run)):
             return _said_twice(seed, earlier, run, f"on different data (not the same: {', '.join(others)})")
-        if _apart(cards.stream(twin_run, stream), cards.stream(run, stream)):
+        if _unlike(cards.stream(twin_run, stream), cards.stream(run, stream)):
             return _said_twice(seed, twin_run, run, f"on different examples of {stream}")
         if twin["per_client"] != row["per_client"]:
             return _said_twice(seed, twin_run, run, f"with different accuracies on {stream}")
@@ -181,6 +184,11 @@ def _said_twice(seed: int, first: Any, second: Any, how: str) -> str:
 def _apart(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
     """The names under which two sides have different hashes."""
     return [name for name in first if name in second and first[name] != second[name]]
+
+
+def _unlike(first: Cards, second: Cards) -> list[str]:
+    """The streams of one name whose examples differ by more than another machine's rounding."""
+    return [name for name in first if name in second and apart(first[name], second[name])]
 
 
 def compare(*runs: Path | str, rows: Sequence[str] = (), select: str | None = None) -> Comparison:
@@ -204,13 +212,18 @@ def compare(*runs: Path | str, rows: Sequence[str] = (), select: str | None = No
 
 def ranked(*runs: Path | str, selection: str = "last", select: str | None = None) -> Ranking | None:
     """All rows of finished runs, ranked by their mean over streams; None unless two of them can be paired."""
-    return rank([_entry(side, selection) for side in sides((Path(r) for r in runs), select)])
+    known: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    return rank([_entry(side, selection, known) for side in sides((Path(r) for r in runs), select)])
 
 
-def _entry(side: Side, selection: str) -> RankedRow:
+def _entry(side: Side, selection: str, known: dict[tuple[int, str], list[Mapping[str, Any]]]) -> RankedRow:
+    """A side as a ranking takes it; `known` are the streams that came before, by seed and name."""
     cells = {stream: own for (stream, how), own in side.cells.items() if how == selection}
     tested = {
-        (seed, stream): (*sorted(side.data[seed].items()), side.streams[seed].get(stream))
+        (seed, stream): (
+            *sorted(side.data[seed].items()),
+            first_alike(known.setdefault((seed, stream), []), side.streams[seed].get(stream, {})),
+        )
         for stream, own in cells.items()
         for seed in own
     }
@@ -249,7 +262,7 @@ def compared(first: Side, second: Side) -> Comparison:
     streams = list(dict.fromkeys(s for s, _ in first.cells if any(s == t for t, _ in second.cells)))
     if not streams:
         raise ValueError(f"{first.title} and {second.title} have no stream in common")
-    unlike = {name for seed in seeds for name in _apart(first.streams[seed], second.streams[seed])}
+    unlike = {name for seed in seeds for name in _unlike(first.streams[seed], second.streams[seed])}
     left_out, streams = tuple(s for s in streams if s in unlike), [s for s in streams if s not in unlike]
     if not streams:
         raise ValueError(

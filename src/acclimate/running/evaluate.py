@@ -12,10 +12,10 @@ from ..core import Adapter, Engine, Personalizer, State, Worker, rng
 from ..data import World
 from ..eval import Cost, Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
+from ..eval.same_stream import names as stream_names
 from ..experiment import Experiment, labels
 from ..shifts import Shift, Stream
 from .build import Fit, cost_card
-from .same_stream import names as stream_names
 from .watch import Watch
 
 Built = dict[str, tuple[Shift, Stream]]

@@ -17,6 +17,7 @@ from ..core import Engine, State, Worker
 from ..core import fit as loop
 from ..data import World
 from ..eval import Cost, Table, Traces, summary
+from ..eval.same_stream import stream_hash
 from ..experiment import Experiment, encode
 from ..reporting.report import render
 from ..reporting.strips import samples
@@ -25,7 +26,6 @@ from .check import check_all, naming, untestable
 from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, streams_of, traces
 from .pace import slow
-from .same_stream import stream_hash
 from .select import check as check_select
 from .select import selected
 from .train import can_join, train, train_from, train_lanes, train_together, vectorised

@@ -29,8 +29,8 @@ def rankings(board: Board) -> dict[str, Ranking]:
     return {s: r for s, r in found.items() if r is not None}
 
 
-def verdict(board: Board, ranking: Ranking | None) -> str:
-    """The sentences on top of the page."""
+def verdict(board: Board, ranking: Ranking | None, costs: bool = True) -> str:
+    """The sentences on top of the page; without `costs` where times of several machines cannot be compared."""
     rows = {r.title: r for r in board.rows}
     if ranking is None:
         return _alone(board)
@@ -38,8 +38,8 @@ def verdict(board: Board, ranking: Ranking | None) -> str:
     streams = list(ranking.by_stream)
     text = f"<b>Deploy {esc(first.title)}</b>: best mean over {plural(len(streams), 'stream')}, {pct(first.mean)} %"
     text += f"; within chance of {_some(level)}." if level else ", more than chance above every other row."
-    parts = [text, *_on_streams(ranking, first), _cost(rows[first.title])]
-    parts += [_cheaper(rows, first, level)] if level else []
+    parts = [text, *_on_streams(ranking, first), _cost(rows[first.title]) if costs else ""]
+    parts += [_cheaper(rows, first, level)] if level and costs else []
     return f'<p class="verdict">{" ".join(p for p in parts if p)}</p>{_tiles(ranking)}{_doubts(ranking)}'
 
 

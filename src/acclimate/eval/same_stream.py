@@ -39,8 +39,12 @@ def stream_hash(stream: Stream) -> str:
 
 
 def names(stream: Stream) -> dict[str, Any]:
-    """What a stream's card says of its content: the exact `hash`, that of its `examples`, and the `sketch`."""
-    return {"hash": stream_hash(stream), "examples": examples_hash(stream), "sketch": sketch(stream)}
+    """What a stream's card says of its content: the exact `hash`, that of its `examples`, and the `sketch`.
+
+    The sketch is of bytes alone: other values have no levels by which rounding could be told from another shift.
+    """
+    found = {"hash": stream_hash(stream), "examples": examples_hash(stream)}
+    return found | ({"sketch": sketch(stream)} if stream.shards.x.dtype == torch.uint8 else {})
 
 
 def examples_hash(stream: Stream) -> str:
@@ -73,15 +77,27 @@ def _signs(name: str, count: int) -> Any:
 def apart(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
     """Why what is given is not the stream that is wanted; None where it is. Where one has no sketch, bytes decide."""
     if "sketch" not in given or "sketch" not in wanted:
-        same = given.get("hash") == wanted["hash"]
-        return None if same else f"its hash is {given.get('hash')}, and must be {wanted['hash']}"
-    if given.get("examples") != wanted["examples"]:
+        same = given.get("hash") == wanted.get("hash")
+        return None if same else f"its hash is {given.get('hash')}, and must be {wanted.get('hash')}"
+    if given.get("examples") != wanted.get("examples"):
         own = given.get("examples")
-        return f"its examples, their order or labels are others, named {own}, and must be {wanted['examples']}"
-    own = given["sketch"]
-    if not isinstance(own, list) or len(own) != WIDTH or not all(isinstance(v, int | float) for v in own):
+        return f"its examples, their order or labels are others, named {own}, and must be {wanted.get('examples')}"
+    if not all(_is_sketch(card["sketch"]) for card in (given, wanted)):
         return f"its sketch must be {WIDTH} numbers"
-    far = math.dist(own, wanted["sketch"])
+    far = math.dist(given["sketch"], wanted["sketch"])
     if far <= TOLERANCE:  # which no NaN is
         return None
     return f"its inputs are {far:.2f} levels of 255 off, and rounding explains at most {TOLERANCE}"
+
+
+def _is_sketch(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == WIDTH and all(isinstance(v, int | float) for v in value)
+
+
+def first_alike(known: list[Mapping[str, Any]], card: Mapping[str, Any]) -> int:
+    """Which of the known cards names the stream that this one names; where none does, this one joins them."""
+    for place, other in enumerate(known):
+        if apart(card, other) is None:
+            return place
+    known.append(card)
+    return len(known) - 1

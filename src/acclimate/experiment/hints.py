@@ -1,0 +1,36 @@
+"""What a setting that cannot be read may have meant."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from . import catalogue, labels
+
+FIELDS = {"method": "method", "personal": "personal", "adapter": "adapters", "model": "model", "data set": "data"}
+FIELDS |= {"stream": "streams", "backend": "backend", "filter": "filters"}
+"""The fields of an experiment that hold a record, by the kind of the record."""
+
+
+def assignment(word: str) -> str:
+    """How a word without `=` is written as a setting: `fedavg` as `method=fedavg`."""
+    kinds = [k for k in catalogue.KINDS if k.name in FIELDS]
+    for kind in kinds:
+        if word in kind.entries:
+            return f"{FIELDS[kind.name]}={word}"
+    named = next((k for k in kinds if word in (FIELDS[k.name], k.name, k.plural)), None)
+    return f"{FIELDS[named.name]}={list(named.entries)[1]}" if named else "rounds=5"
+
+
+def below(values: Mapping[str, Any], name: str, prefix: str = "") -> list[str]:
+    """The settings that end in this name, in the records that fields hold: `lr` is `method.opt.lr`."""
+    out = []
+    for own, value in values.items():
+        path = f"{prefix}{own}."
+        if isinstance(value, tuple):
+            out += below({labels.name(v): v for v in value if dataclasses.is_dataclass(v)}, name, path)
+        elif dataclasses.is_dataclass(value):
+            inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            out += [f"{path}{name}"] * (name in inner) + below(inner, name, path)
+    return sorted(out, key=lambda setting: setting.count("."))
