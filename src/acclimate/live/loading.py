@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .. import store
 from ..core import Task, Worker
 from ..experiment import loads
 from .folder import CARD, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
-from .model import SNAPSHOTS, WINDOW, Live
+from .model import SNAPSHOTS, WINDOW, Live, remembered
 from .session import begin
 
 
@@ -26,6 +26,8 @@ def load_live(path: str | Path, **given: Any) -> Live:
     folder = Path(path)
     if not (folder / CARD).exists() and (folder / JOINED_CARD).exists():
         return _joined(folder, given)
+    if not (folder / CARD).exists():
+        raise store.RunError(_missing(folder))
     card = store.read_json(folder / CARD)
     if card.get("schema") != SCHEMA:
         raise store.RunError(
@@ -39,9 +41,22 @@ def load_live(path: str | Path, **given: Any) -> Live:
         ring = deque(((int(k), v) for k, v in trees["snapshots"].items()), maxlen=SNAPSHOTS)
         about = (experiment, worker, tuple(card["classes"]), card["client"], model, trees["session"], card["record"])
         rest = (card["frozen"], card["prepared"], getattr(torch, card["dtype"]), ring)
-        return Live(*about, *rest, labelled=list(card["labelled"]))
+        known = remembered(card["client"], trees["recent"]) if "recent" in trees else OrderedDict()
+        return Live(*about, *rest, recent=known, labelled=list(card["labelled"]))
     except (KeyError, TypeError, AttributeError) as e:
         raise store.RunError(f"{folder / CARD} is damaged: {type(e).__name__} {e}; deploy again") from e
+
+
+def _missing(folder: Path) -> str:
+    """What to say of a folder without a card, and what the user may have meant."""
+    if not folder.exists():
+        return f"{folder} does not exist; make live models with: acclimate deploy RUN -o {folder}"
+    inner = sorted(p.parent.name for p in folder.glob(f"*/{CARD}")) if folder.is_dir() else []
+    if inner:
+        return f"{folder} holds live models, and is none: name one of {', '.join(inner[:10])} in it"
+    if store.holds_run(folder):
+        return f"{folder} is a run folder; make live models of it: acclimate deploy {folder}"
+    return f"{folder} holds no live model ({CARD}); make one with: acclimate deploy RUN -o {folder}"
 
 
 def _worker(card: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, Worker]:

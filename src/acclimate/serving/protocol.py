@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core import Task
 from ..live import Answer
-from ..live.inputs import alike, checked
+from ..live.inputs import taken
 
 DATATYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("<u1"), "FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
 OUTPUTS = ("probabilities", "labels", "classes", "ids", "adapted")
@@ -70,7 +70,7 @@ def samples(body: Mapping[str, Any], rest: bytes, task: Task, dtype: torch.dtype
     shape = _shape(one.get("shape"), task, most)
     values = _binary(one, rest, datatype, shape) if _raw(one) else _listed(one.get("data"), datatype, shape)
     try:
-        return alike(checked(task, torch.from_numpy(values.copy()), "inputs[0].data"), dtype)
+        return taken(task, torch.from_numpy(values.copy()), dtype, "inputs[0].data")
     except ValueError as e:
         raise Denied(400, str(e)) from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import re
@@ -20,6 +19,7 @@ from . import checkpoint
 from .app import Front, Limits, say
 from .desk import Rules
 from .service import Keeping, Service
+from .tokens import is_loopback
 from .tokens import load as load_tokens
 
 
@@ -50,10 +50,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 def open_front(
@@ -70,9 +67,11 @@ def open_front(
     found = checkpoint.found(paths)
     lives = [load_live(path) for path in found]
     tokens = None if place.tokens is None else load_tokens(place.tokens)
+    folder = folder or (found[0].parent / "serving")
+    if checkpoint.begun(folder, lives):
+        lives = checkpoint.resumed(folder, lives)
     host = checkpoint.on(lives, device)
     host.warm()
-    folder = folder or (found[0].parent / "serving")
     name = name or re.sub(r"[^a-z0-9.-]+", "-", lives[0].experiment.label.lower()).strip("-") or "model"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
         raise ValueError(f"--name {name!r} must be letters, digits, '.', '_' and '-'")

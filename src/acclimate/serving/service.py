@@ -69,7 +69,7 @@ class Service:
         """Load the last checkpoint and do what came after it again."""
         first = next(iter(segments(self.log.folder)), Segment(0, self.log.folder))
         saved = checkpoint.load(self.folder / checkpoint.STATES, self.host)
-        if saved is None and first.start:
+        if first.start and (saved is None or saved["position"] < first.start):  # what was between is deleted
             saved = checkpoint.load(first.states, self.host)
         if saved is not None:
             self.log.digest = bytes.fromhex(saved["chain"])
@@ -163,6 +163,9 @@ class Service:
         """Write a last checkpoint and let another process go on; the digest of every client's state."""
         try:
             return self.checkpoint()
+        except (store.RunError, OSError) as e:  # the log has all: a start computes it again
+            log.warning("no last checkpoint: %s", e)
+            return self.digests()
         finally:
             self.log.close()
 
