@@ -143,9 +143,9 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
     """A second one would delete the files that the first one's card is about to name."""
     live = deployed("none")
     live.save(tmp_path)
-    with store.locked(tmp_path, "command"), ThreadPoolExecutor(1) as other:
-        with pytest.raises(RunError, match="another command is at work in"):
-            other.submit(live.save, tmp_path, True).result()
+    other = ThreadPoolExecutor(1)
+    with store.locked(tmp_path, "command"), pytest.raises(RunError, match="another command is at work in"):
+        other.submit(live.save, tmp_path, True).result()
     live.save(tmp_path, overwrite=True)
     assert ac.load_live(tmp_path).step == 0
 
