@@ -4,7 +4,9 @@ import asyncio
 import errno
 import gzip
 import json
+import logging
 import shutil
+import socket
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +21,11 @@ from acclimate.serving import checkpoint
 from acclimate.serving.host import Host
 from acclimate.serving.records import Ask
 from acclimate.serving.replay import replay
-from acclimate.serving.run import open_front
+from acclimate.serving.run import Address, open_front, run
 from acclimate.serving.service import Keeping, Service
 from acclimate.store import RunError
+
+LOGGERS = ("acclimate.serving", "uvicorn.error")
 
 
 def saved(folder, **more):
@@ -91,6 +95,32 @@ def test_a_server_stops_in_order_where_the_last_checkpoint_has_no_space(tmp_path
     again.close()
 
 
+@pytest.fixture
+def loggers():
+    """What `run` does to the loggers of a process is taken back."""
+    kept = [(log := logging.getLogger(n), log.handlers, log.propagate, log.level) for n in LOGGERS]
+    yield
+    for log, handlers, propagate, level in kept:
+        log.handlers, log.propagate = handlers, propagate
+        log.setLevel(level)
+
+
+def test_a_port_that_is_taken_is_an_error_with_the_remedy(tmp_path, loggers):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        front = open_front([saved(tmp_path / "live")])
+        with pytest.raises(RunError, match=rf"cannot listen at 127.0.0.1:{port}; choose another --host or --port"):
+            run(front, Address(port=port))
+    open_front([tmp_path / "live"]).service.close()  # the log was let go
+
+
+def test_files_that_are_no_certificate_and_key_are_named(tmp_path):
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("-----BEGIN NOTHING-----")
+    with pytest.raises(ValueError, match=r"--certificate .*cert.pem and --key .*key.pem must be a certificate and its"):
+        Address(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+
+
 def test_every_refusal_is_json_that_says_what_is_allowed(tmp_path):
     async def go():
         async with served(tmp_path) as (front, http):
@@ -105,7 +135,13 @@ def test_every_refusal_is_json_that_says_what_is_allowed(tmp_path):
             wide["inputs"][0] |= {"datatype": "FP32"}
             reply = await http.post(at, json=wide)
             assert reply.status_code == 400 and "inputs[0].data: x has floats from 0 to" in reply.json()["error"]
-            assert front.service.requests == 0
+            reply = await http.post(f"{BASE}/infer", json=body(stream(0, 1)))
+            assert reply.status_code == 400 and "ask .../versions/CLIENT/infer, or" in reply.json()["error"]
+            reply = await http.post(f"{BASE}/freeze", json={"step": 3})
+            assert (
+                reply.status_code == 400 and reply.json()["error"] == "step: '3' belongs to restore; freeze takes none"
+            )
+            assert front.service.requests == 0 and not front.host.shells[0].frozen
             for host in ("127.0.0.2:8080", "LOCALHOST", "[::1]", "[::1]:80"):
                 assert (await http.get("/v2", headers={"Host": host})).status_code == 200, host
             for host in ("128.0.0.1", "localhost.evil.example", "", "127.0.0.1.evil.example:80"):

@@ -198,7 +198,9 @@ class Front:
         body, rest = protocol.split(raw, request.headers.get("inference-header-content-length"))
         if client is None:
             about = body.get("parameters")
-            client = self._client(about.get("client") if isinstance(about, dict) else None)
+            if not isinstance(about, dict) or "client" not in about:
+                raise Denied(400, "client: ask .../versions/CLIENT/infer, or give parameters: {'client': CLIENT}")
+            client = self._client(about["client"])
             self._admit(request, client)
         shell = self.host.shells[self.host.rows[client]]
         names, id = protocol.wanted(body), protocol.identifier(body)
@@ -229,6 +231,8 @@ class Front:
         named = request.path_params.get("client")
         clients = self.host.clients if named is None else [self._client(named)]
         step = (await self._document(request)).get("step")
+        if step is not None and act != "restore":
+            raise Denied(400, f"step: {str(step)[:40]!r} belongs to restore; {act} takes none")
         try:
             done = await self.desk.do(self.service.act, act, clients, step)
         except ValueError as e:

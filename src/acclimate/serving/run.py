@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import re
+import ssl
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,11 +42,22 @@ class Address:
         for path in (self.tokens, self.certificate, self.key):
             if path is not None and not path.is_file():
                 raise FileNotFoundError(f"{path} does not exist")
+        if self.certificate is not None and self.key is not None:
+            self._check_pair(self.certificate, self.key)
         if not self.loopback and self.tokens is None:
             raise ValueError(
                 f"--host {self.host} can be reached from other machines; give --tokens FILE, which "
                 "`acclimate tokens FILE` writes, or listen at 127.0.0.1"
             )
+
+    def _check_pair(self, certificate: Path, key: Path) -> None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+        except (ssl.SSLError, OSError, ValueError) as e:
+            raise ValueError(
+                f"--certificate {certificate} and --key {key} must be a certificate and its key, in PEM form and "
+                f"without a password ({getattr(e, 'reason', None) or e})"
+            ) from e
 
     @property
     def loopback(self) -> bool:
@@ -104,10 +116,10 @@ def run(front: Front, place: Address, verbose: bool = False) -> dict[int, str]:
         timeout_graceful_shutdown=30,
     )
     server = _Server(config, front)
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in order, and hands the signal on
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn has stopped in order, and hands the signal on
         server.run()
     if not server.started:
-        raise store.RunError(f"cannot listen at {place.host}:{place.port}; choose another --port")
+        raise store.RunError(f"cannot listen at {place.host}:{place.port}; choose another --host or --port")
     return front.digests
 
 
