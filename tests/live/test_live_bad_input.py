@@ -1,5 +1,7 @@
 """Live models and what users get wrong: every mistake is an error with the remedy, and nothing has changed."""
 
+import csv
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ from test_live import answers, deployed, stream, trained
 
 import acclimate as ac
 from acclimate import store
+from acclimate.cli import join, predict
 from acclimate.core import Adapter, Task, tree
 from acclimate.live import inputs, model
 from acclimate.store import RunError
@@ -188,3 +191,37 @@ def test_a_model_whose_own_answer_is_no_number_changes_nothing():
     with pytest.raises(ValueError, match="live: the model's answers are not finite; x is from 0 to 2"):
         live(stream(2))
     assert live.session is before
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 20)])
+def test_a_live_model_of_arrays_in_memory_loads_without_them(shape, tmp_path, capsys):
+    x = torch.randn(120, *shape, generator=torch.Generator().manual_seed(0))
+    y = np.array(["süß ☃", 'b,"c'])[(x.flatten(1)[:, 0] > 0).long()]
+    work = ac.methods.FedAvg(work=ac.Work(epochs=1, batch=16))
+    mlp = ac.models.MLP(hidden=(4,), norm="batch")
+    fit = ac.train(ac.Experiment(data=ac.data.of(x.numpy(), y, clients=2), model=mlp, rounds=1, method=work))
+    live = fit.deploy(0, A.Tent(), guard=False, window=8)
+    folder = live.save(tmp_path / "live")
+    card = (folder / "live.json").read_bytes()
+    back = ac.load_live(folder)
+    assert torch.equal(back(x[:9]).probabilities, live(x[:9]).probabilities)
+    back.reset()
+    ac.load_live(folder).save(folder, overwrite=True)  # what the federation trained on stays written as it was
+    assert (folder / "live.json").read_bytes() == card
+    np.save(tmp_path / "x.npy", x[:3].numpy())
+    predict.predict(folder, tmp_path / "x.npy", tmp_path / "a.csv", frozen=True)
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert {r["answer"] for r in rows} <= set(live.classes) and len(rows) == 3
+    assert "the window fills: 3 of 8 samples" in capsys.readouterr().out
+    np.save(tmp_path / "none.npy", x[:0].numpy())
+    with pytest.raises(ValueError, match="live: x has no samples"):
+        predict.predict(folder, tmp_path / "none.npy", tmp_path / "b.csv", frozen=False)
+    with pytest.raises(ValueError, match="not finite, or too large for 32 bits"):
+        live(np.full((1, *shape), 1e300))
+
+
+def test_a_photo_may_have_a_name_in_no_encoding(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="pip install Pillow").fromarray(np.zeros((4, 4, 3), np.uint8))
+    for name in (b"a\xff.png", "ü ☃.png".encode()):
+        image.save(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    assert sorted(join.names_of(tmp_path, 2)) == ["a\ufffd.png", "ü ☃.png"]

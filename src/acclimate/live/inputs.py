@@ -51,9 +51,10 @@ def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
         return _ids(task.vocabulary, x, who)
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise ValueError(f"{who}: x is of type {x.dtype}, {ALLOWED}")
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{who}: x holds values that are not finite")
-    return x.float() if x.is_floating_point() else x
+    x = x.float() if x.is_floating_point() else x
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{who}: x holds values that are not finite, or too large for 32 bits")
+    return x
 
 
 def _ids(count: int, x: Tensor, who: str) -> Tensor:

@@ -67,6 +67,8 @@ class Live:
     """Per sample that was answered lately: the class that was answered, and the un-adapted model's."""
     labelled: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Labels that came later, how many answers were right, and how many of the un-adapted model's."""
+    config: dict[str, Any] | None = None
+    """The experiment as its folder says it, where that holds data that was given as Python objects; else None."""
 
     @property
     def adapter(self) -> Adapter:
@@ -309,7 +311,7 @@ class Live:
             "prepared": self.prepared,
             "labelled": self.labelled,
             "record": self.record,
-            "config": json.loads(dumps(self.experiment)),
+            "config": self.config or json.loads(dumps(self.experiment)),
         }
         changing: Tree = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
         changing["recent"] = answered(self.recent)
