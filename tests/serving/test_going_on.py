@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import lives, stream
+from federation import lives, same, stream
 from test_http import BASE, body, served
 
 from acclimate.cli import predict
@@ -177,3 +177,33 @@ def test_a_count_that_fails_does_not_end_the_writer(tmp_path, monkeypatch):
                 assert reply.status_code == 200
 
     asyncio.run(go())
+
+
+def test_several_clients_go_back_at_once_or_none_does(tmp_path):
+    async def go():
+        async with served(tmp_path) as (front, http):
+            for client, count in ((0, 24), (2, 16)):  # three steps, and two
+                assert (await http.post(f"{BASE}/versions/{client}/infer", json=body(stream(client, count)))).is_success
+            kept = {c: dict(front.host.live(c).snapshots) for c in (0, 2)}
+            before = front.service.digests()
+            for wrong, words in [
+                ({"steps": {"0": 2, "2": 9}}, "client 2: restore: step=9 must be one of those kept: 1, 2"),
+                ({"steps": {"0": 2, "7": 1}}, "client: '7' must be one of 0, 1, 2, 3"),
+                ({"steps": {"0": "2"}}, "steps: {'0': '2'} must be an object of clients and steps"),
+                ({"steps": {}}, "steps: {} must be an object"),
+                ({"steps": {"0": 2}, "step": 2}, "and step be left out"),
+            ]:
+                reply = await http.post(f"{BASE}/restore", json=wrong)
+                assert 400 <= reply.status_code < 500 and words in reply.json()["error"], reply.text
+            assert front.service.digests() == before
+            reply = await http.post(f"{BASE}/restore", json={"steps": {"0": 1, "2": 1}})
+            assert [row["step"] for row in reply.json()["clients"]] == [4, 3]
+            for c in (0, 2):
+                same(front.host.live(c).session["adapter"], kept[c][1]["adapter"], 0.0)
+            after = front.service.digests()
+            assert after[1] == before[1] and after[3] == before[3]
+        return after
+
+    after = asyncio.run(go())
+    done = replay(tmp_path)
+    assert done.exact and done.digests == after

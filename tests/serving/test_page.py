@@ -62,9 +62,12 @@ def test_the_page_shows_clients_and_its_buttons_act(front):
         card.get_by_role("button", name="Restore").click()
         page.get_by_text("restore step 1").wait_for()
         assert front.host.live(1).step == 4
+        page.get_by_role("button", name="Roll back all").click()
+        page.get_by_text("restore step 3").wait_for()  # the one before, of the only client that has two
+        assert [int(front.host.live(c).step) for c in range(4)] == [0, 5, 0, 0]
         page.get_by_role("button", name="Reset all").click()
         page.locator("article[data-client='0'] li", has_text="reset").wait_for()
-        assert [int(front.host.live(c).step) for c in range(4)] == [1, 5, 1, 1]
+        assert [int(front.host.live(c).step) for c in range(4)] == [1, 6, 1, 1]
         assert all(url.startswith((front.url, "data:")) for url in asked) and errors == []
         browser.close()
 

@@ -229,9 +229,13 @@ class Front:
         self._admit(request)
         act = request.url.path.rpartition("/")[2]
         named = request.path_params.get("client")
+        body = await self._document(request)
         clients = self.host.clients if named is None else [self._client(named)]
-        step = (await self._document(request)).get("step")
-        if step is not None and act != "restore":
+        step = body.get("step")
+        if "steps" in body and act == "restore" and named is None:
+            step = protocol.steps(body)
+            clients = sorted(map(self._client, step))
+        elif step is not None and act != "restore":
             raise Denied(400, f"step: {str(step)[:40]!r} belongs to restore; {act} takes none")
         try:
             done = await self.desk.do(self.service.act, act, clients, step)
@@ -240,7 +244,8 @@ class Front:
         for row in done:
             tally = self.board.tallies[row["client"]]
             tally.step = row["step"]
-            tally.note(act if step is None else f"{act} step {step}")
+            to = step.get(str(row["client"])) if isinstance(step, dict) else step
+            tally.note(act if to is None else f"{act} step {to}")
         say("act", act=act, clients=len(clients), step=step)
         return JSONResponse({"clients": done})
 

@@ -157,6 +157,15 @@ def labels(body: Mapping[str, Any]) -> tuple[list[str], list[int | str]]:
     return ids, found
 
 
+def steps(body: Mapping[str, Any]) -> dict[str, int]:
+    """The step that each client goes back to, by its number as text."""
+    found = body["steps"]
+    whole = isinstance(found, dict) and all(isinstance(v, int) and not isinstance(v, bool) for v in found.values())
+    if not whole or not found or "step" in body:
+        raise Denied(400, f"steps: {_short(found)} must be an object of clients and steps, and step be left out")
+    return {str(int(c)) if c.isascii() and c.isdecimal() else c: v for c, v in found.items()}
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return (text if len(text) <= 60 else text[:57] + "...").encode("utf-8", "replace").decode()

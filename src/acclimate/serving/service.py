@@ -21,7 +21,7 @@ from ..core import Tree
 from ..live import Answer
 from . import checkpoint, records
 from .host import Call, Host
-from .ledger import REMEMBERED, Ledger
+from .ledger import REMEMBERED, Ledger, Steps
 from .log import SCHEMA
 from .records import Ask
 from .segments import Log, Segment, segments
@@ -100,7 +100,7 @@ class Service:
             self._tidy()
         return answers
 
-    def act(self, act: str, clients: Sequence[int], step: int | None = None) -> list[dict[str, Any]]:
+    def act(self, act: str, clients: Sequence[int], step: Steps = None) -> list[dict[str, Any]]:
         """Freeze, unfreeze, reset or restore clients: all of them or, on an error, none."""
         changed = self.ledger.acted(act, clients, step)
         self.log.append({"kind": "act", "act": act, "clients": list(clients), "step": step})
