@@ -40,7 +40,7 @@ def test_deploy_writes_live_folders(run, tmp_path, capsys):
     live = load_live(tmp_path / "live" / "client-2")
     assert live.adapter == ac.adapters.Tent() and live.client == 2
     assert live.session["window"].shape[0] == 16
-    assert "3 client(s) with Tent, model of round 1" in capsys.readouterr().out
+    assert "3 client(s) with tent, model of round 1" in capsys.readouterr().out
     with pytest.raises(RunError, match="holds a live model; pass --overwrite"):
         deploy.deploy(run, ["adapters=tent"], client="1", out=tmp_path / "live")
     deploy.deploy(run, ["adapters=tent"], client="1", out=tmp_path / "live", overwrite=True)

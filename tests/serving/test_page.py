@@ -62,8 +62,42 @@ def test_the_page_shows_clients_and_its_buttons_act(front):
         card.get_by_role("button", name="Restore").click()
         page.get_by_text("restore step 1").wait_for()
         assert front.host.live(1).step == 4
+        page.get_by_role("button", name="Roll back all").click()
+        page.get_by_text("restore step 3").wait_for()  # the one before, of the only client that has two
+        assert [int(front.host.live(c).step) for c in range(4)] == [0, 5, 0, 0]
         page.get_by_role("button", name="Reset all").click()
         page.locator("article[data-client='0'] li", has_text="reset").wait_for()
-        assert [int(front.host.live(c).step) for c in range(4)] == [1, 5, 1, 1]
+        assert [int(front.host.live(c).step) for c in range(4)] == [1, 6, 1, 1]
         assert all(url.startswith((front.url, "data:")) for url in asked) and errors == []
+        browser.close()
+
+
+def test_the_page_asks_for_a_token_once_and_leaves_the_keyboard_where_it_is(front):
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM)
+        page = browser.new_page(viewport={"width": 390, "height": 740})
+        asked, replies = [], [None, "secret"]
+
+        def answer(dialog):
+            asked.append(dialog.type)
+            typed = replies[len(asked) - 1]
+            dialog.dismiss() if typed is None else dialog.accept(typed)
+
+        page.on("dialog", answer)
+        page.goto(front.url)
+        page.get_by_role("button", name="Enter the token").wait_for()
+        with page.expect_response("**/clients"):  # it goes on asking the server, and not its reader
+            pass
+        assert asked == ["prompt"] and page.locator("article").count() == 0
+        page.get_by_role("button", name="Enter the token").click()
+        page.locator("article[data-client='1']").wait_for()
+        assert not page.get_by_role("button", name="Enter the token").is_visible()
+        page.locator("article[data-client='2']").get_by_role("button", name="Reset").focus()
+        page.evaluate("document.activeElement.closest('article').dataset.old = 1")
+        page.locator("article[data-old]").wait_for(state="detached")  # the page has drawn all anew
+        held = page.evaluate(
+            "[document.activeElement.textContent, document.activeElement.closest('article').dataset.client]"
+        )
+        assert held == ["Reset", "2"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
         browser.close()

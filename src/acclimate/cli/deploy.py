@@ -34,6 +34,7 @@ def deploy(
     if client != "all" and not client.isdecimal():
         raise ValueError(f"--client {client} must be a number from 0, or all")
     from .. import store
+    from ..experiment import labels
     from ..live.folder import CARD
     from ..running import run as api
     from .join import chosen
@@ -53,5 +54,5 @@ def deploy(
             live.save(place, overwrite)
     finally:
         fit.engine.close()
-    typer.echo(f"{len(places)} client(s) with {type(live.adapter).__name__}, model of round {live.record['round']}")
+    typer.echo(f"{len(places)} client(s) with {labels.name(live.adapter)}, model of round {live.record['round']}")
     typer.echo(f"wrote {target}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -138,7 +139,10 @@ def _images(folder: Path) -> list[Path]:
 
 def names_of(path: Path, count: int) -> list[str]:
     """What samples are called: files by their path in the folder, rows of a file by their number."""
-    return [f.relative_to(path).as_posix() for f in _images(path)] if path.is_dir() else list(map(str, range(count)))
+    if not path.is_dir():
+        return list(map(str, range(count)))
+    names = (os.fsencode(f.relative_to(path).as_posix()) for f in _images(path))
+    return [name.decode("utf-8", "replace") for name in names]  # a name may be in no encoding at all
 
 
 def answers(joined: Live, x: np.ndarray, names: list[str]) -> str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .trust import Trust
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..live import Answer, Live
 
 
 def predict(
@@ -33,26 +39,35 @@ def predict(
 
     if out.exists() and not overwrite:
         raise store.RunError(f"{out} is there already; pass --overwrite, or choose another --out")
-    model = load_live(live)
-    x = samples(data, model.worker.task.shape)
-    names = names_of(data, len(x))
+    alone = live.is_dir() and not frozen  # two that adapt one folder would each lose what the other learned
+    with store.locked(live, "command") if alone else contextlib.nullcontext():
+        model = load_live(live)
+        x = samples(data, model.worker.task.shape)
+        text, last, adapted = _answered(model, x, names_of(data, len(x)), batch, frozen)
+        store.write(out, text)
+        if not frozen:
+            model.save(live, overwrite=True)
+    typer.echo(f"{len(x)} samples, {adapted} adapted answers, step {model.step}")
+    if last.note:
+        typer.echo(last.note)
+    if last.estimate is not None:
+        typer.echo(f"estimated accuracy {last.estimate:.1%}")
+    typer.echo(f"wrote {out}")
+
+
+def _answered(model: Live, x: np.ndarray, names: list[str], batch: int, frozen: bool) -> tuple[str, Answer, int]:
+    """A CSV file with a row per sample, the last answer, and how many were adapted."""
     was = model.frozen
     model.freeze(frozen or was)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["sample", "answer", "adapted", *model.classes])
     adapted = 0
-    for start in range(0, len(x), batch):
+    for start in range(0, max(len(x), 1), batch):  # without samples the model says so
         answer = model(x[start : start + batch])
         adapted += sum(answer.adapted)
         parts = zip(names[start:], answer.labels, answer.adapted, answer.probabilities.tolist(), strict=False)
         for name, label, changed, probabilities in parts:
             rows.writerow([name, label, int(changed), *(f"{p:.6g}" for p in probabilities)])
-    store.write(out, text.getvalue())
-    if not frozen:
-        model.freeze(was)
-        model.save(live, overwrite=True)
-    typer.echo(f"{len(x)} samples, {adapted} adapted answers, step {model.step}")
-    if answer.estimate is not None:
-        typer.echo(f"estimated accuracy {answer.estimate:.1%}")
-    typer.echo(f"wrote {out}")
+    model.freeze(was)
+    return text.getvalue(), answer, adapted

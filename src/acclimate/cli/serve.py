@@ -93,6 +93,8 @@ def replay(
         typer.echo("the log ends within a record, which never counted")
     if not done.exact:
         typer.echo(f"not as it was: {done.other_answers} steps, {done.other_states} checkpoints", err=True)
+        if start is not None:
+            typer.echo(f"perhaps {start} is no longer what the server began with; leave --from out", err=True)
         raise typer.Exit(1)
     typer.echo("all answers and states have the same bits")
 

@@ -24,7 +24,8 @@ class Answer:
     note: str
     """Why nothing was adapted, where nothing was; else empty."""
     guard: dict[str, float]
-    """What the guard saw last: `gain`, `flips`, `foreign`, `surer`, `nearer`, `moved`, `harmful`; empty without one."""
+    """What the guard saw last: `gain`, `flips`, `foreign`, `likely`, `surer`, `nearer`, `moved`, `harmful`; empty
+    without one."""
     estimate: float | None
     """The estimated accuracy of these answers; None where nothing is known of the model."""
 

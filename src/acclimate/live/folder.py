@@ -29,6 +29,11 @@ def write(folder: Path, card: Mapping[str, Any], trees: Mapping[str, Tree], over
     """Write a card and the trees that it names; what was there before is whole until the new one is."""
     if not overwrite and any((folder / name).exists() for name in (CARD, JOINED_CARD)):
         raise store.RunError(f"{folder} holds a live model; pass overwrite, or choose another folder")
+    with store.locked(folder, "command"):  # another writer would delete files that this card is about to name
+        return _whole(folder, card, trees)
+
+
+def _whole(folder: Path, card: Mapping[str, Any], trees: Mapping[str, Tree]) -> Path:
     files = {word: _write(folder, word, own) for word, own in trees.items()}
     text = store.json_text({"schema": SCHEMA, **card, "files": files}, indent=1) + "\n"
     store.write(folder / CARD, text, mode=0o600)  # it holds a client's samples: for its owner alone

@@ -9,10 +9,29 @@ from torch import Tensor
 from ..core import Task
 
 ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
+SLACK = 0.01
+"""How far floats may lie outside 0..1 and still be pixels: resampling overshoots a little."""
+
+
+def taken(task: Task, x: Tensor | np.ndarray, dtype: torch.dtype, who: str) -> Tensor:
+    """Samples in the form that the federation's data has, or an error that says what is wrong with them."""
+    x = checked(task, x, who)
+    if dtype == torch.uint8 and x.is_floating_point() and len(task.shape) == 3:
+        low, high = float(x.min()), float(x.max())
+        if low < -SLACK or high > 1.0 + SLACK:  # pixels up to 255 would all be white, and answered without a word
+            raise ValueError(
+                f"{who}: x has floats from {low:.4g} to {high:.4g}, and pixels as floats are from 0 to 1; "
+                "divide by 255, give uint8, or clip; do not normalise, the model does"
+            )
+    if dtype.is_floating_point and x.dtype == torch.uint8 and len(task.shape) != 3:
+        raise ValueError(f"{who}: x is of type torch.uint8, and these inputs are no pixels; give them as floats")
+    return alike(x, dtype)
 
 
 def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
     """Samples as a tensor of the model's shape, or an error that says what is wrong with them."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError(f"{who}: x is a masked array; fill what is masked first")
     if isinstance(x, np.ndarray):
         try:
             x = torch.from_numpy(np.array(x))
@@ -20,6 +39,10 @@ def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
             raise ValueError(f"{who}: x is of type {x.dtype}, {ALLOWED}") from None
     if not isinstance(x, Tensor):
         raise ValueError(f"{who}: x is a {type(x).__name__}, expected a tensor or an array")
+    if x.layout != torch.strided or x.is_meta:
+        kind = "is on the meta device" if x.is_meta else f"has layout {x.layout}"
+        raise ValueError(f"{who}: x {kind}, expected a dense tensor with values")
+    x = x.detach()  # a window that remembers how its samples were computed would hold on to all of it
     if x.dim() != 1 + len(task.shape) or tuple(x.shape[1:]) != task.shape:
         raise ValueError(f"{who}: x has shape {tuple(x.shape)}, expected [N, {', '.join(map(str, task.shape))}]")
     if not len(x):
@@ -28,9 +51,10 @@ def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
         return _ids(task.vocabulary, x, who)
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise ValueError(f"{who}: x is of type {x.dtype}, {ALLOWED}")
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise ValueError(f"{who}: x holds values that are not finite")
-    return x.float() if x.is_floating_point() else x
+    x = x.float() if x.is_floating_point() else x
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{who}: x holds values that are not finite, or too large for 32 bits")
+    return x
 
 
 def _ids(count: int, x: Tensor, who: str) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 
 from .. import store
 from ..core import Task, Worker
+from ..data import Dataset
 from ..experiment import loads
+from ..shifts import brfl
 from .folder import CARD, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
-from .model import SNAPSHOTS, WINDOW, Live
+from .model import SNAPSHOTS, WINDOW, Live, remembered
 from .session import begin
 
 
@@ -24,12 +27,10 @@ def load_live(path: str | Path, **given: Any) -> Live:
     `given` supplies Python objects that JSON cannot hold, such as `model`.
     """
     folder = Path(path)
+    if not (folder / CARD).exists() and (folder / JOINED_CARD).exists():
+        return _joined(folder, given)
     if not (folder / CARD).exists():
-        if (folder / JOINED_CARD).exists():
-            return _joined(folder, given)
-        raise store.RunError(
-            f"{folder} holds no live model, since there is no {CARD}; `acclimate deploy RUN` writes some"
-        )
+        raise store.RunError(_missing(folder))
     card = store.read_json(folder / CARD)
     if card.get("schema") != SCHEMA:
         raise store.RunError(
@@ -43,13 +44,48 @@ def load_live(path: str | Path, **given: Any) -> Live:
         ring = deque(((int(k), v) for k, v in trees["snapshots"].items()), maxlen=SNAPSHOTS)
         about = (experiment, worker, tuple(card["classes"]), card["client"], model, trees["session"], card["record"])
         rest = (card["frozen"], card["prepared"], getattr(torch, card["dtype"]), ring)
-        return Live(*about, *rest, labelled=list(card["labelled"]))
+        known = remembered(card["client"], trees["recent"]) if "recent" in trees else OrderedDict()
+        config = card["config"] if isinstance(experiment.data, Elsewhere) else None
+        return Live(*about, *rest, recent=known, labelled=list(card["labelled"]), config=config)
     except (KeyError, TypeError, AttributeError) as e:
         raise store.RunError(f"{folder / CARD} is damaged: {type(e).__name__} {e}; deploy again") from e
 
 
+def _missing(folder: Path) -> str:
+    """What to say of a folder without a card, and what the user may have meant."""
+    if not folder.exists():
+        return f"{folder} does not exist; make live models with: acclimate deploy RUN -o {folder}"
+    inner = sorted(p.parent.name for p in folder.glob(f"*/{CARD}")) if folder.is_dir() else []
+    if inner:
+        return f"{folder} holds live models, and is none: name one of {', '.join(inner[:10])} in it"
+    if store.holds_run(folder):
+        return f"{folder} is a run folder; make live models of it: acclimate deploy {folder}"
+    return f"{folder} holds no live model ({CARD}); make one with: acclimate deploy RUN -o {folder}"
+
+
+@dataclass(frozen=True)
+class Elsewhere(Dataset):
+    """What a federation trained on and gave as Python objects: no file holds it, and a live model does not need it."""
+
+
+def _elsewhere(config: Any) -> dict[str, Any]:
+    """Stand-ins for what a live model does not need, where a file cannot hold it."""
+    body = config.get("experiment") if isinstance(config, Mapping) else None
+    if not isinstance(body, Mapping) or not isinstance(data := body.get("data"), Mapping):
+        return {}  # `loads` says what is wrong
+    known = {"clients": max(v for v in (data.get("clients"), body.get("cohort"), 1) if isinstance(v, int))}
+    stands = {"data": Elsewhere(**known), "streams": brfl()}
+    return {name: stand for name, stand in stands.items() if _holds_object(body.get(name))}
+
+
+def _holds_object(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.get("type") == "python" or any(map(_holds_object, value.values()))
+    return isinstance(value, list) and any(map(_holds_object, value))
+
+
 def _worker(card: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, Worker]:
-    e, about = loads(json.dumps(card["config"]), **given), card["task"]
+    e, about = loads(json.dumps(card["config"]), **{**_elsewhere(card["config"]), **given}), card["task"]
     moments = (tuple(about["mean"]), tuple(about["std"]))
     task = Task(e.model, tuple(about["shape"]), len(card["classes"]), *moments, tokens=about.get("tokens"))
     return e, Worker(task, e.method, (), e.seed)

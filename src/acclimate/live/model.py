@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,21 @@ from .session import Outcome, adapts, begin, cuts, due, request
 
 WINDOW, SNAPSHOTS, REMEMBERED = 32, 8, 10_000
 """Samples that an adapter sees at a time; states that can be restored; answers for which a label may come later."""
+HELD = "the guard holds the adapted answer back"
+UNSOUND = "the adapter's answers are not finite: reset it, or restore an earlier step"
 CHUNK = 16
 """Windows that are answered at once."""
+
+
+def answered(recent: Mapping[str, tuple[int, int]]) -> Tensor:
+    """What `Live.recent` holds as a tensor: a sample's number, and the two answers."""
+    rows = [[int(name.rpartition("-")[2]), *both] for name, both in recent.items()]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+
+
+def remembered(client: int, rows: Tensor) -> OrderedDict[str, tuple[int, int]]:
+    """`Live.recent` out of what `answered` made of it."""
+    return OrderedDict((f"{client}-{number}", (chosen, plain)) for number, chosen, plain in rows.tolist())
 
 
 @dataclass
@@ -53,6 +67,8 @@ class Live:
     """Per sample that was answered lately: the class that was answered, and the un-adapted model's."""
     labelled: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Labels that came later, how many answers were right, and how many of the un-adapted model's."""
+    config: dict[str, Any] | None = None
+    """The experiment as its folder says it, where that holds data that was given as Python objects; else None."""
 
     @property
     def adapter(self) -> Adapter:
@@ -76,6 +92,12 @@ class Live:
         like = tree.leaves(self.model)[0]
         return rng.fold(self.worker.key("adapt", self.client, like=like), "samples")
 
+    @cached_property
+    def _unjudged(self) -> bool:
+        """Whether a guard has nothing to judge by; kept, because on a GPU every look waits for all work."""
+        real = self.model.get("reference", {}).get("real")
+        return self.adapter.calibrates and real is not None and not bool(real.any())
+
     @property
     def measured(self) -> dict[str, float | int]:
         """What labels that came later say: how many, the accuracy, and that of the un-adapted model."""
@@ -84,8 +106,8 @@ class Live:
 
     def __call__(self, x: Tensor | np.ndarray) -> Answer:
         """Answer samples and adapt to them. On an error nothing has changed."""
-        x = inputs.alike(inputs.checked(self.worker.task, x, "live"), self.dtype)
-        now, before, outcomes = self.session, self.prepared, []
+        x = inputs.taken(self.worker.task, x, self.dtype, "live")
+        now, before, ring, outcomes = self.session, self.prepared, self.snapshots.copy(), []
         try:
             for part in self._parts(x):
                 outcome = self._request(part)
@@ -93,8 +115,10 @@ class Live:
                 self.session = outcome.state
                 if bool(outcome.committed):
                     self.snapshots.append((self.step, outcome.state))
+            if not all(bool(torch.isfinite(o.logits).all()) for o in outcomes):
+                raise ValueError(f"live: the model's answers are not finite; x is from {x.min():.3g} to {x.max():.3g}")
         except BaseException:
-            self.session, self.prepared = now, before
+            self.session, self.prepared, self.snapshots = now, before, ring
             raise
         return self._answer(outcomes, int(now["seen"]))
 
@@ -125,7 +149,7 @@ class Live:
 
     def prepare(self, x: Tensor | np.ndarray) -> None:
         """Show an adapter a whole set of unlabelled samples before its first answer."""
-        x = inputs.alike(inputs.checked(self.worker.task, x, "prepare"), self.dtype).to(self.key.device)
+        x = inputs.taken(self.worker.task, x, self.dtype, "prepare").to(self.key.device)
         task, predict = self.worker.task, self.worker.predict()
         real = torch.ones(len(x), dtype=torch.bool, device=x.device)
         fresh = self.adapter.init(task, self.model)
@@ -180,7 +204,9 @@ class Live:
             return f"{type(self.adapter).__name__} waits for {WINDOW} samples in one request, or for prepare(x)"
         if filled < size:
             return f"the window fills: {filled} of {size} samples"
-        return "the guard holds the adapted answer back"
+        if self._unjudged:
+            return "the guard has no labelled validation examples of this client to judge by"
+        return HELD if self.adapter.calibrates else UNSOUND
 
     def predict(self, x: Tensor | np.ndarray, batch: int = 256) -> Tensor:
         """Logits [N, classes] with the state as it is; nothing adapts and nothing is remembered.
@@ -189,7 +215,7 @@ class Live:
         alone and among others; a transductive one sees the samples as a set, `batch` at most. Where the window is not
         full, the un-adapted model answers.
         """
-        x = inputs.alike(inputs.checked(self.worker.task, x, "predict"), self.dtype)
+        x = inputs.taken(self.worker.task, x, self.dtype, "predict")
         parts = [self._logits(part.to(self.key.device), i * batch) for i, part in enumerate(x.split(batch))]
         return torch.cat(parts).detach().cpu()
 
@@ -210,6 +236,8 @@ class Live:
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop committing steps; answers go on with the state as it is. `freeze(False)` goes on."""
+        if not isinstance(frozen, bool):
+            raise ValueError(f"freeze: frozen={frozen!r} must be True or False")
         self.frozen = frozen
 
     def reset(self) -> None:
@@ -222,22 +250,33 @@ class Live:
     def restore(self, step: int) -> None:
         """Go back to the state after an earlier step; it becomes the newest one."""
         kept = dict(self.snapshots)
-        if step not in kept:
+        if not isinstance(step, int) or isinstance(step, bool) or step not in kept:
             known = ", ".join(map(str, kept)) or "none yet"
-            raise ValueError(f"restore: step={step} must be one of those kept: {known}")
+            raise ValueError(f"restore: step={step!r} must be one of those kept: {known}")
         self._commit({**kept[step], "seen": self.session["seen"]})
-        self.prepared = self.prepared or self.adapter.transductive
+        if self.adapter.transductive:
+            self.prepared = not self._untouched()
 
-    def feedback(self, ids: Sequence[str], y: Sequence[int | str]) -> dict[str, float | int]:
+    def _untouched(self) -> bool:
+        """Whether the adapter's state is the one that it begins with: no samples have been shown to it."""
+        fresh = tree.flatten(self.adapter.init(self.worker.task, self.model))
+        return all(torch.equal(v, fresh[name]) for name, v in tree.flatten(self.state).items())
+
+    def feedback(self, ids: Sequence[str], y: Sequence[int | str] | Tensor | np.ndarray) -> dict[str, float | int]:
         """Labels that come late, by class name or number: what was measured so far. Unknown samples are an error."""
-        if len(ids) != len(y):
-            raise ValueError(f"feedback: {len(ids)} ids and {len(y)} labels; there must be one label for each")
+        if isinstance(ids, str) or len(ids) != len(y):
+            count = 1 if isinstance(ids, str) else len(ids)
+            raise ValueError(f"feedback: {count} ids and {len(y)} labels; give a list of ids and one label for each")
         if unknown := [i for i in ids if i not in self.recent]:
             raise ValueError(
-                f"feedback: {', '.join(unknown[:5])} ({len(unknown)} in all) are not among the last {REMEMBERED:,} "
-                "answers, or have had their label"
+                f"feedback: {', '.join(map(str, unknown[:5]))} ({len(unknown)} in all) are not among the last "
+                f"{REMEMBERED:,} answers, or have had their label"
             )
-        numbers = [self._number(label) for label in y]
+        if len(set(ids)) < len(ids):
+            twice = next(i for n, i in enumerate(ids) if i in ids[:n])
+            raise ValueError(f"feedback: {twice} is there twice; a sample has one label")
+        given = y.tolist() if isinstance(y, Tensor | np.ndarray) else y
+        numbers = [self._number(label) for label in given]
         for name, label in zip(ids, numbers, strict=True):
             answered, plain = self.recent.pop(name)
             self.labelled = [a + b for a, b in zip(self.labelled, (1, answered == label, plain == label), strict=True)]
@@ -272,7 +311,8 @@ class Live:
             "prepared": self.prepared,
             "labelled": self.labelled,
             "record": self.record,
-            "config": json.loads(dumps(self.experiment)),
+            "config": self.config or json.loads(dumps(self.experiment)),
         }
-        changing = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
+        changing: Tree = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
+        changing["recent"] = answered(self.recent)
         return folder.write(Path(path), card, {"model": self.model, "state": changing}, overwrite)

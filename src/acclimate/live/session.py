@@ -96,7 +96,7 @@ def request(
     else:
         new, told = state["adapter"], {}
         logits = adapter.answer(task, predict, model, new, window, now)
-    ready = open & (filled == size)
+    ready = open & (filled == size) & torch.isfinite(logits).all()  # else the un-adapted model answers, nothing is kept
     used = ready & (told["used"] > 0) if adapter.calibrates else ready
     commit = ready & (fresh >= size)
     after = {
@@ -116,12 +116,13 @@ def _free(
     plain = predict(model, x).logits
     now = rng.advance(key, state["seen"])
     logits, new = adapter.step(task, predict, model, state["adapter"], x, now)
-    commit = open & (not adapter.transductive and adapts(adapter))  # what was prepared is only applied
+    sound = open & torch.isfinite(logits).all()
+    commit = sound & (not adapter.transductive and adapts(adapter))  # what was prepared is only applied
     after = {
         **state,
         "adapter": tree.where(commit, new, state["adapter"]),
         "seen": state["seen"] + len(x),
         "step": state["step"] + commit.to(torch.int64),
     }
-    used = (open & adapts(adapter)).expand(len(x))
-    return Outcome(torch.where(open, logits, plain), plain, used, {}, commit, after)
+    used = (sound & adapts(adapter)).expand(len(x))
+    return Outcome(torch.where(sound, logits, plain), plain, used, {}, commit, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -49,13 +50,15 @@ def deploy(
     it, with the settings of a `Guarded` where one is given; False: none. `window` is how many recent samples an adapter
     sees that needs a batch.
     """
-    if window < 2:
-        raise ValueError(f"deploy: window={window} must be at least 2: batch statistics need two samples")
+    if not _whole(window) or window < 2:
+        raise ValueError(f"deploy: window={window!r} must be a whole number of at least 2: batch statistics need two")
+    if adapter is not None and not isinstance(adapter, Adapter):
+        raise ValueError(f"deploy: adapter={adapter!r} must be a record such as acclimate.adapters.Tent()")
     model, worker = live_model(fit, client, selection), fit.engine.worker_of(client)
     chosen = guarded(_chosen(fit, worker, model, adapter), guard)
     record = {"round": fit.selected(selection).round, "selection": selection}
     own = validation(fit, client) if chosen.calibrates else {}
-    about = (fit.experiment, worker, fit.world.examples.classes, client, model, chosen)
+    about = (fit.experiment, worker, fit.world.examples.classes, int(client), model, chosen)
     return assembled(*about, own, record, fit.world.examples.x.dtype, window)
 
 
@@ -87,10 +90,14 @@ def assembled(
     )
 
 
+def _whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def live_model(fit: Trained, client: int, selection: str = "last") -> Tree:
     """A client's model when it goes live: after its personal phase and the experiment's personaliser."""
-    if not 0 <= client < fit.world.clients:
-        raise ValueError(f"client={client} must be from 0 to {fit.world.clients - 1}")
+    if not _whole(client) or not 0 <= client < fit.world.clients:
+        raise ValueError(f"client={client!r} must be from 0 to {fit.world.clients - 1}")
     chosen, worker = fit.selected(selection), fit.engine.worker_of(client)
     down, mine = worker.method.download(worker.task, chosen.server), chosen.mine.take(client)
     return personalised(worker, fit.world, client, down, mine, fit.experiment.personal, fit.engine.device)

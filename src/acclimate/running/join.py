@@ -54,7 +54,7 @@ def join(
         raise ValueError(f"join: client={client} must be at least 0: newcomers are numbered from 0")
     worker, device = _worker(fit, client, model), fit.engine.device
     dtype = fit.world.examples.x.dtype
-    x = inputs.alike(inputs.checked(worker.task, x, "join"), dtype).to(device)
+    x = inputs.taken(worker.task, x, dtype, "join").to(device)
     deployed = _deployed(fit, worker, client, selection)
     chosen = _choose(fit, worker, deployed, x, adapter, client, selection)
     if chosen.calibrates:

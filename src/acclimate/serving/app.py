@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -32,7 +33,7 @@ from .protocol import Denied
 from .records import Ask
 from .scoreboard import Scoreboard
 from .service import Service
-from .tokens import Tokens
+from .tokens import Tokens, is_loopback
 
 log = logging.getLogger("acclimate.serving")
 EXTENSIONS = ["binary_tensor_data(inputs)", "labels", *ACTS]
@@ -97,7 +98,7 @@ class Front:
             writes |= {f"{one}/{act}": self.act, f"{version}/{act}": self.act}
         routes = [Route(path, self._guarded(h), methods=["POST"]) for path, h in writes.items()]  # what is asked most
         routes += [Route(path, self._guarded(h), methods=["GET"]) for path, h in reads.items()]
-        return Starlette(routes=routes, lifespan=self._life, exception_handlers={404: self._nothing})
+        return Starlette(routes=routes, lifespan=self._life, exception_handlers={404: self._nothing, 405: self._unfit})
 
     @asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
@@ -112,6 +113,12 @@ class Front:
         self.board.statuses["404"] += 1
         text = f"{request.url.path[:200]!r}: there is no such model or page; the model is {self.name}"
         return JSONResponse({"error": text}, 404)
+
+    async def _unfit(self, request: Request, error: Exception) -> Response:
+        self.board.statuses["405"] += 1
+        allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
+        text = f"{request.method[:20]} {request.url.path[:200]!r}: the method must be one of {allowed}"
+        return JSONResponse({"error": text}, 405, {"Allow": allowed})
 
     def _guarded(self, handler: Handler) -> Handler:
         """A handler whose refusals are replies, and counted."""
@@ -148,8 +155,9 @@ class Front:
         origin = request.headers.get("origin")
         if origin and urlsplit(origin).netloc != request.headers.get("host"):
             raise Denied(403, f"Origin: {origin[:100]!r} is another place")
-        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
-        if self.tokens is None and host.strip("[]") not in LOOPBACK:
+        name, _, port = (whole := request.headers.get("host", "")).rpartition(":")
+        host = name if port.isdecimal() else whole
+        if self.tokens is None and not is_loopback(host.strip("[]")):
             raise Denied(403, f"Host: {host[:100]!r} must be this machine, as there are no tokens")
 
     def _admit(self, request: Request, client: int | None = None) -> None:
@@ -166,6 +174,9 @@ class Front:
         return int(text)
 
     async def _body(self, request: Request) -> bytes:
+        how = request.headers.get("content-encoding", "identity")
+        if how.strip().lower() not in ("", "identity"):  # a small body that unpacks to a huge one would fill memory
+            raise Denied(415, f"Content-Encoding: {how[:40]!r} must be identity; send the body as it is")
         parts, size = [], 0
         async for part in request.stream():
             size += len(part)
@@ -187,12 +198,18 @@ class Front:
         body, rest = protocol.split(raw, request.headers.get("inference-header-content-length"))
         if client is None:
             about = body.get("parameters")
-            client = self._client(about.get("client") if isinstance(about, dict) else None)
+            if not isinstance(about, dict) or "client" not in about:
+                raise Denied(400, "client: ask .../versions/CLIENT/infer, or give parameters: {'client': CLIENT}")
+            client = self._client(about["client"])
             self._admit(request, client)
         shell = self.host.shells[self.host.rows[client]]
         names, id = protocol.wanted(body), protocol.identifier(body)
         x = protocol.samples(body, rest, self.host.task, shell.dtype, self.limits.samples)
         answer = await self.desk.ask(Ask(client, id, x))
+        if not bool(torch.isfinite(answer.probabilities).all()):
+            raise Denied(
+                422, f"inputs[0].data: from {x.min():.3g} to {x.max():.3g}; the model's answers are not finite"
+            )
         found = protocol.response(self.name, client, id, answer, names)
         return Response(json.dumps(found, allow_nan=False), media_type="application/json")
 
@@ -212,8 +229,14 @@ class Front:
         self._admit(request)
         act = request.url.path.rpartition("/")[2]
         named = request.path_params.get("client")
+        body = await self._document(request)
         clients = self.host.clients if named is None else [self._client(named)]
-        step = (await self._document(request)).get("step")
+        step = body.get("step")
+        if "steps" in body and act == "restore" and named is None:
+            step = protocol.steps(body)
+            clients = sorted(map(self._client, step))
+        elif step is not None and act != "restore":
+            raise Denied(400, f"step: {str(step)[:40]!r} belongs to restore; {act} takes none")
         try:
             done = await self.desk.do(self.service.act, act, clients, step)
         except ValueError as e:
@@ -221,7 +244,8 @@ class Front:
         for row in done:
             tally = self.board.tallies[row["client"]]
             tally.step = row["step"]
-            tally.note(act if step is None else f"{act} step {step}")
+            to = step.get(str(row["client"])) if isinstance(step, dict) else step
+            tally.note(act if to is None else f"{act} step {to}")
         say("act", act=act, clients=len(clients), step=step)
         return JSONResponse({"clients": done})
 
@@ -269,9 +293,6 @@ class Front:
         if "client" in request.path_params:
             self._client(request.path_params["client"])
         return JSONResponse({"name": self.name, "ready": True})
-
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @cache

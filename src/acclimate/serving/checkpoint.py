@@ -24,6 +24,7 @@ from ..live import Live, load_live
 from ..live.folder import CARD as LIVE_CARD
 from ..live.folder import JOINED_CARD
 from ..live.model import SNAPSHOTS
+from .federation import differ, form
 from .host import Host
 from .log import raw
 from .segments import Log
@@ -56,15 +57,21 @@ def _is_live(path: Path) -> bool:
 
 def begin(folder: Path, lives: Sequence[Live], name: str) -> None:
     """Write down what a server begins with, or check that it goes on with the same clients and deployed models."""
+    if begun(folder, lives):
+        return
     mine = {str(live.client): _model(live) for live in lives}
+    for live in lives:
+        live.save(folder / START / f"client-{live.client}", overwrite=True)
+    store.write(folder / CARD, store.json_text({"schema": SCHEMA, "name": name, "clients": mine}, indent=1) + "\n")
+
+
+def begun(folder: Path, lives: Sequence[Live]) -> bool:
+    """Whether a server was begun there; an error where it was with other clients or other deployed models."""
     if not (folder / CARD).exists():
         if (folder / LOG).exists():
             raise store.RunError(f"{folder} holds a log without {CARD}; choose another --folder")
-        for live in lives:
-            live.save(folder / START / f"client-{live.client}", overwrite=True)
-        store.write(folder / CARD, store.json_text({"schema": SCHEMA, "name": name, "clients": mine}, indent=1) + "\n")
-        return
-    card = _card(folder)
+        return False
+    mine, card = {str(live.client): _model(live) for live in lives}, _card(folder)
     if card["clients"].keys() != mine.keys():
         there, given = (", ".join(c.keys()) for c in (card["clients"], mine))
         raise store.RunError(f"{folder} was begun with clients {there}, not {given}; choose another --folder")
@@ -72,6 +79,7 @@ def begin(folder: Path, lives: Sequence[Live], name: str) -> None:
         raise store.RunError(
             f"{folder} was begun with other deployed models of client {', '.join(changed)}; choose another --folder"
         )
+    return True
 
 
 def _card(folder: Path) -> dict[str, Any]:
@@ -82,6 +90,21 @@ def _card(folder: Path) -> dict[str, Any]:
             "wrote it: serve it with that one, or choose another --folder"
         )
     return card
+
+
+def resumed(folder: Path, lives: Sequence[Live]) -> list[Live]:
+    """The live models that a server began with, from which its log goes on; these are the same but for what came since.
+
+    What a live folder has become by `acclimate predict` meanwhile is another stream, and no part of the log.
+    """
+    old = {live.client: live for live in started(folder)}
+    for live in lives:
+        if other := differ(form(live), form(old[live.client])):
+            what = "adapter, or another setting" if other == "experiment" else other
+            raise store.RunError(
+                f"{folder} was begun with another {what} of client {live.client}; choose another --folder"
+            )
+    return list(old.values())
 
 
 def started(folder: Path) -> list[Live]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from ..live import Answer
 from .protocol import Denied
 from .records import Ask
 from .service import Service
+
+log = logging.getLogger("acclimate.serving")
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,10 @@ class Desk:
                 continue
             for w, answer in zip(batch, answers, strict=True):
                 self._finish(w, answer)
-            self.watch(asks, answers, time.perf_counter() - began)
+            try:
+                self.watch(asks, answers, time.perf_counter() - began)
+            except Exception:  # counting must not end the one writer, for which all would then wait
+                log.exception("unexpected")
 
     def stop(self) -> None:
         """Take no more requests; `run` ends when those that wait are answered."""

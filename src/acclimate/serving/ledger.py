@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -19,6 +19,8 @@ from .records import Ask
 REMEMBERED = 10_000
 """Requests, of all clients together, whose answers are kept for those who ask again."""
 ACTS = ("freeze", "unfreeze", "reset", "restore")
+Steps: TypeAlias = int | Mapping[str, int] | None
+"""The step to restore: one for all that are named, or one for each client, by its number as text."""
 
 
 class Conflict(ValueError):
@@ -87,12 +89,15 @@ class Ledger:
         given = records.answers(record, self.host.shells[0].classes)
         return next(g.answer for g in given if (g.client, g.id) == (ask.client, ask.id))
 
-    def acted(self, act: str, clients: Sequence[int], step: int | None) -> list[Live]:
+    def acted(self, act: str, clients: Sequence[int], step: Steps) -> list[Live]:
         """Copies of clients' live models after an administrative act, to be put in place."""
         if act not in ACTS:
             raise ValueError(f"act={act!r} must be one of {', '.join(ACTS)}")
-        if act == "restore" and (not isinstance(step, int) or isinstance(step, bool)):
-            raise ValueError(f"restore: step={step!r} must be the number of a step that is kept")
+        steps = {c: step.get(str(c)) if isinstance(step, Mapping) else step for c in clients}
+        for wrong in (
+            v for v in steps.values() if act == "restore" and (not isinstance(v, int) or isinstance(v, bool))
+        ):
+            raise ValueError(f"restore: step={wrong!r} must be the number of a step that is kept")
         found = [self.host.live(client) for client in clients]
         for live in found:
             if act in ("freeze", "unfreeze"):
@@ -100,5 +105,12 @@ class Ledger:
             elif act == "reset":
                 live.reset()
             else:
-                live.restore(step)  # type: ignore[arg-type]
+                _restored(live, steps[live.client])
         return found
+
+
+def _restored(live: Live, step: int | None) -> None:
+    try:
+        live.restore(step)  # type: ignore[arg-type]
+    except ValueError as e:
+        raise ValueError(f"client {live.client}: {e}") from None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core import Task
 from ..live import Answer
-from ..live.inputs import alike, checked
+from ..live.inputs import taken
 
 DATATYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("<u1"), "FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
 OUTPUTS = ("probabilities", "labels", "classes", "ids", "adapted")
@@ -70,7 +70,7 @@ def samples(body: Mapping[str, Any], rest: bytes, task: Task, dtype: torch.dtype
     shape = _shape(one.get("shape"), task, most)
     values = _binary(one, rest, datatype, shape) if _raw(one) else _listed(one.get("data"), datatype, shape)
     try:
-        return alike(checked(task, torch.from_numpy(values.copy()), "inputs[0].data"), dtype)
+        return taken(task, torch.from_numpy(values.copy()), dtype, "inputs[0].data")
     except ValueError as e:
         raise Denied(400, str(e)) from None
 
@@ -155,6 +155,15 @@ def labels(body: Mapping[str, Any]) -> tuple[list[str], list[int | str]]:
     if not isinstance(found, list) or not all(isinstance(v, int | str) for v in found):
         raise Denied(400, f"labels: {_short(found)} must be a list of class names or numbers")
     return ids, found
+
+
+def steps(body: Mapping[str, Any]) -> dict[str, int]:
+    """The step that each client goes back to, by its number as text."""
+    found = body["steps"]
+    whole = isinstance(found, dict) and all(isinstance(v, int) and not isinstance(v, bool) for v in found.values())
+    if not whole or not found or "step" in body:
+        raise Denied(400, f"steps: {_short(found)} must be an object of clients and steps, and step be left out")
+    return {str(int(c)) if c.isascii() and c.isdecimal() else c: v for c, v in found.items()}
 
 
 def _short(value: Any) -> str:

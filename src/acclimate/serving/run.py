@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import re
+import ssl
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from . import checkpoint
 from .app import Front, Limits, say
 from .desk import Rules
 from .service import Keeping, Service
+from .tokens import is_loopback
 from .tokens import load as load_tokens
 
 
@@ -41,19 +42,27 @@ class Address:
         for path in (self.tokens, self.certificate, self.key):
             if path is not None and not path.is_file():
                 raise FileNotFoundError(f"{path} does not exist")
+        if self.certificate is not None and self.key is not None:
+            self._check_pair(self.certificate, self.key)
         if not self.loopback and self.tokens is None:
             raise ValueError(
                 f"--host {self.host} can be reached from other machines; give --tokens FILE, which "
                 "`acclimate tokens FILE` writes, or listen at 127.0.0.1"
             )
 
+    def _check_pair(self, certificate: Path, key: Path) -> None:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+        except (ssl.SSLError, OSError, ValueError) as e:
+            raise ValueError(
+                f"--certificate {certificate} and --key {key} must be a certificate and its key, in PEM form and "
+                f"without a password ({getattr(e, 'reason', None) or e})"
+            ) from e
+
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 def open_front(
@@ -70,9 +79,11 @@ def open_front(
     found = checkpoint.found(paths)
     lives = [load_live(path) for path in found]
     tokens = None if place.tokens is None else load_tokens(place.tokens)
+    folder = folder or (found[0].parent / "serving")
+    if checkpoint.begun(folder, lives):
+        lives = checkpoint.resumed(folder, lives)
     host = checkpoint.on(lives, device)
     host.warm()
-    folder = folder or (found[0].parent / "serving")
     name = name or re.sub(r"[^a-z0-9.-]+", "-", lives[0].experiment.label.lower()).strip("-") or "model"
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
         raise ValueError(f"--name {name!r} must be letters, digits, '.', '_' and '-'")
@@ -105,10 +116,10 @@ def run(front: Front, place: Address, verbose: bool = False) -> dict[int, str]:
         timeout_graceful_shutdown=30,
     )
     server = _Server(config, front)
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped in order, and hands the signal on
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # uvicorn has stopped in order, and hands the signal on
         server.run()
     if not server.started:
-        raise store.RunError(f"cannot listen at {place.host}:{place.port}; choose another --port")
+        raise store.RunError(f"cannot listen at {place.host}:{place.port}; choose another --host or --port")
     return front.digests
 
 

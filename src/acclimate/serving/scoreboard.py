@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ..live import Answer
+from ..live.model import HELD
 from .host import Host
 from .records import Ask
 
@@ -51,7 +52,7 @@ class Tally:
         self.adapted += sum(answer.adapted)
         self.step, self.estimate = answer.step, answer.estimate
         self.entropy = now if self.entropy is None else 0.98 * self.entropy + 0.02 * now
-        holding = answer.note.startswith("the guard holds")
+        holding = answer.note == HELD
         self.held += holding
         if holding != self.holding:
             self.note("the guard holds adapted answers back" if holding else "the guard lets adapted answers out")

@@ -21,7 +21,7 @@ from ..core import Tree
 from ..live import Answer
 from . import checkpoint, records
 from .host import Call, Host
-from .ledger import REMEMBERED, Ledger
+from .ledger import REMEMBERED, Ledger, Steps
 from .log import SCHEMA
 from .records import Ask
 from .segments import Log, Segment, segments
@@ -69,7 +69,7 @@ class Service:
         """Load the last checkpoint and do what came after it again."""
         first = next(iter(segments(self.log.folder)), Segment(0, self.log.folder))
         saved = checkpoint.load(self.folder / checkpoint.STATES, self.host)
-        if saved is None and first.start:
+        if first.start and (saved is None or saved["position"] < first.start):  # what was between is deleted
             saved = checkpoint.load(first.states, self.host)
         if saved is not None:
             self.log.digest = bytes.fromhex(saved["chain"])
@@ -100,7 +100,7 @@ class Service:
             self._tidy()
         return answers
 
-    def act(self, act: str, clients: Sequence[int], step: int | None = None) -> list[dict[str, Any]]:
+    def act(self, act: str, clients: Sequence[int], step: Steps = None) -> list[dict[str, Any]]:
         """Freeze, unfreeze, reset or restore clients: all of them or, on an error, none."""
         changed = self.ledger.acted(act, clients, step)
         self.log.append({"kind": "act", "act": act, "clients": list(clients), "step": step})
@@ -163,6 +163,9 @@ class Service:
         """Write a last checkpoint and let another process go on; the digest of every client's state."""
         try:
             return self.checkpoint()
+        except (store.RunError, OSError) as e:  # the log has all: a start computes it again
+            log.warning("no last checkpoint: %s", e)
+            return self.digests()
         finally:
             self.log.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,14 @@ SCHEMA = "acclimate.tokens/1"
 def hashed(token: str) -> str:
     """What a file holds of a token; tokens are random and long, so that a plain hash does."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is this machine's own, which no other machine can reach."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 @dataclass(frozen=True)
