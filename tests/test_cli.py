@@ -128,7 +128,7 @@ def test_toml_and_seeds(tmp_path, here):
         (["run", "--nonsense"], "No such option"),
         (["dance"], "No such command"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
-        (["serve", "nowhere"], "nowhere holds no live model, since there is no live.json; see `acclimate deploy`"),
+        (["serve", "nowhere"], "nowhere does not exist; make live models with: acclimate deploy RUN -o nowhere"),
         (["run", "rounds=2", "rounds=3"], "rounds: given twice, as 2 and as 3; for both, write rounds=2,3"),
     ],
 )
