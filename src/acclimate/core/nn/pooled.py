@@ -22,6 +22,9 @@ class PureSequential(nn.Sequential):
     """Layers in a row, of which some run in one pass."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if not (kernels.AVAILABLE and conv.is_batched(input)):
+            out: Tensor = super().forward(input)
+            return out
         layers, at = list(self), 0
         while at < len(layers):
             taken, relu = _follow(layers[at : at + 3])
