@@ -126,3 +126,37 @@ def test_boxes_leave_out_taps_that_see_nothing_and_pad_as_little_as_they_can() -
     images, tall, wide = box_kernels.box(128, 32, even)
     assert images * tall * wide == 128 and 32 % images == 32 % tall == 32 % wide == 0
     assert box_kernels.box(64, 10, even, 2)[1:] >= (2, 2)
+
+
+@works
+def test_the_weights_gradient_alone_needs_no_full_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, plain, vars, x = made("three channels, bias")
+    monkeypatch.setattr(pooled, "unpooled", lambda *_: pytest.fail("a full image was made"))
+
+    def slope(net: nn.Module):  # type: ignore[no-untyped-def]
+        return grad(lambda v, x: functional_call(net, v, (x,)).sin().sum())
+
+    found = vmap(slope(ours))({n: v.to(HERE) for n, v in vars.items()}, x.to(HERE))
+    for c in range(2):
+        true = slope(plain)({n: v[c].double() for n, v in vars.items()}, x[c].double())
+        for name in true:
+            near(found[name][c], true[name])
+
+
+@works
+def test_the_gradient_of_that_gradient_is_right_too() -> None:
+    ours, plain, vars, x = made("three channels, bias")
+
+    def second(net: nn.Module):  # type: ignore[no-untyped-def]
+        first = grad(lambda v, x: functional_call(net, v, (x,)).sin().sum())
+
+        def each(v: dict, x: Tensor) -> dict:
+            return grad(lambda v: sum(s.square().sum() for s in first(v, x).values()))(v)
+
+        return each
+
+    found = vmap(second(ours))({n: v.to(HERE) for n, v in vars.items()}, x.to(HERE))
+    for c in range(2):
+        true = second(plain)({n: v[c].double() for n, v in vars.items()}, x[c].double())
+        for name in true:
+            near(found[name][c], true[name])

@@ -95,9 +95,11 @@ def train(
         params, frozen = tree.pick(params, only), tree.drop(params, only)
     clock = torch.arange(positions.shape[0], device=active.device)
     keys = rng.fold(key, "step", clock)
+    rows = data["rows"][positions]
+    labels = data["y"][rows]  # of all steps at once: small, and spares kernels in each of them
 
     def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
-        batch, k = batch_of(data, at(positions, t)), at(keys, t)
+        batch, k = {"x": data["x"][at(rows, t)], "y": at(labels, t)}, at(keys, t)
 
         def objective(p: Tree) -> tuple[Tensor, Tree]:
             return loss({"params": {**frozen, **p}, "buffers": now["b"]}, batch, k)

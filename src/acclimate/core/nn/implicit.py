@@ -27,7 +27,7 @@ from .implicit_kernels import FEW, Layer, Tile
 
 log = logging.getLogger("acclimate")
 
-Kind: TypeAlias = Literal["convolve", "spread", "correlate", "pooled"]
+Kind: TypeAlias = Literal["convolve", "spread", "correlate", "pooled", "pooled_correlate"]
 Choice: TypeAlias = dict[str, Any]
 """`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes", or `{"way": "patches"}`, and the
 milliseconds that were measured. `dot` is how Triton multiplies; without it, as `_dot` says."""
@@ -115,7 +115,8 @@ def usable(x: Tensor) -> bool:
 def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any) -> Any:
     """`convolve(x, w)`, `spread(dy, w)` or `correlate(x, dy)` by its kernel; None where `other` is the way to go.
 
-    `pooled(x, w)` takes a bias (or None) and whether ReLU follows, and says which pixels were the largest, too."""
+    `pooled(x, w)` takes a bias (or None) and whether ReLU follows, and says which pixels were the largest, too; that is
+    what `pooled_correlate(x, dy)` takes."""
     if len(a) < 2 or _resting or not usable(a) or a.dtype != b.dtype or not switches.on("implicit"):
         return None
     precision = _precision(a)
@@ -188,10 +189,11 @@ def _power(n: int) -> int:
 def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     """The kernels that are worth a try for a product of x, and another tensor of its type."""
     dots = [_dot(precision)]
-    if kind == "correlate" and x.dtype == torch.float32 and x.is_cuda:
+    sums = kind in ("correlate", "pooled_correlate")
+    if sums and x.dtype == torch.float32 and x.is_cuda:
         dots = ["bf16x3", "tf32"] if precision == "tf32" else ["bf16x6", FP32]
     found = [Cut("implicit", tile, dot) for dot in dots for tile in candidates(kind, layer, x.dtype)]
-    if kind == "correlate" or not box_kernels.fits(kind, layer, x):
+    if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dots[0]) for tile in boxed(kind, layer, x.dtype)), *found]
 
@@ -208,7 +210,7 @@ def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     small = dtype != torch.float32
     width = layer.inputs if kind == "spread" else layer.outputs
     columns = min(max(_power(width), 16), 64)
-    if kind == "correlate":
+    if kind in ("correlate", "pooled_correlate"):
         shapes = [(128, 32, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3), (64, 32, 4, 4)]
         tiles = [Tile(rows, columns, depth * 2 if small else depth, *rest) for rows, depth, *rest in shapes]
         return tiles if width <= 64 else [Tile(128, 128, 64 if small else 32, 8, 3), *tiles[:3]]
@@ -246,7 +248,7 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
         want = other(p, q, g)
         times, reasons = {}, []
         for cut in cuts(kind, layer, a, precision):
-            run = functools.partial(_run, kind, p, q, layer, cut, *((None, True) if kind == "pooled" else ()))
+            run = functools.partial(_run, kind, p, q, layer, cut, *_more(kind, q))
             try:
                 got = run()[0] if kind == "pooled" else run()
                 apart = float((got - want).float().norm() / want.float().norm())
@@ -259,6 +261,16 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
             raise RuntimeError(f"convolutions cannot be measured while recording: {reasons[0]}")
         _tell(reasons, bool(times))
         return best(times, _milliseconds(lambda: other(p, q, g)))
+
+
+def _more(kind: Kind, b: Tensor) -> tuple[Any, ...]:
+    """What a product of these numbers is measured with besides."""
+    return (None, True) if kind == "pooled" else (which_of(b),) if kind == "pooled_correlate" else ()
+
+
+def which_of(dy: Tensor) -> Tensor:
+    """Some places of maxima, for a measurement: in the order of dy, of which all of 0 to 4 come."""
+    return (dy.abs() * 3).clamp(max=4).to(torch.uint8)
 
 
 def best(times: dict[Cut, float], patches: float) -> Choice:

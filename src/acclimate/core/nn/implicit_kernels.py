@@ -167,12 +167,14 @@ def _spread(
 
 @jit
 def _correlate(
-    x, dy, parts, batch, clients, span,
+    x, dy, which, parts, batch, clients, span,
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    POOL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """parts[s, g, e, n] = sum over the output pixels m of part s of x[g, seen by m at e] * dy[g, m, n]."""
+    """parts[s, g, e, n] = sum over the output pixels m of part s of x[g, seen by m at e] * dy[g, m, n].
+
+    With POOL, dy is that of 2 x 2 maxima, and goes to the pixel of four that `which` names."""
     length: tl.constexpr = KH * KW * IN
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     tiles: tl.constexpr = ((length + ROWS - 1) // ROWS) * across
@@ -185,7 +187,10 @@ def _correlate(
     e = first + tl.arange(0, ROWS)
     live, column = e < length, n < OUT
     x += client * batch * (H * W * IN)
-    dy += client * pixels * OUT
+    HA: tl.constexpr = OH // 2
+    HB: tl.constexpr = OW // 2
+    dy += client * batch * ((HA * HB if POOL else OH * OW) * OUT)
+    which += client * batch * (HA * HB * OUT)
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for begin in range(part * span, tl.minimum(part * span + span, pixels), DEPTH):
         m = begin + tl.arange(0, DEPTH)
@@ -209,7 +214,15 @@ def _correlate(
                 col = left[None, :] + right[:, None]
                 inside = inside & (col >= 0) & (col < W)
         a = tl.load(x + base[None, :] + within[:, None], mask=inside, other=0.0)
-        b = tl.load(dy + m[:, None] * OUT + n[None, :], mask=real[:, None] & column[None, :], other=0.0)
+        if POOL:
+            low, late = place // OW, place % OW
+            known = (real & (low < 2 * HA) & (late < 2 * HB))[:, None] & column[None, :]
+            from_ = ((((m // (OH * OW)) * HA + low // 2) * HB + late // 2) * OUT)[:, None] + n[None, :]
+            chosen = tl.load(which + from_, mask=known, other=4)
+            b = tl.load(dy + from_, mask=known, other=0.0)
+            b = tl.where(chosen == ((low % 2) * 2 + late % 2)[:, None], b, 0.0)
+        else:
+            b = tl.load(dy + m[:, None] * OUT + n[None, :], mask=real[:, None] & column[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     to = parts + ((part * clients + client) * length + e[:, None]) * OUT + n[None, :]
     tl.store(to, total, mask=live[:, None] & column[None, :])
@@ -290,8 +303,10 @@ PROGRAMS, LEAST, SPAN = 512, 256, 128
 """Programs that fill a device, the output pixels that a part of a sum has at least, and what they are a multiple of."""
 
 
-def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
-    """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], contiguous as weights are."""
+def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None = None) -> Tensor:
+    """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], contiguous as weights are.
+
+    With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`."""
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
     tiles = cut(length, tile.rows) * cut(layer.outputs, tile.columns)
@@ -302,7 +317,8 @@ def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -
     count = cut(pixels, span)
     parts = torch.empty(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients * count,)](
-        channels_last(x), channels_last(dy), parts, batch, clients, span, *layer, *tile[:3], precision,
+        channels_last(x), channels_last(dy), parts if which is None else channels_last(which), parts, batch, clients,
+        span, *layer, which is not None, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     kernel = (layer.kernel_height, layer.kernel_width)
@@ -314,3 +330,6 @@ def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str) -
         parts, dw, dw.numel(), count, layer.inputs, layer.outputs, layer.taps, room, each, BLOCK[1]
     )  # fmt: skip
     return dw
+
+
+pooled_correlate = correlate

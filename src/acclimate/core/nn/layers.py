@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import rng
-from . import conv, norms, pool, pooled
+from . import conv, linear, norms, pool, pooled
 
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
@@ -217,6 +217,8 @@ def purify(module: nn.Module) -> tuple[str, ...]:
             layer.__class__ = PureGroupNorm
         elif type(layer) is nn.LayerNorm:
             layer.__class__ = PureLayerNorm
+        elif type(layer) is nn.Linear:
+            layer.__class__ = linear.PureLinear
         elif conv.fits(layer):
             layer.__class__ = conv.PureConv2d
         elif pool.fits(layer):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import conv, implicit, kernels, switches
-from .pool import PureMaxPool2d, _Unpool
+from .pool import PureMaxPool2d, _Pick, _Unpool
 from .products import Geometry
 
 
@@ -22,6 +22,9 @@ class PureSequential(nn.Sequential):
     """Layers in a row, of which some run in one pass."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if not (kernels.AVAILABLE and conv.is_batched(input)):
+            out: Tensor = super().forward(input)
+            return out
         layers, at = list(self), 0
         while at < len(layers):
             taken, relu = _follow(layers[at : at + 3])
@@ -74,10 +77,11 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         (x, w, which), g, wanted = ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad
-        rows = _Unpool.apply(_rows(dy).flatten(0, 1), _rows(which).flatten(0, 1), g.out)
-        full = rows.unflatten(0, dy.shape[:2]).permute(0, 1, 4, 2, 3)
-        dx = conv._Spread.apply(full, w, g) if wanted[0] else None
-        dw = conv._Correlate.apply(x, full, conv._nothing(x), g) if wanted[1] else None
+        full = unpooled(dy, which, g) if wanted[0] else None
+        dx = None if full is None else conv._Spread.apply(full, w, g)
+        dw = None
+        if wanted[1]:
+            dw = _Sum.apply(x, dy, which, g) if full is None else conv._Correlate.apply(x, full, conv._nothing(x), g)
         db = (dy * (which < 4)).sum((1, 3, 4)) if ctx.biased and wanted[2] else None
         return dx, dw, db, None, None
 
@@ -85,12 +89,63 @@ class _Pooled(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        lead = [
-            None if t is None else (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
-            for t, d in zip((x, w, bias), in_dims, strict=False)
-        ]
+        lead = _led(info.batch_size, in_dims, (x, w, bias))
         y, which = _Pooled.apply(*lead, g, relu)
         return (y.unflatten(0, (info.batch_size, -1)), which.unflatten(0, (info.batch_size, -1))), (0, 0)
+
+
+class _Sum(torch.autograd.Function):
+    """The weights' gradient of x, and dy of maxima: without what lies between, where nothing else needs it."""
+
+    @staticmethod
+    def forward(x: Tensor, dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
+        done = implicit.product("pooled_correlate", _sum_one_by_one, x, dy, g, which)
+        return _sum(x, dy, which, g) if done is None else done
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.geometry = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
+        (x, dy, which), g, wanted = ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad
+        to_x = conv._Spread.apply(unpooled(dy, which, g), dw, g) if wanted[0] else None
+        if not wanted[1]:
+            return to_x, None, None, None
+        y = _rows(conv._Convolve.apply(x, dw, g)[0]).flatten(0, 1)
+        picked = _Pick.apply(y, _rows(which).flatten(0, 1), g.out).unflatten(0, dy.shape[:2])
+        return to_x, picked.permute(0, 1, 4, 2, 3), None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, which: Tensor, g: Geometry
+    ) -> tuple[Tensor, int]:
+        lead = _led(info.batch_size, in_dims, (x, dy, which))
+        return _Sum.apply(*lead, g).unflatten(0, (info.batch_size, -1)), 0
+
+
+def unpooled(dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
+    """The gradient of what maxima were taken of."""
+    rows = _Unpool.apply(_rows(dy).flatten(0, 1), _rows(which).flatten(0, 1), g.out)
+    full: Tensor = rows.unflatten(0, dy.shape[:2]).permute(0, 1, 4, 2, 3)
+    return full
+
+
+def _sum(x: Tensor, dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
+    return conv._correlate(x, unpooled(dy, which, g), conv._nothing(x), g)
+
+
+def _sum_one_by_one(x: Tensor, dy: Tensor, g: Any) -> Tensor:
+    return _sum(x, dy, implicit.which_of(dy), g)
+
+
+def _led(size: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:
+    """Tensors with the mapped axis folded into that of clients; what has none is repeated."""
+    return [
+        None if t is None else (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+        for t, d in zip(tensors, dims, strict=False)
+    ]
 
 
 def both(x: Tensor, w: Tensor, g: Geometry, bias: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,116 @@
+"""Linear layers of many clients with few samples and many inputs: under `vmap`, differentiable to any order.
+
+Each client's product is small, and its sum is long: a library's kernel gives it to a few programs, which take as long
+as the sum is. Here the sum is cut into parts, by shape alone, which are added up in order. Gradients are products that
+a library does well, and of plain tensor code.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import kernels, switches
+from .conv import is_batched
+from .cutting import cut
+from .kernels import AVAILABLE, jit
+
+if AVAILABLE:
+    import triton.language as tl
+
+LONG, FEW = 512, 64
+"""Inputs from which on, and samples up to which, a sum is cut into parts."""
+PROGRAMS, LEAST = 512, 256
+"""Programs that fill a device, and the inputs that a part has at least."""
+
+
+@jit
+def _linear(
+    x, w, parts, batch, clients, span,
+    IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """parts[s, g, m, n] = sum over the inputs k of part s of x[g, m, k] * w[g, n, k]."""
+    across: tl.constexpr = (OUT + COLS - 1) // COLS
+    tiles = tl.cdiv(batch, ROWS) * across
+    tile = tl.program_id(0) % tiles
+    client = ((tl.program_id(0) // tiles) % clients).to(tl.int64)
+    part = tl.program_id(0) // (tiles * clients)
+    m = (tile // across) * ROWS + tl.arange(0, ROWS)
+    n = (tile % across) * COLS + tl.arange(0, COLS)
+    x += client * batch * IN
+    w += client * (OUT * IN)
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for begin in range(part * span, tl.minimum(part * span + span, IN), DEPTH):
+        k = begin + tl.arange(0, DEPTH)
+        a = tl.load(x + m[:, None] * IN + k[None, :], mask=(m < batch)[:, None] & (k < IN)[None, :], other=0.0)
+        b = tl.load(w + n[None, :] * IN + k[:, None], mask=(n < OUT)[None, :] & (k < IN)[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    to = parts + ((part * clients + client) * batch + m[:, None]) * OUT + n[None, :]
+    tl.store(to, total, mask=(m < batch)[:, None] & (n < OUT)[None, :])
+
+
+class PureLinear(nn.Linear):
+    """A linear layer that stays fast under `vmap` with weights per client."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not serves(input, self.weight):
+            return super().forward(input)
+        y: Tensor = _Linear.apply(input.unsqueeze(0), self.weight.unsqueeze(0)).squeeze(0)
+        return y if self.bias is None else y + self.bias
+
+
+def serves(x: Tensor, w: Tensor) -> bool:
+    """Whether the kernel is for this input, clients mapped over."""
+    usable = kernels.usable(x) or (kernels.INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
+    if not (usable and is_batched(x) and is_batched(w)):  # first: an exported layer is not to ask for sizes
+        return False
+    fits = x.dim() == 2 and x.shape[1] >= LONG and len(x) <= FEW
+    return fits and x.dtype == w.dtype and switches.on("linear")
+
+
+class _Linear(torch.autograd.Function):
+    """y [G, B, O] of x [G, B, K] and w [G, O, K]."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return product(x, w)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        dx = dy @ w if ctx.needs_input_grad[0] else None
+        return dx, dy.transpose(1, 2) @ x if ctx.needs_input_grad[1] else None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor) -> tuple[Tensor, int]:
+        lead = [
+            (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+            for t, d in zip((x, w), in_dims, strict=True)
+        ]
+        return _Linear.apply(*lead).unflatten(0, (info.batch_size, -1)), 0
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """y[g] = x[g] w[g]^T, in the precision that torch's switch for products asks for."""
+    (clients, batch, inputs), outputs, small = x.shape, w.shape[1], x.dtype != torch.float32
+    rows, columns, depth = min(max(1 << (batch - 1).bit_length(), 16), 32), 64 if outputs > 32 else 32, 64
+    tiles = clients * cut(batch, rows) * cut(outputs, columns)
+    wanted = max(min(cut(PROGRAMS, tiles), inputs // LEAST), 1)
+    span = cut(cut(inputs, wanted), depth) * depth
+    count = cut(inputs, span)
+    parts = torch.empty(count, clients, batch, outputs, dtype=torch.float32, device=x.device)
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 or small else "tf32x3"
+    _linear[(tiles * count,)](
+        x.contiguous(), w.contiguous(), parts, batch, clients, span, inputs, outputs, rows, columns, depth, precision,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return parts.sum(0).to(x.dtype)
