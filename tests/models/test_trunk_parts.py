@@ -125,7 +125,7 @@ def test_the_gradient_of_attention_agrees_with_the_formula(tokens, heads, d):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_step_of_lora_with_kernels_is_that_of_torchs_operations(caplog):
-    """Gradients of clients with adapters of their own in bf16, mapped over, against those of float32 without kernels."""
+    """Gradients of clients with adapters of their own, mapped over: bf16 against float32 without kernels."""
     base = ViT(patch=8, width=128, depth=2, heads=2)
     given = Task(LoRA(base, rank=8, targets=("attn.qkv", "attn.proj")), (3, 48, 48), 10)
     params = {
