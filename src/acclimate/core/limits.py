@@ -116,9 +116,9 @@ class UpTo(Limit):
 
 @dataclass(frozen=True)
 class Level(Limit):
-    """What a client measures of the model as it is, such as mean features. It grows as the model learns: its norm may be
-    what is usual in the same round, where three or more say so, however small earlier ones were, and `APART` times as
-    far off as an update's."""
+    """What a client measures of the model as it is, such as mean features. It grows as the model learns: its norm may
+    be what is usual in the same round, where three or more say so, however small earlier ones were, and `APART` times
+    as far off as an update's."""
 
 
 @dataclass(frozen=True)

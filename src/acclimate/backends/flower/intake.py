@@ -2,9 +2,9 @@
 
 A message that passed the checks of its form (`checks.examine`) is looked at here. What it claims must lie in the ranges
 that method and filters declare (`Worker.limits`). The norm of each group that is an update is compared with a running
-median: of the round's messages and of the last that counted, or of the higher of these two where a method declares that
-the group follows the model (`limits.Level`). Beyond `clip` times that median a message is scaled down, and far beyond it is
-refused. Where messages are hidden, all this is done with their sum; where a filter bounds each by
+median: of the round's messages and of the last that counted, or of the higher of the two where a method declares that
+the group follows the model (`limits.Level`). Beyond `clip` times that median a message is scaled down, and far beyond
+it is refused. Where messages are hidden, all this is done with their sum; where a filter bounds each by
 a constant (`Filter.bounds`), as differential privacy must, that is the bound.
 
 What it remembers is a tree of tensors, which checkpoints hold: the norms that the median is taken of, and how often
