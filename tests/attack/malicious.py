@@ -186,8 +186,9 @@ def without(attack: str, clients: int, liars: int, filters: Sequence[Any] = ()) 
 
 def plan(clients: int) -> list[tuple[str, str]]:
     """Which attacks meet which defence."""
-    names = list(defences(clients, LIARS[clients]))
-    return [(a, d) for a in ROBUST for d in names] + [(a, "default") for a in (*DEFAULT, *SHOWN)]
+    names = [d for d in defences(clients, LIARS[clients]) if d != "krum" or clients > 2 * LIARS[clients] + 2]
+    rows = [(a, d) for a in ROBUST for d in names] + [(a, "default") for a in (*DEFAULT, *SHOWN)]
+    return rows + [(a, "krum") for a in ROBUST if "krum" not in names]  # last, so that pieces keep their numbers
 
 
 def row(clients: int, number: int) -> dict[str, Any]:

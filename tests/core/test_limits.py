@@ -71,6 +71,12 @@ def test_the_cap_does_not_depend_on_the_order():
         assert limits.capped(torch.tensor(order), 0.5).max() == pytest.approx(6.0)
 
 
+def test_the_cap_is_of_one_client_and_not_of_several_together():
+    """docs/security.md says so: three of ten with registered ranges that are wide outweigh the others."""
+    held = limits.capped(torch.tensor([1e6] * 3 + [100.0] * 7), 0.5)
+    assert float(held[:3].sum() / held.sum()) > 0.99 and float(held.max() / held.sum()) < 0.5
+
+
 METHODS = {n: m for n, m in catalogue.METHODS.items() if not m.several_models}
 
 

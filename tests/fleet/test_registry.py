@@ -1,10 +1,12 @@
 """Keys own clients: what is registered, who may host whom, and what a site may say of its data."""
 
 import json
+import math
 import subprocess
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="the fleet needs Flower: pip install 'acclimate[flower]'")
 
@@ -15,7 +17,8 @@ from test_sites import SiteGrid, config, grid_with_data, prepare
 
 from acclimate import store
 from acclimate.backends.flower.protocol import FleetError
-from acclimate.fleet import registry, server_app, site_folders
+from acclimate.core import rng
+from acclimate.fleet import registry, remote, server_app, site_folders
 from acclimate.fleet.registry import KeyOwner, Registry
 from acclimate.fleet.remote_cards import CardRules
 
@@ -121,6 +124,19 @@ def test_a_card_that_cannot_be_is_told(name):
     assert rules.wrong(GOOD, 1) is None
     reason = rules.wrong({**GOOD, **BAD[name]}, 1)
     assert (reason and next(iter(BAD[name])) in reason) or (name == "too much memory" and "bytes" in reason)
+
+
+def test_stand_ins_take_the_memory_that_a_card_is_held_against(monkeypatch):
+    """Noise takes many times the byte of a pixel, so it is drawn in blocks."""
+    drawn, uniform = [], rng.uniform
+    monkeypatch.setattr(remote, "BLOCK", 1000)
+    monkeypatch.setattr(rng, "uniform", lambda key, *shape: drawn.append(math.prod(shape)) or uniform(key, *shape))
+    sizes = {"train": (40, 30), "val": (5, 5), "test": (10, 10)}
+    data = remote.Remote(clients=2, shape=(1, 6, 6), classes=("a", "b"), mean=(0.0,), std=(1.0,), **sizes)
+    x = data.world(0).examples.x
+    assert max(drawn) <= 1000 and sum(drawn) == 100 * 36 + 100
+    assert x.dtype == torch.uint8 and x.shape == (100, 1, 6, 6) and len(x.reshape(100, -1).unique(dim=0)) == 100
+    assert float(x.double().mean()) == pytest.approx(127, abs=4)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -121,7 +121,12 @@ def trained(tmp_path_factory):
 def site(trained, tmp_path, monkeypatch):
     """A copy of the state folder of node 0, which hosts clients 0 and 2."""
     monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    return shutil.copytree(trained / "site0", tmp_path / "site")
+    folder = shutil.copytree(trained / "site0", tmp_path / "site")
+    (run_,) = (folder / "runs").iterdir()
+    (run_ / "sums").mkdir()  # as runs whose masks survive drop-outs leave it
+    for name in ("0.json", "0-opened.json", "2.json", "2-opened.json"):
+        (run_ / "sums" / name).write_text("{}")
+    return folder
 
 
 def content(folder):
@@ -131,7 +136,8 @@ def content(folder):
 def of_client(name, client):
     parts = name.split("/")
     model = parts[2:3] == ["models"] and parts[-1] == f"{client}.safetensors"
-    return model or parts[2:4] == ["mine", client] or parts[:2] == ["deployed", client]
+    secrets = parts[2:3] == ["sums"] and parts[-1] in (f"{client}.json", f"{client}-opened.json")
+    return model or secrets or parts[2:4] == ["mine", client] or parts[:2] == ["deployed", client]
 
 
 def test_one_client_is_forgotten_and_the_other_keeps_every_byte(site):

@@ -7,6 +7,7 @@ need, and its streams have names of their own, by which nodes find theirs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from ..experiment.names import allow
 from .remote_cards import Card, CardRules, agreed, smallest
 
 VALIDATION = "validation"
+BLOCK = 2**22
+"""Numbers of noise that are drawn at once, each of which takes many times the byte that a pixel has."""
 GONE = "it was removed from the fleet"
 
 
@@ -55,8 +58,10 @@ class Remote(Dataset):
         """Stand-ins in the sizes that the sites sent."""
         sizes = [*self.train, *self.val, *self.test]
         total, key = sum(sizes), rng.fold(rng.key(seed), "stand-ins")
-        noise = rng.uniform(key, total, *self.shape)
-        x = (noise * 255).to(torch.uint8) if self.pixels else noise
+        x = torch.empty(total, *self.shape, dtype=torch.uint8 if self.pixels else torch.float32)
+        for i, part in enumerate(x.split(max(BLOCK // math.prod(self.shape), 1))):
+            noise = rng.uniform(rng.fold(key, i), *part.shape)
+            part.copy_(noise * 255 if self.pixels else noise)
         y = (rng.uniform(rng.fold(key, "y"), total) * len(self.classes)).to(torch.int64)
         parts = torch.arange(total).split(sizes)
         k = self.clients

@@ -89,7 +89,8 @@ def keeps(state: Path, client: int | None = None, cache: bool = False) -> list[P
 
 def _patterns(client: int) -> list[str]:
     """Where `vault.Vault` keeps things of a client, below the folder of runs."""
-    return [f"*/mine/{client}", f"*/models/*/{client}.safetensors", f"*/sessions/*/{client}-*.safetensors"]
+    sums = [f"*/sums/{client}.json", f"*/sums/{client}-opened.json"]
+    return [f"*/mine/{client}", f"*/models/*/{client}.safetensors", f"*/sessions/*/{client}-*.safetensors", *sums]
 
 
 def _served(serving: Path, client: int) -> list[Path]:
