@@ -100,3 +100,15 @@ def test_labels_are_means_over_views(form):
     far = top[..., -1] - top[..., -2]
     assert said.numpy() == pytest.approx(p.mean(0) if form is Equations else logits.numpy().mean(0), rel=1e-9)
     assert margin.numpy() == pytest.approx(far if form is Equations else far.mean(0), rel=1e-9)
+
+
+def test_directions_and_centre_are_no_way_for_gradients():
+    """Eq. 11 is learned through what is compared; the components that it is compared in are given."""
+    features = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    equations, who = Equations(0.001, 0.4, 1e-3, 0.5, 3), torch.arange(5)
+    (ours,) = torch.autograd.grad(equations.contrastive(features, who, torch.zeros(5)), features)
+    both = features.detach().flatten(0, 1)
+    centre, basis = both.mean(0), principal(both, 3)
+    p, q = ((view - centre) @ basis for view in features)
+    (want,) = torch.autograd.grad(contrastive(p, q, who, 0.5).mean(), features)
+    torch.testing.assert_close(ours, want)

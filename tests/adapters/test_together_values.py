@@ -105,11 +105,14 @@ def test_latte_starts_with_rows_that_add_nothing():
     x = torch.zeros(1, 3, 10, 10, dtype=torch.uint8)
     worker = Worker(t, FedAvg())
     plain = worker.predict()(model, x).logits
-    logits, _ = few.step(t, worker.predict(), model, few.init(t, model), x, KEY)
+    logits, state = few.step(t, worker.predict(), model, few.init(t, model), x, KEY)
     known = int(plain.argmax())
     others = [c for c in range(t.num_classes) if c != known]
     assert torch.equal(logits[0, others], plain[0, others])  # classes without an entry stay as they are
     assert float(logits[0, known]) == pytest.approx(float(plain[0, known]) + few.alpha * few.scale, rel=1e-5)
+    unsure = float(-(plain.softmax(-1) * plain.log_softmax(-1)).sum()) / math.log(t.num_classes)
+    sent = few.send(t, worker.predict(), model, state, KEY)["entropy"].tolist()
+    assert sent[known] == pytest.approx(unsure) and all(sent[c] == 1.0 for c in others)  # rows of zeros do not count
 
 
 def test_latte_sends_the_nearest_prototypes_of_others_class_by_class():
