@@ -7,6 +7,7 @@ corruption, in shuffled order; `correlated` too, with classes in waves (Dirichle
     python benchmarks/adapters.py --weights cifar10_resnet20.th [--adapters tent,cotta] [--streams episodic,continual]
         [--samples 10000] [--device cuda]
     python benchmarks/adapters.py --norm iabn --epochs 30 --adapters none,note,tent --out iabn.json
+    python benchmarks/adapters.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
 
 The weights are the widely used CIFAR-10 checkpoint (91.7 % on clean test images). Without them a network of ours is
 trained first, such as one with instance-aware batch norm, which NOTE needs. Rows that are in the file already are not
@@ -134,6 +135,19 @@ def table(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def merged(out: Path, parts: list[Path]) -> dict[str, Any]:
+    """A file's record with the rows of others of the same study, and where those come from."""
+    record = json.loads(out.read_text()) if out.exists() else json.loads(parts[0].read_text())
+    for path in parts:
+        part = json.loads(path.read_text())
+        if part["study"] != record["study"]:
+            raise SystemExit(f"{path}: its rows are of {part['study']}, not of {record['study']}")
+        if fresh := {name: row for name, row in part["rows"].items() if name not in record["rows"]}:
+            record["rows"] |= fresh
+            record["environment"].setdefault("parts", []).append({**part["environment"], "rows": list(fresh)})
+    return record
+
+
 def main() -> None:
     """Measure what is missing, write after each row, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,7 +160,13 @@ def main() -> None:
     parser.add_argument("--kept", type=int, default=2_000, help="training images for adapters that want some")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/adapters/cifar10c.json"))
+    parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
     given = parser.parse_args()
+    if given.merge:
+        record = merged(given.out, given.merge)
+        store.write(given.out, store.json_text(record, indent=1) + "\n")
+        print(table(record["rows"], list(dict.fromkeys(r["stream"] for r in record["rows"].values()))))
+        return
     test, train, device = *(ac.data.CIFAR10(part=p).load() for p in ("test", "train")), device_of(given.device)
     x, y = test.x[: given.samples], test.y[: given.samples]
     study = {"samples": len(x), "norm": given.norm, "batch": BATCH, "severity": 5, "frost": frost().source}

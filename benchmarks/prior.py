@@ -4,6 +4,7 @@ Every adapter that has the choice, on the embedded digits: clients with few clas
 often each class comes. Accuracy in percent, mean over clients and seeds, of `prior=uniform` and `prior=client`.
 
     python benchmarks/prior.py [--seeds 0,1,2] [--streams correlated,continual] [--out results/adapters/prior.json]
+    python benchmarks/prior.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
 
 Rows that are in the file already are not run again.
 """
@@ -55,20 +56,32 @@ def table(rows: dict[str, Any], streams: list[str]) -> str:
     return "\n".join(lines)
 
 
+def save(path: Path, study: dict[str, Any], rows: dict[str, Any]) -> None:
+    """Write all rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"environment": environment(torch.device("cpu")), "study": study, "rows": rows}
+    store.write(path, store.json_text(record, indent=1) + "\n")
+
+
 def main() -> None:
     """Train, measure what is missing, write after each row, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
     parser.add_argument("--streams", type=lambda s: s.split(","), default=STREAMS.split(","))
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files that were measured elsewhere")
     parser.add_argument("--out", type=Path, default=Path("results/adapters/prior.json"))
     given = parser.parse_args()
     study = {"data": "digits", "model": "cnn-small", "rounds": given.rounds, "streams": given.streams}
-    before = json.loads(given.out.read_text()) if given.out.exists() else {"study": study, "rows": {}}
-    if before["study"] != study:
-        raise SystemExit(f"{given.out}: its rows are of {before['study']}, not of {study}; name another --out")
-    rows: dict[str, Any] = before["rows"]
-    for seed in given.seeds:
+    rows: dict[str, Any] = {}
+    for path in (given.out, *given.merge):
+        kept = json.loads(path.read_text()) if path.exists() or path in given.merge else {"study": study, "rows": {}}
+        if kept["study"] != study:
+            raise SystemExit(f"{path}: its rows are of {kept['study']}, not of {study}; name another --out")
+        rows |= kept["rows"]
+    if given.merge:
+        save(given.out, study, rows)
+    for seed in [] if given.merge else given.seeds:
         fits: dict[str, ac.Fit] = {}
         for name, norm in NORMS.items():
             if f"{name} {seed}" in rows:
@@ -78,9 +91,7 @@ def main() -> None:
             fit, record = fits[norm], catalogue.ADAPTERS[name]
             found = {p: measured(fit, replace(record, prior=p), given.streams) for p in ("uniform", "client")}
             rows[f"{name} {seed}"] = {"adapter": name, "seed": seed, **found}
-            written = {"environment": environment(torch.device("cpu")), "study": study, "rows": rows}
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            store.write(given.out, store.json_text(written, indent=1) + "\n")
+            save(given.out, study, rows)
             print(f"{name:8s} {seed} {found}", flush=True)
     print("\n" + table(rows, given.streams))
 
