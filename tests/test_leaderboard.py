@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 from acclimate.cli.main import app
 from acclimate.eval import Table
 from acclimate.eval.same_stream import names
+from acclimate.experiment import catalogue
 from acclimate.experiment.settings import expand
 from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
 from acclimate.leaderboard import __main__ as plain
 from acclimate.leaderboard import page as pages
 from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
 from acclimate.leaderboard.submission import _seed, digest, text
+from acclimate.leaderboard.sweep import entries
 from acclimate.leaderboard.tracks import freeze, mismatch
 from acclimate.running import run as api
 from acclimate.store import find_runs
@@ -108,6 +110,23 @@ def test_all_that_is_stored_holds_and_the_table_is_made_again_to_the_byte():
         if (BOARD / name).exists():
             found = read(BOARD / name)
             assert (BOARD / f"{name}.md").read_text() == pages.markdown(found, name)
+            if name == "small":
+                assert_all_are_there(found)
+
+
+def assert_all_are_there(found):
+    """Every method and adapter of the catalogue, but for those that the page names with the reason."""
+    told = (ROOT / "docs" / "leaderboard.md").read_text()
+    absent = {e.name for e in entries()} - found.keys()
+    assert absent == {"heterofedtta", "fedmd"} and all(f"`{name}`" in told for name in absent)
+    tested = {r["adapter"] for versions in found.values() for r in versions[-1]["rows"]}
+    unfit = set(catalogue.ADAPTERS) - tested
+    assert unfit == {"unmix", "note", "dpa", "the-lora"} and all(f"`{name}`" in told for name in unfit)
+    assert f"{len(found)} submissions" in told and f"{sum(map(count, found.values()))} rows" in told
+
+
+def count(versions):
+    return len({r["adapter"] for r in versions[-1]["rows"]})
 
 
 def test_a_stored_row_run_again_matches(first):
