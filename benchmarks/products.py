@@ -92,23 +92,21 @@ def patches(kind: implicit.Kind, a: Tensor, b: Tensor, g: conv.Geometry) -> Tens
         return conv._spread(a, b, g) if kind == "spread" else conv._correlate(a, b, conv._nothing(a), g)
 
 
-def run(kind: implicit.Kind, a: Tensor, b: Tensor, shape: Shape, tile: implicit_kernels.Tile, dot: str) -> Tensor:
-    """The same by the kernel."""
-    layer = implicit.layer_of(kind, a, b, geometry(shape))
-    done: Tensor = getattr(implicit_kernels, kind)(a, b, layer, tile, dot)
+def run(kind: implicit.Kind, a: Tensor, b: Tensor, shape: Shape, cut: implicit.Cut) -> Tensor:
+    """The same by a kernel."""
+    done: Tensor = implicit._run(kind, a, b, implicit.layer_of(kind, a, b, geometry(shape)), cut)
     return done
 
 
-def cuts(kind: implicit.Kind, shape: Shape, precision: str) -> list[tuple[implicit_kernels.Tile, str]]:
-    """Cuts to measure, with the precision of the product."""
+def cuts(kind: implicit.Kind, shape: Shape, precision: str, like: Tensor) -> list[implicit.Cut]:
+    """Kernels to measure, for tensors like this one."""
     layer = implicit_kernels.Layer(
         shape.inputs, shape.side, shape.side, shape.outputs, *geometry(shape).out,
         shape.kernel, shape.kernel, shape.step, shape.pad, shape.pad,
     )  # fmt: skip
-    tiles = implicit.candidates(kind, layer, PRECISIONS[precision])
-    found = [(tile, implicit.FP32 if precision == "fp32" else "tf32") for tile in tiles]
+    found = implicit.cuts(kind, layer, like, precision)
     if precision == "fp32" and shape == LAYERS["cnn, second layer"]:
-        found.append((implicit_kernels.Tile(64, 64, 16, 8, 2), "ieee"))
+        found.append(implicit.Cut("implicit", implicit_kernels.Tile(64, 64, 16, 8, 2), "ieee"))
     return found
 
 
@@ -122,11 +120,11 @@ def compile_one(job: tuple[str, str, implicit.Kind]) -> None:
     name, precision, kind = job
     shape = LAYERS[name]
     a, b = tensors(shape, 2, PRECISIONS[precision])[kind]
-    for tile, dot in cuts(kind, shape, precision):
+    for cut in cuts(kind, shape, precision, a):
         try:
-            run(kind, a, b, shape, tile, dot)
+            run(kind, a, b, shape, cut)
         except Exception as reason:
-            print(f"{name} {precision} {kind} {tuple(tile)} {dot}: {str(reason).splitlines()[:1]}", flush=True)
+            print(f"{name} {precision} {kind} {tuple(cut)}: {str(reason).splitlines()[:1]}", flush=True)
     torch.cuda.synchronize()
 
 
@@ -159,14 +157,14 @@ def product(
     with tf32(precision == "tf32"):
         plain, far = ms(lambda: patches(kind, a, b, g)), distance(patches(kind, a, b, g), reference)
     tried = []
-    for tile, dot in cuts(kind, shape, precision):
+    for cut in cuts(kind, shape, precision, a):
+        what = {"way": cut.way, "tile": list(cut.tile), "dot": cut.dot}
         try:
-            apart = distance(run(kind, a, b, shape, tile, dot), reference)
-            took = ms(lambda tile=tile, dot=dot: run(kind, a, b, shape, tile, dot))  # type: ignore[misc]
-            agrees = apart <= limit
-            tried.append({"tile": list(tile), "dot": dot, "ms": took, "distance": apart, "agrees": agrees})
+            apart = distance(run(kind, a, b, shape, cut), reference)
+            took = ms(functools.partial(run, kind, a, b, shape, cut))
+            tried.append({**what, "ms": took, "distance": apart, "agrees": apart <= limit})
         except Exception as reason:
-            tried.append({"tile": list(tile), "dot": dot, "failed": (str(reason).splitlines() or ["?"])[0][:200]})
+            tried.append({**what, "failed": (str(reason).splitlines() or ["?"])[0][:200]})
     best = min((t for t in tried if t.get("agrees")), key=lambda t: t["ms"], default=None)
     row = {
         "layer": name, "operation": kind, "precision": precision, "clients": CLIENTS, "batch": BATCH,
@@ -175,7 +173,12 @@ def product(
     if best:
         rate = flops / best["ms"] / 1e9
         row |= {"implicit_ms": best["ms"], "implicit_tflops": rate, "distance": best["distance"], "tile": best["tile"]}
-        row |= {"dot": best["dot"], "times_faster": plain / best["ms"], "share_of_ceiling": rate * 1e12 / ceiling}
+        row |= {
+            "way": best["way"],
+            "dot": best["dot"],
+            "times_faster": plain / best["ms"],
+            "share_of_ceiling": rate * 1e12 / ceiling,
+        }
     _print(row)
     return row
 

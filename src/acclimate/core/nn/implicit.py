@@ -188,37 +188,37 @@ def _power(n: int) -> int:
 
 def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     """The kernels that are worth a try for a product of x, and another tensor of its type."""
-    dots = [_dot(precision)]
-    sums = kind in ("correlate", "pooled_correlate")
+    dot, sums = _dot(precision), kind in ("correlate", "pooled_correlate")
     if sums and x.dtype == torch.float32 and x.is_cuda:
-        dots = ["bf16x3", "tf32"] if precision == "tf32" else ["bf16x6", FP32]
-    found = [Cut("implicit", tile, dot) for dot in dots for tile in candidates(kind, layer, x.dtype)]
+        dot = "bf16x3" if precision == "tf32" else "bf16x6"
+    found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
     if sums or not box_kernels.fits(kind, layer, x):
         return found
-    return [*(Cut("boxes", tile, dots[0]) for tile in boxed(kind, layer, x.dtype)), *found]
+    return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     """Tiles of boxes."""
     width, inner = (layer.inputs, layer.outputs) if kind == "spread" else (layer.outputs, layer.inputs)
     columns, depth = min(max(_power(width), 16), 64), _depth(inner, dtype != torch.float32)
-    return [Tile(rows, columns, depth, *rest) for rows, *rest in ((128, 4, 4), (64, 4, 4), (256, 8, 3))]
+    return [Tile(rows, columns, depth, 4, 4) for rows in ((128, 64) if kind == "spread" else (128,))]
 
 
 def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
-    """Tiles of the kernels in which threads gather patches."""
+    """Tiles of the kernels in which threads gather patches. Those of one product have one depth: where numbers are
+    taken apart, the order of sums depends on it."""
     small = dtype != torch.float32
     width = layer.inputs if kind == "spread" else layer.outputs
     columns = min(max(_power(width), 16), 64)
     if kind in ("correlate", "pooled_correlate"):
-        shapes = [(128, 32, 4, 3), (64, 64, 4, 3), (128, 64, 8, 3), (64, 32, 4, 4)]
-        tiles = [Tile(rows, columns, depth * 2 if small else depth, *rest) for rows, depth, *rest in shapes]
-        return tiles if width <= 64 else [Tile(128, 128, 64 if small else 32, 8, 3), *tiles[:3]]
+        depth = 64 if small else 32
+        tiles = [Tile(64, columns, depth, 4, 4), Tile(128, columns, depth, 4, 3)]
+        return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
     depth = _depth(layer.outputs if kind == "spread" else layer.inputs, small)
     if kind in ("convolve", "pooled") and layer.inputs < FEW:
         depth = 16 if layer.taps * layer.inputs <= 16 else 32
-    tiles = [Tile(rows, columns, depth, *rest) for rows, *rest in ((128, 4, 3), (128, 8, 3), (256, 8, 3), (64, 4, 4))]
-    return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles[:3]]
+    tiles = [Tile(128, columns, depth, 4, 3), Tile(256, columns, depth, 8, 3)]
+    return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
 
 
 def _depth(channels: int, small: bool) -> int:
