@@ -19,7 +19,6 @@ import platform
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from typing import Any
 import torch
 from attacked import experiment
 from fleet_processes import Processes
+from pieces import commit
 
 from acclimate import store
 from acclimate.backends.flower.engine import Flower
@@ -242,6 +242,8 @@ def episode(number: int, parts: Path) -> dict[str, Any]:
         "asked_again": asked_again,
         "deadline": DEADLINE,
         "seconds": round(time.monotonic() - begun, 1),
+        "commit": commit(),
+        "machine": f"{platform.machine()}, torch {torch.__version__}",
     }
 
 
@@ -268,15 +270,14 @@ def worker(first: int, step: int, faults: int, parts: Path, end: float) -> None:
         number += step
 
 
-def merged(parts: Path) -> dict[str, Any]:
-    """All episodes so far as one."""
-    done = [store.read_json(p) for p in sorted(parts.glob("episode-*.json"))]
+def merged(*parts: Path) -> dict[str, Any]:
+    """All episodes so far as one, of several machines where there are several folders."""
+    done = [store.read_json(p) for folder in parts for p in sorted(folder.glob("episode-*.json"))]
     slowest = max((d["deadline"] for d in done), default=DEADLINE)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     return {
         "what": f"trainings of {CLIENTS} clients at {NODES} nodes, {ROUNDS} rounds each, in real processes, disturbed",
         "command": f"python tests/attack/faults.py --faults 1000 --jobs 2 --deadline {slowest:g} --out FILE",
-        "commit": commit,
+        "commits": sorted({d["commit"] for d in done}),
         "episodes": len(done),
         "faults": sum(sum(d["faults"].values()) for d in done),
         "by_kind": dict(sum((Counter(d["faults"]) for d in done), Counter())),
@@ -291,9 +292,7 @@ def merged(parts: Path) -> dict[str, Any]:
         "amiss": [d for d in done if d["hangs"] or d["lost_rounds"] or not d["same_bits"]][:5],
         "deadlines": sorted({d["deadline"] for d in done}),
         "seconds_of_episodes": round(sum(d["seconds"] for d in done), 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
+        "machines": sorted({d["machine"] for d in done}),
     }
 
 
@@ -303,6 +302,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="episodes side by side")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no episode after so long")
     parser.add_argument("--parts", type=Path, default=Path("runs/faults"), help="one file per episode; goes on from it")
+    parser.add_argument(
+        "--also", type=Path, nargs="*", default=[], help="folders of parts of other machines, for --out"
+    )
     parser.add_argument("--out", type=Path, help="all episodes as one JSON file")
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds that nodes have for a step")
     given = parser.parse_args()
@@ -323,7 +325,7 @@ def main() -> None:
             os._exit(0)
         pids.append(pid)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    told = merged(given.parts)
+    told = merged(given.parts, *given.also)
     print(json.dumps(told, indent=1))
     if given.out is not None:
         store.write(given.out, json.dumps(told, indent=1) + "\n")

@@ -16,6 +16,7 @@ HERE = Path(faults.__file__)
 def told(number, **more):
     fine = {"episode": number, "training": "fedavg", "faults": {"node": 2, "link": 1}, "processes_killed": 3}
     fine |= {"rounds": faults.ROUNDS, "lost_rounds": 0, "hangs": 0, "same_bits": True, "ends_by_itself": 1}
+    fine |= {"commit": "c", "machine": "m"}
     return {**fine, "asked_again": 4, "deadline": 4.0, "seconds": 1.5, **more}
 
 
@@ -26,7 +27,23 @@ def test_episodes_add_up_and_what_is_amiss_is_named(tmp_path):
     all_of_it = faults.merged(tmp_path)
     assert all_of_it["faults"] == 6 == faults.happened(tmp_path) and all_of_it["by_kind"] == {"node": 4, "link": 2}
     assert [all_of_it[k] for k in ("lost_rounds", "hangs", "other_bits", "processes_killed")] == [2, 1, 1, 6]
+    other = tmp_path / "other"
+    other.mkdir()
+    faults.part(0, other).write_text(json.dumps(told(0, machine="n")))
+    both = faults.merged(tmp_path, other)
+    assert both["episodes"] == 3 and both["processes_killed"] == 9 and both["machines"] == ["m", "n"]
     assert all_of_it["amiss"] == [bad] and all_of_it["by_training"] == {"fedavg": 1, "scaffold": 1, "secure sum": 0}
+
+
+def test_the_page_has_the_figures_of_the_faults():
+    root = HERE.parents[2]
+    told = json.loads((root / "results" / "attack" / "faults.json").read_text())
+    page = " ".join((root / "docs" / "security.md").read_text().split())
+    number, trainings = told["faults"], told["episodes"]
+    assert f"{number} faults (of the 1,000 that `make attack` makes) in {trainings} trainings" in page
+    lost = f"{told['lost_rounds']} rounds were lost, {told['hangs']} trainings hung, and all {trainings} ended"
+    assert f"{told['processes_killed']} processes were killed; {lost}" in page and told["other_bits"] == 0
+    assert f"Secure sums are {told['by_training']['secure sum']} of them" in page and not told["amiss"]
 
 
 def test_one_other_bit_is_noticed_at_server_and_sites(tmp_path):

@@ -379,10 +379,10 @@ def test_fields_without_end_are_refused():
             parcels(content)
 
 
-def test_a_long_reason_is_cut(tmp_path):
-    tamper = at_node_101(
-        "train", lambda r: with_fields(changed(r, lambda n, x: x), failed={"1": ["error", "x" * 10**6]})
-    )
+def test_the_reason_of_a_node_is_cut_and_one_printable_line(tmp_path, caplog):
+    """It may neither forge lines of the log, nor command the terminal that shows them."""
+    forged = "\x1b[2J\x1b[31mbad\r\nround 7: client 0 does not count\u202e" + "x" * 10**6
+    tamper = at_node_101("train", lambda r: with_fields(changed(r, lambda n, x: x), failed={"1": ["error", forged]}))
 
     def silent(node, request, reply):
         (other,) = tamper(node, request, reply)
@@ -391,7 +391,11 @@ def test_a_long_reason_is_cut(tmp_path):
         return [other]
 
     results = run(FakeGrid(tmp_path, tamper=silent), replace(of("fedavg"), rounds=1), tmp_path / "run")
-    assert [f["client"] for f in results["faults"]] == [1] and len(results["faults"][0]["reason"]) < 1100
+    (fault,) = results["faults"]
+    assert fault["client"] == 1 and len(fault["reason"]) < 1100
+    assert fault["reason"].startswith(" [2J [31mbad  round 7: client 0 does not count xxx")
+    told = [r.getMessage() for r in caplog.records if "[2J" in r.getMessage()]
+    assert told and all(line.isprintable() for line in told)
 
 
 def test_a_stale_round_is_refused(tmp_path):
