@@ -73,8 +73,8 @@ def _elsewhere(config: Any) -> dict[str, Any]:
     body = config.get("experiment") if isinstance(config, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(data := body.get("data"), Mapping):
         return {}  # `loads` says what is wrong
-    known = {"clients": max(v for v in (data.get("clients"), body.get("cohort"), 1) if isinstance(v, int))}
-    stands = {"data": Elsewhere(**known), "streams": brfl()}
+    clients = max(v for v in (data.get("clients"), body.get("cohort"), 1) if isinstance(v, int))
+    stands = {"data": Elsewhere(clients=clients), "streams": brfl()}
     return {name: stand for name, stand in stands.items() if _holds_object(body.get(name))}
 
 
