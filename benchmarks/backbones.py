@@ -5,7 +5,7 @@ recipes have an EfficientNet-Lite0 that has seen ImageNet, because no package br
 ResNet-18 is trained on PACS' sketches, one on PACS' photographs, and one not at all; then rows of `fedpcl/table2` and
 `fedpcl/table11` with one backbone are trained on their features, all else as in the recipes.
 
-    python benchmarks/backbones.py [--epochs 30] [--device cuda] [--out results/fedpcl/backbones.json]
+    python benchmarks/backbones.py [--epochs 30] [--device cuda] [--out results/causes/backbones.json]
 
 Percent, seed 0, last round. `own` is the backbone's accuracy on a tenth of its own set that it was not trained on.
 Backbones that are in the file already are not run again.
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path("results/fedpcl/backbones.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/causes/backbones.json"))
     given = parser.parse_args()
     found = json.loads(given.out.read_text())["backbones"] if given.out.exists() else {}
     for name, domain in SOURCES.items():

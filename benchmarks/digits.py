@@ -5,7 +5,7 @@ answers the test images of every domain, plain, corrupted at 32 pixels (as the r
 and enlarged afterwards: USPS is a set of 16-pixel images, and the paper does not say what comes first. With seed 0
 also under every kind of corruption by itself, as if a client's test set had one kind.
 
-    python benchmarks/digits.py [--seeds 3] [--rounds 100] [--device cuda] [--out results/fedicon/digits.json]
+    python benchmarks/digits.py [--seeds 3] [--rounds 100] [--device cuda] [--out results/causes/digits.json]
 
 Percent, mean over seeds, by method and test: rows are clients, columns the domains that they answer.
 """
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path("results/fedicon/digits.json"))
+    parser.add_argument("--out", type=Path, default=Path("results/causes/digits.json"))
     given = parser.parse_args()
     found: dict[str, dict[str, list[list[float]]]] = {}
     for name in METHODS:

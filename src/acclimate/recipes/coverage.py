@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 from .. import store
@@ -46,19 +45,20 @@ class Ours:
     recipe: str
     row: str
     column: str
+    mean: float
     by_seed: Mapping[int, float]
     file: str
     converted: bool
     written: str
 
     @property
-    def mean(self) -> float:
-        """Over seeds."""
-        return fmean(self.by_seed.values())
+    def seeds(self) -> int:
+        """How many there are."""
+        return len(self.by_seed)
 
     def rank(self, table: str) -> tuple[Any, ...]:
         """The higher, the rather it counts for a table."""
-        return self.recipe == table, not self.converted, self.written, len(self.by_seed), self.file
+        return self.recipe == table, not self.converted, self.written, self.seeds, self.file
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def _own(cell: Mapping[str, Any]) -> bool:
 def _ours(body: Mapping[str, Any], cell: Mapping[str, Any], file: str) -> Ours:
     place, old = (body["recipe"], cell["row"], cell["column"]), "converted" in body
     seeds = cell.get("seeds") or body.get("seeds") or range(len(cell["ours"]))
-    return Ours(*place, dict(zip(seeds, cell["ours"], strict=True)), file, old, body.get("written", ""))
+    by_seed = dict(zip(seeds, cell["ours"], strict=True))
+    return Ours(*place, cell["mean"], by_seed, file, old, body.get("written", ""))
 
 
 @cache
@@ -291,7 +292,7 @@ def _number_json(standing: Standing) -> dict[str, Any]:
         **standing.fields,
         "published": standing.theirs.mean,
         "doubt": standing.theirs.doubt,
-        "ours": None if ours is None else round(ours.mean, 4),
+        "ours": None if ours is None else ours.mean,
         "difference": standing.difference,
         "state": standing.state,
         "file": None if ours is None else ours.file,
