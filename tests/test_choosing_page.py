@@ -135,5 +135,18 @@ def test_the_table_of_corruptions_is_the_stored_one():
     assert {r["adapter"] for r in kept.values() if "mean" in r} == set(table)
 
 
+def test_the_parts_of_rotta_are_the_stored_ones():
+    kept = json.loads((ROOT / "results" / "adapters" / "rotta-cpu.json").read_text())["rows"]
+    table, mean = rows("takes its parts away"), {name: row["mean"] for name, row in kept.items()}
+    assert len(table) == len(kept)
+    for row, known in zip(table.values(), kept.values(), strict=True):
+        numbers = known["mean"], known["by_fifth"][0], known["by_fifth"][-1]
+        assert [float(n) for n in row.values()] == pytest.approx(numbers, abs=0.051)
+    last, recent, sure = (mean[f"statistics only{how}"] for how in (", the last 64", ", recent", ""))
+    costs = [mean["bn"] - last, last - recent, recent - sure]
+    assert [round(c, 1) for c in costs] == [3.3, 1.1, 1.8] and "costs 3.3 points" in PAGE
+    assert max(abs(mean["rotta"] - sure), abs(mean["rotta, recent"] - recent)) <= 0.2
+
+
 def test_the_picture_is_drawn_from_the_stored_results(heatmap):
     assert heatmap.draw(heatmap.panels(ROOT / "results")) == (ROOT / "docs" / "adapters.svg").read_text()
