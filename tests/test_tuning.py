@@ -21,7 +21,8 @@ from acclimate.running import train
 from acclimate.store import RunError
 from acclimate.tuning import Choice, Range, parse, search, trials
 
-SMALL = ["method=fedprox", "model=mlp", "data.clients=3", "rounds=2", "method.work.epochs=1", "checkpoint_every=1"]
+SMALL = ["method=fedprox", "model=mlp", "data.clients=3", "data.fraction=0.3", "rounds=2", "checkpoint_every=1"]
+SMALL += ["method.work.epochs=1"]
 RATES = "method.opt.lr=0.01,0.1"
 
 
