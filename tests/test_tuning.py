@@ -138,7 +138,7 @@ def spoiled(monkeypatch):
 @needs_optuna
 @pytest.mark.parametrize("on", [("original",), ("corrupted", "out-of-client")])
 def test_labels_of_test_data_change_nothing(tmp_path, monkeypatch, on):
-    settings = [*SMALL, RATES, "personal=finetune", "adapters=t3a"]
+    settings = [*SMALL, RATES, "personal=finetune", "personal.work.epochs=1", "adapters=t3a", "streams=original"]
     streams = expand([f"streams={','.join(on)}"])[0].streams
     first = tuning.tune(settings, tmp_path / "a", on=streams)
     with monkeypatch.context() as patch:
