@@ -18,6 +18,8 @@ from acclimate.models import CNN, MLP
 CLASSES = 5
 SIZES = (40, 24, 16, 33, 17, 9)
 SMALL = Work(epochs=2, batch=8)
+FEW = Work(epochs=2, batch=16)
+"""Three steps or less in an epoch; batches that are full, that are not, and a client that fills none."""
 BACKENDS: dict[str, Backend] = {"serial": Serial(), "vmap": Vmap(chunk=2)}
 MODELS = {
     "mlp-dropout": MLP(hidden=(16,), norm="batch", dropout=0.3),

@@ -242,7 +242,19 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     out = tmp_path / "cut"
     many = [s for s in QUICK if not s.startswith("rounds")]
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "run", "-q", "-o", str(out), "method=local", "rounds=4000", *many],
+        [
+            sys.executable,
+            "-c",
+            COMMAND,
+            "run",
+            "-q",
+            "-o",
+            str(out),
+            "method=local",
+            "rounds=4000",
+            "checkpoint_every=1",
+            *many,
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -149,14 +149,15 @@ def test_scaffold_refuses_what_its_algebra_does_not_cover():
 
 
 def test_local_sends_nothing_and_learns():
-    _, _, state = fitted(Local(work=Work(epochs=5, batch=8)), rounds=4, cohort=6)
+    _, _, state = fitted(Local(work=Work(epochs=5, batch=8)), model="mlp-dropout", rounds=2, cohort=6)
     assert state.cost["up"] == state.cost["down"] == 0
     assert state.history[-1]["val_accuracy"] > 0.5
 
 
 def test_federated_methods_learn_the_small_world():
     for method in (FedAvg(), FedProx(), SCAFFOLD()):
-        history = fitted(replace(method, work=Work(epochs=5, batch=8)), rounds=5, cohort=6)[2].history
+        method = replace(method, work=Work(epochs=5, batch=8))
+        history = fitted(method, model="mlp-dropout", rounds=2, cohort=6)[2].history
         assert history[-1]["val_accuracy"] > 0.85, method
 
 

@@ -248,7 +248,7 @@ def checkpointed(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.4, 1.1])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.4, marks=pytest.mark.slow), 1.1])
 def test_kill_at_any_moment_then_resume_is_bit_identical(checkpointed, tmp_path, delay):
     path = tmp_path / "killed"
     slow = ["method=fedavg", *QUICK, "checkpoint_every=1"]

@@ -21,7 +21,8 @@ from acclimate.running import train
 from acclimate.store import RunError
 from acclimate.tuning import Choice, Range, parse, search, trials
 
-SMALL = ["method=fedprox", "model=mlp", "data.clients=3", "rounds=2", "method.work.epochs=1", "checkpoint_every=1"]
+SMALL = ["method=fedprox", "model=mlp", "data.clients=3", "data.fraction=0.3", "rounds=2", "checkpoint_every=1"]
+SMALL += ["method.work.epochs=1"]
 RATES = "method.opt.lr=0.01,0.1"
 
 
@@ -137,7 +138,7 @@ def spoiled(monkeypatch):
 @needs_optuna
 @pytest.mark.parametrize("on", [("original",), ("corrupted", "out-of-client")])
 def test_labels_of_test_data_change_nothing(tmp_path, monkeypatch, on):
-    settings = [*SMALL, RATES, "personal=finetune", "adapters=t3a"]
+    settings = [*SMALL, RATES, "personal=finetune", "personal.work.epochs=1", "adapters=t3a", "streams=original"]
     streams = expand([f"streams={','.join(on)}"])[0].streams
     first = tuning.tune(settings, tmp_path / "a", on=streams)
     with monkeypatch.context() as patch:

@@ -1,5 +1,7 @@
 """MEMO, TTT, TSA, kNN-Per and AugMix: equalities worked out by hand, and plain loops against the vectorised code."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -265,12 +267,18 @@ def test_memo_can_blend_batch_statistics_of_the_views():
     )
 
 
-def served(method, adapter, personal=None, model="cnn-batch", batch=4, rounds=1):
+@cache
+def trained(method, backend):
+    """One round, for the tests of several adapters."""
+    return fitted(method, backend, rounds=1)
+
+
+def served(method, adapter, personal=None):
     out = []
     for backend in ("serial", "vmap"):
-        worker, engine, state = fitted(method, backend, model, rounds=rounds)
+        worker, engine, state = trained(method, backend)
         models = engine.deploy(worker.method.download(worker.task, state.server), state.mine, personal or NoPersonal())
-        out.append(engine.serve(models, shards((5, 9, 6, 0, 8, 7), seed=1), adapter, Protocol(batch=batch)))
+        out.append(engine.serve(models, shards((5, 9, 6, 0, 8, 7), seed=1), adapter, Protocol(batch=4)))
     return out
 
 

@@ -20,7 +20,7 @@ from acclimate.personal import FineTune
 from acclimate.running import evaluate, train
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
-from support import SMALL, equal, fitted, gap, quick_or_slow, shards, small, task
+from support import FEW, SMALL, equal, fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
 SCHEDULE = fit.RoundPlan(2, 6, 4)
@@ -39,7 +39,7 @@ def together(method, seeds, data):
 
 @pytest.mark.parametrize("method", [FedAvg(private=("head",)), SCAFFOLD(), FedTHE()], ids=lambda m: type(m).__name__)
 def test_each_lane_is_its_own_run(method):
-    method, data = small(method), [shards(seed=0), shards(seed=4)]
+    method, data = small(method, FEW), [shards(seed=0), shards(seed=4)]
     for seed, d, state in zip((0, 3), data, together(method, (0, 3), data), strict=True):
         _, _, alone = fitted(method, "vmap", rounds=2, seed=seed, data=d)
         assert gap(state.server, alone.server) < 1e-5 and gap(state.mine, alone.mine) < 1e-5
@@ -51,7 +51,7 @@ def test_each_lane_is_its_own_run(method):
 @pytest.mark.parametrize("name", quick_or_slow(METHODS))
 def test_every_method_runs_in_lanes(name):
     data = shards()
-    first, second = together(small(METHODS[name]), (1, 1), (data, data))
+    first, second = together(METHODS[name], (1, 1), (data, data))
     assert gap(first.server, second.server) < 1e-6  # the same seed and data: the same numbers
 
 
@@ -96,9 +96,9 @@ def test_what_was_trained_together_is_tested_together_with_the_same_numbers(monk
     monkeypatch.setattr(train, "can_join", lambda *_, **__: True)  # lanes are for GPUs, but run anywhere
     data = ac.data.Digits(clients=3, new_clients=3, partition=ac.data.Dirichlet(1.0), fraction=0.3)
     streams = (ac.shifts.Original(), ac.shifts.Corrupted(), ac.shifts.NewClients())
-    first = ac.Experiment(data, ac.models.MLP(hidden=(16,)), FedTHE(), streams=streams, rounds=3)
+    first = ac.Experiment(data, ac.models.MLP(hidden=(16,)), FedTHE(), streams=streams, rounds=2)
     fits = api.train_together([first, replace(first, seed=4)])
-    adapters = [ac.adapters.NoAdapt(), ac.adapters.THE(), ac.adapters.MEMO(views=4)]
+    adapters = [ac.adapters.NoAdapt(), ac.adapters.THE(), ac.adapters.MEMO(views=2)]
     ticks = Ticks()
     together = api.evaluate_together(fits, adapters, personal=personal, watch=ticks)
     assert ticks.seen == ticks.steps > 0
@@ -125,7 +125,7 @@ SWEEPS = {
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_numbers_of_a_method_train_together_with_the_numbers_of_separate_runs(name):
-    methods, data = [small(m) for m in SWEEPS[name]], shards()
+    methods, data = [small(m, FEW) for m in SWEEPS[name]], shards()
     lanes = [Lane(Worker(task(), m, seed=3), data) for m in methods]
     workers, vals = [lane.worker for lane in lanes], [shards(VAL, seed=1) for _ in lanes]
     engine = Vmap(chunk=5).open_lanes(lanes, torch.device("cpu"))
@@ -201,7 +201,7 @@ class Replayed:
 def test_what_is_recorded_depends_on_its_inputs_alone(monkeypatch, seeds):
     """Streams of other clients than those that train have groups of the same shapes: a recording is replayed there."""
     monkeypatch.setattr(capture, "Captured", Replayed)
-    lanes = [Lane(Worker(task(), small(FedTHE()), seed=s), shards((16,) * 6, seed=s)) for s in seeds]
+    lanes = [Lane(Worker(task(), small(FedTHE(), FEW), seed=s), shards((16,) * 6, seed=s)) for s in seeds]
     workers, found = [lane.worker for lane in lanes], []
     for recording in (False, True):
         engine = Vmap(chunk=4).open_lanes(lanes, torch.device("cpu"))

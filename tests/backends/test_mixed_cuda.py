@@ -12,9 +12,9 @@ from acclimate.backends import Serial, Vmap
 from acclimate.backends.mixed import MixedEngine
 from acclimate.core import Protocol, Task, Worker, fit
 from acclimate.methods.heterofedtta import HeteroFedTTA
-from support import CLASSES, MODELS, SMALL, equal, gap, images, shards
+from support import CLASSES, FEW, MODELS, equal, gap, images, shards
 
-METHOD = HeteroFedTTA(inner_lr=0.3, work=SMALL, digest_batch=12)
+METHOD = HeteroFedTTA(inner_lr=0.3, work=FEW, digest_batch=12)
 TEST = shards((9, 12, 5, 8), seed=2)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -24,14 +24,13 @@ from acclimate.backends.workers.process_pool import Failure, ProcessPool, Worker
 from acclimate.backends.workers.shared_memory import Unsendable, seal
 from acclimate.cli import main as cli_main
 from acclimate.core import NonFinite, Protocol, Shards, Task, Worker, fit, tree
-from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
 from acclimate.personal import FineTune, NoPersonal
 from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, quick_or_slow, shards, small, task
+from test_contract import METHODS
 
 CPU = torch.device("cpu")
-METHODS = {name: small(m) for name, m in catalogue.METHODS.items()}
 
 
 class Kept:
@@ -219,6 +218,22 @@ def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, two):
     assert len(engine.pids) == 2, "the workers are still there: nothing is wrong with them"
 
 
+def test_closing_leaves_no_process_and_a_later_call_starts_new_ones(two, kept):
+    worker = Worker(task(), FedAvg(work=SMALL))
+    engine = BACKENDS["two"].open(worker, shards(), CPU)
+    server = fit.start(worker, engine, 6).server
+    fit.one_round(worker, engine, server, torch.arange(6), 0)
+    old = engine.pids
+    assert len(old) == 2
+    engine.close()
+    engine.close()
+    assert engine.pids == []
+    assert all(gone(pid) for pid in old)
+    fit.one_round(worker, engine, server, torch.arange(6), 0)
+    assert len(engine.pids) == 2
+    assert not set(engine.pids) & set(old)
+
+
 @dataclass(frozen=True)
 class Trouble(FedAvg):
     """Client 3 does something that a client should not do."""
@@ -272,22 +287,6 @@ def test_exceptions_that_cannot_travel_are_told_in_words():
 def test_a_killed_worker_is_explained():
     said = str(WorkerDied(2, 99, -signal.SIGKILL))
     assert said.startswith("worker process 2 (pid 99) ended by signal SIGKILL (exit code -9), perhaps because memory")
-
-
-def test_closing_leaves_no_process_and_a_later_call_starts_new_ones(two, kept):
-    worker = Worker(task(), FedAvg(work=SMALL))
-    engine = BACKENDS["two"].open(worker, shards(), CPU)
-    server = fit.start(worker, engine, 6).server
-    fit.one_round(worker, engine, server, torch.arange(6), 0)
-    old = engine.pids
-    assert len(old) == 2
-    engine.close()
-    engine.close()
-    assert engine.pids == []
-    assert all(gone(pid) for pid in old)
-    fit.one_round(worker, engine, server, torch.arange(6), 0)
-    assert len(engine.pids) == 2
-    assert not set(engine.pids) & set(old)
 
 
 class Sleeper:

@@ -118,10 +118,11 @@ def test_codecs_stack_and_groups_can_be_chosen():
     assert there_and_back(FP16(groups=("n",)), up)[0]["delta"]["w"] is up["delta"]["w"]
 
 
-@pytest.mark.parametrize(("codec", "share", "lost"), [(FP16(), 0.51, 1e-3), (Int8(), 0.32, 2e-2), (TopK(), 0.27, 1.0)])
-def test_training_goes_on_with_fewer_bytes(codec, share, lost):
-    plain, small = trained(FedAvg(), ()), trained(FedAvg(), (codec,))
-    assert small.cost["up"] <= share * plain.cost["up"]
-    pairs = zip(tree.leaves(plain.server), tree.leaves(small.server), strict=True)
-    assert max(float((a - b).abs().max()) for a, b in pairs) < lost
-    assert small.cost["up"] == 2 * 5 * sum(part["bytes"] for part in small.cost["message"])
+def test_training_goes_on_with_fewer_bytes():
+    plain = trained(FedAvg(), ())
+    for codec, share, lost in ((FP16(), 0.51, 1e-3), (Int8(), 0.32, 2e-2), (TopK(), 0.27, 1.0)):
+        small = trained(FedAvg(), (codec,))
+        assert small.cost["up"] <= share * plain.cost["up"], codec
+        pairs = zip(tree.leaves(plain.server), tree.leaves(small.server), strict=True)
+        assert max(float((a - b).abs().max()) for a, b in pairs) < lost, codec
+        assert small.cost["up"] == 2 * 5 * sum(part["bytes"] for part in small.cost["message"]), codec

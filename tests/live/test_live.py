@@ -39,11 +39,12 @@ def trained(method: str = "fedavg", personal: str = "none", norm: str = "batch")
     if method == "feddpa-the":
         model = ac.models.LoRA(ac.models.ViT(patch=8, width=8, depth=1), rank=2, private=2)
     e = ac.Experiment(
-        data=ac.data.Digits(clients=3, split=(0.3, 0.2, 0.5)),
+        data=ac.data.Digits(clients=3, split=(0.1, 0.2, 0.7)),
         model=model,
         method=small(catalogue.METHODS[method], WORK),
         personal=small(catalogue.PERSONALS[personal], WORK),
         rounds=2,
+        eval_every=2,
         backend=ac.backends.Vmap(),
     )
     return ac.train(e)

@@ -218,8 +218,7 @@ def test_pfedme_on_a_quadratic_by_hand():
 
 
 def test_pfedme_mixes_by_beta_and_deploys_the_personal_model():
-    full, half = (fitted(PFedMe(work=SMALL, beta=b), rounds=1)[2] for b in (1.0, 0.5))
-    worker, _, _ = fitted(PFedMe(work=SMALL), rounds=1)
+    (worker, _, full), (_, _, half) = (fitted(PFedMe(work=SMALL, beta=b, steps=2), rounds=1) for b in (1.0, 0.5))
     start = worker.task.init(worker.key("init"))
     moved, less = (tree.sub(s.server["vars"], start) for s in (full, half))
     assert gap(tree.scale(moved, 0.5), less) < 1e-6

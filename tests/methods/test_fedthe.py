@@ -265,7 +265,8 @@ def test_it_learns_the_small_world():
         FedTHE(
             opt=SGD(lr=0.05), head_opt=SGD(lr=0.05), work=Work(epochs=5, batch=8), head_work=Work(epochs=2, batch=8)
         ),
-        rounds=5,
+        model="mlp-dropout",
+        rounds=2,
         cohort=6,
     )
     models = engine.deploy(worker.method.download(worker.task, state.server), state.mine, NoPersonal())

@@ -139,7 +139,7 @@ def test_without_an_inner_step_it_is_plain_training():
 
 
 def test_mu_zero_is_fedtta_and_mu_holds_the_model_back():
-    plain, zero, prox = (fitted(replace(METHOD, **c), rounds=2)[2].server for c in ({}, {"mu": 0.0}, {"mu": 50.0}))
+    plain, zero, prox = (fitted(replace(METHOD, **c), rounds=1)[2].server for c in ({}, {"mu": 0.0}, {"mu": 50.0}))
     assert equal(plain, zero)
     t = task("cnn-plain")
     data, down = client_data(shards(), 0), METHOD.init_server(t, 1, rng.key(0))
@@ -196,10 +196,9 @@ def test_clipping_bounds_each_net_on_its_own():
     assert float(tree.norm(up["net"])) <= 1.01e-3
 
 
-@pytest.mark.parametrize("model", ["mlp-dropout", "cnn-batch"])
-@pytest.mark.parametrize("mu", [0.0, 0.1])
-def test_serial_and_vmap_agree_on_uneven_clients(model, mu):
-    a, b = (fitted(replace(METHOD, mu=mu), backend, model, rounds=2) for backend in ("serial", "vmap"))
+def test_serial_and_vmap_agree_where_mu_holds_a_model_with_batch_norm():
+    """The smaller model, and the one that nothing holds, are among those of test_contract.py."""
+    a, b = (fitted(replace(METHOD, mu=0.1), backend, "cnn-batch", rounds=2) for backend in ("serial", "vmap"))
     assert gap(a[2].server, b[2].server) < 1e-5
 
 

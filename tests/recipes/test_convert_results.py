@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -51,14 +50,25 @@ def folder(tmp_path):
     return tmp_path
 
 
-def convert(folder):
-    command = [sys.executable, str(ROOT / "scripts" / "convert_results.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("convert_results")
 
 
-def test_old_records_become_cells_beside_the_published_numbers(folder):
+@pytest.fixture
+def convert(script, monkeypatch, capsys):
+    """The script, on a folder; what it prints."""
+
+    def convert(folder):
+        monkeypatch.setattr(sys, "argv", ["convert_results.py", str(folder)])
+        script.main()
+        return capsys.readouterr().out
+
+    return convert
+
+
+def test_old_records_become_cells_beside_the_published_numbers(folder, convert):
     text = convert(folder)
     assert "fedthe/table1.json -> fedthe/table1-converted.json: 1 cells, 3 records" in text
     kept = {p.relative_to(folder).as_posix() for p in folder.rglob("*.json")}
@@ -78,7 +88,7 @@ def test_old_records_become_cells_beside_the_published_numbers(folder):
     assert convert(folder) == ""  # once is enough
 
 
-def test_every_field_of_an_old_record_is_kept(folder):
+def test_every_field_of_an_old_record_is_kept(folder, convert):
     convert(folder)
     the = json.loads((folder / "fedthe" / "table1-converted.json").read_text())["records"][0]
     row = {k: v for k, v in THE["rows"][0].items() if k != "row"}
@@ -90,15 +100,12 @@ def test_every_field_of_an_old_record_is_kept(folder):
     assert {k: pcl.get(k, pcl["more"].get(k)) for k in PCL} == PCL and pcl["environment"] == ENV
 
 
-def test_moved_classes_get_their_names_in_one_place(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    script = importlib.import_module("convert_results")
+def test_moved_classes_get_their_names_in_one_place(tmp_path, monkeypatch, script, convert):
     monkeypatch.setattr(script, "renamed", lambda body: {**body, "experiment": "methods:FedAvg"})
     (tmp_path / "a.json").write_text(
         json.dumps({"schema": "acclimate.training/1", "experiment": "methods.fedavg:FedAvg"})
     )
-    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path)])
-    script.main()
+    convert(tmp_path)
     assert json.loads((tmp_path / "a.json").read_text())["experiment"] == "methods:FedAvg"
 
 

@@ -13,7 +13,7 @@ from acclimate.cli.main import app
 from acclimate.core import Work
 from acclimate.data import Digits
 from acclimate.experiment import ConfigError
-from acclimate.models import Pretrained, ResNet, checkpoints, encoders
+from acclimate.models import MLP, Pretrained, ResNet, checkpoints, encoders
 from acclimate.recipes import RECIPES, __main__, plan, run
 from acclimate.recipes.record import Cell, Recipe, Training, method
 from acclimate.recipes.results import file_of
@@ -102,5 +102,5 @@ def test_results_say_which_weights_they_are_from(file, tmp_path):
     assert (tmp_path / "fedspl" / "table99-paper-resnet18.json").exists()
     (record,) = (json.loads(p.read_text()) for p in (tmp_path / "trainings").glob("*.json"))
     assert record["weights"] == {str(file): digest} and record["experiment"]["model"]["backbone"].endswith(f"#{digest}")
-    plain = replace(made, make=lambda scale: [Cell("a", "b", replace(next(make(scale)).training, model=ResNet()))])
+    plain = replace(made, make=lambda scale: [Cell("a", "b", replace(next(make(scale)).training, model=MLP((8,))))])
     assert "weights" not in run(plan(plain, "paper"), tmp_path, device="cpu")["records"][0]
