@@ -1,8 +1,9 @@
 """Parts of a frozen transformer in few passes over its activations: a sum with layer norm after it, and the MLP.
 
-On a GPU a frozen trunk of many clients spends more time on passes over activations than on products, unless sums, norms
-and activations are one kernel or end a product's. Both parts join the clients' rows, have the derivative of their
-gradient from the formula written out, and take kernels where those serve (`core.nn.trials`).
+On a GPU a frozen trunk of many clients spends more time on passes over activations than on products, unless sums and
+norms are one pass. What only frozen weights see (the activation inside the MLP) is not kept. Both parts join the
+clients' rows, have the derivative of their gradient from the formula written out, and the norms take kernels where
+those serve (`core.nn.trials`).
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class _NormBack(Function):
         if trials.serves_rows(s):
             beside = None if more is None else more.contiguous()
             return trials.norm_back(beside, g.contiguous(), s.contiguous(), weight, mean, unit)
-        out = _norm_slopes(g, s, weight, mean, unit)
+        about = ([s.shape[-1]], mean[..., None], unit[..., None], weight, None, [True, False, False])
+        out: Tensor = torch.ops.aten.native_layer_norm_backward(g, s, *about)[0]
         return out if more is None else more + out
 
     @staticmethod
@@ -140,8 +142,7 @@ class _MLP(Function):
     @staticmethod
     def forward(x: Tensor, h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
         kept = F.linear(h, w1, b1)
-        hidden = trials.gelu(kept) if trials.serves_rows(kept) else F.gelu(kept)
-        return x + F.linear(hidden, w2, b2), kept
+        return x + F.linear(F.gelu(kept), w2, b2), kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -175,8 +176,7 @@ class _MLPBack(Function):
 
     @staticmethod
     def forward(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
-        back = trials.gelu_back if trials.serves_rows(kept) else torch.ops.aten.gelu_backward
-        to_h: Tensor = back(g @ w2, kept) @ w1
+        to_h: Tensor = torch.ops.aten.gelu_backward(g @ w2, kept) @ w1
         return to_h
 
     @staticmethod

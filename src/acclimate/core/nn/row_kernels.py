@@ -1,10 +1,8 @@
-"""Triton kernels for GELU, and for layer norm with scales and shifts that all clients share and a sum before it."""
+"""Triton kernels for layer norm with scales and shifts that all clients share, in one pass with a sum before it."""
 
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -17,8 +15,6 @@ if AVAILABLE:
 
 TILE = 4096
 """Numbers of a tile."""
-ROOT, DENSITY = 0.5**0.5, (2 * math.pi) ** -0.5
-"""What GELU divides by, and the normal density at zero."""
 
 
 @jit
@@ -95,32 +91,3 @@ def norm_back(more: Tensor | None, dy: Tensor, s: Tensor, weight: Tensor, mean: 
         other, dy, s, weight, mean, unit, ds, s.numel() // columns, columns, more is not None, *tile
     )  # fmt: skip
     return ds
-
-
-@jit
-def _gelu(x, y, total, ROOT: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, mask=at < total, other=0.0).to(tl.float32)
-    tl.store(y + at, (0.5 * v * (1.0 + tl.math.erf(v * ROOT))).to(y.dtype.element_ty), mask=at < total)
-
-
-@jit
-def _gelu_back(dy, x, dx, total, ROOT: tl.constexpr, DENSITY: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, mask=at < total, other=0.0).to(tl.float32)
-    g = tl.load(dy + at, mask=at < total, other=0.0).to(tl.float32)
-    g *= 0.5 * (1.0 + tl.math.erf(v * ROOT)) + v * tl.exp(-0.5 * v * v) * DENSITY
-    tl.store(dx + at, g.to(dx.dtype.element_ty), mask=at < total)
-
-
-def gelu(x: Tensor) -> Tensor:
-    """GELU of a contiguous tensor."""
-    y = torch.empty_like(x)
-    _gelu[(-(-x.numel() // TILE),)](x, y, x.numel(), ROOT, TILE)
-    return y
-
-
-def gelu_back(dy: Tensor, x: Tensor) -> Tensor:
-    """The gradient for GELU's input; it takes the place of dy. Both are contiguous."""
-    _gelu_back[(-(-x.numel() // TILE),)](dy, x, dy, x.numel(), ROOT, DENSITY, TILE)
-    return dy

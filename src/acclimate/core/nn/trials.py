@@ -22,9 +22,7 @@ APART = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """How far results may be from those of torch's operations, relative to their norm; else something is wrong."""
 FEW = 300
 """Rows of a trial: more than a tile has, and no multiple of it."""
-product, norm, norm_back, gelu, gelu_back = (
-    product_kernels.product, row_kernels.norm, row_kernels.norm_back, row_kernels.gelu, row_kernels.gelu_back,
-)  # fmt: skip
+product, norm, norm_back = product_kernels.product, row_kernels.norm, row_kernels.norm_back
 attention_back = attention_kernels.back
 
 
@@ -41,7 +39,7 @@ def serves(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> bool:
 
 
 def serves_rows(x: Tensor) -> bool:
-    """Whether `norm`, `norm_back`, `gelu` and `gelu_back` are for these rows."""
+    """Whether `norm` and `norm_back` are for these rows."""
     usable = kernels.usable(x) or (kernels.INTERPRETED and x.dtype == torch.float32)
     return usable and 0 < x.shape[-1] <= row_kernels.TILE and _works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
 
@@ -108,7 +106,7 @@ def _product_trial(x: Tensor, weight: Tensor, bias: Tensor | None, rank: int) ->
 
 
 def _rows_trial(x: Tensor) -> float:
-    """How far sum, norm, GELU and their gradients are from those of torch's operations, in float32."""
+    """How far sum, norm and their gradient are from those of torch's operations, in float32."""
     width, aten = x.shape[-1], torch.ops.aten
     a, d, more, dy = (_draw(x, n, FEW, width)[0] for n in (1, 2, 3, 4))
     weight, bias = _draw(x, width), _draw(x, width, 1)[:, 0]
@@ -122,8 +120,6 @@ def _rows_trial(x: Tensor) -> float:
         (norm_back(more, dy, s, weight, mean, unit), back + more.float()),
         (norm(a, None, weight, bias, 1e-6)[1], F.layer_norm(a.float(), shape, *own, 1e-6)),
         (norm_back(None, dy, s, weight, mean, unit), back),
-        (gelu(a), F.gelu(a.float())),
-        (gelu_back(dy.clone(), a), aten.gelu_backward(dy.float(), a.float())),
     ]
     return max(_apart(*p) for p in pairs)
 
