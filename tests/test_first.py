@@ -90,6 +90,14 @@ def test_the_first_table_takes_settings():
     assert {e.data.new_clients for e in cells} == {0} and {labels.name(e.model) for e in cells} == {"mlp-bn"}
 
 
+def test_a_sweep_over_a_setting_of_the_first_run_keeps_its_names():
+    rows = [
+        {**r, "settings": [f"method.inner_lr={v}"]} for v in (0.05, 0.5) for r in table(fedtta_none_none=(1, 2)).rows
+    ]
+    assert first.shown(Table(tuple(rows))) == (Table(tuple(rows)), "")
+    assert first.shown(Table(tuple(rows[:2])))[0].rows[0]["settings"] == []
+
+
 def test_a_group_of_streams_has_a_name():
     (e,) = expand(["streams=brfl,new-clients"])
     names = ["original", "corrupted", "out-of-client", "mixture", "new-clients"]
@@ -129,11 +137,13 @@ def test_the_readme_has_the_table_and_the_sentence_of_the_stored_run():
     rows = tuple({**r, "selection": "last", "round": 0} for r in stored()["rows"] if r["seed"] == 0)
     out = Console(file=io.StringIO(), width=describe.WIDE, markup=False)
     title = "accuracy at the last round, % ± std over clients; upload per client and round"
-    describe.print_pivot(out, Table(rows), "last", title)
+    short, own = first.shown(Table(rows))
+    assert own == "fedtta has method.inner_lr=0.05"
+    describe.print_pivot(out, short, "last", title)
     lines = [line.rstrip() for line in out.file.getvalue().splitlines()]
     assert "\n".join(lines).strip() in text
     assert max(map(len, lines)) <= describe.NARROW
-    assert first.story(Table(rows)) in " ".join(text.split())
+    assert first.story(short) in " ".join(text.split())
 
 
 def test_the_readme_is_short_and_counts_right():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,19 @@ def experiments(pairs: Sequence[Pair], given: set[str]) -> list[Experiment]:
         own = {**world, **(OWN.get(method, {}) if world else {})}
         out += expand([*named, *(f"{k}={v}" for k, v in own.items() if k not in given), *pairs])
     return list(dict.fromkeys(out))
+
+
+def shown(table: Table) -> tuple[Table, str]:
+    """The table with short names, and what they leave out: a method's own settings of the first run, in a sentence."""
+    hidden: dict[str, list[str]] = {}
+    for method, own in OWN.items():
+        pairs = [f"{k}={v}" for k, v in own.items()]
+        rows = [r["settings"] for r in table.rows if r["method"] == method]
+        if rows and all(pair in settings for pair in pairs for settings in rows):
+            hidden[method] = pairs
+    rows = [{**r, "settings": [s for s in r["settings"] if s not in hidden.get(r["method"], ())]} for r in table.rows]
+    said = "; ".join(f"{method} has {' '.join(pairs)}" for method, pairs in hidden.items())
+    return replace(table, rows=tuple(rows)), said
 
 
 def story(table: Table) -> str:

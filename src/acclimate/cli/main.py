@@ -224,17 +224,18 @@ def _show(table: Any, root: Path, as_json: bool) -> None:
     from .. import store
     from ..running.chosen import tables
     from .describe import results_table
-    from .first import story, unequal
+    from .first import shown, story, unequal
 
     runs = [folder.experiment() for folder in store.find_runs(root)]
-    notes = [note for note in (unequal(runs), story(table)) if note]
+    short, own = shown(table)
+    notes = [note for note in (unequal(runs), own, story(short)) if note]
     if as_json:
         rows, refused = list(table.rows), list(table.refused)
         typer.echo(
             document("run", folder=str(root), report=str(root / "report.html"), rows=rows, refused=refused, notes=notes)
         )
         return
-    results_table(table, root, notes)
+    results_table(short, root, notes)
     for label, chosen in tables(root).items():
         typer.echo(f"\nadapters of {label}, chosen by strategies:\n{selection_text(chosen)}")
     if not table.rows:  # known only now where a personaliser might have added what the adapters lack
