@@ -75,7 +75,7 @@ def trained(
     f.link = SumLink(folder, e, f.worker, f.link.train, odd)
     f.link.sites |= dict(strange or {})
     f.engine.link = f.engine.roster._link = f.link
-    f.engine._sums = secure_rounds.of(f.worker, f.link, f.engine.roster, 1.0)
+    f.engine._sums = secure_rounds.of(f.worker, f.link, f.engine.roster, 1.0, f.options.tries)
     f.run(rounds)
     return f
 
@@ -227,6 +227,18 @@ def test_too_few_at_the_last_step_leave_the_round_out(tmp_path):
     f = trained(tmp_path, rounds=1, lose=(0, 3), step="open")
     assert faults(f) == [(0, -1, "round")]
     assert "2 clients opened their shares; 3 are needed" in f.state.faults[0]["reason"]
+
+
+def test_shares_whose_answers_are_lost_are_asked_for_again(tmp_path):
+    """Both nodes have opened, and the answers never came: the round is not lost with them."""
+    lost = []
+
+    def once(answer):
+        lost.append(answer.node)
+        return None if lost.count(answer.node) == 1 else answer
+
+    f = trained(tmp_path, rounds=1, lose=(0, 3), step="open", change=once, options={"tries": 2})
+    assert faults(f) == [] and same(f, [[0, 1, 2, 3]]) and f.link.sums == 1 and len(lost) == 4
 
 
 def test_a_try_again_is_a_new_sum_of_everybody(tmp_path):

@@ -130,7 +130,7 @@ def test_a_message_is_noise_and_masks_are_not_taken_off_by_too_few():
         clients[0].opened([1, 2])
     first = clients[0].opened([0, 1, 2])
     assert set(first.seeds) == {0, 1, 2} and set(first.keys) == {3, 4}  # never both of one client
-    with pytest.raises(ValueError, match="or were before"):
+    with pytest.raises(ValueError, match="or others were before"):
         clients[0].opened([0, 1, 2, 3])
     with pytest.raises(ArithmeticError, match="1 clients opened their shares; 3 are needed"):
         correction(WORDS, arrived, keys, sent, {0: first}, 3)
@@ -158,9 +158,11 @@ def test_nothing_is_given_twice():
     clients[0].mask(WORDS, [0, 1, 2], *boxes)
     with pytest.raises(ValueError, match="it has masked before"):
         Client.loaded(clients[0].saved()).mask(WORDS, [0, 1], *boxes)
-    clients[0].opened([0, 1])
-    with pytest.raises(ValueError, match="or were before"):
-        Client.loaded(clients[0].saved()).opened([0, 1])
+    first = clients[0].opened([0, 1])
+    again = Client.loaded(clients[0].saved())
+    assert again.opened([1, 0]) == first, "an answer that was lost"
+    with pytest.raises(ValueError, match="or others were before"):
+        again.opened([0, 1, 2])
 
 
 def test_shares_that_give_no_secret_name_the_client_whose_they_are():

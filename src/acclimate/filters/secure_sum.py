@@ -18,7 +18,7 @@ server that shows different clients different keys or survivors is not held off 
 secret (`Masked.secret`) keys are signed, so that it cannot put its own in the place of a client's.
 
 A client's secrets outlive its process (`Client.saved`), because the four steps are four requests. They serve one sum:
-it masks once and opens once, whatever it is asked.
+it masks once, and opens for one set of survivors, whatever it is asked.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Client:
         self._seals: dict[int, bytes] = {}
         self._members: set[int] = set()
         """Those with whom it shares masks; nobody before it has masked its numbers."""
-        self._done = False
+        self._opened: list[int] = []
+        """For which survivors it has opened shares; nobody before it has."""
 
     def keys(self) -> Keys:
         """The public halves of the keys."""
@@ -125,11 +126,12 @@ class Client:
         return torch.remainder(total, MODULUS)
 
     def opened(self, survivors: Collection[int]) -> Opened:
-        """Shares of the survivors' own masks, and of the mask keys of those who are missing. It answers once."""
+        """Shares of the survivors' own masks, and of the mask keys of those who are missing. Asked again, because an
+        answer was lost, it gives the same answer, and never one for other survivors."""
         alive = set(survivors)
-        if self._done or len(alive) < self._threshold or not alive <= self._members:
-            raise ValueError(f"client {self.number}: {len(alive)} survivors cannot be opened, or were before")
-        self._done = True
+        if self._opened not in ([], sorted(alive)) or len(alive) < self._threshold or not alive <= self._members:
+            raise ValueError(f"client {self.number}: {len(alive)} survivors cannot be opened, or others were before")
+        self._opened = sorted(alive)
         held = self._held.keys() & (self._members | {self.number})
         return Opened({c: self._held[c][0] for c in held & alive}, {c: self._held[c][1] for c in held - alive})
 
@@ -143,14 +145,14 @@ class Client:
             "others": {c: [hex(k.seal), hex(k.mask)] for c, k in self._others.items()},
             "held": {c: [hex(a), hex(b)] for c, (a, b) in self._held.items()},
             "members": sorted(self._members),
-            "done": self._done,
+            "opened": self._opened,
         }
 
     @classmethod
     def loaded(cls, body: Mapping[str, Any]) -> Client:
         """The inverse of `saved`."""
         out = cls.__new__(cls)
-        out.number, out._threshold, out._done = body["number"], body["threshold"], body["done"]
+        out.number, out._threshold, out._opened = body["number"], body["threshold"], list(body["opened"])
         out._seal, out._mask, out._seed = (int(v, 16) for v in body["secrets"])
         out._public = Keys(*(int(v, 16) for v in body["public"]))
         out._others = {int(c): Keys(int(a, 16), int(b, 16)) for c, (a, b) in body["others"].items()}

@@ -121,7 +121,7 @@ class FlowerEngine(Engine):
         self._expected = expected_message(worker, self.shards)
         self._intake = Intake(worker, self.shards.sizes, options.clip, options.max_share)
         self._open = OpenRound({}, RoundMessages(0, self._expected, worker, self._intake, {}), self._versions)
-        self._sums = secure_rounds.of(worker, link, self.roster, options.deadline)
+        self._sums = secure_rounds.of(worker, link, self.roster, options.deadline, options.tries)
         self._idle = 0
         """Rounds in a row that were left out because the server's half failed."""
         self._missed: list[Fault] = []

@@ -105,7 +105,8 @@ class Intake:
         if not self.clip:
             return
         own = self._norms(total)
-        usual = self.clip * _norm(down)  # of what was sent, before there is a median
+        sent = {str(i): x for i, x in enumerate(tree.leaves(down)) if x.is_floating_point()}  # not the cohort's numbers
+        usual = self.clip * _norm(sent)  # of what was sent, before there is a median
         bounds = {g: bound if math.isfinite(bound) else usual for g, bound in self._bounds([]).items()}
         for group in self.updates:
             if own[group] > bounds[group]:

@@ -58,8 +58,9 @@ NOBODY = Agreed("", 1, {}, {})
 class SecureSums:
     """Conducts the sum of a round. A new try is a new sum, because no secret may serve twice."""
 
-    def __init__(self, record: Masked, link: Link, roster: Roster, deadline: float) -> None:
+    def __init__(self, record: Masked, link: Link, roster: Roster, deadline: float, tries: int) -> None:
         self._share, self._link, self._roster, self._deadline = record.threshold, link, roster, deadline
+        self._tries = tries
         self._sum = NOBODY
         self.came = 0
         """How many clients published keys in the last try."""
@@ -110,7 +111,12 @@ class SecureSums:
         alive, threshold = part.clients.tolist(), self._sum.threshold
         if len(alive) < threshold:
             raise SumLost(f"messages of {len(alive)} of {len(self._sum.keys)} clients, and {threshold} are needed")
-        opened = self._ask(self._sum.name, "open", alive, {"survivors": alive}, _opened, arrived)
+        opened: dict[int, Opened] = {}
+        for _ in range(self._tries):  # whoever is away now has sent a message that counts, and may come back
+            there = self._roster.find([c for c in alive if c not in opened], threshold - len(opened))
+            opened |= self._ask(self._sum.name, "open", there, {"survivors": alive}, _opened, arrived)
+            if len(opened) >= threshold:
+                break
         sizes = [x.numel() for x in tree.leaves(like)]
         for c in liars(opened, self._sum.sent):
             arrived.refused.append(Fault(arrived.round, c, "range", "it opened shares that it was not given"))
@@ -205,7 +211,7 @@ def _opened(value: Any) -> Opened:
     return Opened(seeds, keys)
 
 
-def of(worker: Worker, link: Link, roster: Roster, deadline: float) -> SecureSums | None:
+def of(worker: Worker, link: Link, roster: Roster, deadline: float, tries: int = 1) -> SecureSums | None:
     """The sums of a run whose masks survive drop-outs; None where no filter says so."""
     last = worker.filters[-1] if worker.filters else None
-    return SecureSums(last, link, roster, deadline) if isinstance(last, Masked) and last.threshold else None
+    return SecureSums(last, link, roster, deadline, tries) if isinstance(last, Masked) and last.threshold else None
