@@ -11,6 +11,7 @@ from torch.func import grad
 
 from acclimate.adapters import BNStats
 from acclimate.core import SGD, Sender, Shards, StepDecay, Task, Work, rng, tree
+from acclimate.core.limits import ExampleCount
 from acclimate.filters import FP16, Clip, Int8, Noise, TopK
 from acclimate.methods import FedAvg
 from acclimate.methods.am import AM
@@ -436,3 +437,9 @@ def test_settings_that_cannot_be_are_refused():
     ):
         with pytest.raises(ValueError, match="must be"):
             wrong()
+
+
+def test_counts_of_classes_do_not_weigh_in_fedcsa_and_shares_do():
+    """A cap on a client's share of all counts would cut who holds most of a class; its share of the sum is bounded."""
+    limits = FedCSA().limits
+    assert limits["counts"] == ExampleCount(weighs=False) and set(limits) == {"counts", "share"}
