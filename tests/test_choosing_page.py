@@ -148,5 +148,16 @@ def test_the_parts_of_rotta_are_the_stored_ones():
     assert max(abs(mean["rotta"] - sure), abs(mean["rotta, recent"] - recent)) <= 0.2
 
 
+def test_what_the_clients_own_prior_changes_is_stored():
+    kept = json.loads((ROOT / "results" / "adapters" / "prior.json").read_text())["rows"]
+    table = rows("### The client's own class prior")
+    assert set(table) == {"delta", "roid", "rotta", "note"}
+    for name, row in table.items():
+        for stream, said in row.items():
+            even, client = (kept[f"{name} 0"][p][stream] for p in ("uniform", "client"))
+            assert said == f"{even:.1f} ({client - even:+.1f})"
+            assert client <= even  # "it does not help"
+
+
 def test_the_picture_is_drawn_from_the_stored_results(heatmap):
     assert heatmap.draw(heatmap.panels(ROOT / "results")) == (ROOT / "docs" / "adapters.svg").read_text()

@@ -133,6 +133,8 @@ def test_what_tune_cannot_choose_is_refused(tmp_path, settings, strategies, said
 
 
 def test_options_of_the_search_do_not_go_with_select(tmp_path):
+    done = CliRunner().invoke(app, ["tune", *SMALL, *RATES, "--select", "snd, best", "-o", str(tmp_path / "s")])
+    assert done.exit_code != 0 and "--select best is not possible" in str(done.exception)
     done = CliRunner().invoke(app, ["tune", *SMALL, *RATES, "--select", "snd", "--on", "corrupted"])
     assert done.exit_code != 0 and "leave out --trials" in str(done.exception)
 
