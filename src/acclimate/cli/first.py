@@ -53,8 +53,8 @@ def shown(table: Table) -> tuple[Table, str]:
     hidden: dict[str, list[str]] = {}
     for method, own in OWN.items():
         pairs = [f"{k}={v}" for k, v in own.items()]
-        rows = [r["settings"] for r in table.rows if r["method"] == method]
-        if rows and all(pair in settings for pair in pairs for settings in rows):
+        given = [r["settings"] for r in table.rows if r["method"] == method]
+        if given and all(pair in settings for pair in pairs for settings in given):
             hidden[method] = pairs
     rows = [{**r, "settings": [s for s in r["settings"] if s not in hidden.get(r["method"], ())]} for r in table.rows]
     said = "; ".join(f"{method} has {' '.join(pairs)}" for method, pairs in hidden.items())
