@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..eval.table import Table
+    from ..eval.table import Row, Table
     from ..experiment import Experiment
 
 ROWS = {
@@ -56,9 +56,10 @@ def shown(table: Table) -> tuple[Table, str]:
         given = [r["settings"] for r in table.rows if r["method"] == method]
         if given and all(pair in settings for pair in pairs for settings in given):
             hidden[method] = pairs
-    rows: list[Any] = [
-        {**r, "settings": [s for s in r["settings"] if s not in hidden.get(r["method"], ())]} for r in table.rows
-    ]
+    rows: list[Row] = []
+    for r in table.rows:
+        gone = hidden.get(r["method"], ())
+        rows.append({**r, "settings": [s for s in r["settings"] if s not in gone]})
     said = "; ".join(f"{method} has {' '.join(pairs)}" for method, pairs in hidden.items())
     return replace(table, rows=tuple(rows)), said
 
