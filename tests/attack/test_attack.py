@@ -163,6 +163,19 @@ def test_a_sum_of_hidden_messages_beyond_its_bound_moves_nothing():
     assert calm.state.fault_counts == {} and calm.state.mine["version"].tolist() == [4] * 4
 
 
+def test_the_first_bound_of_a_hidden_sum_is_that_of_the_model_and_not_of_the_cohorts_numbers():
+    f = Federation(experiment("fedavg", *SMALL, "method.weights=uniform", filters=(Masked(),)))
+    down, intake = f.worker.method.download(f.worker.task, f.state.server), f.engine._intake
+    model = bombarded.length(down)
+    far = {
+        "delta": tree.scale(
+            tree.map(torch.ones_like, down), 6 * model / bombarded.length(tree.map(torch.ones_like, down))
+        )
+    }
+    with pytest.raises(ArithmeticError, match="of the sum has norm"):
+        intake.look_at_sum(far, range(4), {"vars": down, "cohort": torch.arange(10**6)}, 0)
+
+
 def test_what_others_send_does_not_decide_how_much_of_a_message_counts_under_central_privacy():
     """One client more would move a median, and with it the share of every other message: C would be no sensitivity."""
     f = Federation(experiment("fedavg", "method.weights=uniform", *SMALL, filters=(CentralDP(clip=1.0),)))
