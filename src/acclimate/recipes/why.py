@@ -26,10 +26,6 @@ FIRST_PARTITION = (
     "measured on the first partition, whose clients have seen more classes; on BRFL's, FT, kNN-Per, MEMO (P) and T3A, "
     "which were run again, are 7 to 16 points lower out of client"
 )
-ALL_IMAGES = (
-    "measured with 60 % of all images for training; with ten per class, FedAvg on corrupted digits falls from 84.1 to "
-    "53.7 (paper 55.9)"
-)
 CAUSES: tuple[Cause, ...] = (
     *(
         Cause(
@@ -40,12 +36,6 @@ CAUSES: tuple[Cause, ...] = (
             (("partition", ("dir(0.1)",)), ("stream", ("out-of-client",))),
         )
         for file in ("fedthe/table1-converted.json", "fedthe/table1-cifar10-dir0.1-seed0.json")
-    ),
-    Cause(
-        "fedicon/table7",
-        ALL_IMAGES,
-        "fedicon/table1-paper.json, fedicon/table1-digit5.json",
-        "fedicon/table7-digit5.json",
     ),
 )
 """In the order of the papers."""
