@@ -129,7 +129,6 @@ def test_toml_and_seeds(tmp_path, here):
         (["dance"], "No such command"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?"),
         (["serve", "nowhere"], "nowhere does not exist; make live models with: acclimate deploy RUN -o nowhere"),
-        (["run", "rounds=2", "rounds=3"], "rounds: given twice, as 2 and as 3; for both, write rounds=2,3"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_two(args, says, tmp_path, here):

@@ -293,14 +293,16 @@ def test_mistakes_are_named(setting, says):
         expand([setting])
 
 
-def test_a_setting_that_is_typed_twice_is_refused(tmp_path):
-    said = "method: given twice, as fedavg and as fedprox; for both, write method=fedavg,fedprox"
-    with pytest.raises(ConfigError, match=said):
-        merged(None, ["method=fedavg", "rounds=2", "method=fedprox"])
+def test_of_a_setting_that_is_typed_twice_the_last_counts_with_a_word(tmp_path, caplog):
+    (e,) = expand(merged(None, ["method=fedavg", "rounds=2", "method=fedprox"]))
+    assert e.label == "fedprox"
+    said = "method is given twice, and fedprox counts; for both, write method=fedavg,fedprox"
+    assert caplog.messages == [said]
     assert merged(None, ["rounds=2", "rounds=2"]) == ["rounds=2", "rounds=2"]
     file = tmp_path / "a.toml"
     file.write_text('method = "fedbn"')
     assert merged(file, ["method=fedavg"]) == ["method=fedavg"]  # a file's is another matter
+    assert caplog.messages == [said]
 
 
 @pytest.mark.parametrize(

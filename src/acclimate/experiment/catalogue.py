@@ -286,6 +286,7 @@ def option_of(hint: Any, value: Any) -> Any:
 
 def nearest(word: str, allowed: list[str]) -> str:
     """`did you mean ...?` where something is near, then all that is allowed."""
-    close = difflib.get_close_matches(word.lower(), allowed, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
+    by_small = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(word.lower(), by_small, n=1)
+    hint = f"did you mean '{by_small[close[0]]}'? " if close else ""
     return f"{hint}allowed: {', '.join(allowed)}"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from . import catalogue, labels
+
+log = logging.getLogger("acclimate")
 
 FIELDS = {"method": "method", "personal": "personal", "adapter": "adapters", "model": "model", "data set": "data"}
 FIELDS |= {"stream": "streams", "backend": "backend", "filter": "filters"}
@@ -34,3 +38,18 @@ def below(values: Mapping[str, Any], name: str, prefix: str = "") -> list[str]:
             inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             out += [f"{path}{name}"] * (name in inner) + below(inner, name, path)
     return sorted(out, key=lambda setting: setting.count("."))
+
+
+def warn_of_twice(typed: Sequence[tuple[str, Any]]) -> None:
+    """Say which of two values of a setting counts, the last one: that both are wanted is as likely."""
+    seen: dict[str, Any] = {}
+    for key, value in typed:
+        if seen.setdefault(key, value) != value:
+            _once(f"{key} is given twice, and {value} counts; for both, write {key}={seen[key]},{value}")
+            seen[key] = value
+
+
+@cache
+def _once(text: str) -> None:
+    """A command reads its settings several times."""
+    log.warning(text)

@@ -54,7 +54,7 @@ def values_of(key: str, settings: Iterable[str | tuple[str, Any]]) -> list[Any]:
 
 def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, Any]]:
     """The settings of a TOML file and of the command line, which wins."""
-    _check_once([pair(s) for s in settings])
+    hints.warn_of_twice([pair(s) for s in settings])
     if file is None:
         return list(settings)
     try:
@@ -68,15 +68,6 @@ def merged(file: Path | None, settings: Sequence[str]) -> list[str | tuple[str, 
     for key, value in pairs:
         trusted.check_all(f"{file}: {key}", value)
     return [*_left_by(pairs, [pair(s) for s in settings]), *settings]
-
-
-def _check_once(typed: Sequence[tuple[str, Any]]) -> None:
-    """Refuse a setting that is typed twice: that both are wanted is as likely as that the last one is."""
-    seen: dict[str, Any] = {}
-    for key, value in typed:
-        if seen.setdefault(key, value) != value:
-            first = seen[key]
-            raise ConfigError(f"{key}: given twice, as {first} and as {value}; for both, write {key}={first},{value}")
 
 
 def _left_by(pairs: list[tuple[str, Any]], typed: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
