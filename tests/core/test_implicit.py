@@ -5,7 +5,6 @@ They run on a CUDA device, or interpreted on a CPU, which takes Triton alone:
 """
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from acclimate.core.nn import conv, implicit, implicit_kernels, kernels
 from acclimate.core.nn.implicit_kernels import Layer, Tile
+from by_kernel import every_shape_by_its_kernel  # noqa: F401
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 works = pytest.mark.skipif(
@@ -35,24 +35,6 @@ CASES = [
     (64, 16, (5, 5), 3, 1, 1),
 ]
 """Input channels, output channels, image, kernel, step, padding."""
-
-
-@pytest.fixture(autouse=True)
-def every_shape_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is too small, nothing is measured, and TF32 is forbidden."""
-    monkeypatch.setattr(implicit, "LEAST", 0)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-    def first(kind, other, a, b, g, precision):  # type: ignore[no-untyped-def]
-        way, tile, dot = implicit.cuts(kind, implicit.layer_of(kind, a, b, g), a, precision)[-1]
-        return {"way": way, "tile": list(tile), "dot": dot}
-
-    before = implicit.choices()
-    implicit.forget()
-    monkeypatch.setattr(implicit, "_measured", first)
-    yield
-    implicit.forget()
-    implicit.use_choices(before)
 
 
 def near(ours: Tensor, true: Tensor, share: float = 2e-6) -> None:

@@ -4,7 +4,6 @@ They run on a CUDA device, or interpreted on a CPU, as `test_implicit.py` says.
 """
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch.func import functional_call, grad, vjp, vmap
 
 from acclimate.core.nn import box_kernels, implicit, kernels, pooled
 from acclimate.core.nn.layers import purify
+from by_kernel import every_shape_by_its_kernel  # noqa: F401
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 works = pytest.mark.skipif(
@@ -24,23 +24,6 @@ CASES = {
     "ReLU first": (nn.Conv2d(16, 4, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
     "no ReLU, steps of two": (nn.Conv2d(2, 3, 3, stride=2), nn.MaxPool2d(2)),
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(implicit, "LEAST", 0)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-    def last(kind, other, a, b, g, precision):  # type: ignore[no-untyped-def]
-        way, tile, dot = implicit.cuts(kind, implicit.layer_of(kind, a, b, g), a, precision)[-1]
-        return {"way": way, "tile": list(tile), "dot": dot}
-
-    before = implicit.choices()
-    implicit.forget()
-    monkeypatch.setattr(implicit, "_measured", last)
-    yield
-    implicit.forget()
-    implicit.use_choices(before)
 
 
 def made(name: str) -> tuple[nn.Sequential, nn.Sequential, dict[str, Tensor], Tensor]:
