@@ -305,6 +305,23 @@ def test_seeds_together_are_checkpointed_by_ctrl_c_and_end_alike(joined, tmp_pat
     assert ac.resume(tmp_path / "cut").rows == ac.resume(tmp_path / "whole").rows
 
 
+def test_seeds_train_together_once_for_all_runs_that_share_their_training(joined, tmp_path, monkeypatch):
+    together, lanes = [], api.train_lanes
+
+    def spy(experiments, *rest):
+        together.append([(e.label, e.seed) for e in experiments])
+        return lanes(experiments, *rest)
+
+    monkeypatch.setattr(api, "train_lanes", spy)
+    experiments = api.with_seeds(quick("rounds=1", "personal=none,finetune", "streams=original"), 2)
+    api.run_all(experiments, tmp_path)
+    assert together == [[("fedavg", 0), ("fedavg", 1)]]
+    for plain, tuned in zip(experiments[:2], experiments[2:], strict=True):
+        (a, b) = (p for p in store.IndexFolder(tmp_path).runs() if store.RunFolder(p).experiment() in (plain, tuned))
+        assert (a / "state.safetensors").read_bytes() == (b / "state.safetensors").read_bytes()
+        assert (a / "results.json").read_bytes() != (b / "results.json").read_bytes()
+
+
 def test_results_whose_weights_were_deleted_are_kept(joined, tmp_path):
     experiments = api.with_seeds(quick("rounds=1", "streams=original"), 2)
     table = api.run_all(experiments, tmp_path / "runs")

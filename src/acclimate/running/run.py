@@ -50,6 +50,7 @@ __all__ = [
     "traces",
     "train",
     "train_from",
+    "train_seeds",
     "train_together",
     "with_seeds",
 ]
@@ -243,7 +244,7 @@ def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch:
     table = Table()
     trained: dict[str, Path] = {}
     watch.suite(len(experiments))
-    _train_seeds(index, experiments, watch)
+    train_seeds(index.runs(), experiments, watch)
     for path, experiment in zip(index.runs(), experiments, strict=True):
         folder, training = store.RunFolder(path), experiment.history_hash()
         if folder.finished:
@@ -260,13 +261,15 @@ def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch:
     return table
 
 
-def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> None:
+def train_seeds(paths: Sequence[Path], experiments: Sequence[Experiment], watch: Watch) -> None:
     """Where a GPU can, train the seeds of each experiment together; their folders then hold a finished training."""
     groups: dict[str, list[tuple[Path, Experiment]]] = {}
-    for path, e in zip(index.runs(), experiments, strict=True):
-        folder = store.RunFolder(path)
-        if not (folder.finished or folder.state.exists()):
+    seen: set[str] = set()  # a training that several runs share is of the first of them
+    for path, e in zip(paths, experiments, strict=True):
+        folder, training = store.RunFolder(path), e.history_hash()
+        if not (training in seen or folder.finished or folder.state.exists()):
             groups.setdefault(replace(e, seed=0).history_hash(), []).append((path, e))
+        seen.add(training)
     for members in groups.values():
         same = [e for _, e in members]
         parts = [build(e) for e in same] if can_join(same) else []
