@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .. import store
+from ..backends.vmap import shelf
 from ..experiment import Experiment
 from ..experiment.catalogue import ADAPTERS, METHODS
 from ..running import run as api
@@ -107,6 +108,7 @@ def train(experiment: Experiment, out: Path, shared: Path | None = None) -> floa
         api.resume(out)
     else:
         api.run(experiment, out, overwrite=True, reuse=shared if _of_training(shared, experiment) else None)
+    _make_room()
     return time.perf_counter() - began
 
 
@@ -121,6 +123,14 @@ def train_ahead(experiments: Sequence[Experiment], outs: Sequence[Path]) -> None
     """Train all seeds of an entry in one vmap, where a GPU can; then their tests are what is left to run."""
     torch.set_num_threads(1)
     api.train_seeds(outs, experiments, Watch())
+    _make_room()
+
+
+def _make_room() -> None:
+    """Give back the GPU memory of what has ended: other processes of the pool share the device."""
+    shelf.forget()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _processes(jobs: int) -> Executor:

@@ -86,7 +86,7 @@ def _run(
         (folder.path / store.secrets.NAME).unlink(missing_ok=True)
         if reuse is not None:
             # fleet.json has the name by which nodes know the training, secret.json that of its key
-            for name in (folder.state.name, "fleet.json", store.secrets.NAME):
+            for name in (folder.state.name, folder.pace.name, "fleet.json", store.secrets.NAME):
                 if (reuse / name).exists():
                     store.write(folder.path / name, (reuse / name).read_bytes())
         if ready is not None:
@@ -159,9 +159,8 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
         folder.keep_analysis(kept, found, experiment.seed, fit.state.round)
     timings = {
         "build_seconds": seconds + built - began,
-        "train_seconds": trained - built,
+        **folder.pace_so_far(),
         "evaluate_seconds": time.perf_counter() - trained,
-        "round_seconds_median": sorted(fit.seconds)[len(fit.seconds) // 2] if fit.seconds else None,
     }
     ended = loop.with_faults(fit.state, engine.missed())
     results = {
