@@ -5,7 +5,7 @@ recipes have an EfficientNet-Lite0 that has seen ImageNet, because no package br
 ResNet-18 is trained on PACS' sketches, one on PACS' photographs, and one not at all; then rows of `fedpcl/table2` and
 `fedpcl/table11` with one backbone are trained on their features, all else as in the recipes.
 
-    python benchmarks/backbones.py [--epochs 30] [--device cuda] [--out results/causes/backbones.json]
+    python benchmarks/backbones.py [--epochs 30] [--only nothing] [--device cuda] [--out results/causes/backbones.json]
 
 Percent, seed 0, last round. `own` is the backbone's accuracy on a tenth of its own set that it was not trained on.
 Backbones that are in the file already are not run again.
@@ -69,12 +69,13 @@ def main() -> None:
     """Train the backbones, measure the rows, and write after each backbone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES), help="these backbones")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/causes/backbones.json"))
     given = parser.parse_args()
     found = json.loads(given.out.read_text())["backbones"] if given.out.exists() else {}
     for name, domain in SOURCES.items():
-        if name in found:
+        if name in found or name not in given.only:
             continue
         torch.manual_seed(0)
         encoder, own = backbone(domain, given.epochs, given.device)

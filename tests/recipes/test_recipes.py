@@ -103,6 +103,16 @@ def test_smoke_and_paper_run_the_same_methods_and_adapters():
         assert used[0] == used[1], found.name
 
 
+@pytest.mark.parametrize(("table", "row"), [("table10", "FedTHE"), ("table11", "FedTHE"), ("table11", "MEMO (P)")])
+def test_whole_sets_of_fedthes_cut_tables_are_trained_as_in_table_1(table, row):
+    whole = {c.training for c in recipe("fedthe/table1").cells("paper") if c.row == row}
+    cut = {c.column: c.training for c in recipe(f"fedthe/{table}").cells("paper") if c.row == row}
+    assert {t for column, t in cut.items() if " size 1 " in column} == whole
+    sizes = {column.split(" size ")[1].split()[0]: t.data.split for column, t in cut.items()}
+    kept = {"table10": ((0.6, 0.25, 0.15), (0.6, 0.3, 0.1)), "table11": ((0.45, 0.35, 0.2), (0.3, 0.5, 0.2))}[table]
+    assert sizes == {"1": (0.6, 0.2, 0.2), "0.75": kept[0], "0.5": kept[1]}
+
+
 def test_fedthes_figure_16_has_the_grid_that_can_be_tuned():
     searched = dict(tuning.grid("fedthe").settings)
     ran = {(c.adapter.record.alpha, c.adapter.record.beta) for c in RECIPES["fedthe/figure16"].cells("paper")}
