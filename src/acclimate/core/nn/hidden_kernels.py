@@ -25,7 +25,7 @@ if AVAILABLE:
 
 
 class Shape(NamedTuple):
-    """How a product is cut: a tile's rows and columns, a piece of the sum, warps, pieces under way, programs per processor."""
+    """How a product is cut: rows and columns of a tile, a piece of the sum, warps, stages, programs per processor."""
 
     rows: int
     columns: int
@@ -71,7 +71,7 @@ def _backward(g, w, kept, to, M, N, K, tiles, BM: tl.constexpr, BN: tl.constexpr
         to.store([m, n], (acc * (below + value * e * 0.39894228)).to(to.dtype))
 
 
-def _launch(kernel, cut: Shape, boxes, rest, m: int, n: int, k: int):  # type: ignore[no-untyped-def]
+def _launch(kernel, cut: Shape, boxes, rest, m: int, n: int, k: int):
     tiles = -(-m // cut.rows) * -(-n // cut.columns)
     device = boxes[0][0].device
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -64,7 +64,7 @@ def _added(parts, total, pieces, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), dtype=tl.float32)
-    for piece in range(0, pieces):
+    for piece in range(pieces):
         acc += tl.load(parts + (client * pieces + piece) * SIZE + at, mask=at < SIZE, other=0.0)
     tl.store(total + client * SIZE + at, acc.to(total.dtype.element_ty), mask=at < SIZE)
 
