@@ -176,6 +176,16 @@ def test_an_order_that_seeds_do_not_agree_on_is_within_their_deviation(tmp_path)
     assert both.gap.spread == pytest.approx(0.0, abs=1e-9) and both.verdict == "holds"
 
 
+def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
+    numbers = {("FedTHE+", "mixture"): (75.0, 60.0, 60.0), ("FedTHE", "mixture"): (74.0, 58.0, 59.0)}
+    found = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): 73.0, ("Ours alone", "mixture"): 99.0})
+    assert found.verdict == "holds"  # FedAvg's one seed was an easy one: 73 is above the mean of 63.7, and below 74
+    assert str(found.gap) == "FedTHE less FedAvg: 1.00, one seed"
+    beaten = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): (74.5, 50.0)})
+    assert str(beaten.gap) == "FedTHE+ less FedTHE: 1.33 ± 0.58 over 3 seeds"  # FedTHE less FedAvg: (-0.5 + 8) / 2
+    assert str(orders.Gap("a", "b", 1.0, 0, None)) == "a less b: 1.00, no seed in common"
+
+
 def far(folder, numbers, table="fedthe/table1"):
     """The groups of a table's numbers that are further off, as (method, stream) by cause."""
     result(folder, "a.json", table, numbers)
