@@ -121,7 +121,7 @@ def made_up():
     trained = Training(method("fedavg"), Digits(), MLP(), 1)
 
     def cells(scale):
-        for row in ("FedAvg", "FedTHE", "FedTHE+", "Ours alone"):
+        for row in ("FedAvg", "T3A", "MEMO (G)", "FedTHE", "FedTHE+", "Ours alone"):
             for column in ("mixture", "original"):
                 at = key(method=row, partition="dir(0.1)", stream=column)
                 yield Cell(row, column, trained, key=at)
@@ -183,6 +183,10 @@ def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
     assert str(found.gap) == "FedTHE less FedAvg: 1.00, one seed"
     beaten = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): (74.5, 50.0)})
     assert str(beaten.gap) == "FedTHE+ less FedTHE: 1.33 ± 0.58 over 3 seeds"  # FedTHE less FedAvg: (-0.5 + 8) / 2
+    close = {**numbers, ("FedAvg", "mixture"): (73.5, 57.0), ("T3A", "mixture"): 50.0, ("MEMO (G)", "mixture"): 60.0}
+    found = judge(tmp_path, close)  # FedTHE less FedAvg: 0.5 and 1.0
+    assert str(found.gap) == "FedTHE less FedAvg: 0.75 ± 0.35 over 2 seeds"
+    assert orders.line(found)[2].endswith("FedAvg 65.2 (57.7), MEMO (G) 60.0 (60.5), 1 more below")
     assert str(orders.Gap("a", "b", 1.0, 0, None)) == "a less b: 1.00, no seed in common"
 
 
