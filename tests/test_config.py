@@ -543,3 +543,30 @@ def test_foreign_and_damaged_files():
     body["experiment"]["method"]["type"] = "os:path"
     with pytest.raises(ConfigError, match="cannot find the record 'os:path'"):
         config.loads(json.dumps(body))
+
+
+UNREADABLE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from acclimate.methods import FedProx
+if TYPE_CHECKING:
+    from nowhere import Kind
+
+@dataclass(frozen=True)
+class Mine(FedProx):
+    kind: Kind = "a"
+    rate: float = 0.5
+"""
+
+
+def test_annotations_of_an_own_record_may_be_for_type_checkers_alone(tmp_path, monkeypatch):
+    (tmp_path / "unreadable_kind.py").write_text(UNREADABLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = expand(["method=unreadable_kind:Mine", "method.mu=1"])
+    own = replace(found.method, rate=0.2, kind="b")
+    assert (own.kind, own.rate, own.mu) == ("b", 0.2, 1.0) and type(own.mu) is float
+    assert config.decode(config.encode(own)) == own
+    assert config.encode(replace(own, mu=2))["mu"] == 2.0  # what is inherited keeps its type
+    with pytest.raises(ConfigError, match="made in Python alone"):
+        expand(["method=unreadable_kind:Mine", "method.kind=b"])

@@ -1,6 +1,7 @@
 """The tree shows the architecture: few rooms, no circles, short files, one name for one thing."""
 
 import ast
+import functools
 import re
 import statistics
 from collections import defaultdict
@@ -17,6 +18,11 @@ METHODS = {name: n for name, n in LINES.items() if re.fullmatch(r"methods/(?!__i
 LISTINGS = {name: n for name, n in LINES.items() if re.fullmatch(r"(methods|adapters)/(?!__init__)\w+\.py", name)}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def module_of(path: Path) -> str:
     parts = path.relative_to(SRC.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -29,7 +35,7 @@ def imported(path: Path) -> set[str]:
     """The modules of acclimate that a file imports, wherever in it, as precisely as its text says."""
     package = module_of(path).split(".") if path.name == "__init__.py" else module_of(path).split(".")[:-1]
     out = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             full = ".".join([*base, *([node.module] if node.module else [])])
@@ -75,6 +81,30 @@ def test_no_file_is_long():
     assert {name: n for name, n in LISTINGS.items() if n > 120} == {}
 
 
+def defined_again(body: list[ast.stmt]) -> list[str]:
+    """Functions and classes of a module or a class whose name is given to something else further down."""
+    seen: set[str] = set()
+    out = []
+    for node in body:
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        plain = not named or not node.decorator_list  # `overload` and `setter` give a name again
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        names = [node.name] if named else [t.id for t in targets if isinstance(t, ast.Name)]
+        out += [name for name in names if name in seen and plain]
+        seen |= {name for name in names if named}
+    return out + [n for node in body if isinstance(node, ast.ClassDef) for n in defined_again(node.body)]
+
+
+def test_a_function_that_is_defined_twice_is_found():
+    twice = "def f(): ...\nf = 1\nclass A:\n def g(self): ...\n def g(self): ..."
+    assert defined_again(ast.parse(twice).body) == ["f", "g"]
+
+
+def test_no_function_is_silently_replaced_by_another_of_its_name():
+    found = {p.name: defined_again(parsed(p).body) for p in FILES}
+    assert not {name: names for name, names in found.items() if names}
+
+
 def test_a_method_is_a_small_file():
     assert statistics.median(METHODS.values()) <= 70
 
@@ -83,7 +113,7 @@ def public_classes() -> dict[str, dict[str, set[str]]]:
     """Class name -> package -> modules that define it."""
     out: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for path in FILES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 out[node.name][module_of(path).split(".")[1]].add(module_of(path))
     return out

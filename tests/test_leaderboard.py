@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from acclimate.cli.main import app
 from acclimate.eval import Table
 from acclimate.eval.same_stream import names
-from acclimate.experiment import catalogue
+from acclimate.experiment import catalogue, encode
 from acclimate.experiment.settings import expand
 from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
 from acclimate.leaderboard import __main__ as plain
@@ -60,7 +60,8 @@ def elsewhere(first):
 
 def test_a_submission_of_another_machine_holds_beside_the_old_ones(first, elsewhere, tmp_path):
     check(elsewhere)
-    other = elsewhere | {"name": "fedprox"}
+    config = {**elsewhere["config"], "method": encode(catalogue.METHODS["fedprox"])}
+    other = elsewhere | {"name": "fedprox", "config": config}
     other["digest"] = digest(other)
     for body in (first, other):
         (tmp_path / file_name(body)).write_text(text(body))
@@ -191,6 +192,14 @@ def unclean(body):
     body["commit"] += "-dirty"
 
 
+def unclean_seed(body):
+    body["seeds"]["1"]["commit"] = "abc-dirty"
+
+
+def another_name(body):
+    body["name"] = "fedthe"
+
+
 REASONS = {
     other_hash: "seed 0: the hash of train is 0000000000000000",
     other_stream: "seed 1: stream corrupted is not the track's: its hash is 0000000000000000, and must be",
@@ -206,6 +215,8 @@ REASONS = {
     no_error_at_all: "ece -0.1 are not possible",
     chosen_on_test: "what was chosen on the test streams is no result",
     unclean: "run from a clean commit",
+    unclean_seed: "commit='abc-dirty': run from a clean commit",
+    another_name: "name='fedthe', and the configuration is of 'fedavg'",
 }
 
 
@@ -218,6 +229,35 @@ def test_a_tampered_submission_is_refused_with_the_reason(first, change):
     body["digest"] = digest(body)
     with pytest.raises(Unfit, match=REASONS[change]):
         check(body)
+
+
+PLACES = [("name",), ("version",), ("note",), ("hyper_parameters",), ("config",), ("config", "method"), ("commit",)]
+PLACES += [("environment",), ("seeds",), ("seeds", "0"), ("seeds", "0", "data"), ("seeds", "0", "streams")]
+PLACES += [("seeds", "0", "serving"), ("up_bytes",), ("rows",), ("rows", 0), ("rows", 0, "per_client"), ("refused",)]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda p: "-".join(map(str, p)))
+@pytest.mark.parametrize("value", [None, "x", [], {"x": 1}, "gone"], ids=str)
+def test_whatever_a_field_holds_a_malformed_submission_is_unfit_and_no_crash(first, place, value):
+    small = {**first, "rows": first["rows"][:1]}
+    body = copy.deepcopy(small)
+    inner = body
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    if value == "gone":
+        del inner[place[-1]]
+    body["digest"] = digest(body)
+    with pytest.raises(Unfit):
+        check(body)
+
+
+def test_seeds_that_were_run_from_several_commits_say_so(first):
+    body = copy.deepcopy(first)
+    body["seeds"]["1"]["commit"] = "0123abc"
+    body["digest"] = digest(body)
+    check(body)
+    assert f"commit {body['commit']}, 0123abc," in pages.markdown({"fedavg": [body]}, "small")
 
 
 def test_what_is_possible_but_was_not_measured_is_found_by_running_it_again(first, monkeypatch):

@@ -77,6 +77,15 @@ def test_a_joined_newcomer_answers_as_it_did(old):
     assert ac.load_joined(joined.save(old / "again")).record == joined.record
 
 
+@pytest.mark.parametrize("field", ["sha256", "outline", "record", "classes", "task"])
+def test_a_newcomers_card_that_lacks_a_field_is_damaged(old, field):
+    card = json.loads((old / "joined" / "joined.json").read_text())
+    del card[field]
+    (old / "joined" / "joined.json").write_text(json.dumps(card))
+    with pytest.raises(store.RunError, match=f"joined.json is damaged: KeyError '{field}'"):
+        ac.load_joined(old / "joined")
+
+
 FREE = ac.Work(iterations=20, batch=64)
 SLOW = ac.optim.SGD(lr=0.01, weight_decay=5e-4)
 THEN = {

@@ -121,7 +121,7 @@ def made_up():
     trained = Training(method("fedavg"), Digits(), MLP(), 1)
 
     def cells(scale):
-        for row in ("FedAvg", "FedTHE", "FedTHE+", "Ours alone"):
+        for row in ("FedAvg", "T3A", "MEMO (G)", "FedTHE", "FedTHE+", "Ours alone"):
             for column in ("mixture", "original"):
                 at = key(method=row, partition="dir(0.1)", stream=column)
                 yield Cell(row, column, trained, key=at)
@@ -174,6 +174,20 @@ def test_an_order_that_seeds_do_not_agree_on_is_within_their_deviation(tmp_path)
     columns["FedTHE", "original"] = (73.0, 68.0, 70.0)  # both columns together: 0.5 for every seed
     both = judge(tmp_path, columns, two, ("mixture", "original"))
     assert both.gap.spread == pytest.approx(0.0, abs=1e-9) and both.verdict == "holds"
+
+
+def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
+    numbers = {("FedTHE+", "mixture"): (75.0, 60.0, 60.0), ("FedTHE", "mixture"): (74.0, 58.0, 59.0)}
+    found = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): 73.0, ("Ours alone", "mixture"): 99.0})
+    assert found.verdict == "holds"  # FedAvg's one seed was an easy one: 73 is above the mean of 63.7, and below 74
+    assert str(found.gap) == "FedTHE less FedAvg: 1.00, one seed"
+    beaten = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): (74.5, 50.0)})
+    assert str(beaten.gap) == "FedTHE+ less FedTHE: 1.33 ± 0.58 over 3 seeds"  # FedTHE less FedAvg: (-0.5 + 8) / 2
+    close = {**numbers, ("FedAvg", "mixture"): (73.5, 57.0), ("T3A", "mixture"): 50.0, ("MEMO (G)", "mixture"): 60.0}
+    found = judge(tmp_path, close)  # FedTHE less FedAvg: 0.5 and 1.0
+    assert str(found.gap) == "FedTHE less FedAvg: 0.75 ± 0.35 over 2 seeds"
+    assert orders.line(found)[2].endswith("FedAvg 65.2 (57.7), MEMO (G) 60.0 (60.5), 1 more below")
+    assert str(orders.Gap("a", "b", 1.0, 0, None)) == "a less b: 1.00, no seed in common"
 
 
 def far(folder, numbers, table="fedthe/table1"):

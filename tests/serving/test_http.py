@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import time
+from collections.abc import Callable
 
 import httpx
 import numpy as np
@@ -12,10 +13,13 @@ import pytest
 import torch
 from federation import lives, stream
 
+import acclimate as ac
+from acclimate.live import Live
 from acclimate.serving import checkpoint
 from acclimate.serving.app import Front, Limits
 from acclimate.serving.desk import Rules
-from acclimate.serving.host import Host
+from acclimate.serving.host import Call, Host
+from acclimate.serving.records import Ask
 from acclimate.serving.replay import replay
 from acclimate.serving.run import Address, open_front
 from acclimate.serving.service import Service
@@ -243,6 +247,47 @@ def test_malformed_requests_are_refused_and_change_nothing(tmp_path):
             assert fine.status_code == 200
 
     asyncio.run(go())
+
+
+def features(folder) -> Callable[[], list[Live]]:
+    """Makes fresh live models of two clients whose inputs are eight numbers, and not pixels."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(200, 8)).astype(np.float32), draw.integers(0, 2, 200)
+    np.savez(folder / "f.npz", x=x, y=y)
+    e = ac.Experiment(
+        data=ac.data.Arrays(file=str(folder / "f.npz"), clients=2, partition=ac.data.IID()),
+        model=ac.models.MLP(hidden=(6,), norm="batch"),
+        method=ac.methods.FedAvg(work=ac.Work(epochs=1, batch=8)),
+        streams=(ac.shifts.Original(),),
+        rounds=1,
+        backend=ac.backends.Vmap(),
+    )
+    fit = ac.train(e)
+    return lambda: [fit.deploy(c, ac.adapters.Tent(), False, window=8) for c in range(2)]
+
+
+def test_numbers_that_the_model_has_no_answer_to_are_refused_and_change_nothing(tmp_path):
+    """Together with another client's request, which is answered as if it had come alone."""
+    fresh = features(tmp_path)
+    mine = fresh()
+    checkpoint.begin(tmp_path / "server", mine, "f")
+    service, alone = Service(Host(mine), tmp_path / "server"), Host(fresh())
+    front = Front(service, "f", Rules(), Limits(), None)
+    first = next(w for w in mine[0].model["vars"]["params"].values() if w.shape == (6, 8))
+    huge, fine = 3.4e38 * first[first.abs().sum(1).argmax()].sign()[None], torch.ones(8, 8)  # its sum is infinite
+    before = service.digests()
+    answers = service.answer([Ask(0, "a", huge), Ask(1, "b", fine)])
+    front.board.step([Ask(0, "a", huge), Ask(1, "b", fine)], answers, 0.1)
+    assert not bool(torch.isfinite(answers[0].probabilities).all())
+    assert service.digests()[0] == before[0] and (service.steps, service.requests) == (1, 1)
+    (same,) = alone([Call(1, fine)])
+    assert torch.equal(answers[1].probabilities, same.probabilities) and service.host.digest(1) == alone.digest(1)
+    assert front.board.tallies[0].requests == 0 and front.board.tallies[0].entropy is None
+    assert front.board.tallies[1].requests == 1 and front.board.tallies[1].entropy > 0
+    assert service.answer([Ask(0, "a", fine[:1])])[0].ids == ("0-0",)  # its id and its numbers are free
+    after = service.digests()
+    service.log.close()
+    assert Service(Host(fresh()), tmp_path / "server").digests() == after
 
 
 def test_a_refusal_names_field_value_and_what_is_allowed(tmp_path):

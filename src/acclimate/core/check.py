@@ -97,11 +97,28 @@ def choices(record: Any) -> None:
         one_of(record, field, allowed)
 
 
+def hints(cls: Any) -> dict[str, Any]:
+    """The types of a record's fields; Any where a class of a user has annotations that cannot be read.
+
+    Those of a type checker's imports, for example, mean nothing while a program runs.
+    """
+    return _hints(cls)
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except (NameError, TypeError, AttributeError):
+        inherited = {name: hint for base in reversed(cls.__bases__) for name, hint in _hints(base).items()}
+        return inherited | dict.fromkeys(vars(cls).get("__annotations__", {}), Any)
+
+
 @functools.cache
 def _choices(cls: Any) -> dict[str, tuple[Any, ...]]:
     """The values that a record's `Literal` fields allow."""
     out: dict[str, tuple[Any, ...]] = {}
-    for field, hint in typing.get_type_hints(cls).items():
+    for field, hint in hints(cls).items():
         options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
         named = [o for o in options if typing.get_origin(o) is Literal]
         if named and all(o in named or o is type(None) for o in options):

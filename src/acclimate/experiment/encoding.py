@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core import check
 from ..core.check import LATER
 from . import labels, limits, names
 
@@ -26,8 +26,8 @@ def encode(value: Any, hint: Any = Any, former: bool = False) -> Any:
     have the names that version 0.1.0.dev0 gave them, which the hashes in its files are made of.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = _hints(type(value))
-        body = {n: encode(v, hints.get(n, Any), former) for n, v in _fields(value).items()}
+        hints = check.hints(type(value))
+        body = {n: encode(v, hints[n], former) for n, v in _fields(value).items()}
         return {"type": _name(type(value), former), **body}
     if isinstance(value, list | tuple):
         inner = zip(value, _hints_inside(hint, len(value)), strict=True)
@@ -73,15 +73,6 @@ def renamed(value: Any) -> Any:
     return [renamed(v) for v in value] if isinstance(value, list) else value
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of a record's fields; none where a user's own annotations cannot be read."""
-    try:
-        return typing.get_type_hints(cls)
-    except (NameError, TypeError, AttributeError):
-        return {}
-
-
 def _options(hint: Any) -> tuple[Any, ...]:
     """The types that a hint allows, None apart."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
@@ -111,10 +102,6 @@ def by_name(value: Any) -> Any:
     return [by_name(v) for v in value] if isinstance(value, list) else value
 
 
-_hints = functools.cache(typing.get_type_hints)
-"""A class's hints are read from its source text, which takes most of the time of decoding."""
-
-
 def decode(
     value: Any, hint: Any = Any, where: str = "experiment", strict: bool = False, given: Sequence[str] = ()
 ) -> Any:
@@ -129,7 +116,7 @@ def decode(
                 f"pass it again, e.g. ac.load(path, {_field(where)}=...)"
             )
         cls = _resolve(str(value.get("type", "")), where)
-        hints = _hints(cls)
+        hints = check.hints(cls)
         fields = {k: v for k, v in value.items() if k != "type"}
         known = {f.name: f for f in dataclasses.fields(cls)}
         if REVISION in hints:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core import Method, Personalizer
+from ..core import Method, Personalizer, check
 from ..core.check import FieldError
 from ..ops import opening
 from . import catalogue, hints, labels, limits, trusted
@@ -211,7 +211,7 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
     elif name == "method" and _names_personal(value):
         return _with_personal(draft, value, key)
     else:
-        news = _parse(value, typing.get_type_hints(type(draft.record))[name], key)
+        news = _parse(value, check.hints(type(draft.record))[name], key)
     return [draft.put(name, n, key) for n in news]
 
 

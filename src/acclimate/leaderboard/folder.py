@@ -40,7 +40,7 @@ def _check_versions(name: str, versions: list[dict[str, Any]]) -> None:
     """Versions count from one, and each names the one before by its digest: an edited or deleted one is found out."""
     before = None
     for number, body in enumerate(versions, 1):
-        if body["version"] != number or body["supersedes"] != before:
+        if body["version"] != number or body.get("supersedes") != before:
             raise Unfit(f"{name}: version {body['version']} must supersede version {number - 1} as it was written")
         before = body["digest"]
 

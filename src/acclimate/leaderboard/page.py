@@ -15,6 +15,7 @@ from ..reporting.page import page
 from ..reporting.sections import headline, verdict
 from ..reporting.style import details, esc, fixed, mean, num, pct, size, views
 from .folder import read
+from .submission import commits
 from .tracks import BOARD, TRACKS, frozen
 
 NARROW = (
@@ -83,7 +84,7 @@ def _words(ranking: Ranking | None) -> list[str]:
 def _machines(found: Submissions) -> list[str]:
     """Whose times cannot be compared: a sentence where the rows are of several machines."""
     kinds = (versions[-1]["environment"] for versions in found.values())
-    machines = sorted({f"{e['platform']} with torch {e['torch']}" for e in kinds})
+    machines = sorted({f"{e.get('platform')} with torch {e.get('torch')}" for e in kinds})
     many = len(machines) > 1
     return [f"Times are of the submitters' machines ({'; '.join(machines)}): compare those of one alone."] * many
 
@@ -97,8 +98,8 @@ def _chosen(found: Submissions) -> list[str]:
     out = []
     for name in sorted(found):
         last, *old = found[name][::-1]
-        text = f"- {name}, version {last['version']}, commit {last['commit']}, {last['environment']['platform']}"
-        text += f": hyper-parameters by {last['hyper_parameters']}"
+        text = f"- {name}, version {last['version']}, commit {', '.join(commits(last))}, "
+        text += f"{last['environment'].get('platform')}: hyper-parameters by {last['hyper_parameters']}"
         text += "".join(f"; version {b['version']} is superseded" for b in old)
         out.append(text + (f". {last['note']}" if last["note"] else "."))
     return out

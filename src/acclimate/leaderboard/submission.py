@@ -25,6 +25,16 @@ CHOICES = {
 }
 """How hyper-parameters may have been chosen. Choosing on test streams is refused."""
 ROW = ("adapter", "stream", "seed", "round", "accuracy", "loss", "ece", "per_client")
+HEAD: dict[str, Any] = {
+    "name": str,
+    "version": int,
+    "note": str,
+    "up_bytes": int | float,
+    "down_bytes": int | float,
+    "environment": Mapping,
+    "refused": Mapping,
+}
+"""The types of what is shown and not compared with anything."""
 ROUNDING = 2e-6
 """How far numbers of six digits may be off."""
 
@@ -77,7 +87,13 @@ def _seed(run: Mapping[str, Any]) -> dict[str, Any]:
     streams = {s: {k: c[k] for k in known if k in c} for s, c in results["data"]["streams"].items()}
     seconds = {k: results["timings"].get(f"{k}_seconds") for k in ("train", "evaluate")}
     seconds["trained_together"] = results["timings"].get("trained_together", 1)
-    return {"data": cards.data(run), "streams": streams, "seconds": seconds, "serving": results.get("serving") or {}}
+    known_by = {"data": cards.data(run), "streams": streams, "commit": run["env"].get("commit")}
+    return {**known_by, "seconds": seconds, "serving": results.get("serving") or {}}
+
+
+def commits(body: Mapping[str, Any]) -> list[Any]:
+    """What its seeds were run from: one commit, or several where runs went on later."""
+    return list(dict.fromkeys([body["commit"], *(own.get("commit", body["commit"]) for own in body["seeds"].values())]))
 
 
 def _short(value: Any) -> Any:
@@ -110,6 +126,22 @@ def digest(body: Mapping[str, Any]) -> str:
 
 def check(body: Mapping[str, Any]) -> None:
     """Refuse a submission that is not of the track, or whose numbers do not fit together; the reason is the error."""
+    try:
+        _check_head(body)
+        known = frozen(str(body["track"]))
+        _check_config(body)
+        _check_seeds(body, known)
+        _check_rows(body, known)
+    except Unfit:
+        raise
+    except ValueError as e:  # a track or a record that there is not
+        raise Unfit(str(e)) from e
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:
+        raise Unfit(f"a field is missing, or holds what it cannot: {type(e).__name__} {e}") from e
+
+
+def _check_head(body: Mapping[str, Any]) -> None:
+    """What names it is there, was not changed, and says how settings were chosen and where it can be run again."""
     for field, wanted in (("schema", (SCHEMA, OLD)), ("board", (BOARD,))):
         if body.get(field) not in wanted:
             raise Unfit(f"{field}={body.get(field)!r} must be {' or '.join(map(repr, wanted))}")
@@ -120,18 +152,20 @@ def check(body: Mapping[str, Any]) -> None:
             f"hyper_parameters={body.get('hyper_parameters')!r} must be one of {', '.join(CHOICES)}: "
             "what was chosen on the test streams is no result"
         )
-    commit = body.get("commit")
-    if not commit or str(commit).endswith("-dirty"):
-        raise Unfit(f"commit={commit!r}: run from a clean commit of a clone, so that others can run it again")
-    known = frozen(str(body.get("track")))
-    _check_config(body)
-    _check_seeds(body, known)
-    _check_rows(body, known)
+    for field, kind in HEAD.items():
+        if not isinstance(body[field], kind):
+            raise Unfit(f"{field}={body[field]!r} must be of type {getattr(kind, '__name__', kind)}")
+    for commit in commits(body):
+        if not isinstance(commit, str) or not commit or commit.endswith("-dirty"):
+            raise Unfit(f"commit={commit!r}: run from a clean commit of a clone, so that others can run it again")
 
 
 def _check_config(body: Mapping[str, Any]) -> None:
     """The configuration is that of the track, but for what the track leaves free."""
-    given, wanted = fixed(decode(body["config"])), fixed(track(body["track"]).experiment())
+    experiment = decode(body["config"])
+    if body["name"] != experiment.label:
+        raise Unfit(f"name={body['name']!r}, and the configuration is of {experiment.label!r}")
+    given, wanted = fixed(experiment), fixed(track(body["track"]).experiment())
     for name in FIXED:
         if given[name] != wanted[name]:
             raise Unfit(f"config: {name} is not the track's; it must be {json.dumps(wanted[name])}")
@@ -145,6 +179,8 @@ def _check_seeds(body: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         raise Unfit(f"seeds {sorted(body['seeds'])} must be {sorted(known['seeds'])}")
     for seed, own in known["seeds"].items():
         given = body["seeds"][seed]
+        if not all(isinstance(cost, Mapping) for cost in given["serving"].values()):
+            raise Unfit(f"seed {seed}: serving must have a table for every adapter")
         streams = {s: c if isinstance(c, Mapping) else {"hash": c} for s, c in given["streams"].items()}  # as in OLD
         if why := mismatch({"data": given["data"], "streams": streams}, own):
             raise Unfit(f"seed {seed}: {why}")

@@ -49,9 +49,17 @@ def _write(folder: Path, word: str, trees: Tree) -> dict[str, Any]:
     raw = save_tensors(flat)
     digest = hashlib.sha256(raw).hexdigest()
     path = folder / f"{word}-{digest[:16]}.safetensors"
-    if not path.exists():
+    if not _holds(path, digest):
         store.write(path, raw, mode=0o600)
     return {"name": path.name, "sha256": digest, "outline": _outline(trees)}
+
+
+def _holds(path: Path, digest: str) -> bool:
+    """Whether a file has this content: one that was damaged is written anew."""
+    try:
+        return hashlib.sha256(opening.content(path)).hexdigest() == digest
+    except (opening.FileProblem, OSError):
+        return False
 
 
 def read(folder: Path, file: Mapping[str, Any]) -> Tree:

@@ -96,10 +96,13 @@ def _joined(folder: Path, given: Mapping[str, Any]) -> Live:
     card = store.read_json(folder / JOINED_CARD)
     if card.get("schema") != JOINED:
         raise store.RunError(f"{folder / JOINED_CARD}: schema={card.get('schema')!r} must be '{JOINED}'")
-    trees = read(folder, {"name": JOINED_TENSORS, "sha256": card["sha256"], "outline": card["outline"]})
-    experiment, worker = _worker(card, given)
-    start = begin(worker.task, experiment.adapters[0], trees["model"], WINDOW, torch.uint8)
-    now = {**start, "adapter": trees["state"]}
-    record = {**card["record"], "windowless": True}  # it kept no samples: batches are answered as they are given
-    about = (experiment, worker, tuple(card["classes"]), card["client"], trees["model"], now, record)
-    return Live(*about, frozen=True, prepared=True)
+    try:
+        trees = read(folder, {"name": JOINED_TENSORS, "sha256": card["sha256"], "outline": card["outline"]})
+        experiment, worker = _worker(card, given)
+        start = begin(worker.task, experiment.adapters[0], trees["model"], WINDOW, torch.uint8)
+        now = {**start, "adapter": trees["state"]}
+        record = {**card["record"], "windowless": True}  # it kept no samples: batches are answered as they are given
+        about = (experiment, worker, tuple(card["classes"]), card["client"], trees["model"], now, record)
+        return Live(*about, frozen=True, prepared=True)
+    except (KeyError, TypeError, AttributeError) as e:
+        raise store.RunError(f"{folder / JOINED_CARD} is damaged: {type(e).__name__} {e}; join again") from e

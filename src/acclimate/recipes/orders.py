@@ -2,8 +2,9 @@
 
 An order is data: a recipe, columns of it, and rows from the highest to the lowest. A row's number is its mean over the
 columns that the first row was measured in; a row that lacks one of them is left out. The published numbers are means
-over the same columns. An order holds, or does not, by the two neighbours that are nearest to breaking it; where these
-differ by no more than the standard deviation of their difference over seeds, neither is said.
+over the same columns. An order holds, or does not, by the two neighbours that are nearest to breaking it, over the
+seeds that both have; where these differ by no more than the standard deviation of their difference over seeds, neither
+is said.
 """
 
 from __future__ import annotations
@@ -91,19 +92,20 @@ class Gap:
     above: str
     below: str
     margin: float
-    """Negative where it is below."""
+    """Negative where it is below; over the seeds that both rows have, or where there is none over all."""
     seeds: int
     """Those that both rows have."""
     spread: float | None
-    """The standard deviation of the margin over seeds; None where there is one seed."""
+    """The standard deviation of the margin over seeds; None where there is at most one."""
 
     @property
     def told(self) -> bool:
-        """Whether the margin is larger than seeds differ, or one seed is all there is."""
+        """Whether the margin is larger than seeds differ, or there is nothing to tell how much they do."""
         return self.spread is None or abs(self.margin) > self.spread
 
     def __str__(self) -> str:
-        over = ", one seed" if self.spread is None else f" ± {self.spread:.2f} over {self.seeds} seeds"
+        few = ", one seed" if self.seeds else ", no seed in common"
+        over = few if self.spread is None else f" ± {self.spread:.2f} over {self.seeds} seeds"
         return f"{self.above} less {self.below}: {self.margin:.2f}{over}"
 
 
@@ -122,7 +124,7 @@ class Judged:
 
     @property
     def holds(self) -> bool | None:
-        """Whether our means are in order, whatever seeds say. None: not measured."""
+        """Whether the nearest pair is in order, however much its seeds differ. None: not measured."""
         if self.gap is None:
             return None
         return self.gap.margin > 0 or (self.order.ties and self.gap.margin == 0)
@@ -172,14 +174,14 @@ def _nearest(order: Order, named: list[str], ours: Mapping[str, float], seeds: M
     others = [row for row in ours if row not in named]
     if any(row not in ours for row in named) or (OTHERS in order.rows and not others):
         return None
-    chain = [*named, max(others, key=ours.__getitem__)] if others else named
-    return min((_gap(a, b, ours, seeds) for a, b in pairwise(chain)), key=lambda gap: gap.margin)
+    pairs = [*pairwise(named), *((named[-1], row) for row in others)]
+    return min((_gap(a, b, ours, seeds) for a, b in pairs), key=lambda gap: gap.margin)
 
 
 def _gap(above: str, below: str, ours: Mapping[str, float], seeds: Mapping[str, Seeds]) -> Gap:
-    common = seeds[above].keys() & seeds[below].keys()
-    each = [seeds[above][seed] - seeds[below][seed] for seed in common]
-    return Gap(above, below, ours[above] - ours[below], len(each), stdev(each) if len(each) > 1 else None)
+    each = [value - seeds[below][seed] for seed, value in seeds[above].items() if seed in seeds[below]]
+    margin = fmean(each) if each else ours[above] - ours[below]
+    return Gap(above, below, margin, len(each), stdev(each) if len(each) > 1 else None)
 
 
 HEAD = ("where", "order", "ours, in brackets the paper's", "nearest pair", "verdict")

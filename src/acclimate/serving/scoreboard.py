@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter, deque
@@ -75,13 +76,15 @@ class Scoreboard(Collector):
         self.registry.register(self)
 
     def step(self, asks: Sequence[Ask], answers: Sequence[Answer], seconds: float) -> None:
-        """Count a step."""
+        """Count a step; answers that are not finite were refused, and do not count."""
         self.seconds.observe(seconds)
         self.group.observe(len(asks))
         p = torch.cat([answer.probabilities for answer in answers])
         entropies = iter((-(p * p.clamp_min(1e-12).log()).sum(-1)).tolist())
         for ask, answer in zip(asks, answers, strict=True):
-            self.tallies[ask.client].count(answer, statistics.fmean(islice(entropies, len(answer.ids))))
+            now = statistics.fmean(islice(entropies, len(answer.ids)))
+            if math.isfinite(now):
+                self.tallies[ask.client].count(answer, now)
 
     def collect(self) -> Iterable[Metric]:
         """What is counted, for Prometheus."""

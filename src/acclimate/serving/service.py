@@ -86,19 +86,28 @@ class Service:
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer one request of each of several clients; what is new is on the disk when it returns."""
         old = [self.ledger.again(ask) for ask in asks]
-        new = [ask for ask, known in zip(asks, old, strict=True) if known is None]
-        if new:
-            done = self.host.compute([Call(ask.client, ask.x) for ask in new])
-            position = self.log.append(*records.step(new, done))
-            self.host.keep(done)
-            for ask in new:
-                self.ledger.keep(position, ask)
-            self.steps, self.requests = self.steps + 1, self.requests + len(new)
-        fresh = iter(done.answers if new else ())
+        fresh = iter(self._step([ask for ask, known in zip(asks, old, strict=True) if known is None]))
         answers = [next(fresh) if known is None else known for known in old]
         if time.monotonic() > self._due or self.log.size >= self._most:
             self._tidy()
         return answers
+
+    def _step(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Compute the answers, write them down, and keep what they change. A request to which the model has no finite
+        answer leaves nothing behind: the others are computed as if it had not come."""
+        if not asks:
+            return []
+        done = self.host.compute([Call(ask.client, ask.x) for ask in asks])
+        sound = [bool(torch.isfinite(answer.probabilities).all()) for answer in done.answers]
+        if not all(sound):
+            others = iter(self._step([ask for ask, good in zip(asks, sound, strict=True) if good]))
+            return [next(others) if good else done.answers[i] for i, good in enumerate(sound)]
+        position = self.log.append(*records.step(asks, done))
+        self.host.keep(done)
+        for ask in asks:
+            self.ledger.keep(position, ask)
+        self.steps, self.requests = self.steps + 1, self.requests + len(asks)
+        return done.answers
 
     def act(self, act: str, clients: Sequence[int], step: Steps = None) -> list[dict[str, Any]]:
         """Freeze, unfreeze, reset or restore clients: all of them or, on an error, none."""
