@@ -36,7 +36,9 @@ from acclimate.running.build import device_of
 SOURCES = {"sketches": "sketch", "photographs": "photo", "nothing": None}
 """What a backbone is trained on: a domain of PACS."""
 METHODS = ("FedAvg", "Solo", "FedPCL")
-PLACES = (("Office-10", "label"), ("Office-10", "both"), ("Digit-5", "feature"), ("Digit-5", "label"))
+PLACES = (
+    ("Office-10", "label"), ("Office-10", "both"), ("Digit-5", "label"), ("Digit-5", "both"), ("Digit-5", "feature"),
+)  # fmt: skip
 SETS = ("Office-10", "Digit-5")
 SIDE = 64
 
