@@ -19,18 +19,22 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from harness import environment, peak_memory
+from harness import trained as kept_training
 from torch import Tensor
 
 import acclimate as ac
 from acclimate import store
 from acclimate.core import SGD, Adapter, Cosine, Protocol, Shards, Task, Work, Worker, fit, rng
 from acclimate.experiment import catalogue
+from acclimate.ops import disk_cache
 from acclimate.ops.augment import FlipCrop
+from acclimate.ops.hashing import content_hash
 from acclimate.running.build import device_of
 from acclimate.shifts.base import frost
 from acclimate.shifts.corruptions import COMMON, corrupt
@@ -43,16 +47,15 @@ PERSONAL = {"eata": "fisher", "bbse": "confusion", "knn": "memory", "neo-client"
 """What some adapters need of the training data: here all of it is one client's."""
 
 
-def corrupted(x: Tensor, seed: int = 0) -> Tensor:
-    """[15, N, ...]: the images under every corruption, severity 5."""
-    out = []
-    for i, kind in enumerate(COMMON):
-        keys = rng.rows(rng.fold(rng.key(seed), "corrupted", i), len(x))
-        out.append(corrupt(x, kind, 5, keys, frost=frost().textures if kind == "frost" else None))
-    return torch.stack(out)
+def corrupted(x: Tensor, kind: str, seed: int = 0) -> Tensor:
+    """The images under one corruption, severity 5."""
+    keys = rng.rows(rng.fold(rng.key(seed), "corrupted", COMMON.index(kind)), len(x))
+    name = content_hash("corrupted", x, kind, 5, keys, frost().mark([kind]))
+    make = partial(corrupt, x, kind, 5, keys, frost=frost().textures if kind == "frost" else None)
+    return disk_cache.remembered("streams", name, make)
 
 
-def trained(norm: str, epochs: int, device: str) -> Any:
+def trained(norm: str, epochs: int, device: str, folder: Path | None) -> Any:
     """The weights of a network of ours: one client with all training images."""
     opt = SGD(lr=0.1, momentum=0.9, weight_decay=5e-4, schedule=Cosine(total=epochs))
     experiment = ac.Experiment(
@@ -63,7 +66,7 @@ def trained(norm: str, epochs: int, device: str) -> Any:
         eval_every=epochs,
         device=device,
     )
-    return ac.train(experiment).state.server
+    return kept_training(experiment, folder).state.server
 
 
 def streams(clean: Tensor, x: Tensor, y: Tensor, seed: int = 0) -> dict[str, Shards]:
@@ -90,6 +93,7 @@ class Source:
         self.train, self.device, self.weights = train, device, weights
         self._engines: dict[int, Any] = {}
         self._models: dict[tuple[int, str], Any] = {}
+        self._last = ""
 
     def served(self, adapter: str, test: Shards) -> dict[str, Any]:
         """Accuracy per client in percent, milliseconds per sample and the peak of memory; or why it cannot serve."""
@@ -99,7 +103,9 @@ class Source:
             return {"refused": reason}
         if record.calibrates:
             models = engine.calibrated(models, Shards.of(*self.train, self._rows(test.clients)), record)
-        engine.recorder.forget()  # those of the adapter before this one
+        if adapter != self._last:
+            engine.recorder.forget()  # those of the adapter before this one
+            self._last = adapter
         with peak_memory(self.device) as memory:
             began = time.perf_counter()
             found = engine.serve(models, test, record, Protocol(BATCH))["accuracy"]
@@ -153,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", default="", help="a checkpoint; default: train a network first")
     parser.add_argument("--epochs", type=int, default=30, help="of that training")
+    parser.add_argument("--trainings", type=Path, help="a folder that keeps it, for the next run")
     parser.add_argument("--norm", choices=("batch", "group", "iabn"), default="batch")
     parser.add_argument("--adapters", default=",".join(catalogue.ADAPTERS))
     parser.add_argument("--streams", default="clean,episodic,correlated,continual")
@@ -176,9 +183,9 @@ def main() -> None:
         raise SystemExit(f"{given.out}: its rows are of {before['study']}, not of {study}; name another --out")
     rows: dict[str, dict[str, Any]] = before["rows"]
     model = ac.models.ResNet20(norm=given.norm, weights=given.weights)
-    weights = None if given.weights else trained(given.norm, given.epochs, given.device)
+    weights = None if given.weights else trained(given.norm, given.epochs, given.device, given.trainings)
     source = Source(model, (train.x[: given.kept], train.y[: given.kept]), device, weights)
-    built = streams(x, corrupted(x), y)
+    built = streams(x, torch.stack([corrupted(x, kind) for kind in COMMON]), y)
     for adapter in given.adapters.split(","):
         for name in given.streams.split(","):
             if f"{adapter} {name}" in rows:

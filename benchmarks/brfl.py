@@ -9,7 +9,9 @@ that every adapter can serve it.
         [--data cifar10] [--device cuda]
     python benchmarks/brfl.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
 
-Rows that are in the file already are not run again, so a run that was cut goes on where it was.
+Milliseconds are those of a second time, when everything is recorded; `first_ms_per_sample` has the recording in it.
+What took longer than --patience seconds is not served again. Rows that are in the file already are not run again, and
+with --trainings FOLDER no training that was kept there, so a run that was cut goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command, environment, peak_memory, wait
+from harness import command, environment, peak_memory, seconds, trained
 
 import acclimate as ac
 from acclimate import store
@@ -43,9 +44,24 @@ TUNED = [c._replace(personal="finetune") for c in PLAIN if c.method == "fedavg" 
 class Deployed(Lab):
     """Trainings and streams of one level of skew; models without what a guard knows."""
 
+    def __init__(self, base: ac.Experiment, streams: Sequence[str], folder: Path | None) -> None:
+        super().__init__(base, streams)
+        self._folder, self._last = folder, Case("")
+
+    def fit(self, case: Case, seed: int) -> ac.Fit:
+        """The training of one method, of a model with one normalisation, with one seed."""
+        key = (case.method, case.norm, seed)
+        if key not in self._fits:
+            own = replace(self.base, model=replace(self.base.model, norm=case.norm), seed=seed)
+            self._fits[key] = trained(replace(own, method=catalogue.METHODS[case.method]), self._folder)
+        return self._fits[key]
+
     def models(self, case: Case, seed: int) -> Any:
         """The deployed models, with what this adapter wants of each client's validation examples."""
         key, fit = (case.method, case.personal, case.norm, seed), self.fit(case, seed)
+        if case != self._last:
+            fit.engine.recorder.forget()  # what the case before this one recorded is none of this one's memory
+            self._last = case
         if key not in self._models:
             down = fit.worker.method.download(fit.worker.task, fit.state.server)
             self._models[key] = fit.engine.deploy(down, fit.state.mine, catalogue.PERSONALS[case.personal])
@@ -54,23 +70,26 @@ class Deployed(Lab):
         return fit.engine.calibrated(self._models[key], held, record) if record.calibrates else self._models[key]
 
 
-def measured(lab: Deployed, case: Case, stream: str, seed: int) -> Row:
+def measured(lab: Deployed, case: Case, stream: str, seed: int, patience: float) -> Row:
     """Accuracy per client in percent, milliseconds per sample and the peak of memory."""
     fit, models = lab.fit(case, seed), lab.models(case, seed)
     shift, built = lab.streams(case, seed)[stream]
-    record, device = catalogue.ADAPTERS[case.adapter], fit.engine.device
+    record, device, served = catalogue.ADAPTERS[case.adapter], fit.engine.device, []
     if reason := record.refusal(fit.worker.task, fit.engine.model_of(models, 0)):
         return {"refused": reason}
-    wait(device)
+
+    def serve() -> None:
+        served.append(fit.engine.serve(models, built.shards, record, shift.protocol))
+
     with peak_memory(device) as memory:
-        began = time.perf_counter()
-        found = summary_of(fit.engine.serve(models, built.shards, record, shift.protocol))
-        wait(device)
-    seconds = time.perf_counter() - began
+        first = seconds(serve, device)
+    again = seconds(serve, device) if first < patience else first
+    found, samples = summary_of(served[0]), int(built.shards.n.sum())
     return {
         "accuracy": round(100 * found.accuracy, 3),
         "clients": [round(100 * a, 2) for a in found.per_client],
-        "ms_per_sample": round(1e3 * seconds / int(built.shards.n.sum()), 4),
+        "ms_per_sample": round(1e3 * again / samples, 4),
+        "first_ms_per_sample": round(1e3 * first / samples, 4),
         **{name: round(value, 3) for name, value in memory.items()},
     }
 
@@ -120,6 +139,8 @@ def main() -> None:
     parser.add_argument("--adapters", help="names, or labels such as fedavg+finetune/tent; default: all")
     parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--trainings", type=Path, help="a folder that keeps trainings, for the next run")
+    parser.add_argument("--patience", type=float, default=5.0)
     parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
     parser.add_argument("--out", type=Path, default=Path("results/adapters/brfl.json"))
     given = parser.parse_args()
@@ -137,13 +158,13 @@ def main() -> None:
         dealt = data(clients=given.clients, partition=ac.data.Dirichlet(alpha))
         base = ac.Experiment(data=dealt, model=catalogue.MODELS["cnn-bn"], rounds=given.rounds, device=given.device)
         for seed in given.seeds:
-            lab = Deployed(replace(base, backend=ac.backends.Vmap(), eval_every=given.rounds), names)
+            lab = Deployed(replace(base, backend=ac.backends.Vmap(), eval_every=given.rounds), names, given.trainings)
             for case in cases:
                 for stream in names:
                     place = {"case": case.label, "alpha": alpha, "stream": stream, "seed": seed}
                     if name_of(place) in rows:
                         continue
-                    found = measured(lab, case, stream, seed)
+                    found = measured(lab, case, stream, seed, given.patience)
                     rows[name_of(place)] = {**place, **found}
                     save(given.out, study, environment(device_of(given.device)), rows)
                     print(

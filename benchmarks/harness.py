@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+import acclimate as ac
 from acclimate.backends.vmap.capture import tf32
 from acclimate.version import __version__
 
@@ -157,7 +158,7 @@ def commit() -> str | None:
         return None
 
 
-PLACES = ("--out", "--blazefl", "--pfllib")
+PLACES = ("--out", "--trainings", "--blazefl", "--pfllib")
 """Options that name a place, which is nobody else's."""
 
 
@@ -167,6 +168,17 @@ def command(argv: Sequence[str] | None = None) -> str:
     kept = [w for before, w in zip(["", *words], words, strict=False) if not {before, w} & set(PLACES)]
     kept = [w for w in kept if not w.startswith(tuple(f"{option}=" for option in PLACES))]
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *kept])
+
+
+def trained(experiment: ac.Experiment, folder: Path | None) -> ac.Fit:
+    """A training. With a folder it is kept there, and read when it is asked for again."""
+    own = folder and folder / experiment.training_hash()[:16]
+    if own and (own / "state.safetensors").exists():
+        return ac.load(own, backend=experiment.backend, device=experiment.device)
+    fit = ac.train(experiment)
+    if own:
+        fit.save(own, overwrite=True)
+    return fit
 
 
 @contextmanager

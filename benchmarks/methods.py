@@ -1,11 +1,13 @@
 """Methods side by side on a federated CIFAR-10, each with its defaults: accuracy, bytes and seconds.
 
-Label skew of Dirichlet 0.1, the CNN without norm, the same number of rounds and of local steps for all. A row is one
-method and one seed: accuracy on BRFL's streams after the last round and after the round that validation data select,
-without adapting (FedTHE weighs its heads); bytes that a client uploads in a round; seconds of the training.
+The world of the leaderboard's track cifar10-cnn: label skew of Dirichlet 0.1 as in BRFL, the CNN without norm, the same
+number of rounds and of local steps for all. A row is one method and one seed: accuracy on BRFL's streams
+after the last round and after the round that validation data select, without adapting (FedTHE weighs its heads); bytes
+that a client uploads in a round; seconds of the training.
 
     python benchmarks/methods.py [--methods fedavg,moon] [--seeds 0,1,2] [--clients 20] [--rounds 100] [--device cuda]
     python benchmarks/methods.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
+    python benchmarks/methods.py --from RUNS                          rows of runs that are there, such as the track's
 
 Rows that are in the file already are not run again, so a run that was cut goes on where it was.
 """
@@ -25,7 +27,9 @@ from harness import command, environment
 import acclimate as ac
 from acclimate import store
 from acclimate.core import Adapter
-from acclimate.experiment import catalogue
+from acclimate.experiment import catalogue, loads
+from acclimate.experiment.labels import label
+from acclimate.leaderboard.tracks import fixed
 from acclimate.running.build import device_of
 
 Row = dict[str, Any]
@@ -41,7 +45,7 @@ def experiment(name: str, given: argparse.Namespace, seed: int) -> ac.Experiment
     method, _, personal = name.partition("+")
     return ac.Experiment(
         data=(ac.data.Digits if given.data == "digits" else ac.data.CIFAR10)(
-            clients=given.clients, partition=ac.data.Dirichlet(0.1)
+            clients=given.clients, partition=ac.data.Dirichlet(0.1, sizes="brfl")
         ),
         model=catalogue.MODELS["cnn"],
         method=catalogue.METHODS[method],
@@ -62,11 +66,49 @@ def measured_of(run: ac.Experiment, given: argparse.Namespace) -> Row:
     adapter = OWN.get(type(run.method), ac.adapters.NoAdapt())
     found = ac.evaluate(fit, adapters=[adapter], streams=streams).rows
     fit.engine.close()
+    return row_of(found, seconds)
+
+
+def row_of(found: list[Row], seconds: float) -> Row:
+    """The figures of rows of one training and one adapter."""
     accuracy: dict[str, dict[str, float]] = {}
     for r in found:
         accuracy.setdefault(r["selection"], {})[r["stream"]] = round(100 * r["accuracy"], 3)
     rounds = {r["selection"]: r["round"] for r in found}
     return {"accuracy": accuracy, "rounds": rounds, "up_bytes": found[0]["up_bytes"], "seconds": round(seconds, 1)}
+
+
+def stored_runs(folder: Path, given: argparse.Namespace) -> dict[str, Row]:
+    """Rows of the finished runs below a folder: those of the methods asked for, in this study's world."""
+    rows: dict[str, Row] = {}
+    for file in sorted(folder.rglob("results.json")):
+        about = json.loads(file.read_text())
+        run = loads((file.parent / "config.json").read_text(), str(file.parent / "config.json"))
+        name = next((n for n in given.methods.split(",") if same_training(run, experiment(n, given, run.seed))), None)
+        adapter = label(OWN.get(type(run.method), ac.adapters.NoAdapt()))
+        streams = given.streams.split(",")
+        found = [r for r in about["table"] if r["adapter"] == adapter and r["stream"] in streams]
+        if name is None or run.seed not in given.seeds or {r["stream"] for r in found} != set(streams):
+            print(f"{file.parent} is not of this study: {about['label']}, seed {run.seed}")
+            continue
+        rows[f"{name} {run.seed}"] = {
+            "method": name,
+            "seed": run.seed,
+            **row_of(found, about["timings"]["train_seconds"]),
+            "digest": about["digest"],
+        }
+    return rows
+
+
+def same_training(one: ac.Experiment, other: ac.Experiment) -> bool:
+    """Whether two experiments train and personalise alike, wherever the data lies and whatever is tested."""
+    return (
+        one.personal == other.personal
+        and all(
+            getattr(one, part) == getattr(other, part) for part in ("method", "model", "rounds", "filters", "cohort")
+        )
+        and fixed(one)["data"] == fixed(other)["data"]
+    )
 
 
 def table(rows: dict[str, Row], streams: list[str]) -> str:
@@ -84,8 +126,11 @@ def table(rows: dict[str, Row], streams: list[str]) -> str:
 
 
 def _both(rows: list[Row], stream: str) -> str:
-    last, chosen = (statistics.mean(r["accuracy"][w][stream] for r in rows) for w in ("last", "validation"))
-    return f"{last:.1f} ({chosen:.1f})"
+    """The mean after the last round, and in brackets that of validation's round where all runs have looked for it."""
+    last = statistics.mean(r["accuracy"]["last"][stream] for r in rows)
+    if any("validation" not in r["accuracy"] for r in rows):
+        return f"{last:.1f}"
+    return f"{last:.1f} ({statistics.mean(r['accuracy']['validation'][stream] for r in rows):.1f})"
 
 
 def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
@@ -106,9 +151,17 @@ def main() -> None:
     parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
+    parser.add_argument("--from", type=Path, dest="runs", help="a folder of finished runs to read; trains nothing")
     parser.add_argument("--out", type=Path, default=Path("results/methods/cifar10.json"))
     given = parser.parse_args()
-    study = {"data": given.data, "clients": given.clients, "rounds": given.rounds, "alpha": 0.1, "model": "cnn"}
+    study = {
+        "data": given.data,
+        "clients": given.clients,
+        "rounds": given.rounds,
+        "alpha": 0.1,
+        "sizes": "brfl",
+        "model": "cnn",
+    }
     files = [given.out, *(given.merge or [])]
     stored = [json.loads(p.read_text()) for p in files if p.exists()]
     for other in stored:
@@ -119,7 +172,10 @@ def main() -> None:
     if given.merge:
         where = {**stored[-1]["environment"], "command": command(), "parts": [s["environment"] for s in stored]}
         save(given.out, study, where, rows)
-    for seed in () if given.merge else given.seeds:
+    if given.runs:
+        rows |= stored_runs(given.runs, given)
+        save(given.out, study, where, rows)
+    for seed in () if given.merge or given.runs else given.seeds:
         for name in given.methods.split(","):
             if f"{name} {seed}" in rows:
                 continue

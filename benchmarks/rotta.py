@@ -34,8 +34,8 @@ from acclimate.ops.memory_norms import RobustNorm
 from acclimate.ops.params import with_vars
 from acclimate.running.build import device_of
 from acclimate.shifts.base import frost
-from acclimate.shifts.corruptions import COMMON, corrupt
-from adapters import Source
+from acclimate.shifts.corruptions import COMMON
+from adapters import Source, corrupted
 
 FIFTHS = 5
 
@@ -84,12 +84,9 @@ class Told(Wrapping):
 
 def shuffled(x: Tensor, y: Tensor, kinds: list[str], seed: int = 0) -> Shards:
     """A client for each corruption, severity 5, in an order of its own."""
-    parts, rows = [], []
-    for i, kind in enumerate(kinds):
-        keys = rng.rows(rng.fold(rng.key(seed), "corrupted", COMMON.index(kind)), len(x))
-        parts.append(corrupt(x, kind, 5, keys, frost=frost().textures if kind == "frost" else None))
-        rows.append(i * len(x) + rng.permutation(rng.fold(rng.key(seed), "order", COMMON.index(kind)), len(x)))
-    return Shards.of(torch.cat(parts), y.repeat(len(kinds)), rows)
+    orders = [rng.permutation(rng.fold(rng.key(seed), "order", COMMON.index(kind)), len(x)) for kind in kinds]
+    rows = [i * len(x) + order for i, order in enumerate(orders)]
+    return Shards.of(torch.cat([corrupted(x, kind, seed) for kind in kinds]), y.repeat(len(kinds)), rows)
 
 
 def measured(source: Source, test: Shards, adapter: Adapter, batch: int) -> dict[str, Any]:

@@ -7,7 +7,8 @@ and the speed of the running statistics were looked at with seed 0 on the digits
     python benchmarks/together.py [--data digits] [--clients 20] [--seeds 1,2,3] [--rate 0.001] [--device cpu]
     python benchmarks/together.py --data cifar10 --clients 100 --rounds 100 --device cuda
 
-The file holds one entry per data set, number of clients and batch size; a run replaces its own.
+The file holds one entry per data set, number of clients and batch size. Seeds that an entry of the same settings has
+are not run again; an entry of other settings is replaced. `--merge part.json` takes over the entries of other files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command, environment
+from harness import command, environment, trained
 
 import acclimate as ac
 from acclimate import store
@@ -73,42 +74,70 @@ def experiment(given: argparse.Namespace, seed: int) -> ac.Experiment:
 
 def measured(given: argparse.Namespace, seed: int) -> dict[str, tuple[float, int]]:
     """Accuracy and bytes of every variant with one seed."""
-    fit = ac.train(experiment(given, seed))
+    fit = trained(experiment(given, seed), given.trainings)
     stream = ac.shifts.Grouped(kinds=KINDS, length=given.length, batch=given.batch)
     found = {}
     for name, adapter in variants(given.rate).items():
         rows = ac.evaluate(fit, adapters=[adapter], streams=[stream]).rows
         row = next(r for r in rows if r["selection"] == "last")
         found[name] = (row["accuracy"], row["exchanged_bytes"])
+        print(f"seed {seed}: {name:50s} {100 * row['accuracy']:6.2f}", flush=True)
     fit.engine.close()
     return found
 
 
-def record_of(given: argparse.Namespace, each: list[dict[str, tuple[float, int]]], seconds: float) -> dict[str, Any]:
+def settings_of(given: argparse.Namespace) -> dict[str, Any]:
+    """What an entry is a measurement of, its seeds apart."""
+    return {k: v for k, v in vars(given).items() if k not in ("out", "device", "trainings", "merge", "seeds")}
+
+
+def record_of(given: argparse.Namespace, each: dict[int, dict[str, tuple[float, int]]], seconds: float) -> Any:
     """What is kept of the seeds that were measured so far."""
     rows = []
-    for name in each[0]:
-        accuracies = [found[name][0] for found in each]
+    for name, (_, exchanged) in next(iter(each.values())).items():
+        accuracies = [found[name][0] for found in each.values()]
         spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
         row = {"variant": name, "accuracy": round(statistics.mean(accuracies), 6), "std_over_seeds": round(spread, 6)}
-        rows.append({**row, "each": accuracies, "exchanged_bytes": each[0][name][1]})
-    settings = {k: v for k, v in vars(given).items() if k not in ("out", "device")}
+        rows.append({**row, "each": accuracies, "exchanged_bytes": exchanged})
     return {
         "command": command(),
         "environment": environment(torch.device(given.device)),
-        "settings": {**settings, "seeds": given.seeds[: len(each)]},
+        "settings": {**settings_of(given), "seeds": list(each)},
         "stream": {"kinds": KINDS, "severity": 5, "samples": given.length, "batch": given.batch},
         "seconds": round(seconds, 1),
         "rows": rows,
     }
 
 
-def save(given: argparse.Namespace, record: dict[str, Any]) -> None:
-    """Put this record in the place of an earlier one of the same data, clients and batch size."""
-    kept = json.loads(given.out.read_text()) if given.out.exists() else {}
-    kept[f"{given.data}, {given.clients} clients, batch {given.batch}"] = record
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(given.out, store.json_text(kept, indent=1) + "\n")
+def entry_of(given: argparse.Namespace) -> str:
+    """`digits, 20 clients, batch 16`"""
+    return f"{given.data}, {given.clients} clients, batch {given.batch}"
+
+
+def before(given: argparse.Namespace) -> tuple[dict[int, dict[str, tuple[float, int]]], float]:
+    """What the file has of these settings by seed, and the seconds that it took."""
+    kept = json.loads(given.out.read_text()).get(entry_of(given)) if given.out.exists() else None
+    if kept is None or {k: v for k, v in kept["settings"].items() if k != "seeds"} != settings_of(given):
+        return {}, 0.0
+    seeds = kept["settings"]["seeds"]
+    rows = [(r["variant"], r["each"], r["exchanged_bytes"]) for r in kept["rows"]]
+    return {seed: {name: (each[i], sent) for name, each, sent in rows} for i, seed in enumerate(seeds)}, kept["seconds"]
+
+
+def save(path: Path, entries: dict[str, Any]) -> None:
+    """Put these entries in the place of earlier ones of the same names."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store.write(path, store.json_text({**kept, **entries}, indent=1) + "\n")
+
+
+def shown(record: dict[str, Any]) -> str:
+    """An entry as Markdown."""
+    lines = ["| variant | accuracy, % | bytes per client |", "| --- | --- | --- |"]
+    for r in record["rows"]:
+        accuracy = f"{100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f}"
+        lines.append(f"| {r['variant']} | {accuracy} | {r['exchanged_bytes']:,} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -123,18 +152,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=0.001, help="Tent's step size")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--trainings", type=Path, help="a folder that keeps trainings, for the next run")
+    parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
     parser.add_argument("--out", type=Path, default=Path("results/adapters/together.json"))
     given = parser.parse_args()
-    began, each = time.perf_counter(), []
+    if given.merge:
+        for part in given.merge:
+            save(given.out, json.loads(part.read_text()))
+        return
+    each, took = before(given)
     for seed in given.seeds:
-        each.append(measured(given, seed))
-        record = record_of(given, each, time.perf_counter() - began)
-        save(given, record)  # after every seed: a run that is cut keeps what it has
-        print(f"seed {seed}: {record['seconds']:.0f} s", flush=True)
-    print("\n| variant | accuracy, % | bytes per client |\n| --- | --- | --- |")
-    for r in record["rows"]:
-        accuracy = f"{100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f}"
-        print(f"| {r['variant']} | {accuracy} | {r['exchanged_bytes']:,} |")
+        if seed not in each:
+            began = time.perf_counter()
+            each[seed], took = measured(given, seed), took + time.perf_counter() - began
+            save(given.out, {entry_of(given): record_of(given, each, took)})  # a run that is cut keeps what it has
+            print(f"seed {seed}: {took:.0f} s", flush=True)
+    print("\n" + shown(record_of(given, each, took)))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_a_method_that_a_track_cannot_have_is_named_with_the_reason(tmp_path):
 
 
 def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
-    def train(experiment, out):
+    def train(experiment, out, shared):
         if (experiment.label, experiment.seed) == ("fedbn", 1):
             raise ArithmeticError("round 3: client 1 sent a value that is not finite")
         return 12.0
@@ -68,12 +68,46 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     assert lines[-1].startswith("9 of 9 seeds, about 0 s so far")
 
 
+def test_rows_of_one_method_follow_on_its_training_before_another_method_trains(tmp_path, monkeypatch):
+    done = []
+
+    def train(experiment, out, shared):
+        done.append((out.relative_to(tmp_path).as_posix(), shared.relative_to(tmp_path).as_posix()))
+        return 1.0
+
+    def train_ahead(experiments, outs):
+        assert [e.seed for e in experiments] == [0, 1, 2] and [o.name for o in outs] == ["s0", "s1", "s2"]
+        done.append(outs[0].parent.name)
+        if outs[0].parent.name == "fedprox":
+            raise MemoryError("each seed then tries alone")
+
+    monkeypatch.setattr(sweep, "train", train)
+    monkeypatch.setattr(sweep, "train_ahead", train_ahead)
+    monkeypatch.setattr(sweep, "refusal", lambda e, t: None)
+    monkeypatch.setattr(folder, "submit", lambda run, track_name, chosen, to: run.name)
+    names = ["fedavg", "fedprox", "fedavg+lp"]
+    lines = list(sweep.fill("small", tmp_path, tmp_path, 1, names, "cuda", workers=ThreadPoolExecutor))
+    fedavg = [(f"{name}/s{seed}", f"fedavg/s{seed}") for seed in range(3) for name in ("fedavg", "fedavg+lp")]
+    assert done == ["fedavg", *fedavg, "fedprox", *[(f"fedprox/s{seed}",) * 2 for seed in range(3)]]
+    assert [line.split()[1] for line in lines if line.startswith("wrote")] == ["fedavg", "fedavg+lp", "fedprox"]
+    done.clear()
+    list(sweep.fill("small", tmp_path, tmp_path, 3, ["fedavg+lp"], workers=ThreadPoolExecutor))
+    assert sorted(done) == [(f"fedavg+lp/s{seed}", f"fedavg/s{seed}") for seed in range(3)]
+
+
+def test_what_is_tested_with_every_adapter_is_tested_at_the_last_round_alone():
+    looks = {
+        n: sweep.entries([n])[0].experiments("cifar10-cnn")[1].eval_every for n in ("fedavg+lp", "fedthe", "fedper")
+    }
+    assert looks == {"fedavg+lp": 100, "fedthe": 100, "fedper": 10}
+
+
 def test_a_sweep_says_something_while_a_row_takes_long(tmp_path, monkeypatch):
     import time
 
     monkeypatch.setattr(sweep, "EVERY", 0.02)
     monkeypatch.setattr(sweep, "refusal", lambda e, t: None)
-    monkeypatch.setattr(sweep, "train", lambda e, out: time.sleep(0.2) or 0.2)
+    monkeypatch.setattr(sweep, "train", lambda e, out, shared: time.sleep(0.2) or 0.2)
     monkeypatch.setattr(folder, "submit", lambda run, track_name, chosen, to: to)
     lines = list(sweep.fill("small", tmp_path, tmp_path, 1, ["fedavg"], workers=ThreadPoolExecutor))
     assert sum(line.startswith("0 of 3 seeds") for line in lines) >= 3
@@ -99,6 +133,25 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path):
     assert (tmp_path / "results.json").exists() and (tmp_path / "state.safetensors").stat().st_mtime_ns == kept
     sweep.train(replace(first, seed=1), tmp_path)
     assert (tmp_path / "state.safetensors").stat().st_mtime_ns > kept
+
+
+@pytest.mark.slow
+def test_a_row_takes_over_the_training_of_its_method_and_no_other(tmp_path):
+    one, other = (("method=fedavg", f"method.work.epochs={n}") for n in (1, 2))
+    plain_row, tuned, longer = (
+        sweep.SweepRow(name, settings, ("none",)).experiments("small")[0]
+        for name, settings in (("fedavg", one), ("fedavg+lp", (*one, "personal=lp")), ("fedavg+lp", other))
+    )
+    assert sweep.train(tuned, tmp_path / "alone", tmp_path / "not there") > 0
+    sweep.train(plain_row, tmp_path / "fedavg", tmp_path / "fedavg")
+    sweep.train(tuned, tmp_path / "tuned", tmp_path / "fedavg")
+    sweep.train(longer, tmp_path / "longer", tmp_path / "fedavg")
+    tables = {
+        n: json.loads((tmp_path / n / "results.json").read_text()) for n in ("alone", "fedavg", "tuned", "longer")
+    }
+    seconds = {n: found["timings"]["train_seconds"] for n, found in tables.items()}
+    assert seconds["tuned"] == seconds["fedavg"] and len(set(seconds.values())) == 3
+    assert tables["tuned"]["table"] == tables["alone"]["table"] != tables["fedavg"]["table"]
 
 
 def test_a_copy_without_history_says_its_commit_by_a_variable_and_a_clone_by_itself(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def finished(tmp_path_factory):
 
 def test_the_folder_is_complete_and_follows_its_schema(finished):
     path, table = finished
-    assert {p.name for p in path.iterdir()} == {*COMPARED, "results.json", "env.json", "report.html"}
+    assert {p.name for p in path.iterdir()} == {*COMPARED, "results.json", "env.json", "pace.json", "report.html"}
     results = results_of(path)
     assert results["schema"] == "acclimate.results/2"
     rows = results["table"]
@@ -192,7 +192,7 @@ def test_traces_that_are_absent_or_damaged_are_refused(analysed, finished, tmp_p
 def test_overwriting_removes_an_old_analysis(analysed, tmp_path):
     path = copy_of(analysed, tmp_path)
     ac.run(quick("adapters=none", "streams=original", "rounds=1")[0], path, overwrite=True)
-    assert {p.name for p in path.iterdir()} == {*COMPARED, "results.json", "env.json", "report.html"}
+    assert {p.name for p in path.iterdir()} == {*COMPARED, "results.json", "env.json", "pace.json", "report.html"}
 
 
 class StopAfter(Watch):
@@ -274,8 +274,14 @@ def test_several_runs_share_training_make_an_index_and_resume(tmp_path):
         def round(self, state):
             trained.append(state.round)
 
+    first = store.RunFolder(store.IndexFolder(path).runs()[0])
+    before = first.pace_so_far()
     table = ac.resume(path, watch=Spy())
     assert trained == [4]  # the first run goes on from its checkpoint; the second reuses it
+    timings = first.load()["results"]["timings"]  # of all rounds, not of the one since
+    assert before["train_seconds"] > 0 and before["trained_together"] == timings["trained_together"] == 1
+    last = timings["train_seconds"] - before["train_seconds"]
+    assert last == pytest.approx(timings["round_seconds_median"], abs=2e-4)
     assert [r["personal"] for r in table.rows if r["selection"] == "last"] == ["none", "finetune"]
     index = json.loads((path / "index.json").read_text())
     assert [r["label"] for r in index["runs"]] == ["fedavg", "fedavg+finetune"]
@@ -303,6 +309,27 @@ def test_seeds_together_are_checkpointed_by_ctrl_c_and_end_alike(joined, tmp_pat
         api.run_all(experiments, tmp_path / "cut", watch=StopAfter(2))
     assert stop.value.round == 3 and len(list((tmp_path / "cut").glob("*/state.safetensors"))) == 2
     assert ac.resume(tmp_path / "cut").rows == ac.resume(tmp_path / "whole").rows
+
+
+def test_seeds_train_together_once_for_all_runs_that_share_their_training(joined, tmp_path, monkeypatch):
+    together, lanes = [], api.train_lanes
+
+    def spy(experiments, *rest):
+        together.append([(e.label, e.seed) for e in experiments])
+        return lanes(experiments, *rest)
+
+    monkeypatch.setattr(api, "train_lanes", spy)
+    experiments = api.with_seeds(quick("rounds=1", "personal=none,finetune", "streams=original"), 2)
+    api.run_all(experiments, tmp_path)
+    assert together == [[("fedavg", 0), ("fedavg", 1)]]
+    for plain, tuned in zip(experiments[:2], experiments[2:], strict=True):
+        (a, b) = (p for p in store.IndexFolder(tmp_path).runs() if store.RunFolder(p).experiment() in (plain, tuned))
+        assert (a / "state.safetensors").read_bytes() == (b / "state.safetensors").read_bytes()
+        one, two = (json.loads((path / "results.json").read_text()) for path in (a, b))
+        assert one["table"] != two["table"]
+        same = ("train_seconds", "round_seconds_median", "trained_together")
+        assert [one["timings"][k] for k in same] == [two["timings"][k] for k in same]
+        assert one["timings"]["trained_together"] == 2 and one["timings"]["train_seconds"] > 0
 
 
 def test_results_whose_weights_were_deleted_are_kept(joined, tmp_path):

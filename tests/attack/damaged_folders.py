@@ -31,7 +31,8 @@ QUICK += ("adapters=none", "streams=original", "device=cpu", "backend=serial")
 SENTENCES = (store.RunError, ValueError, FileNotFoundError)
 """What the command line answers with one sentence and exit code 2."""
 SECONDS = 30
-FILES = ("config.json", "env.json", "metrics.jsonl", "state.safetensors", "results.json", "report.html", "index.json")
+FILES = ("config.json", "env.json", "metrics.jsonl", "state.safetensors", "pace.json", "results.json", "report.html")
+FILES += ("index.json",)
 
 
 class Hang(BaseException):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from acclimate.core import Task, rng
-from acclimate.core.nn import attention_kernels, kernels, product_kernels, trials
+from acclimate.core.nn import attention_kernels, gelu_kernels, kernels, pair_kernels, product_kernels, trials
 from acclimate.models import LoRA, ViT, low_rank, trunk_parts
 
 G = torch.Generator().manual_seed(0)
@@ -107,6 +107,25 @@ def test_the_kernel_agrees_with_torchs_operations(rank):
     assert trials._product_trial(x, weight, draw(88), rank) < 1e-5
     assert trials._product_trial(x, weight, None, rank) < 1e-5
     assert product_kernels.usable(x, weight) and not product_kernels.usable(x, draw(88, 71))
+
+
+@works
+@pytest.mark.parametrize(("rank", "outputs"), [(1, 88), (8, 24), (20, 40)])
+def test_kernels_of_pairs_agree_with_torchs_operations(rank, outputs):
+    x, v = draw(2, 5, 72), draw(2, outputs, rank)
+    assert pair_kernels.usable(x, rank) and trials._pair_trial(x, v) < 1e-5
+    assert not pair_kernels.usable(x, 65) and not pair_kernels.usable(x[:, :0], rank)
+
+
+@works
+def test_gelu_of_the_kernels_is_that_of_the_error_function():
+    x = torch.linspace(-12, 12, 3001)
+    exact = x.double().requires_grad_()
+    y = exact * torch.special.ndtr(exact)
+    (slope,) = torch.autograd.grad(y.sum(), exact)
+    assert float((gelu_kernels.gelu(x) - y).abs().max()) < 1e-6
+    assert float((gelu_kernels.gelu_back(torch.ones_like(x), x) - slope).abs().max()) < 1e-6
+    assert trials._gelu_trial(x) < 1e-6
 
 
 @works

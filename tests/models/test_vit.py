@@ -223,3 +223,15 @@ def test_images_are_resized():
     by_hand = F.interpolate(small, (16, 16), mode="bilinear")
     plain = Task(ViT(), (1, 16, 16), 5).apply(vars, by_hand).logits
     torch.testing.assert_close(large.apply(vars, small).logits, plain)
+
+
+def test_the_last_block_answers_for_the_class_token_as_it_would_among_all():
+    """Only the first token's output is asked for; what is left out changes nothing."""
+    task = Task(ViT(patch=4, width=8, depth=2, heads=2), (3, 8, 8), 3)
+    vars, x = task.init(rng.key(0)), torch.rand(5, 3, 8, 8)
+    net = task.module(vars)
+    with torch.no_grad():
+        tokens = torch.cat((net.cls_token.expand(5, 1, 8), net.patch_embed(x)), 1) + net.pos_embed
+        every = net.blocks(tokens)
+        torch.testing.assert_close(net.blocks[-1](net.blocks[:-1](tokens), 1), every[:, :1])
+        torch.testing.assert_close(task.apply(vars, x).features, net.norm(every)[:, 0])

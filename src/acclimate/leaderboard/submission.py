@@ -76,6 +76,7 @@ def _seed(run: Mapping[str, Any]) -> dict[str, Any]:
     known = ("hash", "examples", "sketch")
     streams = {s: {k: c[k] for k in known if k in c} for s, c in results["data"]["streams"].items()}
     seconds = {k: results["timings"].get(f"{k}_seconds") for k in ("train", "evaluate")}
+    seconds["trained_together"] = results["timings"].get("trained_together", 1)
     return {"data": cards.data(run), "streams": streams, "seconds": seconds, "serving": results.get("serving") or {}}
 
 

@@ -1,7 +1,8 @@
 """Fill a track: every method of the catalogue with the common adapters, and every adapter with two of the methods.
 
 A row's runs lie in a folder of their own, so that a sweep that was stopped goes on where it was; a row whose submission
-has all that is asked for is not run again.
+has all that is asked for is not run again. Rows that differ in the personaliser alone share the training of their
+method, and on a GPU the seeds of a method train together.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any
 import torch
 
 from .. import store
+from ..backends.vmap import shelf
 from ..experiment import Experiment
 from ..experiment.catalogue import ADAPTERS, METHODS
 from ..running import run as api
 from ..running.check import check_all
 from ..running.progress import duration
+from ..running.watch import Watch
 from . import folder
 from .tracks import track
 
@@ -44,11 +47,17 @@ class SweepRow:
     settings: tuple[str, ...]
     adapters: tuple[str, ...]
 
+    @property
+    def method(self) -> str:
+        """The row whose training this one shares; its own name, where it has no personaliser."""
+        return self.name.partition("+")[0]
+
     def experiments(self, track_name: str, device: str = "cpu") -> list[Experiment]:
-        """One per seed of the track."""
+        """One per seed of the track. What is tested with every adapter is tested at the last round alone."""
         of = track(track_name)
         first = of.experiment(*self.settings, f"adapters={','.join(self.adapters)}")
-        return [replace(first, seed=s, device=device) for s in of.seeds]
+        looks = 1 if self.method in WHOLE else 10
+        return [replace(first, seed=s, device=device, eval_every=max(first.rounds // looks, 1)) for s in of.seeds]
 
 
 def entries(only: Iterable[str] = ()) -> list[SweepRow]:
@@ -88,15 +97,40 @@ def missing(track_name: str, root: Path, only: Iterable[str] = ()) -> list[Sweep
     return [e for e in entries(only) if not done(e, there.get(e.name, ()))]
 
 
-def train(experiment: Experiment, out: Path) -> float:
-    """Run one seed of an entry, or go on with it; says how many seconds that took."""
+def train(experiment: Experiment, out: Path, shared: Path | None = None) -> float:
+    """Run one seed of an entry, or go on with it; says how many seconds that took.
+
+    `shared` is the folder of a run of the same training, whose state is taken over where there is one.
+    """
     torch.set_num_threads(1)  # runs go side by side
     began, there = time.perf_counter(), store.RunFolder(out)
     if there.config.exists() and there.experiment() == experiment:
         api.resume(out)
     else:
-        api.run(experiment, out, overwrite=True)
+        api.run(experiment, out, overwrite=True, reuse=shared if _of_training(shared, experiment) else None)
+    _make_room()
     return time.perf_counter() - began
+
+
+def _of_training(shared: Path | None, experiment: Experiment) -> bool:
+    """Whether a folder holds a state of the experiment's training."""
+    if shared is None or not (there := store.RunFolder(shared)).state.exists():
+        return False
+    return there.experiment().history_hash() == experiment.history_hash()
+
+
+def train_ahead(experiments: Sequence[Experiment], outs: Sequence[Path]) -> None:
+    """Train all seeds of an entry in one vmap, where a GPU can; then their tests are what is left to run."""
+    torch.set_num_threads(1)
+    api.train_seeds(outs, experiments, Watch())
+    _make_room()
+
+
+def _make_room() -> None:
+    """Give back the GPU memory of what has ended: other processes of the pool share the device."""
+    shelf.forget()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _processes(jobs: int) -> Executor:
@@ -122,16 +156,56 @@ def fill(
     total, began = sum(map(len, runs.values())), time.perf_counter()
     yield f"{len(runs)} rows to run, {total} seeds, {jobs} at a time"
     with workers(jobs) as pool:
-        waiting = {pool.submit(train, x, out / name / f"s{x.seed}"): name for name, own in runs.items() for x in own}
-        ended: dict[str, list[Future[float]]] = {name: [] for name in runs}
-        while waiting:
-            for future in wait(waiting, EVERY, FIRST_COMPLETED)[0]:
-                ended[name := waiting.pop(future)].append(future)
-                if len(ended[name]) == len(runs[name]):
-                    yield _submitted(name, ended[name], track_name, out, to)
-            passed, count = time.perf_counter() - began, total - len(waiting)
-            rest = f"; {duration(passed / count * len(waiting))} left" if count and waiting else ""
+        work = _Work({e.name: e.method for e in left}, runs, out, device != "cpu")
+        while work.feed(pool, jobs):
+            for name in work.ended():
+                yield _submitted(name, work.done[name], track_name, out, to)
+            passed, count = time.perf_counter() - began, sum(map(len, work.done.values()))
+            rest = f"; {duration(passed / count * (total - count))} left" if 0 < count < total else ""
             yield f"{count} of {total} seeds, {duration(passed)} so far{rest}"
+
+
+class _Work:
+    """What a pool has to do. What follows on a training comes before other trainings, so that rows end early."""
+
+    def __init__(
+        self, methods: Mapping[str, str], runs: Mapping[str, Sequence[Experiment]], out: Path, together: bool
+    ) -> None:
+        self.methods, self.runs, self.out = methods, runs, out
+        self.done: dict[str, list[Future[float]]] = {name: [] for name in runs}
+        self.waiting: dict[Future[Any], tuple[str, int | None]] = {}
+        """What is submitted: the row, and its seed, or None where all seeds train together."""
+        self.left: list[tuple[str, int | None]] = []
+        """What can be submitted, the next one first."""
+        for name, own in runs.items():
+            if methods[name] == name or methods[name] not in runs:
+                self.left += [(name, None)] if together and methods[name] == name else [(name, e.seed) for e in own]
+
+    def feed(self, pool: Executor, jobs: int) -> bool:
+        """Keep a pool of `jobs` busy; says whether there is something to wait for."""
+        while self.left and len(self.waiting) < jobs:
+            name, seed = self.left.pop(0)
+            outs = {e.seed: (e, self.out / name / f"s{e.seed}") for e in self.runs[name]}
+            if seed is None:
+                future: Future[Any] = pool.submit(train_ahead, *map(list, zip(*outs.values(), strict=True)))
+            else:
+                future = pool.submit(train, *outs[seed], self.out / self.methods[name] / f"s{seed}")
+            self.waiting[future] = name, seed
+        return bool(self.waiting)
+
+    def ended(self) -> list[str]:
+        """Wait for the next jobs to end, see what can follow on them, and name the rows that are complete."""
+        complete = []
+        for future in wait(self.waiting, EVERY, FIRST_COMPLETED)[0]:
+            name, seed = self.waiting.pop(future)
+            if seed is None:  # where training together failed, each seed tries alone, and says why
+                self.left[:0] = [(name, e.seed) for e in self.runs[name]]
+                continue
+            self.left[:0] = [(other, seed) for other in self.runs if other != name == self.methods[other]]
+            self.done[name].append(future)
+            if len(self.done[name]) == len(self.runs[name]):
+                complete.append(name)
+        return complete
 
 
 def _submitted(name: str, ended: Sequence[Future[float]], track_name: str, out: Path, to: Path) -> str:

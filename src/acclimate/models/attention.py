@@ -93,10 +93,11 @@ class _Attend(Function):
         qkv, ctx.heads = inputs
         ctx.save_for_backward(qkv, *output)
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # zeros that nobody reads, one kernel each
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, *_: Any) -> Any:
-        return _Gradient.apply(g, *ctx.saved_tensors, ctx.heads), None
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> Any:
+        return None if g is None else _Gradient.apply(g, *ctx.saved_tensors, ctx.heads), None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], qkv: Tensor, heads: int) -> Any:

@@ -4,8 +4,8 @@
 
 Under `vmap` the clients' rows go through one product with W. Where `core.nn.product_kernels` serves, its kernel adds b
 and the pair's part before y is written; else torch's products do: written out, each of these sums would read and write
-all of y once more. The gradient for x is the same function once more, with W^T, V^T and A^T, so that any
-order of gradient works. W and b are frozen.
+all of y once more. `core.nn.pair_kernels` gives the gradients of A and V. Any order of gradient works. W and b are
+frozen.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class _Linear(Function):
     def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> Any:
         x, weight, a, v, low = ctx.saved_tensors
         g = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device) if g is None else g
-        to_x, to_low = _Linear.apply(g, weight.mT, None, v.mT, a.mT) if ctx.needs_input_grad[0] else (None, g @ v)
+        to_low, to_a, to_v = _Slopes.apply(g, x, low, v)
         if more is not None:  # where the gradient is differentiated again, x A^T has one of its own
-            to_low = to_low + more
-            to_x = None if to_x is None else to_x + more @ a
-        return to_x, None, None, to_low.mT @ x, g.mT @ low
+            to_low, to_a = to_low + more, to_a + more.mT @ x
+        to_x = _Summed.apply(g, weight.mT, to_low, a.mT) if ctx.needs_input_grad[0] else None
+        return to_x, None, None, to_a, to_v
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
@@ -99,6 +99,58 @@ class _Linear(Function):
         own = joined(size, a, dims[3]), joined(size, v, dims[4])
         found = _Linear.apply(joined(size, x, dims[0]), weight, bias, *own)
         return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0)
+
+
+class _Slopes(Function):
+    """What comes to x A^T, A and V from the gradient g of y, by groups: g V, (g V)^T x and g^T (x A^T)."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, low: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return trials.slopes(g, x, low, v) if trials.serves_pairs(x, v) else _slopes(g, x, low, v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: Tensor) -> Any:
+        back: Any = torch.func.vjp(_slopes, *ctx.saved_tensors)[1]
+        return back(wanted)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Tensor) -> Any:
+        size = info.batch_size
+        found = _Slopes.apply(*(joined(size, t, d) for t, d in zip(given, dims, strict=True)))
+        return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0, 0)
+
+
+def _slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    to_low = g @ v
+    return to_low, to_low.mT @ x, g.mT @ low
+
+
+class _Summed(Function):
+    """x W^T + low V^T by groups, as one sum."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, low: Tensor, v: Tensor) -> Tensor:
+        return F.linear(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1).baddbmm_(low, v.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        weight, low, v = ctx.saved_tensors
+        return _Frozen.apply(g, weight.mT, None), None, g @ v, g.mT @ low
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, weight: Tensor, *own: Tensor) -> Any:
+        check_shared(dims[1])
+        size = info.batch_size
+        low, v = (joined(size, t, d) for t, d in zip(own, dims[2:], strict=True))
+        return _Summed.apply(joined(size, x, dims[0]), weight, low, v).unflatten(0, (size, -1)), 0
 
 
 def pairs(*given: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor]:

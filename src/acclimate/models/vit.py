@@ -72,8 +72,8 @@ class _Attention(nn.Module):
         self.heads = heads
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.proj(attend(self.qkv(x), self.heads))
+    def forward(self, x: Tensor, tokens: int | None = None) -> Tensor:
+        mixed: Tensor = self.proj(attend(self.qkv(x), self.heads)[..., :tokens, :].contiguous())
         return mixed
 
 
@@ -94,9 +94,10 @@ class _Block(nn.Module):
         self.norm2 = nn.LayerNorm(spec.width, 1e-6)
         self.mlp = _MLP(spec.width, max(int(spec.width * spec.mlp_ratio), 1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, tokens: int | None = None) -> Tensor:
+        """The block's output for all tokens, or for the first few, if no one asks for the others."""
         x, h = add_norm(self.norm1, x)
-        x, h = add_norm(self.norm2, x, self.attn(h))
+        x, h = add_norm(self.norm2, x[..., :tokens, :], self.attn(h, tokens))
         return add_mlp(self.mlp, h, x)
 
 
@@ -152,5 +153,6 @@ class _ViT(nn.Module):
         if self.prompts is not None:
             own = self.prompts.expand(*tokens.shape[:-2], -1, -1)
             tokens = torch.cat((tokens[..., :1, :], own, tokens[..., 1:, :]), -2)
-        features = self.norm(self.blocks(tokens))[..., 0, :]
+        tokens = self.blocks[-1](self.blocks[:-1](tokens), 1)  # what becomes of the others, no one asks
+        features = self.norm(tokens)[..., 0, :]
         return features, self.head(features)

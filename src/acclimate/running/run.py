@@ -50,6 +50,7 @@ __all__ = [
     "traces",
     "train",
     "train_from",
+    "train_seeds",
     "train_together",
     "with_seeds",
 ]
@@ -85,7 +86,7 @@ def _run(
         (folder.path / store.secrets.NAME).unlink(missing_ok=True)
         if reuse is not None:
             # fleet.json has the name by which nodes know the training, secret.json that of its key
-            for name in (folder.state.name, "fleet.json", store.secrets.NAME):
+            for name in (folder.state.name, folder.pace.name, "fleet.json", store.secrets.NAME):
                 if (reuse / name).exists():
                     store.write(folder.path / name, (reuse / name).read_bytes())
         if ready is not None:
@@ -158,9 +159,8 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
         folder.keep_analysis(kept, found, experiment.seed, fit.state.round)
     timings = {
         "build_seconds": seconds + built - began,
-        "train_seconds": trained - built,
+        **folder.pace_so_far(),
         "evaluate_seconds": time.perf_counter() - trained,
-        "round_seconds_median": sorted(fit.seconds)[len(fit.seconds) // 2] if fit.seconds else None,
     }
     ended = loop.with_faults(fit.state, engine.missed())
     results = {
@@ -243,7 +243,7 @@ def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch:
     table = Table()
     trained: dict[str, Path] = {}
     watch.suite(len(experiments))
-    _train_seeds(index, experiments, watch)
+    train_seeds(index.runs(), experiments, watch)
     for path, experiment in zip(index.runs(), experiments, strict=True):
         folder, training = store.RunFolder(path), experiment.history_hash()
         if folder.finished:
@@ -260,13 +260,15 @@ def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch:
     return table
 
 
-def _train_seeds(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> None:
+def train_seeds(paths: Sequence[Path], experiments: Sequence[Experiment], watch: Watch) -> None:
     """Where a GPU can, train the seeds of each experiment together; their folders then hold a finished training."""
     groups: dict[str, list[tuple[Path, Experiment]]] = {}
-    for path, e in zip(index.runs(), experiments, strict=True):
-        folder = store.RunFolder(path)
-        if not (folder.finished or folder.state.exists()):
+    seen: set[str] = set()  # a training that several runs share is of the first of them
+    for path, e in zip(paths, experiments, strict=True):
+        folder, training = store.RunFolder(path), e.history_hash()
+        if not (training in seen or folder.finished or folder.state.exists()):
             groups.setdefault(replace(e, seed=0).history_hash(), []).append((path, e))
+        seen.add(training)
     for members in groups.values():
         same = [e for _, e in members]
         parts = [build(e) for e in same] if can_join(same) else []

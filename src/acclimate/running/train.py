@@ -131,10 +131,15 @@ def _train(
     watch.training(label, e.seed, states[0].round, e.rounds)
     kept = [folder for folder in folders if folder is not None]
 
+    before = [folder.pace_so_far()["train_seconds"] for folder in kept]
+
     def save(states: list[State]) -> None:
         for folder, fit, state in zip(folders, fits, states, strict=True):
             if folder is not None:
                 folder.save(state, fit.experiment.identity(), last=state.round == fit.experiment.rounds)
+        median = sorted(rounds.seconds)[len(rounds.seconds) // 2]
+        for folder, earlier in zip(kept, before, strict=True):
+            folder.keep_pace(round(earlier + sum(rounds.seconds), 4), round(median, 4), len(fits))
 
     rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
     try:

@@ -2,8 +2,9 @@
 
 A run folder holds config.json, env.json, metrics.jsonl, state.safetensors, and - once finished - results.json and
 report.html; with `analysis`, traces.safetensors and analysis.json besides; on a GPU kernels.json, with the kernels that
-were chosen by measurement, so that a run that goes on computes the same to the bit; and while very many clients train,
-the files of `store.parts`. A folder of several runs holds index.json beside the run folders.
+were chosen by measurement, so that a run that goes on computes the same to the bit; pace.json, with the seconds of the
+training; and while very many clients train, the files of `store.parts`. A folder of several runs holds index.json
+beside the run folders.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ANALYSIS_SCHEMA = "acclimate.analysis/2"
 INDEX_SCHEMA = "acclimate.index/2"
 ENV_SCHEMA = "acclimate.env/2"
 KERNELS_SCHEMA = "acclimate.kernels/1"
+PACE_SCHEMA = "acclimate.pace/1"
 AGAIN = "run it again with --overwrite"
 LARGE = ("state.safetensors", "traces.safetensors")
 """What a finished run can do without: they may be removed to save space."""
@@ -51,6 +53,7 @@ class RunFolder:
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
         self.index, self.kernels = path / "index.json", path / "kernels.json"
+        self.pace = path / "pace.json"
         self.parts = Parts(self.state)
         self.world: str | None = None
         """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
@@ -71,7 +74,7 @@ class RunFolder:
     def clear(self) -> None:
         """Remove what an earlier run left, results first; of several runs the index, which would hide a new run."""
         tested = (self.results, self.report, self.traces, self.analysis)
-        for old in (self.index, *tested, self.metrics, self.state, self.kernels, self.env, self.config):
+        for old in (self.index, *tested, self.metrics, self.state, self.pace, self.kernels, self.env, self.config):
             try:
                 old.unlink(missing_ok=True)
             except OSError as e:
@@ -111,6 +114,18 @@ class RunFolder:
             self._logged = append.cut(self.metrics, lines)
         append.lines(self.metrics, lines[self._logged :])
         self._logged = len(lines)
+
+    def keep_pace(self, seconds: float, median: float, together: int) -> None:
+        """Write how long the rounds took so far, `together` trainings side by side, and the median of the last ones."""
+        found = {"train_seconds": seconds, "round_seconds_median": median, "trained_together": together}
+        write(self.pace, json_text(sealed({"schema": PACE_SCHEMA, **found})) + "\n")
+
+    def pace_so_far(self) -> dict[str, Any]:
+        """What `keep_pace` wrote last, also where it was in an earlier process or in a run that shares the training."""
+        if not self.pace.exists():
+            return {"train_seconds": 0.0, "round_seconds_median": None, "trained_together": 1}
+        found = read_sealed(self.pace, {PACE_SCHEMA: True}, "delete it: it holds seconds alone")
+        return {k: found[k] for k in ("train_seconds", "round_seconds_median", "trained_together")}
 
     def restore(self, like: State, training: Sequence[str]) -> State | None:
         """The last checkpoint, checked against a fresh state of the same experiment; None where there is none.

@@ -1,4 +1,4 @@
-"""Kernels of products, rows and attention where they work: each is tried once for every kind of input.
+"""Kernels of products, pairs, rows, GELU and attention where they work: each is tried once for every kind of input.
 
 A kernel that does not compile, or does not agree with torch's own operations, is left out, with a warning.
 """
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import attention_kernels, kernels, product_kernels, row_kernels
+from . import attention_kernels, gelu_kernels, kernels, pair_kernels, product_kernels, row_kernels
 
 log = logging.getLogger("acclimate")
 
@@ -23,7 +23,8 @@ APART = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 FEW = 300
 """Rows of a trial: more than a tile has, and no multiple of it."""
 product, norm, norm_back = product_kernels.product, row_kernels.norm, row_kernels.norm_back
-attention_back = attention_kernels.back
+attention_back, slopes = attention_kernels.back, pair_kernels.slopes
+gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
 
 
 def serves(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> bool:
@@ -42,6 +43,17 @@ def serves_rows(x: Tensor) -> bool:
     """Whether `norm` and `norm_back` are for these rows."""
     usable = kernels.usable(x) or (kernels.INTERPRETED and x.dtype == torch.float32)
     return usable and 0 < x.shape[-1] <= row_kernels.TILE and _works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
+
+
+def serves_pairs(x: Tensor, v: Tensor) -> bool:
+    """Whether `slopes` is for these rows [G, N, inputs] and pairs like V [G, outputs, rank]."""
+    kind = ("pair", x.shape[-1], *v.shape[1:])
+    return pair_kernels.usable(x, v.shape[-1]) and _works(kind, x, lambda: _pair_trial(x, v))
+
+
+def serves_gelu(x: Tensor) -> bool:
+    """Whether `gelu` and `gelu_back` are for these numbers."""
+    return gelu_kernels.usable(x) and _works(("gelu",), x, lambda: _gelu_trial(x))
 
 
 def serves_attention(qkv: Tensor, heads: int) -> bool:
@@ -103,6 +115,23 @@ def _product_trial(x: Tensor, weight: Tensor, bias: Tensor | None, rank: int) ->
     u = rows.float() @ a.mT.float()
     expected = F.linear(rows.float(), w.float(), None if bias is None else b.float()) + u @ v.mT.float()
     return max(_apart(low, u), _apart(y, expected))
+
+
+def _pair_trial(x: Tensor, v: Tensor) -> float:
+    """How far the gradients of pairs are from those of torch's operations, in float32, for rows of two clients."""
+    (outputs, rank), inputs = v.shape[1:], x.shape[-1]
+    given = [_draw(x, 2, *shape) for shape in ((FEW, outputs), (FEW, inputs), (FEW, rank), (outputs, rank))]
+    given[3] = given[3] * outputs**-0.5
+    g, rows, low, own = (t.float() for t in given)
+    expected = (g @ own, (g @ own).mT @ rows, g.mT @ low)
+    return max(_apart(*pair) for pair in zip(slopes(*given), expected, strict=True))
+
+
+def _gelu_trial(x: Tensor) -> float:
+    """How far GELU and its gradient are from those of torch's operations, in float32."""
+    given, g = _draw(x, 3, 1000), _draw(x, 1000, 3).T.contiguous()
+    expected = torch.ops.aten.gelu_backward(g.float(), given.float())
+    return max(_apart(gelu(given), F.gelu(given.float())), _apart(gelu_back(g, given), expected))
 
 
 def _rows_trial(x: Tensor) -> float:

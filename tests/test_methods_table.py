@@ -1,0 +1,55 @@
+"""The table of methods: rows of stored runs are those that training gives, and other worlds are left out."""
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import acclimate as ac
+from acclimate.experiment import catalogue, dumps
+
+ASKED = ["--data", "digits", "--methods", "fedprox,local", "--seeds", "0", "--clients", "2", "--rounds", "1"]
+
+
+@pytest.fixture
+def methods(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import methods
+
+    tiny = ac.models.MLP(hidden=(4,))
+    monkeypatch.setitem(catalogue.MODELS, "cnn", tiny)
+    return methods
+
+
+def asked(monkeypatch, methods, *more):
+    monkeypatch.setattr(sys, "argv", ["methods.py", *ASKED, "--streams", "original", *map(str, more)])
+    methods.main()
+
+
+def test_stored_runs_give_the_rows_that_training_gives(methods, monkeypatch, tmp_path, capsys):
+    asked(monkeypatch, methods, "--methods", "local", "--out", tmp_path / "trained.json")
+    given = methods.argparse.Namespace(data="digits", clients=2, rounds=1, device="auto")
+    world = dataclasses.replace(
+        methods.experiment("local", given, 0),
+        streams=(catalogue.STREAMS["original"],),
+        adapters=(ac.adapters.NoAdapt(),),
+    )
+    ac.run(world, tmp_path / "runs" / "here")
+    longer = shutil.copytree(tmp_path / "runs" / "here", tmp_path / "runs" / "longer")
+    (longer / "config.json").write_text(dumps(dataclasses.replace(world, rounds=2)))
+    asked(monkeypatch, methods, "--from", tmp_path / "runs", "--out", tmp_path / "read.json")
+    trained, read = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("trained", "read"))
+    assert trained["study"] == read["study"] and list(read["rows"]) == ["local 0"]
+    timed = {"seconds", "digest"}
+    mine, theirs = ({k: v for k, v in f["rows"]["local 0"].items() if k not in timed} for f in (trained, read))
+    assert mine == theirs and set(mine["accuracy"]) == {"last", "validation"}
+    assert f"{tmp_path / 'runs' / 'longer'} is not of this study: local, seed 0" in capsys.readouterr().out
+
+
+def test_a_round_that_no_run_looked_for_is_no_figure(methods):
+    last = {"accuracy": {"last": {"original": 40.0}}}
+    both = {"accuracy": {"last": {"original": 50.0}, "validation": {"original": 60.0}}}
+    assert methods._both([last, both], "original") == "45.0" and methods._both([both], "original") == "50.0 (60.0)"
