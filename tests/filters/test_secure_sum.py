@@ -1,13 +1,29 @@
 """Secure sums that survive drop-outs and garbage: the sum of the survivors, exactly, and nothing besides."""
 
+import hashlib
 import json
 import random
+import struct
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from acclimate.filters import shamir
-from acclimate.filters.secure_sum import MODULUS, Client, Keys, Opened, Unreadable, correction, liars, needed, valid
+from acclimate.filters import secure_sum, shamir
+from acclimate.filters.secure_sum import (
+    CHECK,
+    MARK,
+    MODULUS,
+    SEALED,
+    Client,
+    Keys,
+    Opened,
+    Unreadable,
+    correction,
+    liars,
+    needed,
+    valid,
+)
 
 WORDS = 40
 
@@ -217,6 +233,79 @@ def test_a_share_that_is_not_the_published_one_is_not_held():
     assert set(opened.seeds) == {0, 2} and liars({0: opened}, sent) == []
 
 
+def test_a_liar_about_keys_alone_is_named():
+    clients = {c: Client(c) for c in range(3)}
+    keys = {c: client.keys() for c, client in clients.items()}
+    sent = {c: client.shares(keys, 2) for c, client in clients.items()}
+    boxes, marks = {o: sent[o].shares[0] for o in (1, 2)}, {o: s.marks[0] for o, s in sent.items()}
+    clients[0].mask(WORDS, range(3), boxes, marks)
+    opened = clients[0].opened([0, 1])
+    assert liars({0: opened}, sent) == []
+    assert liars({0: Opened(opened.seeds, {2: opened.keys[2] + 1})}, sent) == [0]
+
+
+def test_a_secret_that_is_too_long_is_its_owners_fault():
+    """The seed has one bit more than secrets may have, all else of it is right."""
+    cheat = Client(0)
+    cheat._seed = 1 << shamir.BITS
+    others = {c: Client(c) for c in (1, 2)}
+    keys = {0: cheat.keys()} | {c: client.keys() for c, client in others.items()}
+    sent = {0: cheat.shares(keys, 2)} | {c: client.shares(keys, 2) for c, client in others.items()}
+    for c, client in others.items():
+        client.mask(
+            WORDS,
+            range(3),
+            {o: s.shares[c] for o, s in sent.items() if o != c},
+            {o: s.marks[c] for o, s in sent.items()},
+        )
+    opened = {c: client.opened(range(3)) for c, client in others.items()}
+    with pytest.raises(Unreadable, match="the mask of client 0") as e:
+        correction(WORDS, [0], keys, sent, opened, 2)
+    assert e.value.client == 0
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_box_is_opened_where_its_tag_and_its_length_are_right(longer):
+    """A sender knows the pair's key, and could seal anything; others can only change what they see."""
+    key, shares = bytes(range(32)), (7, 1 << 200)
+    box = secure_sum._sealed(key, 1, 2, *shares)
+    assert secure_sum._unsealed(key, 1, 2, box) == shares
+    if longer:
+        assert secure_sum._unsealed(key, 1, 2, secure_sum._sealed(key, 1, 2, *shares, 5)) is None
+    else:
+        assert secure_sum._unsealed(key, 1, 2, bytes([box[0] ^ 1]) + box[1:]) is None
+        assert secure_sum._unsealed(key, 2, 1, box) is None
+
+
+def test_who_has_given_no_shares_opens_nothing():
+    with pytest.raises(ValueError, match="0 survivors cannot be opened"):
+        Client(0).opened([])
+
+
+def keystream(key, words):
+    """RFC 8439's ChaCha20 from another library: counter and nonce of zero."""
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(4 * words))
+    return torch.tensor(struct.unpack(f"<{words}I", stream))
+
+
+def test_what_is_on_the_wire_is_fixed():
+    """Clients of two versions must agree on every byte: sizes, and a mask worked out with another ChaCha20.
+
+    The lower number of a pair adds their common mask, the other takes it off.
+    """
+    clients = {c: Client(c) for c in (3, 5)}
+    keys = {c: client.keys() for c, client in clients.items()}
+    sent = {c: client.shares(keys, 2) for c, client in clients.items()}
+    assert (CHECK, MARK, SEALED) == (32, 64, 164)
+    assert [len(sent[3].check), len(sent[3].marks[5]), len(sent[3].shares[5])] == [CHECK, MARK, SEALED]
+    common = shamir.agreed(clients[3]._mask, keys[5].mask, "mask")
+    for c, sign in ((3, 1), (5, -1)):
+        other = 8 - c
+        got = clients[c].mask(WORDS, keys, {other: sent[other].shares[c]}, {o: s.marks[c] for o, s in sent.items()})
+        own = hashlib.sha256(b"acclimate\0own mask\0" + clients[c]._seed.to_bytes(66, "big")).digest()
+        assert torch.equal(got, (keystream(own, WORDS) + sign * keystream(common, WORDS)) % MODULUS)
+
+
 def test_no_share_is_the_secret_itself():
     secret = shamir.private_key()
     for name in (-1, shamir.FIELD - 1, -(10**9)):
@@ -227,5 +316,6 @@ def test_no_share_is_the_secret_itself():
 def test_a_share_of_the_clients_is_more_than_half_of_them():
     assert [needed(0.75, n) for n in (2, 3, 4, 5, 8)] == [2, 3, 3, 4, 6]
     assert [needed(0.51, n) for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 51]
+    assert [needed(0.1, n) for n in (2, 3, 10)] == [2, 2, 6]
     p = shamir.group()
     assert valid(Keys(2, p - 2)) and not any(valid(Keys(2, k)) for k in (0, 1, p - 1, p, p + 5))

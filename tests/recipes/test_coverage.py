@@ -213,6 +213,19 @@ def test_a_difference_is_seeds_a_missing_part_or_unknown(tmp_path):
     assert set(far(tmp_path, own)) == {"unknown"}
 
 
+@pytest.mark.parametrize(("below", "cause"), [(7.0, "spread"), (8.1, "spread"), (8.3, "unknown")])
+def test_the_papers_spread_counts_where_it_says_what_it_is(tmp_path, below, cause):
+    """FedICON's Table 7 has standard errors: FedAvg on MNIST 81.3 and 1.81. Seeds of variance 1 have 0.577; both
+    together 1.90, with 2.4 degrees of freedom by Welch's formula, so that 4.303 * 1.90 = 8.18 points are chance."""
+    own = tuple(81.3 - below + d for d in (1.0, 0.0, -1.0))
+    result(tmp_path, "a.json", "fedicon/table7", {("FedAvg", "MNIST"): own})
+    found = coverage.standings([RECIPES["fedicon/table7"]], coverage.collected(tmp_path), frozenset())
+    (group,) = causes.groups(found, ["fedicon/table7"])
+    assert cause in group.cause.why
+    errors = [published.error_of_spread(t) for t in ("fedicon/table7", "fedpcl/table12", "fedspl/table1")]
+    assert errors == [1.0, pytest.approx(3**-0.5), 0.0]
+
+
 def test_every_cause_is_of_numbers_that_are_off_and_names_results():
     here = coverage_page.covered(RECIPES, ROOT / "results", "")
     assert sum(len(g.numbers) for g in here.causes) == sum(s.state == "far" for s in here.standings)

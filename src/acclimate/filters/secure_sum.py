@@ -75,7 +75,7 @@ class Client:
         self.number = number
         self._seal, self._mask, self._seed = (shamir.private_key() for _ in range(3))
         self._public = Keys(shamir.public_key(self._seal), shamir.public_key(self._mask))
-        self._threshold = 0
+        self._threshold = 1
         self._others: dict[int, Keys] = {}
         self._held: dict[int, tuple[int, int]] = {}
         self._seals: dict[int, bytes] = {}

@@ -35,6 +35,7 @@ def methods(rate: Optimizer = RATE, work: Work = Work()) -> dict[str, Named]:
         "apfl": method("apfl", **plain),
         "fedrep": method("fedrep", **plain, head_work=work),
         "ditto": method("ditto", opt=ditto, work=work, personal_work=replace(work, epochs=1)),
+        "ditto-untied": method("ditto", lam=0.0, opt=ditto, work=work, personal_work=replace(work, epochs=1)),
         "fedrod": method("fedrod", **plain),
         "fedttt": method("fedttt", **plain),
         "fedthe": method("fedthe", **the),
@@ -62,6 +63,7 @@ def lines(
         "apfl": Line(trained["apfl"]),
         "fedrep": Line(trained["fedrep"]),
         "ditto": Line(trained["ditto"]),
+        "ditto-untied": Line(trained["ditto-untied"]),
         "fedrod": Line(trained["fedrod"]),
         "knn-per": Line(fedavg, adapter("knn"), personal("memory")),
         "ttt": Line(trained["fedttt"], adapter("ttt")),
@@ -122,8 +124,8 @@ PRINTED = {
     "FedTHE+": "fedthe+",
 }
 """The rows of the paper's tables, as it prints them."""
-BESIDE = {"Local training": "local", "TSA on FedTHE's two heads": "tsa"}
-"""Rows that the paper's Table 1 does not have."""
+BESIDE = {"Local training": "local", "Ditto, not tied": "ditto-untied", "TSA on FedTHE's two heads": "tsa"}
+"""Rows that the paper's Table 1 does not have. In its released code Ditto's tie never acts."""
 STRONG = ("FedAvg + FT", "FedRoD", "FedRep", "MEMO (P)", "T3A", "FedTHE", "FedTHE+")
 
 

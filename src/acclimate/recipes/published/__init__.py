@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from math import sqrt
 from typing import Any
 
 FOLDER = resources.files(__package__)
@@ -52,6 +53,18 @@ def place(name: str, key: tuple[tuple[str, Any], ...]) -> int | None:
     if len(rows) > 1:
         raise LookupError(f"{name}: {len(rows)} published numbers for {dict(key)}")
     return rows[0] if rows and _printed(table(name)["rows"][rows[0]]) else None
+
+
+RUNS = 3
+"""So many runs the papers' means are of, where they say it."""
+
+
+def error_of_spread(name: str) -> float:
+    """By what a printed spread of a table is multiplied to be its mean's standard error; 0: it does not say."""
+    said = table(name).get("setting", {}).get("std_is", "")
+    if said.startswith("standard error"):
+        return 1.0
+    return sqrt(1 / RUNS) if said == "spread over three runs" else 0.0
 
 
 def number(row: dict[str, Any]) -> Number:
