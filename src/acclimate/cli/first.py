@@ -84,7 +84,7 @@ def story(table: Table) -> str:
 def _near(means: dict[str, float], best: str) -> str:
     """Which rows are as good as the best one, as far as one seed can say."""
     near = [row for row, mean in means.items() if row != best and means[best] - mean < SAME]
-    return f", less than {SAME:.0f} points above {' and '.join(near)}" if near else ""
+    return f", less than {SAME:.0f} points above {_listed(near)}" if near else ""
 
 
 def _without(rows: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -95,7 +95,7 @@ def _without(rows: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
 
 def _row(key: tuple[str, str]) -> str:
     method, adapter = key
-    return method if adapter == "none" else f"{method} with {adapter}"
+    return method if adapter == "none" else f"{method}/{adapter}"
 
 
 def _changes(cells: dict[str, float], plain: dict[str, float]) -> str:
@@ -116,12 +116,24 @@ def _said(points: float, where: str = "") -> str:
 
 def _newcomers(rows: dict[tuple[str, str], dict[str, float]]) -> str:
     """What adapters change for clients that joined after training, where a method has rows with and without one."""
-    told = []
+    told: dict[str, list[str]] = {}
     for (method, adapter), cells in rows.items():
         plain = rows.get((method, "none"), {})
         if adapter != "none" and NEW in cells and NEW in plain:
-            told.append(f"{_row((method, adapter))} {_said(cells[NEW] - plain[NEW])}")
-    return f" On clients that joined later, against no adapter, {'; '.join(told)}." if told else ""
+            told.setdefault(_said(cells[NEW] - plain[NEW]), []).append(_row((method, adapter)))
+    changes = [f"{_listed(names)} {said if len(names) == 1 else _plural(said)}" for said, names in told.items()]
+    return f" On clients that joined later, against no adapter, {'; '.join(changes)}." if changes else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _plural(said: str) -> str:
+    verb, rest = said.split(" ", 1)
+    return f"{verb.removesuffix('s')} {rest}"
 
 
 def unequal(runs: Sequence[Experiment]) -> str:
