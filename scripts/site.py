@@ -82,7 +82,7 @@ def relinked(markdown: str, uri: str) -> str:
 
 def tracks() -> str:
     """The tables of all tracks that have submissions, and the link to the sortable page."""
-    out = [f"[Sort it, and look at clients and ranks]({BOARD_PAGE.partition('/')[2]})."]
+    out = [f"[Sort it, and look at clients and ranks]({BOARD_PAGE})."]
     for path in sorted((ROOT / BOARD).glob("*.md")):
         head, _, rest = path.read_text().partition("\n")
         out.append(f"## {head.removeprefix('# ')}\n{rest}")
