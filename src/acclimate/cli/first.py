@@ -99,19 +99,20 @@ def _row(key: tuple[str, str]) -> str:
 
 
 def _changes(cells: dict[str, float], plain: dict[str, float]) -> str:
-    """`gains 22 points at home and loses 20 abroad`; `and` and `but` by what the numbers are."""
+    """`gains 22 points at home but loses 20 abroad`; `and` and `but` by what the numbers are."""
     home, abroad = (cells[s] - plain[s] for s in (HOME, ABROAD))
-    link = "but" if _verb(home) != _verb(abroad) and "keeps" not in (_verb(home), _verb(abroad)) else "and"
-    return f"{_said(home, 'at home')} {link} {_said(abroad, 'abroad')}"
+    if _verb(home) == _verb(abroad):
+        return f"{_said(home)} at home and {'' if _verb(home) == 'keeps' else f'{abs(abroad):.0f} '}abroad"
+    link = "and" if "keeps" in (_verb(home), _verb(abroad)) else "but"
+    return f"{_said(home)} at home {link} {_said(abroad)} abroad"
 
 
 def _verb(points: float) -> str:
     return "keeps" if abs(points) < SAME else "gains" if points > 0 else "loses"
 
 
-def _said(points: float, where: str = "") -> str:
-    what = "the level" if _verb(points) == "keeps" else f"{abs(points):.0f} points"
-    return f"{_verb(points)} {what} {where}".rstrip()
+def _said(points: float) -> str:
+    return f"{_verb(points)} {'the level' if _verb(points) == 'keeps' else f'{abs(points):.0f} points'}"
 
 
 def _newcomers(rows: dict[tuple[str, str], dict[str, float]]) -> str:
