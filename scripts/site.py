@@ -16,8 +16,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = {"results/index.md": "reproduced.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """From a file of the repository to a page of the site."""
-BOARD, BOARD_PAGE, BOARD_HERE = "results/leaderboard/brfl-v1", "leaderboard/board.html", "<!-- tracks -->"
-"""The submissions, the sortable page that is made of them, and where the tables of all tracks go in leaderboard.md."""
+BOARD, BOARD_PAGE = "results/leaderboard/brfl-v1", "leaderboard/board.html"
+"""The submissions, and the sortable page that is made of them."""
 COLUMNS = "td:nth-child(7) { min-width: 12rem; } td:nth-child(8) { min-width: 9rem; overflow-wrap: anywhere; }"
 """Of the index of results: room for its sentences, none for the names of files."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
@@ -44,7 +44,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     uri = page.file.src_uri
     text = relinked(markdown, uri)
     if uri == "leaderboard.md":
-        text = text.replace(BOARD_HERE, tracks())
+        link = f"**[The board: sort it, and look at clients and ranks]({BOARD_PAGE})**"
+        text = text.replace("<!-- board -->", link).replace("<!-- tracks -->", tracks())
     if uri == PAGES["results/index.md"]:
         text += f"\n<style>{COLUMNS}</style>\n"
     return PICTURE.sub(palettes, text)
@@ -81,8 +82,8 @@ def relinked(markdown: str, uri: str) -> str:
 
 
 def tracks() -> str:
-    """The tables of all tracks that have submissions, and the link to the sortable page."""
-    out = [f"[Sort it, and look at clients and ranks]({BOARD_PAGE.partition('/')[2]})."]
+    """The tables of all tracks that have submissions."""
+    out = []
     for path in sorted((ROOT / BOARD).glob("*.md")):
         head, _, rest = path.read_text().partition("\n")
         out.append(f"## {head.removeprefix('# ')}\n{rest}")

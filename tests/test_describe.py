@@ -72,8 +72,23 @@ def test_square_brackets_in_results_are_printed_as_they_are(tmp_path, capsys):
     results_table(Table(tuple({**r, "stream": f"{r['stream']}[c]"} for r in rows), (refused,)), tmp_path / "run[1]")
     printed = capsys.readouterr().out
     assert "fedavg[a]" in printed and "none[b]" in printed and "original[c]" in printed
-    assert "not run: it needs more: pip install 'acclimate[backbones]'\n" in printed
+    assert "not run: tent: it needs more: pip install 'acclimate[backbones]'\n" in printed
     assert f"run folder: {tmp_path / 'run[1]'}\n" in printed and f"{tmp_path / 'run[1]' / 'report.html'}\n" in printed
+
+
+def test_adapters_that_did_not_run_for_one_reason_share_a_line(tmp_path, capsys):
+    refused = [
+        {"method": m, "adapter": a, "reason": "no norm" if a != "the" else f"{m} has one head"}
+        for m in ("fedavg", "fedprox")
+        for a in ("tent", "guarded-tent", "the")
+    ]
+    results_table(Table(table(("fedavg",)).rows, tuple(refused)), tmp_path)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not run")]
+    assert said == [
+        "not run: tent, guarded-tent: no norm",
+        "not run: the: fedavg has one head",
+        "not run: the: fedprox has one head",
+    ]
 
 
 def test_the_best_of_a_stream_stands_out():

@@ -43,10 +43,28 @@ def test_the_sentence_says_what_the_numbers_show():
         )
     )
     assert said == (
-        "Against fedavg, fedavg+finetune gains 25 points at home but loses 32 points abroad; fedthe with the gains 23 "
-        "points at home and keeps the level abroad; fedtta with fedtta gains 2 points at home and gains 8 points "
-        "abroad; the mean of the two is highest for fedthe with the, 82.0 %. On clients that joined later, against no "
-        "adapter, fedtta with fedtta gains 15 points."
+        "Against fedavg, fedavg+finetune gains 25 points at home but loses 32 points abroad; fedthe/the gains 23 "
+        "points at home and keeps the level abroad; fedtta/fedtta gains 2 points at home and 8 "
+        "abroad; the mean of the two is highest for fedthe/the, 82.0 %. On clients that joined later, against no "
+        "adapter, fedtta/fedtta gains 15 points."
+    )
+
+
+def test_adapters_that_do_the_same_for_newcomers_are_named_together():
+    said = first.story(
+        table(
+            fedavg_none_none=(70, 72),
+            fedthe_none_none=(60, 60, 40),
+            fedthe_none_the=(93, 71, 41),
+            fedthe_none_tent=(93, 71, 30.4),
+            fedtta_none_none=(60, 60, 40),
+            fedtta_none_fedtta=(72.5, 80, 39),
+            fedtta_none_tent=(72.5, 80, 40),
+        )
+    )
+    assert said.endswith(
+        " On clients that joined later, against no adapter, fedthe/the, fedtta/fedtta and fedtta/tent keep the level; "
+        "fedthe/tent loses 10 points."
     )
 
 
@@ -57,6 +75,8 @@ def test_the_sentence_turns_with_the_numbers():
         "highest for fedavg, 91.0 %."
     )
     near = first.story(table(fedavg_none_none=(90, 92), fedavg_finetune_none=(80, 95), fedbn_none_none=(90, 90)))
+    level = first.story(table(fedavg_none_none=(90, 92), fedbn_none_none=(90, 91)))
+    assert level.startswith("Against fedavg, fedbn keeps the level at home and abroad; ")
     assert near.endswith("highest for fedavg, 91.0 %, less than 2 points above fedbn.")
     assert first.story(table(fedprox_none_none=(90, 92))) == ""
     assert first.story(table(fedavg_none_none=(90,), fedthe_none_the=(91,))) == ""

@@ -200,8 +200,11 @@ def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
     )
     if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
         print_pivot(out, table, "validation", "accuracy at the validation-selected round")
-    for r in {(r["adapter"], r["reason"]): r for r in table.refused}.values():
-        out.print(f"not run: {r['reason']}", style="dim", highlight=False)
+    reasons: dict[str, dict[str, None]] = {}
+    for r in table.refused:
+        reasons.setdefault(r["reason"], {})[r["adapter"]] = None
+    for reason, adapters in reasons.items():
+        out.print(f"not run: {', '.join(adapters)}: {reason}", style="dim", highlight=False)
     for note in notes:
         out.print(note, highlight=False)
     report = root / "report.html"

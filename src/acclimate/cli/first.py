@@ -84,7 +84,7 @@ def story(table: Table) -> str:
 def _near(means: dict[str, float], best: str) -> str:
     """Which rows are as good as the best one, as far as one seed can say."""
     near = [row for row, mean in means.items() if row != best and means[best] - mean < SAME]
-    return f", less than {SAME:.0f} points above {' and '.join(near)}" if near else ""
+    return f", less than {SAME:.0f} points above {_listed(near)}" if near else ""
 
 
 def _without(rows: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -95,33 +95,46 @@ def _without(rows: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
 
 def _row(key: tuple[str, str]) -> str:
     method, adapter = key
-    return method if adapter == "none" else f"{method} with {adapter}"
+    return method if adapter == "none" else f"{method}/{adapter}"
 
 
 def _changes(cells: dict[str, float], plain: dict[str, float]) -> str:
-    """`gains 22 points at home and loses 20 abroad`; `and` and `but` by what the numbers are."""
+    """`gains 22 points at home but loses 20 abroad`; `and` and `but` by what the numbers are."""
     home, abroad = (cells[s] - plain[s] for s in (HOME, ABROAD))
-    link = "but" if _verb(home) != _verb(abroad) and "keeps" not in (_verb(home), _verb(abroad)) else "and"
-    return f"{_said(home, 'at home')} {link} {_said(abroad, 'abroad')}"
+    if _verb(home) == _verb(abroad):
+        return f"{_said(home)} at home and {'' if _verb(home) == 'keeps' else f'{abs(abroad):.0f} '}abroad"
+    link = "and" if "keeps" in (_verb(home), _verb(abroad)) else "but"
+    return f"{_said(home)} at home {link} {_said(abroad)} abroad"
 
 
 def _verb(points: float) -> str:
     return "keeps" if abs(points) < SAME else "gains" if points > 0 else "loses"
 
 
-def _said(points: float, where: str = "") -> str:
-    what = "the level" if _verb(points) == "keeps" else f"{abs(points):.0f} points"
-    return f"{_verb(points)} {what} {where}".rstrip()
+def _said(points: float) -> str:
+    return f"{_verb(points)} {'the level' if _verb(points) == 'keeps' else f'{abs(points):.0f} points'}"
 
 
 def _newcomers(rows: dict[tuple[str, str], dict[str, float]]) -> str:
     """What adapters change for clients that joined after training, where a method has rows with and without one."""
-    told = []
+    told: dict[str, list[str]] = {}
     for (method, adapter), cells in rows.items():
         plain = rows.get((method, "none"), {})
         if adapter != "none" and NEW in cells and NEW in plain:
-            told.append(f"{_row((method, adapter))} {_said(cells[NEW] - plain[NEW])}")
-    return f" On clients that joined later, against no adapter, {'; '.join(told)}." if told else ""
+            told.setdefault(_said(cells[NEW] - plain[NEW]), []).append(_row((method, adapter)))
+    changes = [f"{_listed(names)} {said if len(names) == 1 else _plural(said)}" for said, names in told.items()]
+    return f" On clients that joined later, against no adapter, {'; '.join(changes)}." if changes else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, or `a, b and c`."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _plural(said: str) -> str:
+    verb, rest = said.split(" ", 1)
+    return f"{verb.removesuffix('s')} {rest}"
 
 
 def unequal(runs: Sequence[Experiment]) -> str:
