@@ -252,7 +252,8 @@ class Site:
         examples, left, record = self.world.examples, [], {k: card[k] for k in ("round", "selection")}
         for c, model in models.items():
             about = (self.experiment, self.worker, examples.classes, c, model, guarded(adapter))
-            left.append(assembled(*about, self._held(c, new=False), record, examples.x.dtype))
+            raw = self.experiment.data.raw(self.world, c)
+            left.append(assembled(*about, self._held(c, new=False), record, examples.x.dtype, raw))
         leave_models(self.place.folder, left, {"run": self.run, **card, "clients": sorted(models)})
 
     def _held(self, client: int, new: bool) -> Tree:

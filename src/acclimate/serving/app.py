@@ -30,6 +30,7 @@ from . import protocol
 from .desk import Desk, Rules
 from .ledger import ACTS, Conflict
 from .protocol import Denied
+from .raw_inputs import described
 from .records import Ask
 from .scoreboard import Scoreboard
 from .service import Service
@@ -204,7 +205,7 @@ class Front:
             self._admit(request, client)
         shell = self.host.shells[self.host.rows[client]]
         names, id = protocol.wanted(body), protocol.identifier(body)
-        x = protocol.samples(body, rest, self.host.task, shell.dtype, self.limits.samples)
+        x = protocol.samples(body, rest, self.host.task, shell.dtype, self.limits.samples, shell.raw)
         answer = await self.desk.ask(Ask(client, id, x))
         if not bool(torch.isfinite(answer.probabilities).all()):
             raise Denied(
@@ -284,8 +285,10 @@ class Front:
         shell = self.host.shells[0]
         clients = self.host.clients if client is None else [client]
         found = protocol.metadata(self.name, clients, self.host.task, shell.dtype, len(shell.classes))
+        about = {"raw_inputs": described(shell.raw)} if shell.raw is not None else {}
         if client is not None:
-            found["parameters"] = {"digest": await self.desk.do(self.host.digest, client)}
+            about["digest"] = await self.desk.do(self.host.digest, client)
+        found |= {"parameters": about} if about else {}
         return JSONResponse(found)
 
     async def ready(self, request: Request) -> Response:
