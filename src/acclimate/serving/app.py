@@ -49,6 +49,8 @@ class Limits:
     """Bytes of a body."""
     samples: int = 256
     """Samples of a request."""
+    seconds: float = 60.0
+    """How long a body may take to arrive: who sends a byte now and then would hold memory and a connection for ever."""
 
 
 def say(event: str, level: int = logging.INFO, **about: Any) -> None:
@@ -179,11 +181,15 @@ class Front:
         if how.strip().lower() not in ("", "identity"):  # a small body that unpacks to a huge one would fill memory
             raise Denied(415, f"Content-Encoding: {how[:40]!r} must be identity; send the body as it is")
         parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self.limits.body:
-                raise Denied(413, f"body: more than {self.limits.body} bytes")
-            parts.append(part)
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self.limits.body:
+                        raise Denied(413, f"body: more than {self.limits.body} bytes")
+                    parts.append(part)
+        except TimeoutError:
+            raise Denied(408, f"body: {size} bytes in {self.limits.seconds:g} s, and it is not over") from None
         return b"".join(parts)
 
     async def _document(self, request: Request) -> dict[str, Any]:
@@ -195,6 +201,8 @@ class Front:
         client = self._client(request.path_params["client"]) if "client" in request.path_params else None
         if client is not None:
             self._admit(request, client)
+        elif self.tokens is not None and not self.tokens.knows(request.headers.get("authorization")):
+            raise Denied(401, "Authorization: must be 'Bearer TOKEN' with that of the client")  # before a body is read
         raw = await self._body(request)
         body, rest = protocol.split(raw, request.headers.get("inference-header-content-length"))
         if client is None:
