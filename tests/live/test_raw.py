@@ -21,6 +21,7 @@ from acclimate.data.world import Feature, Scale
 from acclimate.serving import checkpoint
 from acclimate.serving.app import Front
 from acclimate.serving.host import Host
+from acclimate.serving.protocol import Denied, samples
 from acclimate.serving.service import Service
 
 NAMES = ("site", "age", "smokes", "code", "weight", "outcome")
@@ -101,6 +102,7 @@ def test_cells_that_say_nothing_or_something_new():
         ({"age": ["1", "old"], "code": ["x", "x"]}, "'age' holds 'old' in row 2, and is a column of numbers"),
         ({"age": ["1", "inf"], "code": ["x", "x"]}, "infinite in row 2"),
         ({"age": [1e39], "code": ["x"]}, "'age' is beyond 32 bits in row 1"),
+        ({"age": [10**400], "code": ["x"]}, "'age' has a number beyond 32 bits"),
         ({"age": [1.0, 2.0], "code": ["x"]}, "columns have age 2, code 1 rows"),
         ({"age": [[1.0, 2.0]], "code": ["x"]}, r"'age' has shape \(1, 2\)"),
     ],
@@ -287,3 +289,48 @@ def test_a_server_takes_texts(phrases, tmp_path):
     assert np.abs(probabilities(first) - want).max() < 1e-6
     assert second.status_code == 400 and second.json()["error"] == "inputs[0].data: text 1 is empty"
     assert about.json()["parameters"]["raw_inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+
+
+JUNK = (
+    None,
+    True,
+    -1,
+    0,
+    2,
+    1e400,
+    "",
+    "NA",
+    "x" * 300,
+    "\ud800",
+    [],
+    [[]],
+    [1.0],
+    ["yes"],
+    {},
+    {"binary_data_size": 3},
+    10**400,
+)
+
+
+def test_whatever_comes_is_samples_or_a_refusal(fit):
+    live, g = fit.deploy(0, ac.adapters.NoAdapt()), random.Random(1)
+    whole = [tensor("age", "FP64", [31.5]), tensor("smokes", "BYTES", ["yes"]), tensor("code", "BYTES", ["x"])]
+    whole.append(tensor("weight", "INT64", [60]))
+    done = {"refused": 0, "read": 0}
+    for _ in range(1500):
+        inputs = json.loads(json.dumps(whole))
+        for _ in range(g.randint(0, 2)):
+            one = g.choice(inputs)
+            one[g.choice(("name", "datatype", "shape", "data", "parameters"))] = g.choice(
+                (*JUNK, "age", "FP32", "BYTES")
+            )
+        try:
+            x = samples(
+                {"inputs": inputs}, g.randbytes(g.choice((0, 0, 3, 8))), live.worker.task, live.dtype, 4, live.raw
+            )
+        except Denied as e:
+            done["refused"] += e.status == 400 and len(str(e).encode()) > 0  # half characters could not be sent
+        else:
+            done["read"] += 1
+            assert x.shape[1:] == live.worker.task.shape and bool(torch.isfinite(x).all())
+    assert sum(done.values()) == 1500 and min(done.values()) > 100

@@ -146,7 +146,10 @@ def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
             says = f"holds {values[bad[0]][:40]!r} in row {bad[0] + 1}, and is a column of numbers"
             raise ValueError(f"{where}: the column {name!r} {says}")
         values = np.array(cells, dtype=object)
-    found = columns.of_values(name, values)
+    try:
+        found = columns.of_values(name, values)
+    except OverflowError:
+        raise ValueError(f"{where}: the column {name!r} has a number beyond 32 bits, above 3e38") from None
     if found.numbers is None:
         raise ValueError(f"{where}: the column {name!r} holds {found.words[0]!r}, and is a column of numbers")
     return found.numbers

@@ -66,8 +66,8 @@ def samples(
     if raw is not None and raw_inputs.given(inputs, raw):
         try:
             return taken(task, raw_inputs.read(body["inputs"], rest, raw, most), dtype, "inputs")
-        except ValueError as e:
-            raise Denied(400, str(e)) from None
+        except ValueError as e:  # it may quote half a character, which no reply can hold
+            raise Denied(400, str(e).encode("utf-8", "replace").decode()) from None
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise Denied(400, f"inputs: {_short(inputs)} must be a list of one tensor: the samples")
     one = inputs[0]
