@@ -195,7 +195,7 @@ class _Within:
             self.tally.take(number, answer.ids)
 
     async def ask(self, ask: Ask) -> Answer:
-        """Ask the desk that is there when this runs: `wait_for` begins it later, and by then the service may be gone."""
+        """Ask the desk that is there when this runs: `wait_for` begins it later, when the service may be gone."""
         return await self.desk.ask(ask)
 
 
