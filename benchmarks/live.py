@@ -264,7 +264,8 @@ def main() -> None:
     if given.merge:
         cases, parts = [], [json.loads(part.read_text())["environment"] for part in given.merge]
         merged = [c for part in given.merge for c in read(part, study).values()]
-        save(out, study, {**parts[0], "command": command(), "parts": [p["command"] for p in parts]}, merged)
+        commands = [c for p in parts for c in p.get("parts", [p["command"]])]  # a part may have been merged before
+        save(out, study, {**parts[0], "command": command(), "parts": commands}, merged)
     lab, had = Lab(base, streams), read(out, study)
     seeds = [int(s) for s in given.seeds.split(",")]
     todo = [(c, s, seed) for c in cases for seed in seeds for s in streams if f"{c.label} {s} {seed}" not in had]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import acclimate as ac
 from acclimate.core import exchange
 from acclimate.models import CNN
 
@@ -229,6 +230,56 @@ def test_harm_is_counted_by_cells_and_by_clients(bench, tmp_path):
         live.read(out, {"rounds": 2})
     lone = {n for n, a in live.catalogue.ADAPTERS.items() if not exchange.exchanges(a)}
     assert {c.adapter for c in live.CASES} | {"none", "guarded-tent", "dpa", "the-lora"} == lone
+
+
+def test_parts_of_the_no_harm_study_that_were_merged_before_keep_their_commands(bench, tmp_path, monkeypatch, capsys):
+    live = bench("live")
+    study = live.study_of(ac.Experiment(backend=ac.backends.Vmap(), device="cpu", rounds=10))
+    each = {f"{way}_clients": [50.0] for way in ("plain", "adapted", "guarded")}
+    cell = {**each, "case": "fedavg/bn", "stream": "original", "samples": [5], "used": 0.0, "batches": 1}
+    cell |= dict.fromkeys(("plain", "adapted", "guarded"), 50.0)
+    for i in range(3):
+        live.save(tmp_path / f"{i}.json", study, {"command": f"part {i}"}, [{**cell, "seed": i}])
+    for parts, out in (("01", "a"), ("a2", "b")):
+        words = ["live.py", "--device", "cpu", "--merge", *(str(tmp_path / f"{p}.json") for p in parts)]
+        monkeypatch.setattr("sys.argv", [*words, "--out", str(tmp_path / f"{out}.json")])
+        live.main()
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert found["environment"]["parts"] == ["part 0", "part 1", "part 2"] and len(found["cells"]) == 3
+
+
+def test_a_guard_with_both_tests_compares_adapted_answers_with_those_at_home(bench, monkeypatch):
+    strangers, inside = bench("strangers"), ac.adapters.BNStats()
+    model = ac.models.MLP(hidden=(12,), norm="batch")
+    method = ac.methods.FedAvg(work=ac.Work(epochs=1, batch=8))
+    where = {"backend": ac.backends.Serial(), "device": "cpu"}
+    fit = ac.train(ac.Experiment(data=ac.data.Digits(clients=2), model=model, method=method, rounds=1, **where))
+    live = fit.deploy(0, ac.adapters.Guarded(inside))
+    judged = ac.adapters.Guarded._judged
+
+    def let_out(guard, task, predict, model, state, x, key):  # whatever the first test says
+        _, later, seen = judged(guard, task, predict, model, state, x, key)
+        return guard.adapter.step(task, predict, model, {}, x, key)[0], later, {**seen, "used": torch.tensor(True)}
+
+    monkeypatch.setattr(ac.adapters.Guarded, "_judged", let_out)
+    went = []
+    task, predict, own = live.worker.task, live.worker.predict(), live.model["reference"]
+    for rows in (fit.world.test[0][:32], fit.world.test[1][:32]):
+        x, guard = fit.world.examples.x[rows], strangers.Both(inside)
+        logits, _, seen = guard.trace(task, predict, live.model, guard.init(task, live.model), x, live.key)
+        kept, _, real = strangers.guarding.beside(own, x)
+        at_home = torch.cat([inside.step(task, predict, live.model, {}, some, live.key)[0] for some in kept.split(32)])
+        counts = torch.bincount(at_home.argmax(-1)[real], minlength=10).double()
+        here = inside.step(task, predict, live.model, {}, x, live.key)[0]
+        ratio = (10 * (counts + 1) / (counts.sum() + 10)).log()
+        level = float((counts * (10 * counts.clamp_min(1) / (counts.sum() + 9)).log()).sum() / counts.sum())
+        likely = float(ratio[here.argmax(-1)].mean())
+        assert float(seen["adapted_likely"][0]) == pytest.approx(likely, abs=1e-4)
+        assert float(seen["adapted_level"][0]) == pytest.approx(level, abs=1e-4)
+        went.append(likely > min(0.1 * level, level - 0.3))
+        assert bool(seen["used"][0]) == went[-1]
+        assert torch.allclose(logits, here if went[-1] else predict(live.model, x).logits, atol=1e-5)
+    assert went == [True, False]  # its own stream, and another client's
 
 
 def test_a_step_of_lora_counts_as_by_hand_and_ways_agree(bench):

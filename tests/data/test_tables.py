@@ -49,7 +49,7 @@ def table(**settings):
 def test_cells_become_numbers_words_and_marks():
     write("age;colour;kind\n1.5;red;cat\n;blue;dog\n3;NA;cat\n-2e1;red;dog\n")
     e = Table(file="t.csv", label="kind").load()
-    assert [tuple(f) for f in e.features] == [
+    assert [f[:3] for f in e.features] == [
         ("age", "number", ""),
         ("age", "missing", ""),
         ("colour", "word", "blue"),

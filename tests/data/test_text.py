@@ -84,14 +84,14 @@ def test_what_is_cut_is_said():
 
 def test_a_large_file_is_read_within_bounds(monkeypatch, caplog):
     content = "body,stars\n" + "".join(f"text {i},{i % 2}\n" for i in range(500))
-    taken, whole = [], reading._decoded
+    taken, whole = [], reading.columns.lines
 
     def counted(path):
         for line in whole(path):
             taken.append(line)
             yield line
 
-    monkeypatch.setattr(reading, "_decoded", counted)
+    monkeypatch.setattr(reading.columns, "lines", counted)
     monkeypatch.setattr(reading, "CHUNK", 7)
     e = reviews(content, most=40).load()
     assert len(e.y) == 40 and decode(e.x)[39] == "text 39" and len(taken) <= 42
@@ -134,7 +134,7 @@ def test_bad_files_are_refused_in_a_sentence(name):
 
 
 def test_a_line_without_end_is_not_read_whole(monkeypatch):
-    monkeypatch.setattr(reading, "LONGEST", 100)
+    monkeypatch.setattr(reading.columns, "LONGEST", 100)
     with pytest.raises(ValueError, match="line 2 is longer than 100 bytes; is it a file of text"):
         reviews("body,stars\n" + "a" * 10_000).load()
 

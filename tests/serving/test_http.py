@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import threading
 import time
 from collections.abc import Callable
 
@@ -111,6 +112,69 @@ def test_too_many_requests_get_429_and_nothing_is_lost(tmp_path):
             assert f'acclimate_replies_total{{status="429"}} {codes.count(429)}.0' in text
             assert f'acclimate_requests_total{{client="0"}} {float(front.host.seen[0])}' in text
             assert "acclimate_step_seconds_count" in text and 'acclimate_frozen{client="3"} 0.0' in text
+
+    asyncio.run(go())
+
+
+def test_a_request_that_fails_does_not_take_others_of_its_step_with_it(tmp_path):
+    async def go():
+        async with served(tmp_path, Rules(window_s=0.2)) as (front, http):
+            compute = front.host.compute
+
+            def stumbling(calls):
+                if any(call.client == 2 for call in calls):
+                    raise RuntimeError("no memory for this one")
+                return compute(calls)
+
+            front.host.compute = stumbling
+            asked = [http.post(f"{BASE}/versions/{c}/infer", json=body(stream(c, 1), "a")) for c in range(4)]
+            replies = await asyncio.gather(*asked)
+            assert [r.status_code for r in replies] == [200, 200, 500, 200]
+            assert front.host.seen == [1, 1, 0, 1] and front.service.requests == 3
+            assert 'acclimate_requests_total{client="2"} 0.0' in (await http.get("/metrics")).text
+            front.host.compute = compute
+            again = await http.post(f"{BASE}/versions/2/infer", json=body(stream(2, 1), "a"))  # it was not answered
+            assert again.status_code == 200 and front.host.seen == [1, 1, 1, 1]
+        assert replay(tmp_path).exact
+
+    asyncio.run(go())
+
+
+def test_a_retry_is_answered_by_the_writer_alone(tmp_path):
+    async def go():
+        async with served(tmp_path) as (front, http):
+            readers, again = [], front.service.ledger.again
+
+            def told(ask):
+                readers.append(threading.current_thread().name)
+                return again(ask)
+
+            front.service.ledger.again = told
+            for _ in range(2):
+                assert (await http.post(f"{BASE}/versions/0/infer", json=body(stream(0, 1), "a"))).status_code == 200
+            assert readers and all(name.startswith("writer") for name in readers) and front.service.requests == 1
+
+    asyncio.run(go())
+
+
+def test_a_body_that_never_ends_is_given_up_and_a_stranger_sends_none(tmp_path):
+    tokens = Tokens(hashed("admin"), {0: hashed("zero")})
+    sent = []
+
+    async def slow():
+        for part in (b"{", b" ", b" ", b" "):
+            sent.append(part)
+            yield part
+            await asyncio.sleep(0.2)
+
+    async def go():
+        async with served(tmp_path, tokens=tokens, limits=Limits(seconds=0.05)) as (_, http):
+            late = await http.post(f"{BASE}/infer", content=slow(), headers={"Authorization": "Bearer zero"})
+            assert late.status_code == 408 and "body: 1 bytes in 0.05 s" in late.json()["error"]
+            sent.clear()
+            for wrong in ({}, {"Authorization": "Bearer other"}):
+                assert (await http.post(f"{BASE}/infer", content=slow(), headers=wrong)).status_code == 401
+            assert not sent
 
     asyncio.run(go())
 

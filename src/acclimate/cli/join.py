@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..core.adapter import Adapter
+    from ..data.raw import Raw
     from ..experiment import Experiment
     from ..live import Live
     from ..running.join import Architecture
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 def join(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    data: Annotated[Path, typer.Argument(help="A folder of images, or an .npz (array x) or .npy file of samples.")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder of images, a CSV or Parquet file of rows or texts, a .txt file of texts, or an .npz "
+            "(array x) or .npy file of samples."
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -55,7 +62,7 @@ def join(
         raise store.RunError(f"{target} holds a joined client; pass --overwrite, or choose another --out")
     fit = api.load(run)
     adapter, model = chosen(fit.experiment, settings or [])
-    x = samples(data, fit.worker.task.shape)
+    x = samples(data, fit.worker.task.shape, fit.experiment.data.raw(fit.world, None))
     joined = join.join(fit, x, adapter, client, selection, model=model)
     joined.save(target, overwrite)
     store.write(target / "answers.csv", answers(joined, x, names_of(data, len(x))))
@@ -110,11 +117,12 @@ def _model(experiment: Experiment, settings: list[str]) -> Architecture | int | 
     return named[0].model
 
 
-def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The samples of a folder of images (at any depth), of an .npz file's array x, or of an .npy file."""
+def samples(path: Path, shape: tuple[int, ...], raw: Raw | None = None) -> np.ndarray:
+    """The samples of a folder of images (at any depth), of a file of raw rows or texts, or of an array in a file."""
     import numpy as np
 
     from ..data import formats, images
+    from ..data.raw import FILES
 
     if path.is_dir():
         found = _images(path)
@@ -126,7 +134,16 @@ def samples(path: Path, shape: tuple[int, ...]) -> np.ndarray:
             )
         return np.stack([images.decode(f, shape[1], shape[0]) for f in found])
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; it must be a folder of images, or an .npz or .npy file")
+        raise FileNotFoundError(
+            f"{path} does not exist; it must be a folder of images, a file of rows or texts, or an .npz or .npy file"
+        )
+    if path.suffix.lower() in FILES:
+        if raw is None:
+            raise ValueError(
+                f"{path}: the model takes inputs of shape {shape}, which are no rows of a table and no texts; "
+                "give them as an .npz file with an array x"
+            )
+        return raw.file(path)
     x = np.asarray(formats.npy(path)) if path.suffix == ".npy" else formats.npz(path, ("x",))["x"]
     return images.channels_first(x, f"{path}: x") if x.dtype == np.uint8 and x.ndim in (3, 4) else x
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 def predict(
     live: Annotated[Path, typer.Argument(help="A live folder.")],
-    data: Annotated[Path, typer.Argument(help="A folder of images, or an .npz (array x) or .npy file of samples.")],
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder of images, a CSV or Parquet file of rows or texts, a .txt file of texts, or an .npz "
+            "(array x) or .npy file of samples."
+        ),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The CSV file.")] = Path("answers.csv"),
     frozen: Annotated[bool, typer.Option("--frozen", help="Commit no step; leave the live folder as it is.")] = False,
     batch: Annotated[int, typer.Option(help="Samples of a request.")] = 32,
@@ -42,7 +48,7 @@ def predict(
     alone = live.is_dir() and not frozen  # two that adapt one folder would each lose what the other learned
     with store.locked(live, "command") if alone else contextlib.nullcontext():
         model = load_live(live)
-        x = samples(data, model.worker.task.shape)
+        x = samples(data, model.worker.task.shape, model.raw)
         text, last, adapted = _answered(model, x, names_of(data, len(x)), batch, frozen)
         store.write(out, text)
         if not frozen:

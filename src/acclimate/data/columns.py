@@ -20,6 +20,8 @@ MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
 """Cells that say nothing, in small letters."""
 MOST = 1 << 28
 """How many cells are read at most: 2 GiB as 64-bit numbers."""
+LONGEST = 1 << 20
+"""How many bytes a line may have: what is longer is no line of text."""
 _PARQUET = (".parquet", ".pq")
 
 
@@ -69,6 +71,22 @@ def read(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
     return _read_csv(path, wanted)
 
 
+def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """These columns as they stand in a file: cells of text, of a .parquet file values."""
+    if path.suffix.lower() in _PARQUET:
+        file = _parquet(path)
+        _bounded(path, file.metadata.num_rows, len(wanted))
+        table = file.read(columns=list(wanted))
+        return {n: table.column(n).to_numpy() for n in wanted}
+    places = [names_in(path).index(n) for n in wanted]
+    found: list[list[str]] = [[] for _ in wanted]
+    for count, row in enumerate(_rows_of(path), 1):
+        _bounded(path, count, len(wanted))
+        for column, place in zip(found, places, strict=True):
+            column.append(row[place])
+    return {n: np.array(column, dtype=object) for n, column in zip(wanted, found, strict=True)}
+
+
 def of_frame(frame: Any) -> dict[str, ValueColumn]:
     """The columns of a data frame (pandas, polars) or of a dict of arrays and lists."""
     names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
@@ -96,7 +114,7 @@ def of_values(name: str, values: np.ndarray) -> ValueColumn:
         return ValueColumn(name, np.where(blank, np.nan, numbers / 1e9))
     if values.dtype.kind in "iufb":
         return _of_numbers(name, values.astype(np.float64))
-    cells = ["" if v is None or v != v or str(v).strip().casefold() in MISSING else v for v in map(_known, values)]
+    cells = ["" if v is None or v != v or str(v).strip().casefold() in MISSING else v for v in map(known, values)]
     if all(c == "" or (isinstance(c, int | float | np.number) and not isinstance(c, bool)) for c in cells):
         return _of_numbers(name, np.array([np.nan if isinstance(c, str) else float(c) for c in cells], np.float64))
     return _of_words(name, [str(c).strip() for c in cells])
@@ -114,7 +132,7 @@ def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) 
                 raise ValueError(f"{where}: has no column {column!r} (data.{field}); {hint}Its columns are {some}")
 
 
-def _known(value: Any) -> Any:
+def known(value: Any) -> Any:
     """The value, or None where it says itself that it is none (pandas' NA, whose comparisons are no answers)."""
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
@@ -149,7 +167,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
 
 def _header(cells: list[str], path: Path) -> list[str]:
     names = [c.strip() for c in cells]
-    if all(_number(n) is not None for n in names):
+    if all(number(n) is not None for n in names):
         raise ValueError(f"{path}: its first line holds numbers, not names; put a line above it that names the columns")
     if twice := next((n for i, n in enumerate(names) if n in names[:i]), None):
         raise ValueError(f"{path}: has the column {twice!r} twice; rename one of them")
@@ -177,7 +195,7 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
     for row in _rows_of(path):
         count += 1
         for i, place in enumerate(places):
-            if numeric[i] and _number(row[place]) is None:
+            if numeric[i] and number(row[place]) is None:
                 numeric[i] = False
         if count * len(wanted) > MOST:
             _bounded(path, count, len(wanted))
@@ -188,7 +206,7 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
     words: dict[int, dict[str, int]] = {i: {} for i in codes}
     for at, row in enumerate(_rows_of(path)):
         for i, values in numbers.items():
-            values[at] = _number(row[places[i]])
+            values[at] = number(row[places[i]])
         for i, places_of in codes.items():
             cell = row[places[i]].strip()
             places_of[at] = -1 if cell.casefold() in MISSING else words[i].setdefault(cell, len(words[i]))
@@ -207,7 +225,7 @@ def _bounded(path: Path, rows: int, columns: int) -> None:
         )
 
 
-def _number(cell: str) -> float | None:
+def number(cell: str) -> float | None:
     """The number that a cell holds, NaN where it says nothing, None where it is a word."""
     try:
         return float(cell)
@@ -235,3 +253,20 @@ def _sorted(name: str, codes: np.ndarray, words: list[str]) -> ValueColumn:
     place[order] = np.arange(len(words))
     place[-1] = -1
     return ValueColumn(name, None, tuple(words[i] for i in order), place[codes])
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a file in UTF-8, one after the other, whatever its size."""
+    with opening.opened(path) as f:
+        number = 0
+        while raw := f.readline(LONGEST + 1):
+            number += 1
+            if len(raw) > LONGEST:
+                raise ValueError(f"{path}: line {number} is longer than {LONGEST:,} bytes; is it a file of text?")
+            try:
+                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as e:
+                raise ValueError(
+                    f"{path}: line {number} is not UTF-8 (byte 0x{raw[e.start]:02x} at {e.start}); save the file as "
+                    "UTF-8, for example with iconv -f latin1 -t utf-8"
+                ) from e

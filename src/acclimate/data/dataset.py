@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core import Augment, check, rng
 from ..ops.augment import rotate
 from .partition import Dirichlet, Partition
+from .raw import Raw, RawRows, RawTexts
 from .splits import Split
 from .world import Examples, World
 
@@ -103,6 +104,13 @@ class Dataset:
     def fitted(self, world: World) -> World:
         """The world with all that is fitted to data, such as the scale of inputs: by its training rows alone."""
         return world
+
+    def raw(self, world: World, client: int | None) -> Raw | None:
+        """How raw rows or texts of a client, or of a newcomer (None), become inputs; None: they are given as arrays."""
+        if world.examples.text:
+            return RawTexts(world.shape[0])
+        vectors = len(world.shape) == 1 and len(world.examples.features) == world.shape[0]
+        return RawRows(world.examples.features) if vectors else None
 
     def inputs(self) -> Inputs:
         """What kind of inputs it has, as far as that is known before it is read: it decides what fits by default."""

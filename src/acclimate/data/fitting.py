@@ -13,8 +13,9 @@ from ..core import check
 from .dataset import Dataset
 from .group_partitions import ByClient
 from .partition import Partition
+from .raw import Raw, RawRows
 from .splits import Split
-from .world import Examples, World
+from .world import Examples, Scale, World
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,19 @@ class Measured(Dataset):
         mean, std = moments(world.examples.x[train], numbers)
         if self.scale == "all":
             return replace(world, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+        each = [moments(world.examples.x[rows], numbers) for rows in world.train]
         x, shape = world.examples.x.clone(), (-1, *[1] * (world.examples.x.dim() - 2))
         x = (x - mean.view(shape)) / std.view(shape)
-        for parts in zip(world.train, world.val, world.test, strict=True):
-            own, (mean, std) = torch.cat(parts), moments(world.examples.x[parts[0]], numbers)
-            x[own] = (world.examples.x[own] - mean.view(shape)) / std.view(shape)
-        return replace(world, examples=replace(world.examples, x=x))
+        for (m, s), parts in zip(each, zip(world.train, world.val, world.test, strict=True), strict=True):
+            own = torch.cat(parts)
+            x[own] = (world.examples.x[own] - m.view(shape)) / s.view(shape)
+        scales = tuple(Scale(tuple(m.tolist()), tuple(s.tolist())) for m, s in (*each, (mean, std)))
+        return replace(world, examples=replace(world.examples, x=x), scales=scales)
+
+    def raw(self, world: World, client: int | None) -> Raw | None:
+        found = super().raw(world, client)
+        own = world.scales[-1 if client is None else client] if world.scales else None
+        return replace(found, scale=own) if isinstance(found, RawRows) else found
 
 
 def moments(x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,15 +97,17 @@ def moments(x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 def _filled(world: World) -> World:
     """Missing numbers get the median of the training rows, and columns that are 0 in all of these go."""
     x, features, notes = world.examples.x, world.examples.features, list(world.notes)
-    if x.dim() != 2 or not any(f.kind != "number" for f in features):
+    if x.dim() != 2 or not features:
         return world
     x, train = x.clone(), torch.cat(world.train)
+    fills = dict[int, float]()
     marks = {f.column: i for i, f in enumerate(features) if f.kind == "missing"}
     for i, f in enumerate(features):
-        if f.kind == "number" and f.column in marks:
-            gone = x[:, marks[f.column]] > 0
+        if f.kind == "number":
+            gone = x[:, marks[f.column]] > 0 if f.column in marks else torch.zeros(len(x), dtype=torch.bool)
             known = x[train[~gone[train]], i]
-            x[gone, i] = known.median() if len(known) else 0.0
+            fills[i] = float(known.median()) if len(known) else 0.0
+            x[gone, i] = fills[i]
     kept = [i for i, f in enumerate(features) if f.kind == "number" or bool((x[train, i] > 0).any())]
     unknown = sorted({(f.column, f.word) for i, f in enumerate(features) if f.kind == "word" and i not in kept})
     if marks:
@@ -108,8 +118,9 @@ def _filled(world: World) -> World:
     if unknown:
         words = _some([f"{column}={word}" for column, word in unknown])
         notes.append(f"words that no training row has count as unknown, all zeros: {words}")
+    filled = [f._replace(fill=fills.get(i, 0.0)) for i, f in enumerate(features)]
     constants = [tuple(v[i] for i in kept) if v else () for v in (world.mean, world.std)]
-    examples = replace(world.examples, x=x[:, kept], features=tuple(features[i] for i in kept))
+    examples = replace(world.examples, x=x[:, kept], features=tuple(f for i, f in enumerate(filled) if i in kept))
     return replace(world, examples=examples, mean=constants[0], std=constants[1], notes=tuple(notes))
 
 

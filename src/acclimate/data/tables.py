@@ -131,7 +131,9 @@ class TableRows(Measured):
         if self.time:
             _check_time(table[self.time], users, names, where)
         x, features = self._inputs([column for name, column in table.items() if name not in roles], where)
-        return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), users, names, features)
+        return Parsed(
+            x, y, classes, domain, domains, np.zeros(len(y), bool), users, names, tuple(f[:3] for f in features)
+        )
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         raise TypeError(f"{type(self).__name__} must define _inputs(inputs, where)")

@@ -6,10 +6,10 @@ import csv
 import functools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -17,18 +17,18 @@ from torch import Tensor
 from ..core import check
 from ..ops import opening
 from ..ops import text as text_ids
-from . import formats
+from . import columns
 from .cache import Parsed
 from .dataset import Inputs
 from .fileset import Sources
 from .group_partitions import ByClient
 from .own import OwnFiles
 from .partition import Partition
+from .raw import Raw, RawTexts
+from .tokenizing import Tokenizing
 from .world import Examples, World
 
 log = logging.getLogger("acclimate")
-LONGEST = 1 << 20
-"""How many bytes a line may have: what is longer is no line of text."""
 CHUNK = 4096
 
 
@@ -157,7 +157,7 @@ class Text(OwnFiles):
 
     def _columns(self, path: Path) -> Iterator[LabelledText]:
         """The rows of a CSV file."""
-        lines = _decoded(path)
+        lines = columns.lines(path)
         first = next(lines, "")
         marks = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in (",", ";", "\t")}
         mark = max(marks, key=lambda m: marks[m])
@@ -201,7 +201,7 @@ class Text(OwnFiles):
                 f"Text: client={self.client!r} needs columns, and {path.name} is read as lines with a label in front; "
                 "set data.form=csv, or leave data.client out"
             )
-        for number, line in enumerate(_decoded(path), 1):
+        for number, line in enumerate(columns.lines(path), 1):
             if line.strip():
                 label, _, text = line.strip().partition("\t" if "\t" in line.strip() else " ")
                 if found := self._line(text, label.removeprefix("__label__"), "", path, number):
@@ -235,67 +235,26 @@ class Text(OwnFiles):
 
     # --- ids and texts -------------------------------------------------------------------------------------------
 
-    def _encoder(self) -> Any:
+    def raw(self, world: World, client: int | None) -> Raw | None:
+        tokenizer = opening.content(self._place("tokenizer")).decode() if self.tokenizer else ""
+        return RawTexts(self.length, self.text, tokenizer)
+
+    def _encoder(self) -> Callable[[list[str]], np.ndarray]:
         """A function from texts to ids [N, length]."""
         if not self.tokenizer:
             return functools.partial(text_ids.encode, length=self.length)
-        tokenizer, shift = self._tokenizer()
+        return functools.partial(self._tokenizer().encode, length=self.length)
 
-        def encode(texts: list[str]) -> np.ndarray:
-            out = np.zeros((len(texts), self.length), np.int32)
-            for row, found in zip(out, tokenizer.encode_batch(texts), strict=True):
-                ids = found.ids[: self.length]
-                row[: len(ids)] = np.array(ids, np.int32) + shift
-            return out
-
-        return encode
-
-    def _tokenizer(self) -> tuple[Any, int]:
-        """The tokenizer, and what is added to its ids: 1 where its id 0 is no padding."""
-        package = formats.lazy("tokenizers", "acclimate[text]", f"Text: tokenizer={self.tokenizer!r}")
-        path = self._place("tokenizer")
-        try:
-            found = package.Tokenizer.from_file(str(path))
-        except Exception as e:  # the package raises its own kind, which it does not name
-            raise ValueError(
-                f"{path}: is no JSON file of the package tokenizers ({e}); save one with Tokenizer.save(), or leave "
-                "data.tokenizer out for bytes"
-            ) from e
-        found.no_padding()
-        found.no_truncation()
-        return found, 0 if found.id_to_token(0) in ("[PAD]", "<pad>") else 1
+    def _tokenizer(self) -> Tokenizing:
+        return Tokenizing.of_file(self._place("tokenizer"), f"Text: tokenizer={self.tokenizer!r}")
 
     def tokens(self) -> int:
         """How many ids there are, the padding with them: what a model's embedding needs."""
-        if not self.tokenizer:
-            return text_ids.BYTES
-        tokenizer, shift = self._tokenizer()
-        return int(tokenizer.get_vocab_size()) + shift
+        return self._tokenizer().size if self.tokenizer else text_ids.BYTES
 
     def texts(self, x: Tensor) -> list[str]:
         """The texts of ids [N, length]."""
-        if not self.tokenizer:
-            return text_ids.decode(x)
-        tokenizer, shift = self._tokenizer()
-        rows = [[i - shift for i in row if i] for row in x.tolist()]
-        return [str(tokenizer.decode(row)) for row in rows]
-
-
-def _decoded(path: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, one after the other, whatever its size."""
-    with opening.opened(path) as f:
-        number = 0
-        while raw := f.readline(LONGEST + 1):
-            number += 1
-            if len(raw) > LONGEST:
-                raise ValueError(f"{path}: line {number} is longer than {LONGEST:,} bytes; is it a file of text?")
-            try:
-                yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as e:
-                raise ValueError(
-                    f"{path}: line {number} is not UTF-8 (byte 0x{raw[e.start]:02x} at {e.start}); save the file as "
-                    "UTF-8, for example with iconv -f latin1 -t utf-8"
-                ) from e
+        return self._tokenizer().decode(x) if self.tokenizer else text_ids.decode(x)
 
 
 def _in_order(name: str) -> tuple[int, float, str]:

@@ -22,6 +22,15 @@ class Feature(NamedTuple):
     kind: str = "number"
     """`number`, `missing` or `word`."""
     word: str = ""
+    fill: float = 0.0
+    """What a missing number is filled with: the median of the training rows."""
+
+
+class Scale(NamedTuple):
+    """Mean and deviation of every input, by which rows are scaled."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,8 @@ class World:
     seed: int = 0
     notes: tuple[str, ...] = ()
     """What was done to the data so that models can take it, in sentences."""
+    scales: tuple[Scale, ...] = ()
+    """By which each client's rows were scaled, where it does that by its own; the last one is for newcomers."""
 
     def __post_init__(self) -> None:
         if not self.train:

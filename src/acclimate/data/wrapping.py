@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .dataset import Dataset, Inputs
 from .digits import Digits
+from .raw import Raw
 from .world import Examples, World
 
 
@@ -33,6 +34,9 @@ class Wrapper(Dataset):
 
     def fitted(self, world: World) -> World:
         return self.data.fitted(world)
+
+    def raw(self, world: World, client: int | None) -> Raw | None:
+        return self.data.raw(world, client)
 
     def inputs(self) -> Inputs:
         return self.data.inputs()

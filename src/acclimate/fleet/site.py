@@ -17,7 +17,7 @@ import torch
 from ..backends.flower.protocol import stream_name
 from ..backends.flower.stretches import DOWN
 from ..core import Adapter, Filter, Shards, Task, Tree, Worker, exchange, token_count, tree
-from ..data import FileDataset, World
+from ..data import Dataset, FileDataset, World
 from ..experiment import Experiment, decode
 from ..filters import LocalDP, Masked
 from ..filters.secret import SEED
@@ -70,13 +70,18 @@ class Site:
         self.place, self.experiment, self.run, self.vault = place, experiment, run, vault
 
     @functools.cached_property
+    def data(self) -> Dataset:
+        """The experiment's data, or that of a site, which is one client's."""
+        data = self.experiment.data
+        if self.place.data is None:
+            return data
+        data = replace(data, clients=1)
+        return replace(data, root=str(self.place.data)) if isinstance(data, FileDataset) else data
+
+    @functools.cached_property
     def world(self) -> World:
         """The experiment's world, or a site's own part of it; only the rows of this node's clients are ever read."""
-        data = self.experiment.data
-        if self.place.data is not None:
-            data = replace(data, clients=1)
-            data = replace(data, root=str(self.place.data)) if isinstance(data, FileDataset) else data
-        return data.world(self.experiment.seed)
+        return self.data.world(self.experiment.seed)
 
     @functools.cached_property
     def worker(self) -> Worker:
@@ -252,7 +257,8 @@ class Site:
         examples, left, record = self.world.examples, [], {k: card[k] for k in ("round", "selection")}
         for c, model in models.items():
             about = (self.experiment, self.worker, examples.classes, c, model, guarded(adapter))
-            left.append(assembled(*about, self._held(c, new=False), record, examples.x.dtype))
+            raw = self.data.raw(self.world, c if self.place.data is None else 0)
+            left.append(assembled(*about, self._held(c, new=False), record, examples.x.dtype, raw))
         leave_models(self.place.folder, left, {"run": self.run, **card, "clients": sorted(models)})
 
     def _held(self, client: int, new: bool) -> Tree:

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import Task
+from ..data.raw import Raw, RawRows, RawTexts
 
 ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
 SLACK = 0.01
 """How far floats may lie outside 0..1 and still be pixels: resampling overshoots a little."""
+
+
+Samples: TypeAlias = Any
+"""What a user may give: a tensor or an array; of a table a data frame or a dict of columns; a list of texts."""
+
+
+def read(x: Samples, raw: Raw | None, who: str) -> Tensor | np.ndarray:
+    """Samples as numbers: raw rows and texts by what was fitted when the model was trained."""
+    if isinstance(x, Tensor | np.ndarray) or raw is None:
+        given: Tensor | np.ndarray = x  # what it is, `taken` says
+        return given
+    if isinstance(raw, RawTexts) and (isinstance(x, str) or not isinstance(x, Sequence)):
+        raise ValueError(f"{who}: x is a {type(x).__name__}, expected a list of texts, or a tensor or array of ids")
+    if isinstance(raw, RawRows) and not isinstance(x, Mapping) and not hasattr(x, "columns"):
+        kinds = "a data frame or a dict of columns, or a tensor or array of numbers"
+        raise ValueError(f"{who}: x is a {type(x).__name__}, expected {kinds}")
+    return raw.of(x, who)
 
 
 def taken(task: Task, x: Tensor | np.ndarray, dtype: torch.dtype, who: str) -> Tensor:

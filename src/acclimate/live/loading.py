@@ -14,6 +14,7 @@ import torch
 from .. import store
 from ..core import Task, Worker
 from ..data import Dataset
+from ..data.raw import of_card
 from ..experiment import loads
 from ..shifts import brfl
 from .folder import CARD, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
@@ -45,8 +46,9 @@ def load_live(path: str | Path, **given: Any) -> Live:
         about = (experiment, worker, tuple(card["classes"]), card["client"], model, trees["session"], card["record"])
         rest = (card["frozen"], card["prepared"], getattr(torch, card["dtype"]), ring)
         known = remembered(card["client"], trees["recent"]) if "recent" in trees else OrderedDict()
+        raw = of_card(card.get("raw"))
         config = card["config"] if isinstance(experiment.data, Elsewhere) else None
-        return Live(*about, *rest, recent=known, labelled=list(card["labelled"]), config=config)
+        return Live(*about, *rest, recent=known, labelled=list(card["labelled"]), config=config, raw=raw)
     except (KeyError, TypeError, AttributeError) as e:
         raise store.RunError(f"{folder / CARD} is damaged: {type(e).__name__} {e}; deploy again") from e
 

@@ -17,9 +17,11 @@ from torch.func import vmap
 
 from ..adapters import NoAdapt
 from ..core import Adapter, Tree, Worker, rng, tree
+from ..data.raw import Raw
 from ..experiment import Experiment, dumps
 from . import folder, inputs
 from .answer import Answer
+from .inputs import Samples
 from .module import module_of
 from .session import Outcome, adapts, begin, cuts, due, request
 
@@ -69,6 +71,8 @@ class Live:
     """Labels that came later, how many answers were right, and how many of the un-adapted model's."""
     config: dict[str, Any] | None = None
     """The experiment as its folder says it, where that holds data that was given as Python objects; else None."""
+    raw: Raw | None = None
+    """How raw rows of a table, or texts, become inputs; None where inputs are given as numbers."""
 
     @property
     def adapter(self) -> Adapter:
@@ -104,9 +108,12 @@ class Live:
         count, right, plain = self.labelled
         return {"labels": count, "accuracy": right / count, "unadapted": plain / count} if count else {"labels": 0}
 
-    def __call__(self, x: Tensor | np.ndarray) -> Answer:
-        """Answer samples and adapt to them. On an error nothing has changed."""
-        x = inputs.taken(self.worker.task, x, self.dtype, "live")
+    def __call__(self, x: Samples) -> Answer:
+        """Answer samples and adapt to them. On an error nothing has changed.
+
+        Where the federation's data is a table, x may be a data frame or a dict of columns; of texts, a list.
+        """
+        x = self._taken(x, "live")
         now, before, ring, outcomes = self.session, self.prepared, self.snapshots.copy(), []
         try:
             for part in self._parts(x):
@@ -121,6 +128,9 @@ class Live:
             self.session, self.prepared, self.snapshots = now, before, ring
             raise
         return self._answer(outcomes, int(now["seen"]))
+
+    def _taken(self, x: Samples, who: str) -> Tensor:
+        return inputs.taken(self.worker.task, inputs.read(x, self.raw, who), self.dtype, who)
 
     def _parts(self, x: Tensor) -> Sequence[Tensor]:
         """A request cut so that windows end where a test stream's batches would."""
@@ -147,9 +157,9 @@ class Live:
         if len(x) >= WINDOW:
             self.prepare(x)
 
-    def prepare(self, x: Tensor | np.ndarray) -> None:
+    def prepare(self, x: Samples) -> None:
         """Show an adapter a whole set of unlabelled samples before its first answer."""
-        x = inputs.taken(self.worker.task, x, self.dtype, "prepare").to(self.key.device)
+        x = self._taken(x, "prepare").to(self.key.device)
         task, predict = self.worker.task, self.worker.predict()
         real = torch.ones(len(x), dtype=torch.bool, device=x.device)
         fresh = self.adapter.init(task, self.model)
@@ -208,14 +218,14 @@ class Live:
             return "the guard has no labelled validation examples of this client to judge by"
         return HELD if self.adapter.calibrates else UNSOUND
 
-    def predict(self, x: Tensor | np.ndarray, batch: int = 256) -> Tensor:
+    def predict(self, x: Samples, batch: int = 256) -> Tensor:
         """Logits [N, classes] with the state as it is; nothing adapts and nothing is remembered.
 
         An adapter that needs a batch sees each sample as the newest of the window, so that a sample is answered alike
         alone and among others; a transductive one sees the samples as a set, `batch` at most. Where the window is not
         full, the un-adapted model answers.
         """
-        x = inputs.taken(self.worker.task, x, self.dtype, "predict")
+        x = self._taken(x, "predict")
         parts = [self._logits(part.to(self.key.device), i * batch) for i, part in enumerate(x.split(batch))]
         return torch.cat(parts).detach().cpu()
 
@@ -313,6 +323,7 @@ class Live:
             "record": self.record,
             "config": self.config or json.loads(dumps(self.experiment)),
         }
+        card |= {} if self.raw is None else {"raw": self.raw.card()}
         changing: Tree = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
         changing["recent"] = answered(self.recent)
         return folder.write(Path(path), card, {"model": self.model, "state": changing}, overwrite)

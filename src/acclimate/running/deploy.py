@@ -11,6 +11,7 @@ import torch
 from ..adapters import Guarded, NoAdapt
 from ..core import Adapter, Best, Engine, State, Tree, Worker, tree
 from ..data import World
+from ..data.raw import Raw
 from ..experiment import Experiment, labels
 from ..live import Live, session
 from ..live.model import WINDOW
@@ -59,7 +60,8 @@ def deploy(
     record = {"round": fit.selected(selection).round, "selection": selection}
     own = validation(fit, client) if chosen.calibrates else {}
     about = (fit.experiment, worker, fit.world.examples.classes, int(client), model, chosen)
-    return assembled(*about, own, record, fit.world.examples.x.dtype, window)
+    raw = fit.experiment.data.raw(fit.world, int(client))
+    return assembled(*about, own, record, fit.world.examples.x.dtype, raw, window)
 
 
 def assembled(
@@ -72,6 +74,7 @@ def assembled(
     held: Tree,
     record: dict[str, Any],
     dtype: torch.dtype,
+    raw: Raw | None = None,
     window: int = WINDOW,
 ) -> Live:
     """A live model out of a client's deployed one; `held` are its labelled validation examples, for a guard."""
@@ -87,6 +90,7 @@ def assembled(
         session=session.begin(worker.task, adapter, model, window, dtype),
         record=record,
         dtype=dtype,
+        raw=raw,
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from ..core.nn.wrapped import Wrap
 from ..core.task import architectures
 from ..experiment import labels
 from ..live import Live, inputs, session
+from ..live.inputs import Samples
 from ..ops import guarding
 from ..ops.losses import entropy
 from .run import Fit
@@ -34,7 +34,7 @@ class CannotJoin(ValueError):
 
 def join(
     fit: Fit,
-    x: Tensor | np.ndarray,
+    x: Samples,
     adapter: Adapter | None = None,
     client: int = 0,
     selection: str = "last",
@@ -54,7 +54,8 @@ def join(
         raise ValueError(f"join: client={client} must be at least 0: newcomers are numbered from 0")
     worker, device = _worker(fit, client, model), fit.engine.device
     dtype = fit.world.examples.x.dtype
-    x = inputs.taken(worker.task, x, dtype, "join").to(device)
+    raw = fit.experiment.data.raw(fit.world, None)
+    x = inputs.taken(worker.task, inputs.read(x, raw, "join"), dtype, "join").to(device)
     deployed = _deployed(fit, worker, client, selection)
     chosen = _choose(fit, worker, deployed, x, adapter, client, selection)
     if chosen.calibrates:
@@ -71,6 +72,7 @@ def join(
         session=tree.to({**start, "adapter": state, **_met(start, x)}, "cpu"),
         prepared=True,
         dtype=dtype,
+        raw=raw,
     )
     before = worker.predict()(deployed, x).logits
     record = {

@@ -30,6 +30,7 @@ from . import protocol
 from .desk import Desk, Rules
 from .ledger import ACTS, Conflict
 from .protocol import Denied
+from .raw_inputs import described
 from .records import Ask
 from .scoreboard import Scoreboard
 from .service import Service
@@ -48,6 +49,8 @@ class Limits:
     """Bytes of a body."""
     samples: int = 256
     """Samples of a request."""
+    seconds: float = 60.0
+    """How long a body may take to arrive: who sends a byte now and then would hold memory and a connection for ever."""
 
 
 def say(event: str, level: int = logging.INFO, **about: Any) -> None:
@@ -178,11 +181,15 @@ class Front:
         if how.strip().lower() not in ("", "identity"):  # a small body that unpacks to a huge one would fill memory
             raise Denied(415, f"Content-Encoding: {how[:40]!r} must be identity; send the body as it is")
         parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self.limits.body:
-                raise Denied(413, f"body: more than {self.limits.body} bytes")
-            parts.append(part)
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self.limits.body:
+                        raise Denied(413, f"body: more than {self.limits.body} bytes")
+                    parts.append(part)
+        except TimeoutError:
+            raise Denied(408, f"body: {size} bytes in {self.limits.seconds:g} s, and it is not over") from None
         return b"".join(parts)
 
     async def _document(self, request: Request) -> dict[str, Any]:
@@ -194,6 +201,8 @@ class Front:
         client = self._client(request.path_params["client"]) if "client" in request.path_params else None
         if client is not None:
             self._admit(request, client)
+        elif self.tokens is not None and not self.tokens.knows(request.headers.get("authorization")):
+            raise Denied(401, "Authorization: must be 'Bearer TOKEN' with that of the client")  # before a body is read
         raw = await self._body(request)
         body, rest = protocol.split(raw, request.headers.get("inference-header-content-length"))
         if client is None:
@@ -204,7 +213,7 @@ class Front:
             self._admit(request, client)
         shell = self.host.shells[self.host.rows[client]]
         names, id = protocol.wanted(body), protocol.identifier(body)
-        x = protocol.samples(body, rest, self.host.task, shell.dtype, self.limits.samples)
+        x = protocol.samples(body, rest, self.host.task, shell.dtype, self.limits.samples, shell.raw)
         answer = await self.desk.ask(Ask(client, id, x))
         if not bool(torch.isfinite(answer.probabilities).all()):
             raise Denied(
@@ -284,8 +293,10 @@ class Front:
         shell = self.host.shells[0]
         clients = self.host.clients if client is None else [client]
         found = protocol.metadata(self.name, clients, self.host.task, shell.dtype, len(shell.classes))
+        about = {"raw_inputs": described(shell.raw)} if shell.raw is not None else {}
         if client is not None:
-            found["parameters"] = {"digest": await self.desk.do(self.host.digest, client)}
+            about["digest"] = await self.desk.do(self.host.digest, client)
+        found |= {"parameters": about} if about else {}
         return JSONResponse(found)
 
     async def ready(self, request: Request) -> Response:

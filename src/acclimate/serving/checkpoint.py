@@ -99,6 +99,7 @@ def resumed(folder: Path, lives: Sequence[Live]) -> list[Live]:
     """
     old = {live.client: live for live in started(folder)}
     for live in lives:
+        old[live.client].raw = live.raw  # how inputs are read is no part of the log, which holds them as they were read
         if other := differ(form(live), form(old[live.client])):
             what = "adapter, or another setting" if other == "experiment" else other
             raise store.RunError(

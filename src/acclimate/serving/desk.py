@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..live import Answer
+from ..store import RunError
 from .protocol import Denied
 from .records import Ask
 from .service import Service
@@ -57,11 +58,11 @@ class Desk:
 
     async def ask(self, ask: Ask) -> Answer:
         """The answer to a request; `Denied` with 429 where too many wait already."""
-        if ask.id and (old := self.service.ledger.again(ask)) is not None:
+        if (old := await self._again(ask)) is not None:
             return old
         if ask.id and (ask.client, ask.id) in self.pending:
             answer = await asyncio.shield(self.pending[ask.client, ask.id])
-            return self.service.ledger.again(ask) or answer
+            return await self._again(ask) or answer
         if self.closing:
             raise Denied(503, "the server stops")
         mine = self.queues.get(ask.client)
@@ -75,6 +76,13 @@ class Desk:
             self.pending[ask.client, ask.id] = done
         self._wake.set()
         return await asyncio.shield(done)
+
+    async def _again(self, ask: Ask) -> Answer | None:
+        """The answer that this request had, where it came before; the log is read by its one writer, which deletes."""
+        if (ask.client, ask.id) not in self.service.ledger.known:
+            return None
+        found: Answer | None = await self.do(self.service.ledger.again, ask)
+        return found
 
     async def do(self, f: Callable[..., Any], *given: Any) -> Any:
         """Run something on the service, between two steps."""
@@ -90,18 +98,24 @@ class Desk:
             await self._collect()
             batch = self._batch()
             asks, began = [w.ask for w in batch], time.perf_counter()
+            results = await self._answered(asks)
+            for w, result in zip(batch, results, strict=True):
+                self._finish(w, result)
+            done = [(ask, r) for ask, r in zip(asks, results, strict=True) if not isinstance(r, Exception)]
             try:
-                answers = await self.do(self.service.answer, asks)
-            except Exception as e:
-                for w in batch:
-                    self._finish(w, e)
-                continue
-            for w, answer in zip(batch, answers, strict=True):
-                self._finish(w, answer)
-            try:
-                self.watch(asks, answers, time.perf_counter() - began)
+                if done:
+                    self.watch([a for a, _ in done], [r for _, r in done], time.perf_counter() - began)
             except Exception:  # counting must not end the one writer, for which all would then wait
                 log.exception("unexpected")
+
+    async def _answered(self, asks: list[Ask]) -> list[Answer | Exception]:
+        """The answers of a step; where it fails, each request alone, so that one does not take others with it."""
+        try:
+            return list(await self.do(self.service.answer, asks))
+        except Exception as e:
+            if len(asks) == 1 or isinstance(e, RunError):  # a full disk is the same for all
+                return [e] * len(asks)
+        return [(await self._answered([ask]))[0] for ask in asks]
 
     def stop(self) -> None:
         """Take no more requests; `run` ends when those that wait are answered."""

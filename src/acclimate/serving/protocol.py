@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ..core import Task
+from ..data.raw import Raw
 from ..live import Answer
 from ..live.inputs import taken
+from . import raw_inputs
 
 DATATYPES: dict[str, np.dtype[Any]] = {"UINT8": np.dtype("<u1"), "FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
 OUTPUTS = ("probabilities", "labels", "classes", "ids", "adapted")
@@ -56,9 +58,16 @@ def split(raw: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
     return document(raw[: int(header)]), raw[int(header) :]
 
 
-def samples(body: Mapping[str, Any], rest: bytes, task: Task, dtype: torch.dtype, most: int) -> Tensor:
+def samples(
+    body: Mapping[str, Any], rest: bytes, task: Task, dtype: torch.dtype, most: int, raw: Raw | None = None
+) -> Tensor:
     """The samples of an inference request, in the form of the federation's data."""
     inputs = body.get("inputs")
+    if raw is not None and raw_inputs.given(inputs, raw):
+        try:
+            return taken(task, raw_inputs.read(body["inputs"], rest, raw, most), dtype, "inputs")
+        except ValueError as e:  # it may quote half a character, which no reply can hold
+            raise Denied(400, str(e).encode("utf-8", "replace").decode()) from None
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise Denied(400, f"inputs: {_short(inputs)} must be a list of one tensor: the samples")
     one = inputs[0]

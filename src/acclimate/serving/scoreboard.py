@@ -39,7 +39,6 @@ class Tally:
     entropy: float | None = None
     """Mean entropy of the answers, in nats, over about the last 50 requests."""
     holding: bool = False
-    measured: dict[str, float | int] = field(default_factory=dict)
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
     def note(self, what: str) -> None:

@@ -38,13 +38,20 @@ class Tokens:
 
     def admits(self, header: str | None, client: int | None = None) -> bool:
         """Whether an Authorization header has the administrator's token, or that of the client."""
-        scheme, _, token = (header or "").partition(" ")
-        if scheme.lower() != "bearer" or not token:
-            return False
-        mine = hashed(token.strip())
-        allowed = [self.admin, *([self.clients[client]] if client in self.clients else [])]
-        fits = [hmac.compare_digest(mine, one) for one in allowed]  # all are compared, whichever fits
-        return any(fits)
+        return _fits(header, [self.admin, *([self.clients[client]] if client in self.clients else [])])
+
+    def knows(self, header: str | None) -> bool:
+        """Whether an Authorization header has any token of these."""
+        return _fits(header, [self.admin, *self.clients.values()])
+
+
+def _fits(header: str | None, allowed: Sequence[str]) -> bool:
+    scheme, _, token = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        return False
+    mine = hashed(token.strip())
+    fits = [hmac.compare_digest(mine, one) for one in allowed]  # all are compared, whichever fits
+    return any(fits)
 
 
 def load(path: Path) -> Tokens:

@@ -1,0 +1,172 @@
+"""Raw rows and texts as a live model meets them: brought into its inputs by what was fitted when it was trained."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..ops import text as text_ids
+from . import columns
+from .tokenizing import Tokenizing
+from .world import Feature, Scale
+
+FILES = (".csv", ".tsv", ".gz", ".txt", ".parquet", ".pq")
+"""Endings of files of raw rows or texts."""
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """Rows of a table: columns by name, as they stand in a file, a data frame or a dict."""
+
+    features: tuple[Feature, ...]
+    """What each input stands for, and what a missing number is filled with."""
+    scale: Scale | None = None
+    """The client's own mean and deviation, where its rows are scaled by these and not in the model."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that are read, and of each `number` or `word`."""
+        return {f.column: "word" if f.kind == "word" else "number" for f in self.features}
+
+    def of(self, table: Any, where: str) -> np.ndarray:
+        """Inputs [N, features] of a data frame, or of a dict of columns; other columns are left alone."""
+        names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
+        self._check(names, where)
+        given = {n: _values(table[n], n, where) for n in self.columns}
+        rows = {name: len(values) for name, values in given.items()}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"{where}: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows")
+        x = np.empty((len(next(iter(given.values()))), len(self.features)), np.float32)
+        read = {n: _numbers(given[n], n, where) if k == "number" else _words(given[n]) for n, k in self.columns.items()}
+        with np.errstate(over="ignore"):
+            for i, feature in enumerate(self.features):
+                x[:, i] = _input(feature, read[feature.column])
+        if not np.isfinite(x).all():
+            row, i = np.argwhere(~np.isfinite(x))[0]
+            raise ValueError(
+                f"{where}: the column {self.features[i].column!r} is beyond 32 bits in row {row + 1}, above 3e38"
+            )
+        if self.scale is None:
+            return x
+        mean, std = (np.array(v, np.float32) for v in self.scale)
+        scaled: np.ndarray = (x - mean) / std
+        return scaled
+
+    def _check(self, names: Sequence[Any], where: str) -> None:
+        for name in self.columns:
+            if name not in names:
+                near = difflib.get_close_matches(name, map(str, names), n=1, cutoff=0.5)
+                hint = f" (is it {near[0]!r}?)" if near else ""
+                raise ValueError(
+                    f"{where}: has no column {name!r}{hint}; the model takes {_some(list(self.columns))}, "
+                    f"and given are {_some(list(map(str, names))) or 'none'}"
+                )
+
+    def file(self, path: Path) -> np.ndarray:
+        """Inputs of the rows of a CSV or Parquet file."""
+        self._check(columns.names_in(path), str(path))
+        return self.of(columns.cells(path, list(self.columns)), str(path))
+
+    def card(self) -> dict[str, Any]:
+        """As JSON."""
+        found = {"rows": [list(f) for f in self.features]}
+        return found if self.scale is None else {**found, "scale": [list(v) for v in self.scale]}
+
+
+@dataclass(frozen=True)
+class RawTexts:
+    """Texts, which become so many token ids each."""
+
+    length: int
+    column: str = "text"
+    """Where a CSV file has them."""
+    tokenizer: str = ""
+    """The JSON of a tokenizer; empty: bytes."""
+
+    def of(self, texts: Any, where: str) -> np.ndarray:
+        """Inputs [N, length] of a list of texts."""
+        found = list(texts)
+        for i, text in enumerate(found):
+            if not isinstance(text, str) or not text.strip():
+                what = "is empty" if isinstance(text, str) else f"is a {type(text).__name__}, expected a text"
+                raise ValueError(f"{where}: text {i + 1} {what}")
+            if not text.isascii() and text != text.encode("utf-8", "ignore").decode():
+                raise ValueError(f"{where}: text {i + 1} holds half a character, which UTF-8 has no bytes for")
+        found = [text.strip() for text in found]
+        if self.tokenizer:
+            return Tokenizing.of(self.tokenizer, where).encode(found, self.length)
+        return text_ids.encode(found, self.length)
+
+    def file(self, path: Path) -> np.ndarray:
+        """Inputs of the lines of a text file, or of a column of a CSV or Parquet file."""
+        if path.suffix.lower() == ".txt":
+            return self.of(list(columns.lines(path)), str(path))
+        names = columns.names_in(path)
+        if self.column not in names:
+            raise ValueError(f"{path}: has no column {self.column!r} of texts; its columns are {_some(names)}")
+        return self.of(columns.cells(path, [self.column])[self.column], str(path))
+
+    def card(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"texts": asdict(self)}
+
+
+Raw: TypeAlias = RawRows | RawTexts
+"""How what a user has becomes inputs."""
+
+
+def of_card(card: Mapping[str, Any] | None) -> Raw | None:
+    """The record that `card` was made of; None where there is none."""
+    if card is None:
+        return None
+    if "texts" in card:
+        return RawTexts(**card["texts"])
+    scale = Scale(*map(tuple, card["scale"])) if "scale" in card else None
+    return RawRows(tuple(Feature(*f) for f in card["rows"]), scale)
+
+
+def _values(values: Any, name: str, where: str) -> np.ndarray:
+    found = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values, dtype=object)
+    if found.ndim != 1:
+        raise ValueError(f"{where}: the column {name!r} has shape {found.shape}; it must have one value per row")
+    return found
+
+
+def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
+    """Numbers, NaN where one is missing."""
+    if values.dtype.kind in "OUT":
+        cells = [columns.number(v) if isinstance(v, str) else v for v in values]
+        bad = [i for i, c in enumerate(cells) if c is None and isinstance(values[i], str)]
+        if bad:
+            says = f"holds {values[bad[0]][:40]!r} in row {bad[0] + 1}, and is a column of numbers"
+            raise ValueError(f"{where}: the column {name!r} {says}")
+        values = np.array(cells, dtype=object)
+    try:
+        found = columns.of_values(name, values)
+    except OverflowError:
+        raise ValueError(f"{where}: the column {name!r} has a number beyond 32 bits, above 3e38") from None
+    if found.numbers is None:
+        raise ValueError(f"{where}: the column {name!r} holds {found.words[0]!r}, and is a column of numbers")
+    return found.numbers
+
+
+def _words(values: np.ndarray) -> np.ndarray:
+    """Words as text, empty where one is missing."""
+    cells = ("" if v is None or v != v else str(v).strip() for v in map(columns.known, values.tolist()))
+    return np.array(["" if c.casefold() in columns.MISSING else c for c in cells], dtype=object)
+
+
+def _input(feature: Feature, values: np.ndarray) -> np.ndarray:
+    if feature.kind == "word":
+        return np.equal(values, feature.word)
+    missing = np.isnan(values)
+    return missing if feature.kind == "missing" else np.where(missing, feature.fill, values)
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
