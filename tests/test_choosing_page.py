@@ -135,6 +135,23 @@ def test_the_table_of_corruptions_is_the_stored_one():
     assert {r["adapter"] for r in kept.values() if "mean" in r} == set(table)
 
 
+def test_claims_of_the_literature_are_held_against_the_stored_rows():
+    kept = json.loads((ROOT / "results" / "adapters" / "cifar10c.json").read_text())["rows"]
+    lines = [line for line in PAGE.splitlines() if re.match(r"\| `(episodic|continual|correlated)` \| `", line)]
+    claims = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+    assert len(claims) == 17
+    verdicts = []
+    for stream, above, below, points, verdict in claims:
+        first, second = (kept.get(f"{name} {stream}", {}).get("mean") for name in (above, below))
+        apart = None if first is None or second is None else first - second
+        assert points == ("" if apart is None else f"{apart:+.2f}"), (stream, above, below)
+        assert verdict == ("not measured" if apart is None else "holds" if apart > 0 else "does not hold")
+        verdicts.append((verdict, above))
+    said_so = {("does not hold", "rotta")}
+    assert {v for v in verdicts if v[0] == "does not hold"} == said_so and "two do not hold, both of RoTTA" in PAGE
+    assert kept["eata continual"]["mean"] == kept["bn continual"]["mean"]  # "`eata` is `bn` here"
+
+
 def test_the_parts_of_rotta_are_the_stored_ones():
     kept = json.loads((ROOT / "results" / "adapters" / "rotta-cpu.json").read_text())["rows"]
     table, mean = rows("takes its parts away"), {name: row["mean"] for name, row in kept.items()}
