@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,39 @@ def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
     return "\n".join(lines)
 
 
+def means(rows: Iterable[Row], alpha: float) -> dict[str, dict[str, float]]:
+    """Accuracy by case and stream, the mean over seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for r in rows:
+        if r["alpha"] == alpha and "accuracy" in r:
+            found.setdefault(r["case"], {}).setdefault(r["stream"], []).append(r["accuracy"])
+    return {case: {s: statistics.mean(v) for s, v in own.items()} for case, own in found.items()}
+
+
+def not_adapted(case: str) -> str:
+    """The case that has the same model and does not adapt: what is only noted beside a model does not change it."""
+    method, _, personal = case.partition("/")[0].partition("+")
+    return f"{method}+finetune/none" if personal == "finetune" else f"{method}/none"
+
+
+def verdicts(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
+    """Which cases are above not adapting on every stream, and which above FedTHE on every stream or in the mean."""
+    found = {case: own for case, own in means(rows, alpha).items() if set(names) <= set(own)}
+
+    def above(than: Callable[[str], str]) -> list[str]:
+        known = {case: found[than(case)] for case in found if than(case) in found}
+        return [c for c, other in known.items() if all(found[c][s] > other[s] for s in names)]
+
+    the = found.get("fedthe/the", {})
+    mean = [c for c in found if the and sum(found[c][s] for s in names) > sum(the[s] for s in names)]
+    told = {
+        "above not adapting on every stream": above(not_adapted),
+        "above FedTHE on every stream": above(lambda case: "fedthe/the"),
+        "above FedTHE in the mean over streams": mean,
+    }
+    return "\n".join(f"{what}: {', '.join(cases) or 'none'}" for what, cases in told.items())
+
+
 def read(path: Path, study: Row) -> dict[str, Row]:
     """The rows that a file has; an error where they are of another study."""
     if not path.exists():
@@ -173,7 +206,9 @@ def main() -> None:
                     )
             torch.cuda.empty_cache()
     for alpha in given.alphas:
-        print(f"\nDirichlet({alpha})\n\n{table(rows.values(), names, alpha)}")
+        print(
+            f"\nDirichlet({alpha})\n\n{table(rows.values(), names, alpha)}\n\n{verdicts(rows.values(), names, alpha)}"
+        )
 
 
 if __name__ == "__main__":

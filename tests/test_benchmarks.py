@@ -187,6 +187,30 @@ def test_a_training_is_kept_and_read_again(bench, tmp_path, monkeypatch):
         harness.trained(replace(experiment, seed=4), tmp_path)
 
 
+def test_who_is_above_not_adapting_and_above_fedthe(bench):
+    brfl = bench("brfl")
+    accuracies = {
+        "fedavg/none": (50, 40), "fedavg/bn": (60, 39), "fedavg/cut": (99,), "fedavg+fisher/eata": (51, 41),
+        "fedavg+finetune/none": (70, 30), "fedavg+finetune/tent": (69, 90), "fedthe/none": (55, 40),
+        "fedthe/the": (65, 45),
+    }  # fmt: skip
+    rows = [
+        {"case": case, "alpha": 0.1, "stream": stream, "seed": seed, "accuracy": a + way}
+        for case, both in accuracies.items()
+        for stream, a in zip(("original", "mixture"), both, strict=False)
+        for seed, way in ((0, 2.0), (1, -2.0))
+    ]
+    rows += [{"case": "fedavg/note", "alpha": 0.1, "stream": "original", "seed": 0, "refused": "no such layer"}]
+    rows += [{**r, "alpha": 1.0, "accuracy": 0.0} for r in rows if "accuracy" in r]
+    assert brfl.means(rows, 0.1)["fedavg/bn"] == {"original": 60, "mixture": 39}
+    assert brfl.verdicts(rows, ["original", "mixture"], 0.1).splitlines() == [
+        "above not adapting on every stream: fedavg+fisher/eata, fedthe/the",
+        "above FedTHE on every stream: fedavg+finetune/tent",
+        "above FedTHE in the mean over streams: fedavg+finetune/tent",
+    ]
+    assert "every stream: none" in brfl.verdicts(rows, ["original", "mixture"], 1.0)
+
+
 def test_seeds_of_an_entry_are_not_measured_again(bench, tmp_path):
     together = bench("together")
     given = argparse.Namespace(
