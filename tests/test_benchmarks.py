@@ -209,6 +209,12 @@ def test_who_is_above_not_adapting_and_above_fedthe(bench):
         "above FedTHE in the mean over streams: fedavg+finetune/tent",
     ]
     assert "every stream: none" in brfl.verdicts(rows, ["original", "mixture"], 1.0)
+    rows = [{**r, "ms_per_sample": 0.1 + r["seed"], "peak_memory_gib": 1.0 + r["seed"]} for r in rows]
+    study = {"data": "digits", "clients": 3, "model": "cnn", "rounds": 2}
+    lines = brfl.page(rows, ["original", "mixture"], [0.1], study).splitlines()
+    assert "digits, 3 clients, cnn, 2 rounds; seeds 0, 1; accuracy in percent." in lines
+    assert "| fedavg/bn | 60.0 | 39.0 | 0.600 | 2.00 |" in lines and "| fedavg/cut | 99.0 |  | 0.600 | 2.00 |" in lines
+    assert "above FedTHE on every stream: fedavg+finetune/tent" in lines
 
 
 def test_seeds_of_an_entry_are_not_measured_again(bench, tmp_path):
