@@ -226,10 +226,9 @@ def main() -> None:
                         flush=True,
                     )
             torch.cuda.empty_cache()
-    for alpha in given.alphas:
-        print(
-            f"\nDirichlet({alpha})\n\n{table(rows.values(), names, alpha)}\n\n{verdicts(rows.values(), names, alpha)}"
-        )
+    told = page(rows.values(), names, given.alphas, study)
+    store.write(given.out.with_suffix(".md"), told)
+    print(f"\n{told}")
 
 
 if __name__ == "__main__":
