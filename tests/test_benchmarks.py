@@ -187,6 +187,15 @@ def test_a_training_is_kept_and_read_again(bench, tmp_path, monkeypatch):
         harness.trained(replace(experiment, seed=4), tmp_path)
 
 
+def test_an_adapters_name_may_have_settings_behind_it(bench):
+    of = bench("adapters").adapter_of
+    assert of("rotta") == ac.adapters.RoTTA() and of("rotta:uncertainty=0") == ac.adapters.RoTTA(uncertainty=0.0)
+    both = of("eata:redundancy=0.4:opt.lr=0.001")
+    assert (both.redundancy, both.opt) == (0.4, replace(ac.adapters.EATA().opt, lr=0.001))
+    with pytest.raises(Exception, match="uncertain"):
+        of("rotta:uncertain=0")
+
+
 def test_who_is_above_not_adapting_and_above_fedthe(bench):
     brfl = bench("brfl")
     accuracies = {
