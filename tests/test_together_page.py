@@ -1,6 +1,7 @@
 """The guide to clients that adapt together says what is stored."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,26 +19,26 @@ def entry(name):
 
 
 def tables():
-    """Rows of all tables by variants of an exchange: how many clients (None: the digits'), which adapter, numbers."""
+    """Rows of all tables by variants of an exchange: the entry of CIFAR-10 (None: the digits'), adapter, numbers."""
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and len(cells) in (8, 9) and {*cells[:2]} & {*INSIDE, "bytes per client"}:
-            clients, *rest = cells if len(cells) == 9 else (None, *cells)
-            yield clients, rest[0], [cell.split(" ±")[0].strip("*").replace(",", "") for cell in rest[1:]]
+            who, *rest = cells if len(cells) == 9 else (None, *cells)
+            name = who and "cifar10, {} clients, batch {}".format(*re.fullmatch(r"(\d+) \((\d+)\)", who).groups())
+            yield name, rest[0], [cell.split(" ±")[0].strip("*").replace(",", "") for cell in rest[1:]]
 
 
 def test_every_table_is_a_stored_entry():
     seen = []
-    for clients, inside, numbers in tables():
-        rows = entry(f"cifar10, {clients} clients, batch 16" if clients else "digits, 20 clients, batch 16")
+    for name, inside, numbers in tables():
+        rows = entry(name or "digits, 20 clients, batch 16")
         if inside == "bytes per client":
             assert [int(n) for n in numbers] == [rows[f"Tent: {how}"]["exchanged_bytes"] for how in HOW]
         else:
             expected = [100 * rows[f"{INSIDE[inside]}: {how}"]["accuracy"] for how in HOW]
             assert [float(n) for n in numbers] == pytest.approx(expected, abs=0.0051)
-        seen.append(clients)
-    cifar = [name.split()[1] for name in STORED if name.startswith("cifar10")]
-    assert seen == [None] * 3 + [c for c in cifar for _ in range(3)]
+        seen.append(name)
+    assert seen == [None] * 3 + [name for name in STORED if name.startswith("cifar10") for _ in range(3)]
 
 
 def test_sentences_about_cifar10():
