@@ -130,12 +130,17 @@ def adapted(name):
     return json.loads((ROOT / "results" / "adapters" / f"{name}.json").read_text())["rows"]
 
 
-@pytest.mark.parametrize(
-    ("heading", "file"),
-    [("### One model, fifteen corruptions", "cifar10c"), ("#### Models without the batch", "cifar10c-iabn")],
-)
-def test_the_tables_of_corruptions_are_the_stored_ones(heading, file):
-    kept, table = adapted(file), rows(heading)
+TABLES = {
+    "cifar10c": "### One model, fifteen corruptions",
+    "cifar10c-iabn": "#### Models without the batch",
+    "cifar10c-settings": "#### Other settings",
+    "cifar10c-group": "#### With group norm",
+}
+
+
+@pytest.mark.parametrize("file", sorted(p.stem for p in (ROOT / "results" / "adapters").glob("cifar10c*.json")))
+def test_the_tables_of_corruptions_are_the_stored_ones(file):
+    kept, table = adapted(file), rows(TABLES[file])
     for name, row in table.items():
         for stream, said in row.items():
             mean = kept.get(f"{name} {stream}", {}).get("mean")
