@@ -6,6 +6,7 @@ corruption, in shuffled order; `correlated` too, with classes in waves (Dirichle
 
     python benchmarks/adapters.py --weights cifar10_resnet20.th [--adapters tent,cotta] [--streams episodic,continual]
         [--samples 10000] [--device cuda]
+    python benchmarks/adapters.py --weights cifar10_resnet20.th --adapters sar:opt.lr=0.001 --out settings.json
     python benchmarks/adapters.py --norm iabn --epochs 30 --adapters none,note,tent --out iabn.json
     python benchmarks/adapters.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
 
@@ -32,6 +33,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.core import SGD, Adapter, Cosine, Protocol, Shards, Task, Work, Worker, fit, rng
 from acclimate.experiment import catalogue
+from acclimate.experiment.settings import expand
 from acclimate.ops import disk_cache
 from acclimate.ops.augment import FlipCrop
 from acclimate.ops.hashing import content_hash
@@ -45,6 +47,14 @@ MOMENTS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH, WAVES, SLOTS = 200, 0.1, 100
 PERSONAL = {"eata": "fisher", "bbse": "confusion", "knn": "memory", "neo-client": "means", "santa": "means"}
 """What some adapters need of the training data: here all of it is one client's."""
+
+
+def adapter_of(name: str) -> Adapter:
+    """An adapter of the catalogue; its name may have settings behind it, as `sar:opt.lr=0.001` has."""
+    name, *given = name.split(":")
+    if not given:
+        return catalogue.ADAPTERS[name]
+    return expand([f"adapters={name}", *(f"adapters.{name}.{one}" for one in given)])[0].adapters[0]
 
 
 def corrupted(x: Tensor, kind: str, seed: int = 0) -> Tensor:
@@ -97,8 +107,8 @@ class Source:
 
     def served(self, adapter: str, test: Shards) -> dict[str, Any]:
         """Accuracy per client in percent, milliseconds per sample and the peak of memory; or why it cannot serve."""
-        engine, models = self.deployed(test.clients, PERSONAL.get(adapter, "none"))
-        record: Adapter = catalogue.ADAPTERS[adapter]
+        engine, models = self.deployed(test.clients, PERSONAL.get(adapter.partition(":")[0], "none"))
+        record = adapter_of(adapter)
         if reason := record.refusal(self.worker.task, engine.model_of(models, 0)):
             return {"refused": reason}
         if record.calibrates:

@@ -9,6 +9,8 @@ that every adapter can serve it.
         [--data cifar10] [--device cuda]
     python benchmarks/brfl.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
 
+Tables and who is above whom are written beside the file, as Markdown.
+
 Milliseconds are those of a second time, when everything is recorded; `first_ms_per_sample` has the recording in it.
 What took longer than --patience seconds is not served again. Rows that are in the file already are not run again, and
 with --trainings FOLDER no training that was kept there, so a run that was cut goes on where it was.
@@ -19,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,15 +97,65 @@ def measured(lab: Deployed, case: Case, stream: str, seed: int, patience: float)
 
 
 def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
-    """Means over seeds as Markdown, a row per deployment and adapter, and the median of milliseconds per sample."""
+    """Means over seeds as Markdown, a row per deployment and adapter: accuracy, the median of milliseconds per sample,
+    and the largest peak of memory, where there is one."""
     rows = [r for r in rows if r["alpha"] == alpha and "accuracy" in r]
-    lines = ["| | " + " | ".join(names) + " | ms per sample |", "|---|" + "---:|" * (len(names) + 1)]
-    for label in dict.fromkeys(r["case"] for r in rows):
+    lines = ["| | " + " | ".join(names) + " | ms per sample | GiB |", "|---|" + "---:|" * (len(names) + 2)]
+    for label, streams in means(rows, alpha).items():
         own = [r for r in rows if r["case"] == label]
-        cells = [[r["accuracy"] for r in own if r["stream"] == s] for s in names]
-        shown = [f"{statistics.mean(c):.1f}" if c else "" for c in cells]
-        lines.append(f"| {label} | {' | '.join(shown)} | {statistics.median(r['ms_per_sample'] for r in own):.3f} |")
+        shown = [f"{streams[s]:.1f}" if s in streams else "" for s in names]
+        memory = max((r["peak_memory_gib"] for r in own if "peak_memory_gib" in r), default=None)
+        shown += [
+            f"{statistics.median(r['ms_per_sample'] for r in own):.3f}",
+            "" if memory is None else f"{memory:.2f}",
+        ]
+        lines.append(f"| {label} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def page(rows: Iterable[Row], names: Sequence[str], alphas: Sequence[float], study: Row) -> str:
+    """All tables and what follows from them, as Markdown."""
+    rows = list(rows)
+    about = "{data}, {clients} clients, {model}, {rounds} rounds".format(**study)
+    seeds = sorted({r["seed"] for r in rows})
+    parts = [f"# Every adapter on every stream\n\n{about}; seeds {', '.join(map(str, seeds))}; accuracy in percent."]
+    for alpha in alphas:
+        told = verdicts(rows, names, alpha).replace("\n", "\n\n")
+        parts.append(f"## Dirichlet({alpha})\n\n{table(rows, names, alpha)}\n\n{told}")
+    return "\n\n".join(parts) + "\n"
+
+
+def means(rows: Iterable[Row], alpha: float) -> dict[str, dict[str, float]]:
+    """Accuracy by case and stream, the mean over seeds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for r in rows:
+        if r["alpha"] == alpha and "accuracy" in r:
+            found.setdefault(r["case"], {}).setdefault(r["stream"], []).append(r["accuracy"])
+    return {case: {s: statistics.mean(v) for s, v in own.items()} for case, own in found.items()}
+
+
+def not_adapted(case: str) -> str:
+    """The case that has the same model and does not adapt: what is only noted beside a model does not change it."""
+    method, _, personal = case.partition("/")[0].partition("+")
+    return f"{method}+finetune/none" if personal == "finetune" else f"{method}/none"
+
+
+def verdicts(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
+    """Which cases are above not adapting on every stream, and which above FedTHE on every stream or in the mean."""
+    found = {case: own for case, own in means(rows, alpha).items() if set(names) <= set(own)}
+
+    def above(than: Callable[[str], str]) -> list[str]:
+        known = {case: found[than(case)] for case in found if than(case) in found}
+        return [c for c, other in known.items() if all(found[c][s] > other[s] for s in names)]
+
+    the = found.get("fedthe/the", {})
+    mean = [c for c in found if the and sum(found[c][s] for s in names) > sum(the[s] for s in names)]
+    told = {
+        "above not adapting on every stream": above(not_adapted),
+        "above FedTHE on every stream": above(lambda case: "fedthe/the"),
+        "above FedTHE in the mean over streams": mean,
+    }
+    return "\n".join(f"{what}: {', '.join(cases) or 'none'}" for what, cases in told.items())
 
 
 def read(path: Path, study: Row) -> dict[str, Row]:
@@ -145,6 +197,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/adapters/brfl.json"))
     given = parser.parse_args()
     study = {"data": given.data, "clients": given.clients, "rounds": given.rounds, "model": "cnn-bn"}
+    if given.merge:
+        study = json.loads(given.merge[0].read_text())["study"]
     rows, names = read(given.out, study), given.streams.split(",")
     if given.merge:
         parts = [json.loads(p.read_text())["environment"] for p in given.merge]
@@ -172,8 +226,9 @@ def main() -> None:
                         flush=True,
                     )
             torch.cuda.empty_cache()
-    for alpha in given.alphas:
-        print(f"\nDirichlet({alpha})\n\n{table(rows.values(), names, alpha)}")
+    told = page(rows.values(), names, given.alphas, study)
+    store.write(given.out.with_suffix(".md"), told)
+    print(f"\n{told}")
 
 
 if __name__ == "__main__":

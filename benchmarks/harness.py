@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -163,11 +164,11 @@ PLACES = ("--out", "--trainings", "--blazefl", "--pfllib")
 
 
 def command(argv: Sequence[str] | None = None) -> str:
-    """The command line without the places that things are written to."""
+    """The command line without the places that things are written to; of files it names no folders."""
     script, *words = sys.argv if argv is None else argv
     kept = [w for before, w in zip(["", *words], words, strict=False) if not {before, w} & set(PLACES)]
     kept = [w for w in kept if not w.startswith(tuple(f"{option}=" for option in PLACES))]
-    return shlex.join(["python", f"benchmarks/{Path(script).name}", *kept])
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *(re.sub(r"(^|=)/.*/", r"\1", w) for w in kept)])
 
 
 def trained(experiment: ac.Experiment, folder: Path | None) -> ac.Fit:

@@ -3,7 +3,8 @@
 Each of the fifteen corruptions by itself, in shuffled order, as `episodic` of `adapters.py`. Accuracy in percent by
 fifths of the stream, mean over corruptions. `statistics only` never learns: the norm layers' parameters are the
 source's. The memory then holds, in its place of 64, recent and sure samples of all classes (as published), recent ones
-of all classes (uncertainty=0), or simply the last 64 of the stream.
+of all classes (uncertainty=0), or simply the last 64 of the stream. Halves of batches tell whether sure samples have
+statistics of their own.
 
     python benchmarks/rotta.py --weights cifar10_resnet20.th [--samples 10000] [--kinds fog,snow] [--batch 200]
         [--device cuda] [--out results/adapters/rotta.json]
@@ -29,8 +30,9 @@ from acclimate import store
 from acclimate.adapters import BNStats, RoTTA
 from acclimate.core import Adapter, Predict, Protocol, Shards, Task, Tree, rng, tree
 from acclimate.core.adapter import Wrapping
+from acclimate.ops.losses import entropy
 from acclimate.ops.memories import pixels
-from acclimate.ops.memory_norms import RobustNorm
+from acclimate.ops.memory_norms import CountedNorm, RobustNorm
 from acclimate.ops.params import with_vars
 from acclimate.running.build import device_of
 from acclimate.shifts.base import frost
@@ -59,8 +61,24 @@ class Last(Statistics):
         return {**memory, **{k: torch.cat((memory[k], v))[-self.capacity :] for k, v in last.items()}}
 
 
+@dataclass(frozen=True)
+class HalfBatch(Adapter):
+    """Every batch is normalised with the statistics of its half of lower entropy, or of any half of it."""
+
+    sure: bool = True
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        value = entropy(predict(model, x, "still").logits) if self.sure else rng.uniform(key, len(x))
+        counts = (value <= value.median()).to(torch.float32)
+        return predict(model, x, CountedNorm(counts)).logits, state
+
+
 FORMS: dict[str, Adapter] = {
     "bn": BNStats(),
+    "half of the batch": HalfBatch(sure=False),
+    "the surer half of the batch": HalfBatch(),
     "statistics only, the last 64": Last(),
     "statistics only, recent": Statistics(uncertainty=0.0),
     "statistics only": Statistics(),

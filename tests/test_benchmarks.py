@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 import acclimate as ac
 from acclimate.core import exchange
 from acclimate.models import CNN
+from support import equal
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -173,11 +175,82 @@ def test_precisions_are_compared_seed_by_seed(bench):
     assert bench("precision").differences(rows) == {"original": {"mean": -0.5, "farthest": -1.5}}
 
 
+def test_a_training_is_kept_and_read_again(bench, tmp_path, monkeypatch):
+    harness = bench("harness")
+    model = ac.models.MLP(hidden=(4,), norm="batch")
+    experiment = ac.Experiment(data=ac.data.Digits(clients=2), model=model, rounds=1, seed=3)
+    first = harness.trained(experiment, tmp_path)
+    monkeypatch.setattr(harness.ac, "train", lambda e: pytest.fail(f"trained again: {e.seed}"))
+    again = harness.trained(experiment, tmp_path)
+    assert equal(first.state.server, again.state.server)
+    with pytest.raises(pytest.fail.Exception, match="trained again: 4"):
+        harness.trained(replace(experiment, seed=4), tmp_path)
+
+
+def test_an_adapters_name_may_have_settings_behind_it(bench):
+    of = bench("adapters").adapter_of
+    assert of("rotta") == ac.adapters.RoTTA() and of("rotta:uncertainty=0") == ac.adapters.RoTTA(uncertainty=0.0)
+    both = of("eata:redundancy=0.4:opt.lr=0.001")
+    assert (both.redundancy, both.opt) == (0.4, replace(ac.adapters.EATA().opt, lr=0.001))
+    with pytest.raises(Exception, match="uncertain"):
+        of("rotta:uncertain=0")
+
+
+def test_who_is_above_not_adapting_and_above_fedthe(bench):
+    brfl = bench("brfl")
+    accuracies = {
+        "fedavg/none": (50, 40), "fedavg/bn": (60, 39), "fedavg/cut": (99,), "fedavg+fisher/eata": (51, 41),
+        "fedavg+finetune/none": (70, 30), "fedavg+finetune/tent": (69, 90), "fedthe/none": (55, 40),
+        "fedthe/the": (65, 45),
+    }  # fmt: skip
+    rows = [
+        {"case": case, "alpha": 0.1, "stream": stream, "seed": seed, "accuracy": a + way}
+        for case, both in accuracies.items()
+        for stream, a in zip(("original", "mixture"), both, strict=False)
+        for seed, way in ((0, 2.0), (1, -2.0))
+    ]
+    rows += [{"case": "fedavg/note", "alpha": 0.1, "stream": "original", "seed": 0, "refused": "no such layer"}]
+    rows += [{**r, "alpha": 1.0, "accuracy": 0.0} for r in rows if "accuracy" in r]
+    assert brfl.means(rows, 0.1)["fedavg/bn"] == {"original": 60, "mixture": 39}
+    assert brfl.verdicts(rows, ["original", "mixture"], 0.1).splitlines() == [
+        "above not adapting on every stream: fedavg+fisher/eata, fedthe/the",
+        "above FedTHE on every stream: fedavg+finetune/tent",
+        "above FedTHE in the mean over streams: fedavg+finetune/tent",
+    ]
+    assert "every stream: none" in brfl.verdicts(rows, ["original", "mixture"], 1.0)
+    rows = [{**r, "ms_per_sample": 0.1 + r["seed"], "peak_memory_gib": 1.0 + r["seed"]} for r in rows]
+    study = {"data": "digits", "clients": 3, "model": "cnn", "rounds": 2}
+    lines = brfl.page(rows, ["original", "mixture"], [0.1], study).splitlines()
+    assert "digits, 3 clients, cnn, 2 rounds; seeds 0, 1; accuracy in percent." in lines
+    assert "| fedavg/bn | 60.0 | 39.0 | 0.600 | 2.00 |" in lines and "| fedavg/cut | 99.0 |  | 0.600 | 2.00 |" in lines
+    assert "above FedTHE on every stream: fedavg+finetune/tent" in lines
+
+
+def test_seeds_of_an_entry_are_not_measured_again(bench, tmp_path):
+    together = bench("together")
+    given = argparse.Namespace(
+        data="digits", clients=4, batch=2, length=8, rate=0.1, device="cpu", seeds=[1, 2], trainings=None, merge=None
+    )
+    given.out = tmp_path / "together.json"
+    assert together.before(given) == ({}, 0.0)
+    each = {1: {"own": (0.5, 0), "uniform": (0.25, 8)}, 2: {"own": (0.75, 0), "uniform": (0.5, 8)}}
+    record = together.record_of(given, each, 3.0)
+    together.save(given.out, {together.entry_of(given): record, "another": {}})
+    assert together.before(given) == (each, 3.0)
+    assert [r["accuracy"] for r in record["rows"]] == [0.625, 0.375]
+    given.rate = 0.2
+    assert together.before(given) == ({}, 0.0)
+    assert "another" in json.loads(given.out.read_text())
+
+
 def test_the_record_says_how_it_was_made(bench, monkeypatch):
     harness = bench("harness")
     spoken = harness.command(["/somewhere/gpu.py", "--only", "zipf", "--out", "/somewhere/else.json", "--repeats", "2"])
     assert spoken == "python benchmarks/gpu.py --only zipf --repeats 2"
     assert harness.command(["gpu.py", "--out=/x"]) == "python benchmarks/gpu.py"
+    for files in (["--weights", "/a/b/net.th"], ["--weights=/a/b/net.th"], ["--merge", "/a/1.json", "b/2.json"]):
+        names = [f.replace("/a/b/", "").replace("/a/", "") for f in files]
+        assert harness.command(["gpu.py", *files]) == " ".join(["python benchmarks/gpu.py", *names])
     assert harness.command(["gpu.py", "--only", "two words"]) == "python benchmarks/gpu.py --only 'two words'"
     monkeypatch.setattr(harness.Path, "exists", lambda self: False)  # a copy without its history
     monkeypatch.setenv("ACCLIMATE_COMMIT", "abc1234")

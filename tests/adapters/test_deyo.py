@@ -59,6 +59,15 @@ def test_weights_by_hand():
     assert [w > 0 for w in weight.tolist()] == [True, False, False, True]  # too unsure, and no shape in it
 
 
+def test_both_thresholds_are_sharp():
+    z, without = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[0.5, 0.0, 0.0]])
+    share, least = float(entropy(z.numpy())[0]) / math.log(3), float(DeYO().weigh(z, without)[1][0])
+    assert 0 < least < 1 and 0 < share < 1
+    for margin, at, counts in ((1.001, 0.999, True), (0.999, 0.999, False), (1.001, 1.001, False)):
+        adapter = DeYO(margin=margin * share, least=at * least)
+        assert bool(adapter.weigh(z, without)[0] > 0) == counts
+
+
 def pixels(model, x, mode="eval", key=None):
     """The class is where the light is, so that shuffled images have another."""
     assert mode == "still"  # the batch's statistics, and none that are kept

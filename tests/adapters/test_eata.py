@@ -175,3 +175,10 @@ def test_refusals_name_what_is_missing(live):
     assert "set its params='all'" in EATA(params="all").refusal(worker.task, noted)
     with pytest.raises(ValueError, match="redundancy=2"):
         EATA(redundancy=2.0)
+
+
+def test_the_published_redundancy_leaves_out_all_of_ten_classes_that_come_alike():
+    """A sure answer and the even average of C classes have a cosine of 1 / sqrt(C)."""
+    for classes, redundancy, count in ((10, 0.05, 0), (10, 0.4, 10), (1000, 0.05, 1000)):
+        sure, even = 50.0 * torch.eye(classes), torch.full((classes,), 1 / classes)
+        assert int((EATA(redundancy=redundancy).weigh(sure, even) > 0).sum()) == count

@@ -8,6 +8,8 @@ import torch
 from acclimate.adapters.fedtta import FedTTA
 from acclimate.adapters.fedtta_search import ReleasedStepSearch, StepSearch
 from acclimate.core import Out, rng
+from acclimate.core.loops import Stepwise, driven
+from support import equal
 
 
 def drawn(seed, *shape):
@@ -132,3 +134,30 @@ def test_with_patience_the_least_entropy_of_the_steps_answers(variant):
     chosen = best if variant == "paper" else 0
     assert float(state["record"]["chosen_step"]) == chosen
     torch.testing.assert_close(state["params"]["w"], models[chosen], rtol=1e-7, atol=1e-9)
+
+
+class Driven(Stepwise):
+    """Counts the steps of loops as a recording would drive them."""
+
+    def __init__(self):
+        self.counts = []
+
+    def repeat(self, body, state, count, like, needed=None):
+        self.counts.append(count)
+        return super().repeat(body, state, count, like, needed)
+
+
+@pytest.mark.parametrize("fields", [{"steps": 7}, {"steps": 7, "patience": 2}, {"steps": 7, "variant": "released"}])
+def test_a_recording_holds_one_step_and_gives_the_same_bits(fields):
+    adapter, real = FedTTA(lr=0.4, **fields), torch.arange(6) < 5
+
+    def prepared(w, x):
+        model = {**MODEL, "vars": {"params": {"w": w}, "buffers": {}}}
+        return adapter.prepare(None, predict, model, adapter.init(None, model), x, real, rng.key(0))
+
+    clients = torch.stack((W, 2 * W, -W)), torch.stack((X, X.flip(0), 3 * X))
+    plain, driver = torch.func.vmap(prepared)(*clients), Driven()
+    with driven(driver):
+        recorded = torch.func.vmap(prepared)(*clients)
+    assert equal(plain, recorded)
+    assert driver.counts == [6]  # the first step is by itself: no model competes before it

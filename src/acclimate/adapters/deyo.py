@@ -8,8 +8,9 @@ counts.
 
 A batch is answered with the logits from before its own update. Published settings are for 1,000 classes and ResNet-50;
 the thresholds are shares of log(classes), as there. The paper leaves the layers of the last stage alone, here
-all normalisation layers are tuned. The released code forwards x' of the samples of low entropy alone, so that batch
-statistics are of these; here all are forwarded. Where sides are no multiple of `patches`, the rest stays in place.
+all normalisation layers are tuned. The released code forwards x' of the samples of low entropy alone: with
+`variant="released"` its batch statistics are of these, else of all. Where sides are no multiple of `patches`, the rest
+stays in place.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import SGD, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
 from ..ops import requirements
 from ..ops.augment import shuffle_patches
 from ..ops.losses import entropy
+from ..ops.memory_norms import CountedNorm
 from ..ops.params import with_params
 from ..ops.unlabelled import tuned_of
 
@@ -51,6 +53,7 @@ class DeYO(Adapter):
     patches: int = 4
     """Patches per side of the image."""
     steps: int = 1
+    variant: Literal["paper", "released"] = check.later("paper")
 
     def __post_init__(self) -> None:
         check.steady(self, "opt")
@@ -84,11 +87,13 @@ class DeYO(Adapter):
     ) -> tuple[Tensor, Tree, Tree]:
         for t in range(self.steps):
             broken = shuffle_patches(x, rng.fold(key, "patches", t), self.patches)
-            without = predict(with_params(model, state["params"]), broken, "still").logits
+            now = with_params(model, state["params"])
 
-            def loss(tuned: Tree, without: Tensor = without) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+            def loss(tuned: Tree, broken: Tensor = broken, now: Tree = now) -> tuple[Tensor, tuple[Tensor, ...]]:
                 logits = predict(with_params(model, tuned), x, "still").logits
-                weight, plpd = self.weigh(logits.detach(), without)
+                sure = (entropy(logits.detach()) < self.margin * math.log(task.num_classes)).to(logits.dtype)
+                mode: Mode = "still" if self.variant == "paper" else CountedNorm(sure)
+                weight, plpd = self.weigh(logits.detach(), predict(now, broken, mode).logits)
                 return (weight * entropy(logits)).sum() / (weight > 0).sum().clamp_min(1), (logits, weight, plpd)
 
             grads, (logits, weight, plpd) = grad(loss, has_aux=True)(state["params"])

@@ -40,7 +40,7 @@ class EATA(Adapter):
     margin: float | None = 0.4
     """E0 in units of log(classes), 0.4 in the paper; None lets every sample count, and as one."""
     redundancy: float | None = 0.05
-    """Samples that are at least as alike to those before are left out; None leaves none out."""
+    """Samples at least as alike to those before are left out; None: none. 0.05 is for 1,000 classes, 0.4 for ten."""
     keep: float = 0.9
     """Weight of the past in the moving average of predictions."""
     alpha: float = 2000.0 / 64

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core import Adapter, Predict, Task, Tree, check, local, rng, tree
+from ..core.loops import Time, repeat
 from ..ops.learned import learned_loss, scores
 from ..ops.losses import entropy
 from ..ops.params import with_params
@@ -61,10 +62,9 @@ class FedTTA(Adapter):
 
     def __post_init__(self) -> None:
         check.at_least(self, "steps", 1)
-        if self.patience is not None:
-            check.at_least(self, "patience", 1)
-        if self.lr is not None:
-            check.at_least(self, "lr", 0.0)
+        for name, least in (("patience", 1), ("lr", 0.0)):
+            if getattr(self, name) is not None:
+                check.at_least(self, name, least)
         if self.clip is not None:
             check.positive(self, "clip")
         check.choices(self)
@@ -86,20 +86,22 @@ class FedTTA(Adapter):
             loss = learned_loss(model["net"], logits, real, model["inner"]["batch"] if self.norm == "batch" else None)
             return loss, {"learned_loss": loss, **form.measured(logits, real)}
 
-        search = form.start(state["params"], model["inner"]["lr"], self.patience)
-        seen: list[Tree] = []
-        for t in range(self.steps):
+        def further(t: Time, state: Tree) -> tuple[Tree, Tree]:
+            search = form(**state, patience=self.patience)
             gradient, now = grad(look, has_aux=True)(search.params)
-            search, seen = search.judged(t, now), [*seen, now]
             if self.clip is not None:
                 gradient = local.clip(gradient, self.clip)
-            search = search.moved(tree.add(search.params, gradient, -rate))
+            return search.judged(t, now).moved(tree.add(search.params, gradient, -rate)).state(), now
+
+        begun, first = further(0, form.start(state["params"], model["inner"]["lr"], self.patience).state())
+        ended, seen = repeat(lambda t, s: further(t + 1, s), begun, self.steps - 1, x)
+        search = form(**ended, patience=self.patience)
         # without patience the last model answers whatever it is worth: nobody looks at the set once more
-        last = [] if self.patience is None else [look(search.params)[1]]
-        search, seen = search.judged(self.steps, *last or [{}]), [*seen, *last]
-        curves = {name: torch.stack([s[name] for s in seen]) for name in ("entropy", "learned_loss")}
-        record = {**curves, "chosen_step": search.chosen, "steps_taken": search.taken}
-        return {"params": search.best, "record": record}
+        last = {} if self.patience is None else look(search.params)[1]
+        search = search.judged(self.steps, last)
+        parts = [tree.map(lambda v: v[None], first), seen, tree.map(lambda v: v[None], last)]
+        curves = {n: torch.cat([p[n] for p in parts if n in p]) for n in ("entropy", "learned_loss")}
+        return {"params": search.best, "record": {**curves, "chosen_step": search.chosen, "steps_taken": search.taken}}
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

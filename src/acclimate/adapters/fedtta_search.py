@@ -8,13 +8,14 @@ steps run together. Without `patience` (FedTTA) the model after the last step an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from ..core import Tree, tree
+from ..core.loops import Time
 from ..ops.losses import entropy
 from ..ops.masks import mean_of
 
@@ -45,6 +46,10 @@ class StepSearch:
         zero, most = torch.zeros_like(like), torch.full_like(like, torch.inf)
         return cls(params, params, most, zero, torch.ones_like(like, dtype=torch.bool), zero, zero, patience)
 
+    def state(self) -> Tree:
+        """All that changes from step to step."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "patience"}
+
     @staticmethod
     def measured(logits: Tensor, real: Tensor) -> Tree:
         """What models are judged by, as means over the real samples."""
@@ -55,13 +60,13 @@ class StepSearch:
         least: Tensor = now["entropy"]
         return least
 
-    def judged(self, step: int, now: Tree) -> Self:
+    def judged(self, step: Time, now: Tree) -> Self:
         """With the model after `step` steps compared to the best so far."""
-        here = torch.full_like(self.taken, float(step))
+        here = torch.zeros_like(self.taken) + step
         taken = torch.where(self.active, here, self.taken)
         if self.patience is None:
             return replace(self, best=self.params, chosen=here, taken=taken)
-        if step < self.first:
+        if isinstance(step, int) and step < self.first:
             return self
         value = self.value(now)
         better = self.active & (value < self.least)

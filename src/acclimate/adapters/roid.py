@@ -11,8 +11,8 @@
 
 The moving average starts uniform, or with `prior="client"` at the class frequencies of the client's training data (our
 own; the personaliser ClassPrior notes them). A batch is answered with the logits from before its own update. The
-released code forwards views of the counting samples alone, so that their batch statistics are of these; here all
-are forwarded. Its views are CoTTA's; here they are those of `views`.
+released code forwards views of the counting samples alone: with `variant="released"` their batch statistics are of
+these, else of all views. Its views are CoTTA's; here they are those of `views`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import Adam, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
 from ..ops import requirements
 from ..ops.augment import Views
 from ..ops.losses import entropy
+from ..ops.memory_norms import CountedNorm
 from ..ops.params import with_params
 from ..ops.priors import PriorKind, class_prior, prior_refusal
 from ..ops.self_training import likelihood_ratio, scaled, symmetric
@@ -87,7 +88,8 @@ class ROID(Adapter):
             logits = predict(with_params(model, tuned), x, "still").logits
             weight, each = self.weigh(logits.detach(), state["average"]), likelihood_ratio(logits)
             if self.consistency:
-                seen = predict(with_params(model, tuned), self.views.views(x, rng.fold(key, "view")), "still").logits
+                mode: Mode = "still" if self.variant == "paper" else CountedNorm((weight > 0).to(logits.dtype))
+                seen = predict(with_params(model, tuned), self.views.views(x, rng.fold(key, "view")), mode).logits
                 each = each + self.consistency * symmetric(seen, logits)
             return (weight * each).mean(), (logits, weight)
 

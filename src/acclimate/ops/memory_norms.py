@@ -1,4 +1,4 @@
-"""Batch norm over the samples that a memory holds, in the ways of RoTTA and NOTE. Empty places do not count."""
+"""Batch norm over some samples alone: those that a memory holds (RoTTA, NOTE), or those of a batch that count."""
 
 from __future__ import annotations
 
@@ -56,4 +56,15 @@ class MemoryNorm(Normaliser):
         var = var * (count / (count - 1.0).clamp_min(1.0))
         layer.running_mean = (1.0 - self.rate) * layer.running_mean + self.rate * mean.detach()
         layer.running_var = (1.0 - self.rate) * layer.running_var + self.rate * var.detach()
+        return _normalised(layer, input, mean, var)
+
+
+@dataclass(frozen=True, eq=False)
+class CountedNorm(Normaliser):
+    """The statistics of a batch's samples of weight one, as if the others were not there; running ones stay."""
+
+    weight: Tensor
+
+    def normalise(self, layer: PureBatchNorm, input: Tensor) -> Tensor:
+        mean, var, _ = moments(input, self.weight)
         return _normalised(layer, input, mean, var)

@@ -1,0 +1,53 @@
+"""The guide to clients that adapt together says what is stored."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "guides" / "together.md").read_text()
+STORED = json.loads((ROOT / "results" / "adapters" / "together.json").read_text())
+HOW = ("own", "uniform", "similarity", "similarity, every 5 batches", "similarity, not centred", "FedCTTA")
+HOW = (*HOW, "FedCTTA, temperature 0.01")
+INSIDE = {"`tent` (0.001)": "Tent", "`bn-running` (speed 3)": "running statistics"}
+
+
+def entry(name):
+    return {row["variant"]: row for row in STORED[name]["rows"]}
+
+
+def tables():
+    """Rows of all tables by variants of an exchange: the entry of CIFAR-10 (None: the digits'), adapter, numbers."""
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) in (8, 9) and {*cells[:2]} & {*INSIDE, "bytes per client"}:
+            who, *rest = cells if len(cells) == 9 else (None, *cells)
+            name = who and "cifar10, {} clients, batch {}".format(*re.fullmatch(r"(\d+) \((\d+)\)", who).groups())
+            yield name, rest[0], [cell.split(" ±")[0].strip("*").replace(",", "") for cell in rest[1:]]
+
+
+def test_every_table_is_a_stored_entry():
+    seen = []
+    for name, inside, numbers in tables():
+        rows = entry(name or "digits, 20 clients, batch 16")
+        if inside == "bytes per client":
+            assert [int(n) for n in numbers] == [rows[f"Tent: {how}"]["exchanged_bytes"] for how in HOW]
+        else:
+            expected = [100 * rows[f"{INSIDE[inside]}: {how}"]["accuracy"] for how in HOW]
+            assert [float(n) for n in numbers] == pytest.approx(expected, abs=0.0051)
+        seen.append(name)
+    assert seen == [None] * 3 + [name for name in STORED if name.startswith("cifar10") for _ in range(3)]
+
+
+def test_sentences_about_cifar10():
+    rows = entry("cifar10, 20 clients, batch 16")
+    own, similar, even = (rows[f"running statistics: {how}"] for how in ("own", "similarity", "uniform"))
+    apart = [round(100 * (a - b), 2) for a, b in zip(similar["each"], own["each"], strict=True)]
+    assert "by {}, {} and {} points".format(*apart) in PAGE and min(apart) > 0
+    assert f"{100 * (similar['accuracy'] - even['accuracy']):.1f} points above uniform" in PAGE
+    for variant in ("not adapted", "statistics of each batch", "prototypes: own", "prototypes: exchanged"):
+        assert f"{100 * rows[variant]['accuracy']:.2f}" in PAGE
+    tent = [100 * rows[f"Tent: {how}"]["accuracy"] for how in HOW]
+    assert max(tent) - min(tent) < 0.1
