@@ -16,6 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.func import functional_call
 
 from . import rng, tree
+from .nn import pixels
 from .nn.calls import PureCalls
 from .nn.cross_entropy import cross_entropy
 from .nn.iabn import InstanceAwareBatchNorm
@@ -256,7 +257,7 @@ class Task:
         """
         if self.augment is not None and mode == "train" and key is not None:
             x = self.augment.views(x, rng.fold(key, "augment"))
-        input = self.normalise(x)
+        input = self._input(x)
         used = self._in_dtype({"input": input, **vars}, mode)
         tensors = {**self._fixed(x.device), **used["params"], **used["buffers"]}
         if self.dropout_keys and mode == "train":
@@ -299,6 +300,14 @@ class Task:
         """Cross-entropy on a labelled batch, and the new buffers."""
         out = self.apply(vars, batch["x"], "train", key)
         return cross_entropy(out.logits, batch["y"]), out.buffers
+
+    def _input(self, x: Tensor) -> Tensor:
+        """`normalise`, in the precision of the passes where a kernel does it."""
+        if not pixels.serves(x):
+            return self.normalise(x)
+        mean, std = self.mean or (0.0,) * x.shape[1], self.std or (1.0,) * x.shape[1]
+        each = [_constant(v, 2, x.device) for v in (mean, std)]
+        return pixels.normalised(x, *each, self.dtype or torch.float32)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Pixels (uint8, or floats in 0..1) as the model's input; token ids as they are."""

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import box_kernels, implicit_kernels, kernels, switches
+from . import box_kernels, implicit_kernels, kernels, pixels, switches
 from .implicit_kernels import FEW, Layer, Tile
 
 log = logging.getLogger("acclimate")
@@ -107,17 +107,12 @@ def forget() -> None:
     _known.clear()
 
 
-def usable(x: Tensor) -> bool:
-    """Whether the kernels take tensors like this one."""
-    return kernels.usable(x) or (kernels.INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
-
-
 def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any) -> Any:
     """`convolve(x, w)`, `spread(dy, w)` or `correlate(x, dy)` by its kernel; None where `other` is the way to go.
 
     `pooled(x, w)` takes a bias (or None) and whether ReLU follows, and says which pixels were the largest, too; that is
     what `pooled_correlate(x, dy)` takes."""
-    if len(a) < 2 or _resting or not usable(a) or a.dtype != b.dtype or not switches.on("implicit"):
+    if len(a) < 2 or _resting or not kernels.takes(a) or a.dtype != b.dtype or not switches.on("implicit"):
         return None
     precision = _precision(a)
     key = (kind, a.shape, b.shape, g, a.dtype, precision, a.device)
@@ -129,9 +124,9 @@ def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any
 
 def aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """Images [B, 3, h, w] and their weights with a fourth channel of zeros, where kernels fetch four at once."""
-    if x.shape[1] != 3 or not usable(x) or not switches.on("implicit"):
+    if x.shape[1] != 3 or not kernels.takes(x) or not switches.on("implicit"):
         return x, w
-    return F.pad(x.permute(0, 2, 3, 1), (0, 1)).permute(0, 3, 1, 2), F.pad(w, (0, 0, 0, 0, 0, 1))
+    return pixels.widened(x), F.pad(w.permute(0, 2, 3, 1), (0, 1)).permute(0, 3, 1, 2)
 
 
 def layer_of(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Layer:

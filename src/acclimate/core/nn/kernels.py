@@ -44,6 +44,11 @@ def usable(x: Tensor) -> bool:
     return AVAILABLE and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
+def takes(x: Tensor) -> bool:
+    """The same; those that Triton interprets take tensors of a CPU, too."""
+    return usable(x) or (INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
+
+
 @jit
 def _patches(
     x,
