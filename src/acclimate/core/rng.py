@@ -20,7 +20,7 @@ Key: TypeAlias = Tensor
 """An int64 scalar. `fold` derives new ones; never draw twice from one key."""
 
 _MASK = (1 << 64) - 1
-_GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MULTIPLIERS = _GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _signed(u: int) -> int:
