@@ -101,5 +101,6 @@ class _Room(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
         y = _Room.apply(x.movedim(in_dims[0], 0).flatten(0, 1))
         return y.unflatten(0, (info.batch_size, -1)), 0
