@@ -16,7 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.func import functional_call
 
 from . import rng, tree
-from .nn import pixels
+from .nn import many, pixels
 from .nn.calls import PureCalls
 from .nn.cross_entropy import cross_entropy
 from .nn.iabn import InstanceAwareBatchNorm
@@ -273,7 +273,7 @@ class Task:
         if self.dtype is None:
             return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
         buffers = {k: b if mode in ("eval", "still") else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
-        kind = input.dtype if input.is_floating_point() else torch.float32
+        kind = x.dtype if x.is_floating_point() else torch.float32
         return Out(logits.to(kind), features.to(kind), buffers)
 
     def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
@@ -281,7 +281,7 @@ class Task:
         batch adds to them would be rounded away."""
         if self.dtype is None:
             return given
-        used: Tree = tree.map(lambda t: t.to(self.dtype) if t.is_floating_point() else t, given)
+        used = many.cast(given, self.dtype)
         return {**used, "buffers": given["buffers"]} if mode == "train" or isinstance(mode, Normaliser) else used
 
     def _skeleton(self, mode: Mode) -> nn.Module:

@@ -134,7 +134,7 @@ def aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """Images [B, 3, h, w] and their weights with a fourth channel of zeros, where kernels fetch four at once."""
     if x.shape[1] != 3 or not kernels.takes(x) or not switches.on("implicit"):
         return x, w
-    return pixels.widened(x), F.pad(w.permute(0, 2, 3, 1), (0, 1)).permute(0, 3, 1, 2)
+    return pixels.widened(x), F.pad(w, (0, 0, 0, 0, 0, 1))
 
 
 def layer_of(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Layer:

@@ -242,7 +242,7 @@ def _launch(
     clients, batch = x.shape[:2]
     flat = layer.inputs < FEW
     rows = w.permute(0, 1, 3, 4, 2).flatten(2)
-    if flat:  # aligned rows load faster
+    if flat and rows.shape[2] % 4:  # aligned rows load faster
         rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 4))
     pixels = y[0].numel() // layer.outputs * (4 if flags[0] else 1)
     tiles = cut(pixels, tile.rows) * cut(layer.outputs, tile.columns)
