@@ -1,30 +1,66 @@
 """Cross-entropy by its written gradient, against torch's own: values, gradients of two orders, maps within maps."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from acclimate.core.nn import cross_entropy
+from acclimate.core.nn import cross_entropy, kernels
 from acclimate.core.nn.cross_entropy import _CrossEntropy
+
+KERNELS = kernels.AVAILABLE and (torch.cuda.is_available() or kernels.INTERPRETED)
+
+
+def ours(x: Tensor, y: Tensor) -> Tensor:
+    loss: Tensor = _CrossEntropy.apply(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
+    return loss
+
+
+def of_two_orders(f, *tensors: Tensor) -> tuple:  # type: ignore[no-untyped-def]
+    def each(x: Tensor, y: Tensor, way: Tensor) -> tuple:
+        slope, back = vjp(grad(lambda x: f(3 * x, y).square()), x)
+        return f(x, y), slope, *back(way)
+
+    found: tuple = vmap(vmap(each))(*tensors)
+    return found
+
+
+def drawn(batch: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    logits, way = torch.randn(2, 2, 3, batch, classes, generator=g, dtype=dtype)
+    return logits, torch.randint(0, classes, (2, 3, batch), generator=g), way
 
 
 def test_values_and_gradients_of_two_orders_under_maps() -> None:
-    g = torch.Generator().manual_seed(0)
-    logits, way = torch.randn(2, 2, 3, 5, 4, generator=g, dtype=torch.float64)
-    y = torch.randint(0, 4, (2, 3, 5), generator=g)
+    tensors = drawn(5, 4, torch.float64)
+    for found, true in zip(of_two_orders(ours, *tensors), of_two_orders(F.cross_entropy, *tensors), strict=True):
+        torch.testing.assert_close(found, true, rtol=1e-12, atol=1e-14)
 
-    def all_of(f):  # type: ignore[no-untyped-def]
-        def each(x: Tensor, y: Tensor, way: Tensor) -> tuple:
-            slope, back = vjp(grad(lambda x: f(3 * x, y).square()), x)
-            return f(x, y), slope, back(way)
 
-        return vmap(vmap(each))
+@pytest.mark.skipif(not KERNELS, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")
+@pytest.mark.parametrize(("batch", "classes"), [(5, 4), (3, 1), (7, 62), (9, 1500)])
+def test_the_kernel_gives_values_and_gradients_of_two_orders(batch: int, classes: int) -> None:
+    tensors = drawn(batch, classes, torch.float64)
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    small = [t.to(place, torch.float32 if t.is_floating_point() else t.dtype) for t in tensors]
+    assert cross_entropy._serves(small[0].flatten(0, 1))
+    for found, true in zip(of_two_orders(ours, *small), of_two_orders(F.cross_entropy, *tensors), strict=True):
+        torch.testing.assert_close(found.cpu().double(), true, rtol=1e-4, atol=1e-5)
 
-    for ours, true in zip(
-        all_of(_CrossEntropy.apply)(logits, y, way), all_of(F.cross_entropy)(logits, y, way), strict=True
-    ):
-        torch.testing.assert_close(ours, true, rtol=1e-12, atol=1e-14)
+
+@pytest.mark.skipif(not KERNELS, reason="needs Triton, and a GPU or TRITON_INTERPRET=1")
+def test_large_logits_do_not_overflow_and_no_number_stays_none() -> None:
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.tensor([[[1e4, 0.0], [-1e4, 1e4]], [[float("nan"), 0.0], [0.0, 1.0]]], device=place)
+    y = torch.tensor([[0, 0], [1, 1]], device=place)
+    loss = vmap(ours)(x, y)
+    assert loss[0] == 1e4
+    assert loss[1].isnan()
+    slope = vmap(grad(ours))(x, y)
+    assert slope[0].tolist() == [[0.0, 0.0], [-0.5, 0.5]]
+    assert slope[1, 0].isnan().all()
+    assert slope[1, 1].isfinite().all()
 
 
 def test_a_few_operators_do_it() -> None:
@@ -37,9 +73,9 @@ def test_a_few_operators_do_it() -> None:
             self.seen += not func.is_view
             return func(*args, **(kwargs or {}))
 
-    x, y = torch.randn(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64)
+    x, y = torch.randn(2, 3, 4, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.int64)
     counts = []
-    for f in (F.cross_entropy, _CrossEntropy.apply):
+    for f in (F.cross_entropy, ours):
         with Counted() as counted:
             vmap(grad(f))(x, y)
         counts.append(counted.seen)

@@ -292,6 +292,7 @@ def test_kernels_that_fail_or_disagree_leave_written_patches_and_one_warning(mon
     def broken(*_: object) -> Tensor:
         raise RuntimeError("does not compile\nfor many reasons")
 
+    monkeypatch.setattr(implicit.box_kernels, "fits", lambda *_: False)
     monkeypatch.setattr(implicit_kernels, "convolve", broken)
     monkeypatch.setattr(implicit_kernels, "spread", lambda *a: good(*a) + 1)
     implicit._told.clear()

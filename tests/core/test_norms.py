@@ -154,8 +154,10 @@ def test_a_sum_and_relu_follow_in_the_same_pass(kind: str, add: bool) -> None:
     got = (vmap(fused)(*args), *vmap(slopes(fused))(*args), *vmap(twice(fused))(*args))
     for c in range(CLIENTS):
         one = [t[c].double() for t in args]
-        for m, t in zip(got, (apart(*one), *slopes(apart)(*one), *twice(apart)(*one)), strict=True):
-            near(m[c], t, 2e-5)
+        first, second = (apart(*one), *slopes(apart)(*one)), twice(apart)(*one)
+        # slopes of about a hundred enter a cosine: what is rounded there comes out a hundred times as large
+        for m, t, share in zip(got, (*first, *second), (*[2e-5] * len(first), *[1e-4] * len(second)), strict=True):
+            near(m[c], t, share)
 
 
 def test_statistics_are_handed_back_and_have_no_gradient() -> None:
@@ -192,12 +194,13 @@ def test_layers_use_the_kernels_and_running_statistics_follow() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(norms, "_forward", lambda *a: (seen.append(a[-1].kind), run(*a))[1])
         out, var = vmap(one)(stacked, x)
-        assert seen == ["batch", "group", "layer"]
+        assert list(dict.fromkeys(seen)) == ["batch", "group", "layer"]  # on a GPU they are tried before
+        ran = len(seen)
         torch.testing.assert_close(out, torch.stack(told), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(var, torch.stack(left), rtol=1e-4, atol=1e-4)
         patch.setenv("ACCLIMATE_WITHOUT", "norms")
         again, _ = vmap(one)(stacked, x)
-        assert len(seen) == 3
+        assert len(seen) == ran
     torch.testing.assert_close(again, out, rtol=1e-4, atol=1e-4)
 
 

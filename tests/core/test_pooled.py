@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
 
-from acclimate.core.nn import box_kernels, implicit, kernels, pooled
+from acclimate.core.nn import box_kernels, folded_kernels, implicit, kernels, pooled
 from acclimate.core.nn.layers import purify
+from acclimate.core.nn.products import Geometry
 from by_kernel import every_shape_by_its_kernel  # noqa: F401
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -98,6 +99,41 @@ def test_two_kernels_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def _loop(x: Tensor, w: Tensor, g: object) -> Tensor:
     return torch.stack([nn.functional.conv2d(a, b, None, g.step, g.pad) for a, b in zip(x, w, strict=True)])  # type: ignore[attr-defined]
+
+
+@works
+@pytest.mark.parametrize(
+    "case", [(2, 4, (9, 8), 8, 3, 1), (3, 1, (8, 11), 16, 5, 0), (2, 4, (12, 12), 64, 5, 0), (1, 3, (6, 7), 32, 4, 2)]
+)
+def test_a_layer_folded_with_its_pooling_is_the_layer_and_its_gradient(case: tuple) -> None:
+    batch, inputs, image, outputs, kernel, pad = case
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, batch, *image, inputs, generator=g).permute(0, 1, 4, 2, 3)
+    w, bias = torch.randn(2, outputs, inputs, kernel, kernel, generator=g), torch.randn(2, outputs, generator=g)
+    geometry = Geometry(image, (kernel, kernel), 1, (pad, pad))
+    layer = implicit.layer_of("pooled", x, w, geometry)
+    assert folded_kernels.fits("pooled", layer) and folded_kernels.fits("pooled_correlate", layer)
+    made = [t.to(HERE) for t in (x, w, bias)]
+    full = [nn.functional.conv2d(*(t.double() for t in each), 1, pad) for each in zip(x, w, bias, strict=True)]
+    four = torch.stack(full).unfold(3, 2, 2).unfold(4, 2, 2).flatten(5)
+    best, choice = four.max(5)
+    tile = implicit.folds("pooled", layer, torch.float32)[0]
+    y, which = folded_kernels.pooled(made[0], made[1], layer, tile, "ieee", made[2], True)
+    near(y, best.relu())
+    assert torch.equal(which.cpu(), torch.where(best > 0, choice, 4).to(torch.uint8))
+
+    dy = torch.randn(y.shape, generator=g)
+    wanted = w.double().requires_grad_()
+    for c in range(2):
+        out = nn.functional.conv2d(x[c].double(), wanted[c], bias[c].double(), 1, pad)
+        nn.functional.max_pool2d(out, 2).relu().backward(dy[c].double())
+    for tile in implicit.folds("pooled_correlate", layer, torch.float32):
+        near(folded_kernels.pooled_correlate(made[0], dy.to(HERE), layer, tile, "ieee", which), wanted.grad)
+    kinds = {cut.way for cut in implicit.cuts("pooled_correlate", layer, made[0], "fp32")}
+    assert kinds == {"implicit", "folded"}
+    few = layer._replace(outputs=12)
+    assert not folded_kernels.fits("pooled", few) and not folded_kernels.fits("correlate", layer)
+    assert not folded_kernels.fits("pooled", layer._replace(step=2))
 
 
 def test_boxes_leave_out_taps_that_see_nothing_and_pad_as_little_as_they_can() -> None:

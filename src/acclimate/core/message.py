@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import tree
+from .nn import weighted
 from .tree import Tree
 
 
@@ -82,12 +83,6 @@ def check_message(rules: Rules, up: Mapping[str, Any], who: str) -> None:
 def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = None) -> Partial:
     """Reduce messages with a leading client axis. `present` (bool per client) leaves out padding clients."""
     there = torch.ones_like(clients, dtype=torch.float32) if present is None else present.to(torch.float32)
-
-    def total(x: Tensor, w: Tensor) -> Tensor:
-        # where, not times: a padding client may hold anything, NaN included
-        w = w.reshape(w.shape + (1,) * (x.dim() - w.dim()))
-        return torch.where(w != 0, x * w.to(x.dtype), torch.zeros_like(x)).sum(0)
-
     sums, weights, each = {}, {}, {}
     for name, rule in rules.items():
         if isinstance(rule, Gather):
@@ -99,7 +94,7 @@ def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = N
                 given = ups[rule.by].to(torch.float32)
                 weight = given * there.reshape(there.shape + (1,) * (given.dim() - 1))
             weights[name] = weight.sum(0)
-        sums[name] = tree.map(lambda x, w=weight: total(x, w), ups[name])
+        sums[name] = tree.map(lambda x, w=weight: weighted.total(x, w), ups[name])
     return Partial(clients, sums, weights, each)
 
 

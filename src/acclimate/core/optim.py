@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import check, tree
+from .nn import many
 from .tree import Scalar, Tree
 
 
@@ -121,7 +122,7 @@ class SGD(Optimizer):
             velocity = tree.add(grads, state["velocity"], self.momentum)
             step = tree.add(grads, velocity, self.momentum) if self.nesterov else velocity
             state = {"velocity": velocity}
-        return tree.add(params, step, -self.lr * scale), state
+        return many.add(params, step, -self.lr * scale), state
 
 
 def _takes_part(number: Scalar) -> bool:

@@ -20,7 +20,7 @@ Key: TypeAlias = Tensor
 """An int64 scalar. `fold` derives new ones; never draw twice from one key."""
 
 _MASK = (1 << 64) - 1
-_GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MULTIPLIERS = _GAMMA, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _signed(u: int) -> int:
@@ -34,7 +34,7 @@ def _shift(x: Tensor, n: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     if x.is_cuda and kernels.AVAILABLE:
-        mixed: Tensor = _Mix.apply(x)
+        mixed: Tensor = _Mix.apply(x, (0,))
         return mixed
     x = (x ^ _shift(x, 30)) * _signed(_MIX1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX2)
@@ -42,19 +42,22 @@ def _mix(x: Tensor) -> Tensor:
 
 
 class _Mix(torch.autograd.Function):
-    """`_mix` as one kernel: under a GPU's captured round, nine small ones cost more than the numbers are worth."""
+    """`_mix` as one kernel: under a GPU's captured round, nine small ones cost more than the numbers are worth. What is
+    folded in is combined before, one after the other."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return kernels.mix(x, _MIX1, _MIX2)
+    def forward(x: Tensor, folds: tuple[int, ...]) -> Tensor:
+        return kernels.mix(x, _MIX1, _MIX2, folds)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int | None]:
-        return _Mix.apply(x), in_dims[0]
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, folds: tuple[int, ...]
+    ) -> tuple[Tensor, int | None]:
+        return _Mix.apply(x, folds), in_dims[0]
 
 
 def _mix_int(x: int) -> int:
@@ -81,11 +84,23 @@ def fold(k: Key, *data: int | str | Tensor) -> Key:
 
     Python values are hashed in Python arithmetic and equal the tensor path, so `fold(k, 3) == fold(k, tensor(3))`.
     """
+    folds: list[int] = []
     for d in data:
         if isinstance(d, Tensor):
+            k, folds = _folded(k, folds), []
             k = _mix(k ^ _mix(d * _signed(_GAMMA) + _signed(_MIX2)))
         else:
-            k = _mix(k ^ _signed(_mix_int((_number(d) * _GAMMA + _MIX2) & _MASK)))
+            folds.append(_mix_int((_number(d) * _GAMMA + _MIX2) & _MASK))
+    return _folded(k, folds)
+
+
+def _folded(k: Key, folds: list[int]) -> Key:
+    """Numbers of the host folded into a key, on a GPU in one kernel."""
+    if folds and k.is_cuda and kernels.AVAILABLE:
+        mixed: Tensor = _Mix.apply(k, tuple(folds))
+        return mixed
+    for each in folds:
+        k = _mix(k ^ _signed(each))
     return k
 
 

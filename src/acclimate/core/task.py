@@ -16,6 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.func import functional_call
 
 from . import rng, tree
+from .nn import many, pixels
 from .nn.calls import PureCalls
 from .nn.cross_entropy import cross_entropy
 from .nn.iabn import InstanceAwareBatchNorm
@@ -256,7 +257,7 @@ class Task:
         """
         if self.augment is not None and mode == "train" and key is not None:
             x = self.augment.views(x, rng.fold(key, "augment"))
-        input = self.normalise(x)
+        input = self._input(x)
         used = self._in_dtype({"input": input, **vars}, mode)
         tensors = {**self._fixed(x.device), **used["params"], **used["buffers"]}
         if self.dropout_keys and mode == "train":
@@ -272,7 +273,7 @@ class Task:
         if self.dtype is None:
             return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
         buffers = {k: b if mode in ("eval", "still") else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
-        kind = input.dtype if input.is_floating_point() else torch.float32
+        kind = x.dtype if x.is_floating_point() else torch.float32
         return Out(logits.to(kind), features.to(kind), buffers)
 
     def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
@@ -280,7 +281,7 @@ class Task:
         batch adds to them would be rounded away."""
         if self.dtype is None:
             return given
-        used: Tree = tree.map(lambda t: t.to(self.dtype) if t.is_floating_point() else t, given)
+        used = many.cast(given, self.dtype)
         return {**used, "buffers": given["buffers"]} if mode == "train" or isinstance(mode, Normaliser) else used
 
     def _skeleton(self, mode: Mode) -> nn.Module:
@@ -299,6 +300,14 @@ class Task:
         """Cross-entropy on a labelled batch, and the new buffers."""
         out = self.apply(vars, batch["x"], "train", key)
         return cross_entropy(out.logits, batch["y"]), out.buffers
+
+    def _input(self, x: Tensor) -> Tensor:
+        """`normalise`, in the precision of the passes where a kernel does it."""
+        if not pixels.serves(x):
+            return self.normalise(x)
+        mean = _constant(self.mean or (0.0,) * x.shape[1], 2, x.device)
+        std = _constant(self.std or (1.0,) * x.shape[1], 2, x.device)
+        return pixels.normalised(x, mean, std, self.dtype or torch.float32)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Pixels (uint8, or floats in 0..1) as the model's input; token ids as they are."""

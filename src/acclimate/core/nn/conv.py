@@ -17,7 +17,6 @@ GPU without Triton, torch's own convolution is used as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,6 +25,8 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from . import implicit, kernels, products
+from .mapping import is_batched as is_batched
+from .mapping import is_tracked as is_tracked
 from .products import Geometry as Geometry
 
 
@@ -82,24 +83,6 @@ def _trained(x: Tensor, w: Tensor, g: Geometry) -> bool:
 def _channels_last(x: Tensor) -> Tensor:
     """Images on a CPU with a pixel's channels side by side, an order in which torch's own convolution is quicker."""
     return x if x.is_cuda or x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
-
-
-def is_batched(x: Tensor) -> bool:
-    """Whether some `vmap` is mapping over this tensor."""
-    return any(map(torch._C._functorch.is_batchedtensor, _levels(x)))
-
-
-def is_tracked(x: Tensor) -> bool:
-    """Whether some gradient is to go through this tensor."""
-    return any(one.requires_grad for one in _levels(x))
-
-
-def _levels(x: Tensor) -> Iterator[Tensor]:
-    """A tensor, and what is within it, transform by transform."""
-    yield x
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-        yield x
 
 
 FEW, SIDE = 2**18, 16

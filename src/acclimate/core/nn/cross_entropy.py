@@ -1,9 +1,11 @@
-"""Cross-entropy of many clients in few kernels: under `vmap`, differentiable to any order.
+"""Cross-entropy of many clients in two kernels: under `vmap`, differentiable to any order.
 
 Under `vmap` torch takes its own function apart, and asks of every label several times whether it is to be left out. On
 a GPU these are two dozen kernels for a few numbers, which counts in a small network's step. Here labels are classes,
-all of them count, and the gradient is written down. Elsewhere torch's own function is used.
+all of them count, and the gradient is written down; a kernel computes each. Elsewhere torch's own function is used.
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
@@ -13,23 +15,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .conv import is_batched
+from . import kernels
+from .kernels import AVAILABLE, jit
+from .mapping import is_batched, led
+
+if AVAILABLE:
+    import triton.language as tl
+
+TILE = 4096
+"""Logits that a program holds at a time; there is no kernel for more classes."""
+
+
+@jit
+def _entropy(
+    logits, y, slope, out, batch, C: tl.constexpr, BACK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """out[g]: the mean over the samples of client g; with BACK out[g, b, c]: its gradient, times slope[g]."""
+    client = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, COLS)
+    sum = tl.zeros((ROWS,), dtype=tl.float32)
+    for begin in range(0, batch, ROWS):
+        b = begin + tl.arange(0, ROWS)
+        real = b < batch
+        at = (client * batch + b)[:, None] * C + c[None, :]
+        known = real[:, None] & (c < C)[None, :]
+        x = tl.load(logits + at, mask=known, other=float("-inf")).to(tl.float32)
+        hit = c[None, :] == tl.load(y + client * batch + b, mask=real, other=0)[:, None]
+        x = tl.where(real[:, None], x, 0.0)
+        x = x - tl.max(x, 1)[:, None]
+        e = tl.exp(x)
+        total = tl.sum(e, 1)
+        if BACK:
+            d = (e / total[:, None] - tl.where(hit, 1.0, 0.0)) * (tl.load(slope + client).to(tl.float32) / batch)
+            tl.store(out + at, d.to(out.dtype.element_ty), mask=known)
+        else:
+            sum += tl.where(real, tl.log(total) - tl.sum(tl.where(hit, x, 0.0), 1), 0.0)
+    if not BACK:
+        tl.store(out + client, (tl.sum(sum, 0) / batch).to(out.dtype.element_ty))
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """The mean over samples of the negative log-probability [] of classes y [B] under logits [B, C]."""
     if not (logits.is_cuda and is_batched(logits) and logits.dim() == 2):
         return F.cross_entropy(logits, y)
-    loss: Tensor = _CrossEntropy.apply(logits, y)
+    loss: Tensor = _CrossEntropy.apply(logits.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):
-    generate_vmap_rule = True
+    """The loss [G] of logits [G, B, C] and classes [G, B]."""
 
     @staticmethod
     def forward(logits: Tensor, y: Tensor) -> Tensor:
-        return logits.log_softmax(1).gather(1, y.unsqueeze(1)).mean().neg()
+        if _serves(logits):
+            return _run(logits, y, logits, logits.new_empty(len(logits)), False)
+        return logits.log_softmax(2).gather(2, y.unsqueeze(2)).mean((1, 2)).neg()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -37,6 +77,55 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        logits, y = ctx.saved_tensors
-        classes = torch.arange(logits.shape[1], device=y.device)
-        return (logits.softmax(1) - (y.unsqueeze(1) == classes).to(logits.dtype)) * (slope / len(y)), None
+        return _Slope.apply(*ctx.saved_tensors, slope), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], logits: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        loss = _CrossEntropy.apply(*led(info.batch_size, in_dims, (logits, y)))
+        return loss.unflatten(0, (info.batch_size, -1)), 0
+
+
+class _Slope(torch.autograd.Function):
+    """The gradient [G, B, C] of the loss for the logits, times slope [G]."""
+
+    @staticmethod
+    def forward(logits: Tensor, y: Tensor, slope: Tensor) -> Tensor:
+        if _serves(logits):
+            return _run(logits, y, slope.contiguous(), torch.empty_like(logits.contiguous()), True)
+        return _apart(logits.softmax(2), y) * (slope / logits.shape[1])[:, None, None]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, way: Tensor) -> tuple[Tensor, None, Tensor]:
+        logits, y, slope = ctx.saved_tensors
+        p, each = logits.softmax(2), 1.0 / logits.shape[1]
+        bent = p * (way - (p * way).sum(2, keepdim=True)) * (slope * each)[:, None, None]
+        return bent, None, (_apart(p, y) * way).sum((1, 2)) * each
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], logits: Tensor, y: Tensor, slope: Tensor
+    ) -> tuple[Tensor, int]:
+        found = _Slope.apply(*led(info.batch_size, in_dims, (logits, y, slope)))
+        return found.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _apart(p: Tensor, y: Tensor) -> Tensor:
+    """Probabilities less those of the labels."""
+    classes = torch.arange(p.shape[2], device=y.device)
+    return p - (y.unsqueeze(2) == classes).to(p.dtype)
+
+
+def _serves(logits: Tensor) -> bool:
+    return kernels.takes(logits) and 0 < logits.shape[2] <= TILE and logits.shape[1] > 0
+
+
+def _run(logits: Tensor, y: Tensor, slope: Tensor, out: Tensor, back: bool) -> Tensor:
+    clients, batch, classes = logits.shape
+    columns = max(1 << (classes - 1).bit_length(), 2)
+    rows = min(max(1 << (batch - 1).bit_length(), 2), max(TILE // columns, 1))
+    _entropy[(clients,)](logits.contiguous(), y.contiguous(), slope, out, batch, classes, back, rows, columns)
+    return out

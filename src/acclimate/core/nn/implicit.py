@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import box_kernels, implicit_kernels, kernels, switches
+from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, switches
 from .implicit_kernels import FEW, Layer, Tile
 
 log = logging.getLogger("acclimate")
@@ -66,13 +67,18 @@ DOTS = (FP32, "tf32", "bf16x3", "bf16x6", "ieee")
 """How Triton may multiply. Sums over pixels read numbers across the order that the hardware wants for those of 32 bits;
 three products of halves (`bf16x3`) are nearer to the true one than one of TF32 and need no such order, and six
 (`bf16x6`) are as near as float32 is."""
-WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels}
+WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels, "folded": folded_kernels}
 APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
 NEAR = 1.03
 """Of cuts that are nearly as fast as the fastest the first is taken, so that noise seldom decides."""
-REPEATS, PASSES, SLEEP = 8, 3, 4_000_000
-"""Runs of a measurement, measurements, and the device's clocks while which the host puts runs into its queue."""
+REPEATS, PASSES, SLEEP, CLOCK = 8, 3, 4_000_000, 2e9
+"""Runs of a measurement, measurements, the device's clocks while which the host at least puts runs into its queue, and
+about how many there are in a second."""
+SUMS = ("correlate", "pooled_correlate")
+"""Products that are sums over pixels."""
+FEW_IMAGES = 64
+"""Images of one set of weights up to which a library's convolution leaves most of a device idle."""
 LEAST = 2**26
 """Multiplications from which on a convolution is worth measuring."""
 MOST = 2**28
@@ -107,17 +113,14 @@ def forget() -> None:
     _known.clear()
 
 
-def usable(x: Tensor) -> bool:
-    """Whether the kernels take tensors like this one."""
-    return kernels.usable(x) or (kernels.INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
-
-
 def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any) -> Any:
     """`convolve(x, w)`, `spread(dy, w)` or `correlate(x, dy)` by its kernel; None where `other` is the way to go.
 
     `pooled(x, w)` takes a bias (or None) and whether ReLU follows, and says which pixels were the largest, too; that is
     what `pooled_correlate(x, dy)` takes."""
-    if len(a) < 2 or _resting or not usable(a) or a.dtype != b.dtype or not switches.on("implicit"):
+    if _resting or not kernels.takes(a) or a.dtype != b.dtype or not switches.on("implicit"):
+        return None
+    if len(a) < 2 and a.shape[1] > FEW_IMAGES and kind not in SUMS:
         return None
     precision = _precision(a)
     key = (kind, a.shape, b.shape, g, a.dtype, precision, a.device)
@@ -129,9 +132,9 @@ def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any
 
 def aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """Images [B, 3, h, w] and their weights with a fourth channel of zeros, where kernels fetch four at once."""
-    if x.shape[1] != 3 or not usable(x) or not switches.on("implicit"):
+    if x.shape[1] != 3 or not kernels.takes(x) or not switches.on("implicit"):
         return x, w
-    return F.pad(x.permute(0, 2, 3, 1), (0, 1)).permute(0, 3, 1, 2), F.pad(w, (0, 0, 0, 0, 0, 1))
+    return pixels.widened(x), F.pad(w, (0, 0, 0, 0, 0, 1))
 
 
 def layer_of(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Layer:
@@ -188,10 +191,12 @@ def _power(n: int) -> int:
 
 def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     """The kernels that are worth a try for a product of x, and another tensor of its type."""
-    dot, sums = _dot(precision), kind in ("correlate", "pooled_correlate")
+    dot, sums = _dot(precision), kind in SUMS
     if sums and x.dtype == torch.float32 and x.is_cuda:
         dot = "bf16x3" if precision == "tf32" else "bf16x6"
     found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
+    if folded_kernels.fits(kind, layer):
+        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, x.dtype)]
     if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
@@ -204,20 +209,31 @@ def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     return [Tile(rows, columns, depth, 4, 4) for rows in ((128, 64) if kind == "spread" else (128,))]
 
 
+def folds(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
+    """Tiles of a convolution that is folded with the pooling after it."""
+    columns = 4 * min(layer.outputs, folded_kernels.WIDE)
+    if kind == "pooled":
+        return [Tile(128, columns, 32, 8, 3), Tile(64, columns, 32, 4, 1)]
+    depth = 64 if dtype != torch.float32 else 32
+    return [Tile(64, columns, depth, 4, 3), Tile(64, min(columns, 64), depth, 4, 3)]
+
+
 def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     """Tiles of the kernels in which threads gather patches. Those of one product have one depth: where numbers are
     taken apart, the order of sums depends on it."""
     small = dtype != torch.float32
     width = layer.inputs if kind == "spread" else layer.outputs
     columns = min(max(_power(width), 16), 64)
-    if kind in ("correlate", "pooled_correlate"):
+    flat = layer.inputs < FEW
+    if kind in SUMS:
         depth = 64 if small else 32
-        tiles = [Tile(64, columns, depth, 4, 4), Tile(128, columns, depth, 4, 3)]
+        tiles = [Tile(128, columns, depth, 4, 3)] if flat else [Tile(64, columns, depth, 4, 4)]
         return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
     depth = _depth(layer.outputs if kind == "spread" else layer.inputs, small)
-    if kind in ("convolve", "pooled") and layer.inputs < FEW:
+    if kind != "spread" and flat:
         depth = 16 if layer.taps * layer.inputs <= 16 else 32
-    tiles = [Tile(128, columns, depth, 4, 3), Tile(256, columns, depth, 8, 3)]
+        return [Tile(128, columns, depth, 4, 1)]
+    tiles = [Tile(128, columns, depth, 4, 3), *([] if kind == "spread" else [Tile(256, columns, depth, 8, 3)])]
     return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
 
 
@@ -299,12 +315,16 @@ def _made(like: Tensor, clients: int, seed: int) -> Tensor:
 
 
 def _milliseconds(f: Callable[[], Any]) -> float:
-    """The device's time for one run: it sleeps until all of them are in its queue."""
+    """The device's time for one run: it sleeps until all of them are in its queue, however busy the host is."""
     f()
+    began = time.perf_counter()
+    for _ in range(REPEATS):
+        f()
+    asleep = max(SLEEP, int(2 * CLOCK * (time.perf_counter() - began)))
     took = []
     for _ in range(PASSES):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(SLEEP)
+        torch.cuda._sleep(asleep)
         begin.record()
         for _ in range(REPEATS):
             f()

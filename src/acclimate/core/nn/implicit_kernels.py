@@ -5,8 +5,6 @@ and sums have a fixed order, so results repeat to the bit. Images lie with a pix
 
 - `convolve`: rows are output pixels, columns output channels, and the sum goes over (row, column, channel) of the
   kernel. Few channels are taken together with their neighbours in the image, so that no product is mostly padding.
-- `spread`: rows are input pixels. With a step of s there are s * s kinds of pixels, each of which is reached by taps of
-  its own; a program has pixels of one kind, and visits those taps alone.
 - `correlate`: rows are (row, column, channel) of the kernel, columns output channels, and the sum goes over all output
   pixels. It is cut into parts that are added up afterwards, in order.
 """
@@ -23,6 +21,7 @@ from .cutting import Tile as Tile
 from .cutting import channels_last, cut
 from .ends import end, ends, larger
 from .kernels import AVAILABLE, jit
+from .spread_kernels import spread as spread
 
 if AVAILABLE:
     import triton.language as tl
@@ -39,11 +38,12 @@ def _convolve(
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     LENGTH: tl.constexpr, FLAT: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[g, m, n] = sum over k of x[g, seen by m at k] * w[g, n, k]; w's rows have LENGTH numbers, zeros at the end.
 
-    With POOL the rows of a tile are pixels of 2 x 2 blocks, of which one thread has all four."""
+    With POOL the rows of a tile are pixels of 2 x 2 blocks, of which one thread has all four; with GROUPS its columns
+    are four groups of output channels, one for each pixel of a block."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     HA: tl.constexpr = OH // 2
     HB: tl.constexpr = OW // 2
@@ -113,56 +113,16 @@ def _convolve(
         at = first // 4 + tl.arange(0, ROWS // 4)
         to = client * (pixels // 4) * OUT + at * OUT
         end(best, choice, bias, y, which, to, client, n, at < pixels // 4, OUT, BIAS, RELU)
+    elif GROUPS:
+        four = total.reshape(ROWS, 4, COLS // 4)
+        group = tl.broadcast_to(tl.arange(0, 4)[None, :, None], four.shape)
+        best, choice = tl.reduce((four, group), 1, larger)
+        n = (tile % across) * (COLS // 4) + tl.arange(0, COLS // 4)
+        to = client * pixels * (OUT // 4) + m * (OUT // 4)
+        end(best, choice, bias, y, which, to, client, n, real, OUT // 4, BIAS, RELU)
     else:
         to = y + client * pixels * OUT + m[:, None] * OUT + n[None, :]
         tl.store(to, total.to(y.dtype.element_ty), mask=real[:, None] & column[None, :])
-
-
-@jit
-def _spread(
-    dy, w, dx, batch,
-    IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dx[g, m, n] = sum over taps that reach m, and k, of dy[g, reached, k] * w[g, tap, n, k]."""
-    across: tl.constexpr = (IN + COLS - 1) // COLS
-    tall: tl.constexpr = (H + STEP - 1) // STEP
-    wide: tl.constexpr = (W + STEP - 1) // STEP
-    blocks: tl.constexpr = (OUT + DEPTH - 1) // DEPTH
-    pixels = batch * (tall * wide)
-    each = tl.cdiv(pixels, ROWS) * across
-    client = (tl.program_id(0) // (each * STEP * STEP)).to(tl.int64)
-    kind = (tl.program_id(0) // each) % (STEP * STEP)
-    tile = tl.program_id(0) % each
-    m = (tile // across) * ROWS + tl.arange(0, ROWS)
-    n = (tile % across) * COLS + tl.arange(0, COLS)
-    image, place = m // (tall * wide), m % (tall * wide)
-    row, col = (place // wide) * STEP + kind // STEP, (place % wide) * STEP + kind % STEP
-    real = (m < pixels) & (row < H) & (col < W)
-    first_y, first_x = (kind // STEP + PAD_H) % STEP, (kind % STEP + PAD_W) % STEP
-    down, right = (KH - first_y + STEP - 1) // STEP, (KW - first_x + STEP - 1) // STEP
-    bottom, last = (row + PAD_H - first_y) // STEP, (col + PAD_W - first_x) // STEP
-    dy += client * batch * (OH * OW * OUT)
-    w += client * (KH * KW * IN * OUT)
-    column = n < IN
-    k = tl.arange(0, DEPTH)
-    total = tl.zeros((ROWS, COLS), dtype=tl.float32)
-    for visit in range(down * right * blocks):
-        back_y, back_x = (visit // blocks) // right, (visit // blocks) % right
-        o = (visit % blocks) * DEPTH + k
-        tap = (first_y + back_y * STEP) * KW + first_x + back_x * STEP
-        y, z = bottom - back_y, last - back_x
-        inside = (real & (y >= 0) & (y < OH) & (z >= 0) & (z < OW))[:, None]
-        known = column[None, :]
-        if OUT % DEPTH != 0:
-            inside = inside & (o < OUT)[None, :]
-            known = known & (o < OUT)[:, None]
-        a = tl.load(dy + (((image * OH + y) * OW + z) * OUT)[:, None] + o[None, :], mask=inside, other=0.0)
-        b = tl.load(w + ((tap * IN + n) * OUT)[None, :] + o[:, None], mask=known, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    to = dx + client * batch * (H * W * IN) + (((image * H + row) * W + col) * IN)[:, None] + n[None, :]
-    tl.store(to, total.to(dx.dtype.element_ty), mask=real[:, None] & column[None, :])
 
 
 @jit
@@ -170,11 +130,13 @@ def _correlate(
     x, dy, which, parts, batch, clients, span,
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    POOL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    POOL: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """parts[s, g, e, n] = sum over the output pixels m of part s of x[g, seen by m at e] * dy[g, m, n].
 
-    With POOL, dy is that of 2 x 2 maxima, and goes to the pixel of four that `which` names."""
+    With POOL, dy is that of 2 x 2 maxima, and goes to the pixel of four that `which` names; with GROUPS, to the group
+    of output channels."""
     length: tl.constexpr = KH * KW * IN
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     tiles: tl.constexpr = ((length + ROWS - 1) // ROWS) * across
@@ -189,8 +151,8 @@ def _correlate(
     x += client * batch * (H * W * IN)
     HA: tl.constexpr = OH // 2
     HB: tl.constexpr = OW // 2
-    dy += client * batch * ((HA * HB if POOL else OH * OW) * OUT)
-    which += client * batch * (HA * HB * OUT)
+    dy += client * batch * ((HA * HB if POOL else OH * OW) * (OUT // 4 if GROUPS else OUT))
+    which += client * batch * (OH * OW * (OUT // 4) if GROUPS else HA * HB * OUT)
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for begin in range(part * span, tl.minimum(part * span + span, pixels), DEPTH):
         m = begin + tl.arange(0, DEPTH)
@@ -221,6 +183,12 @@ def _correlate(
             chosen = tl.load(which + from_, mask=known, other=4)
             b = tl.load(dy + from_, mask=known, other=0.0)
             b = tl.where(chosen == ((low % 2) * 2 + late % 2)[:, None], b, 0.0)
+        elif GROUPS:
+            known = real[:, None] & column[None, :]
+            from_ = m[:, None] * (OUT // 4) + (n % (OUT // 4))[None, :]
+            chosen = tl.load(which + from_, mask=known, other=4)
+            b = tl.load(dy + from_, mask=known, other=0.0)
+            b = tl.where(chosen == (n // (OUT // 4))[None, :], b, 0.0)
         else:
             b = tl.load(dy + m[:, None] * OUT + n[None, :], mask=real[:, None] & column[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
@@ -274,39 +242,24 @@ def _launch(
     clients, batch = x.shape[:2]
     flat = layer.inputs < FEW
     rows = w.permute(0, 1, 3, 4, 2).flatten(2)
-    if flat:  # aligned rows load faster
-        rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 16))
+    if flat and rows.shape[2] % 4:  # aligned rows load faster
+        rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 4))
     pixels = y[0].numel() // layer.outputs * (4 if flags[0] else 1)
     tiles = cut(pixels, tile.rows) * cut(layer.outputs, tile.columns)
     _convolve[(tiles * clients,)](
-        channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, *tile[:3], precision,
-        num_warps=tile.warps, num_stages=tile.stages,
+        channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, False, *tile[:3],
+        precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-
-
-def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
-    """dx [G, B, I, h, w] of dy [G, B, O, oh, ow] and w [G, O, I, kh, kw], a pixel's channels side by side."""
-    clients, batch = dy.shape[:2]
-    taps = w.permute(0, 3, 4, 2, 1).contiguous()
-    size = (clients, batch, layer.height, layer.width, layer.inputs)
-    dx = torch.empty(size, dtype=dy.dtype, device=dy.device)
-    pixels = batch * cut(layer.height, layer.step) * cut(layer.width, layer.step)
-    tiles = cut(pixels, tile.rows) * cut(layer.inputs, tile.columns) * layer.step**2
-    _spread[(tiles * clients,)](
-        channels_last(dy), taps, dx, batch, *layer, *tile[:3], precision,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    return dx.permute(0, 1, 4, 2, 3)
 
 
 PROGRAMS, LEAST, SPAN = 512, 256, 128
 """Programs that fill a device, the output pixels that a part of a sum has at least, and what they are a multiple of."""
 
 
-def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None = None) -> Tensor:
-    """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], contiguous as weights are.
-
-    With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`."""
+def parts_of(
+    x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None, groups: bool
+) -> Tensor:
+    """Sums [s, G, (kh, kw, I), O] over parts of the output pixels, which are still to be added up."""
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
     tiles = cut(length, tile.rows) * cut(layer.outputs, tile.columns)
@@ -318,16 +271,24 @@ def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, w
     parts = torch.empty(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients * count,)](
         channels_last(x), channels_last(dy), parts if which is None else channels_last(which), parts, batch, clients,
-        span, *layer, which is not None, *tile[:3], precision,
+        span, *layer, which is not None and not groups, groups, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    return parts
+
+
+def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None = None) -> Tensor:
+    """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], contiguous as weights are.
+
+    With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`."""
+    parts, clients = parts_of(x, dy, layer, tile, precision, which, False), len(x)
     kernel = (layer.kernel_height, layer.kernel_width)
     dw = torch.empty(clients, layer.outputs, layer.inputs, *kernel, dtype=x.dtype, device=x.device)
     room = 1 << (layer.taps - 1).bit_length()
     each = max(BLOCK[0] // room, 1)
     programs = clients * cut(layer.inputs, each) * cut(layer.outputs, BLOCK[1])
     _add_up[(programs,)](
-        parts, dw, dw.numel(), count, layer.inputs, layer.outputs, layer.taps, room, each, BLOCK[1]
+        parts, dw, dw.numel(), len(parts), layer.inputs, layer.outputs, layer.taps, room, each, BLOCK[1]
     )  # fmt: skip
     return dw
 

@@ -44,6 +44,11 @@ def usable(x: Tensor) -> bool:
     return AVAILABLE and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
+def takes(x: Tensor) -> bool:
+    """The same; those that Triton interprets take tensors of a CPU, too."""
+    return usable(x) or (INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
+
+
 @jit
 def _patches(
     x,
@@ -222,13 +227,15 @@ def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
 
 
 @jit
-def _mix(x, y, total, M1: tl.constexpr, M2: tl.constexpr, BLOCK: tl.constexpr):
-    """splitmix64's finaliser; the shifts are logical."""
+def _mix(x, y, total, M1: tl.constexpr, M2: tl.constexpr, FOLDS: tl.constexpr, BLOCK: tl.constexpr):
+    """splitmix64's finaliser; the shifts are logical. With FOLDS, once for each of them, which is combined first."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + at, mask=at < total, other=0).to(tl.uint64, bitcast=True)
-    v = (v ^ (v >> 30)) * tl.full((), M1, dtype=tl.uint64)
-    v = (v ^ (v >> 27)) * tl.full((), M2, dtype=tl.uint64)
-    v = v ^ (v >> 31)
+    for i in tl.static_range(len(FOLDS)):
+        v = v ^ tl.full((), FOLDS[i], dtype=tl.uint64)
+        v = (v ^ (v >> 30)) * tl.full((), M1, dtype=tl.uint64)
+        v = (v ^ (v >> 27)) * tl.full((), M2, dtype=tl.uint64)
+        v = v ^ (v >> 31)
     tl.store(y + at, v.to(tl.int64, bitcast=True), mask=at < total)
 
 
@@ -298,10 +305,11 @@ def pick(x: Tensor, which: Tensor) -> Tensor:
     return y
 
 
-def mix(x: Tensor, first: int, second: int) -> Tensor:
-    """Scramble 64-bit integers with two odd multipliers (given unsigned)."""
+def mix(x: Tensor, first: int, second: int, folds: tuple[int, ...] = (0,)) -> Tensor:
+    """Scramble 64-bit integers with two odd multipliers (given unsigned), once for each of `folds`, which is combined
+    with them before."""
     x = x.contiguous()
     y = torch.empty_like(x)
     if x.numel():
-        _mix[_grid(x.numel())](x, y, x.numel(), first, second, BLOCK)
+        _mix[_grid(x.numel())](x, y, x.numel(), first, second, folds, BLOCK)
     return y

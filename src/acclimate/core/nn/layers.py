@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import rng
-from . import conv, linear, norms, pool, pooled
+from . import conv, dropout, linear, norms, pool, pooled
 
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 """Layers whose affine parameters are the `norm` role of a task."""
@@ -195,6 +195,8 @@ class KeyedDropout(_DropoutNd):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return input
+        if not self.channels and dropout.serves(input, self.p):
+            return dropout.dropped(input, self.key, self.p)
         shape = input.shape[:2] + (1,) * (input.dim() - 2) if self.channels else input.shape
         keep = rng.uniform(self.key, *shape) >= self.p
         return input * keep / (1 - self.p) if self.p < 1 else torch.zeros_like(input)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels, switches
-from .conv import is_batched
 from .cutting import cut
 from .kernels import AVAILABLE, jit
+from .mapping import is_batched, led
 
 if AVAILABLE:
     import triton.language as tl
@@ -66,8 +66,7 @@ class PureLinear(nn.Linear):
 
 def serves(x: Tensor, w: Tensor) -> bool:
     """Whether the kernel is for this input, clients mapped over."""
-    usable = kernels.usable(x) or (kernels.INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
-    if not (usable and is_batched(x) and is_batched(w)):  # first: an exported layer is not to ask for sizes
+    if not (kernels.takes(x) and is_batched(x) and is_batched(w)):  # first: an exported layer is not to ask for sizes
         return False
     fits = x.dim() == 2 and x.shape[1] >= LONG and len(x) <= FEW
     return fits and x.dtype == w.dtype and switches.on("linear")
@@ -92,11 +91,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor) -> tuple[Tensor, int]:
-        lead = [
-            (t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
-            for t, d in zip((x, w), in_dims, strict=True)
-        ]
-        return _Linear.apply(*lead).unflatten(0, (info.batch_size, -1)), 0
+        return _Linear.apply(*led(info.batch_size, in_dims, (x, w))).unflatten(0, (info.batch_size, -1)), 0
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, norm_kernels, norm_plain, sample_kernels, switches
-from .conv import is_batched
+from .mapping import is_batched
 from .norm_plain import Norm
 
 log = logging.getLogger("acclimate")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import kernels
-from .conv import is_batched, is_tracked
+from .mapping import is_batched, is_tracked
 
 
 class PureMaxPool2d(nn.MaxPool2d):
@@ -72,6 +72,7 @@ class _Pool(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.size = (inputs[0].shape[1], inputs[0].shape[2])
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(output[1])
 
     @staticmethod

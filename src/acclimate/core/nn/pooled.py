@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import conv, implicit, kernels, switches
+from .mapping import led
 from .pool import PureMaxPool2d, _Pick, _Unpool
 from .products import Geometry
 
@@ -47,7 +48,7 @@ def _follow(chain: list[nn.Module]) -> tuple[int, bool]:
 def _at_once(chain: list[nn.Module], relu: bool, x: Tensor) -> Tensor | None:
     """What these layers make of x, in one pass; None where that does not serve."""
     layer: Any = chain[0]
-    if not (switches.on("implicit") and conv.is_batched(x) and conv.is_batched(layer.weight) and implicit.usable(x)):
+    if not (switches.on("implicit") and conv.is_batched(x) and conv.is_batched(layer.weight) and kernels.takes(x)):
         return None
     geometry = Geometry((x.shape[-2], x.shape[-1]), tuple(layer.weight.shape[-2:]), layer.stride[0], layer.padding)
     if min(geometry.out) < 2:
@@ -72,6 +73,7 @@ class _Pooled(torch.autograd.Function):
         x, w, bias, ctx.geometry, _ = inputs
         ctx.biased = bias is not None
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # those of bytes would be zeros to write
         ctx.save_for_backward(x, w, output[1])
 
     @staticmethod
@@ -89,7 +91,7 @@ class _Pooled(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        lead = _led(info.batch_size, in_dims, (x, w, bias))
+        lead = led(info.batch_size, in_dims, (x, w, bias))
         y, which = _Pooled.apply(*lead, g, relu)
         return (y.unflatten(0, (info.batch_size, -1)), which.unflatten(0, (info.batch_size, -1))), (0, 0)
 
@@ -121,7 +123,7 @@ class _Sum(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, which: Tensor, g: Geometry
     ) -> tuple[Tensor, int]:
-        lead = _led(info.batch_size, in_dims, (x, dy, which))
+        lead = led(info.batch_size, in_dims, (x, dy, which))
         return _Sum.apply(*lead, g).unflatten(0, (info.batch_size, -1)), 0
 
 
@@ -138,14 +140,6 @@ def _sum(x: Tensor, dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
 
 def _sum_one_by_one(x: Tensor, dy: Tensor, g: Any) -> Tensor:
     return _sum(x, dy, implicit.which_of(dy), g)
-
-
-def _led(size: int, dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:
-    """Tensors with the mapped axis folded into that of clients; what has none is repeated."""
-    return [
-        None if t is None else (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
-        for t, d in zip(tensors, dims, strict=False)
-    ]
 
 
 def both(x: Tensor, w: Tensor, g: Geometry, bias: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:

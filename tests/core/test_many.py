@@ -1,0 +1,75 @@
+"""One operation for all leaves of a tree, against one for each: values, gradients of two orders, maps within maps."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from acclimate.core import tree
+from acclimate.core.nn import many
+from acclimate.core.tree import Tree
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a GPU, on a CPU as well."""
+    monkeypatch.setattr(many, "_serves", lambda x, y: True)
+    monkeypatch.setattr(many, "is_batched", lambda x: True)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+
+
+def trees() -> tuple[Tree, Tree]:
+    g = torch.Generator().manual_seed(0)
+    a, b = ({"w": torch.randn(2, 3, 4, 5, generator=g), "deep": {"b": torch.randn(2, 3, generator=g)}} for _ in "ab")
+    return a, {"deep": b["deep"], "w": b["w"].transpose(2, 3).contiguous().transpose(2, 3)}
+
+
+def test_a_sum_is_that_of_each_leaf_by_name() -> None:
+    a, b = trees()
+    for f in (many.add, tree.add):
+        found = vmap(vmap(lambda a, b, f=f: f(a, b, -0.3)))(a, b)
+        assert list(found) == ["w", "deep"]
+        torch.testing.assert_close(found["w"], a["w"] - 0.3 * b["w"])
+        torch.testing.assert_close(found["deep"]["b"], a["deep"]["b"] - 0.3 * b["deep"]["b"])
+    shared = vmap(lambda b: many.add(tree.take(a, 0), b, 2.0))(b)
+    torch.testing.assert_close(shared["w"], a["w"][:1] + 2 * b["w"])
+    assert many.add({}, {}, 0.5) == {}
+
+
+def test_gradients_of_two_orders_go_through() -> None:
+    a, b = trees()
+
+    def bent(f, a: Tree, b: Tree) -> Tensor:  # type: ignore[no-untyped-def]
+        def inner(b: Tree) -> Tensor:
+            slope = grad(lambda a: tree.dot(f(a, b, -0.3), tree.map(torch.sin, f(b, a, 2.0))))(a)
+            return tree.dot(slope, slope)
+
+        return grad(inner)(b)["w"]
+
+    torch.testing.assert_close(
+        vmap(lambda a, b: bent(many.add, a, b))(a, b), vmap(lambda a, b: bent(tree.add, a, b))(a, b)
+    )
+
+
+def test_casts_are_those_of_each_leaf_and_gradients_come_back_in_their_own_type() -> None:
+    a, _ = trees()
+    a = {**a, "n": torch.arange(2), "half": torch.ones(2, 3, dtype=torch.bfloat16), "d": torch.rand(2, 3).double()}
+    found = vmap(lambda t: many.cast(t, torch.bfloat16))(a)
+    for path, x in tree.flatten(found).items():
+        true = tree.flatten(a)[path]
+        assert torch.equal(x, true.to(torch.bfloat16) if true.is_floating_point() else true), path
+    partly = vmap(lambda w: many.cast({"w": w, "b": a["deep"]["b"]}, torch.bfloat16), out_dims={"w": 0, "b": None})(
+        a["w"]
+    )
+    assert torch.equal(partly["b"], a["deep"]["b"].to(torch.bfloat16))
+
+    def total(t: Tree) -> Tensor:
+        low = many.cast(t, torch.bfloat16)
+        return tree.dot(low, low)
+
+    for only in (("w", "deep"), ("w", "d")):
+        slope = vmap(grad(total))(tree.pick(a, only))
+        for path, x in tree.flatten(slope).items():
+            true = tree.flatten(a)[path]
+            assert x.dtype == true.dtype
+            torch.testing.assert_close(x, 2 * true.to(torch.bfloat16).to(true.dtype))
