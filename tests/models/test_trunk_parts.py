@@ -50,12 +50,12 @@ def alone_written_out(x, d):
 
 
 def mlp_at_once(x, d):
-    return trunk_parts.summed_mlp(x, d, W1, B1, W2, B2).sin()
+    return x * trunk_parts.frozen_mlp(d, W1, B1, W2, B2).sin()
 
 
 def mlp_written_out(x, d):
     hidden = F.linear(d, W1, B1)
-    return (x + F.linear(hidden * torch.special.ndtr(hidden), W2, B2)).sin()
+    return x * F.linear(hidden * torch.special.ndtr(hidden), W2, B2).sin()
 
 
 def pair_at_once(x, d, a, v):

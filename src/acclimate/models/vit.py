@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core import check
 from . import vit_weights
 from .attention import attend
-from .trunk_parts import add_mlp, add_norm
+from .trunk_parts import add_norm, apply_mlp
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,12 @@ class _Block(nn.Module):
         self.norm2 = nn.LayerNorm(spec.width, 1e-6)
         self.mlp = _MLP(spec.width, max(int(spec.width * spec.mlp_ratio), 1))
 
-    def forward(self, x: Tensor, tokens: int | None = None) -> Tensor:
-        """The block's output for all tokens, or for the first few, if no one asks for the others."""
-        x, h = add_norm(self.norm1, x)
+    def forward(self, x: Tensor, d: Tensor | None = None, tokens: int | None = None) -> tuple[Tensor, Tensor]:
+        """Of tokens x + d (x where there is no d): what they are before the MLP, and what it adds. The next norm sums
+        them, in the same pass. For all tokens, or for the first few, if no one asks for the others."""
+        x, h = add_norm(self.norm1, x, d)
         x, h = add_norm(self.norm2, x[..., :tokens, :], self.attn(h, tokens))
-        return add_mlp(self.mlp, h, x)
+        return x, apply_mlp(self.mlp, h)
 
 
 class _Patches(nn.Module):
@@ -153,6 +154,8 @@ class _ViT(nn.Module):
         if self.prompts is not None:
             own = self.prompts.expand(*tokens.shape[:-2], -1, -1)
             tokens = torch.cat((tokens[..., :1, :], own, tokens[..., 1:, :]), -2)
-        tokens = self.blocks[-1](self.blocks[:-1](tokens), 1)  # what becomes of the others, no one asks
-        features = self.norm(tokens)[..., 0, :]
+        added = None
+        for block in self.blocks:  # of what the last one gives, the first token alone is asked for
+            tokens, added = block(tokens, added, 1 if block is self.blocks[-1] else None)
+        features = add_norm(self.norm, tokens, added)[1][..., 0, :]
         return features, self.head(features)
