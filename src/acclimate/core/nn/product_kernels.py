@@ -24,6 +24,8 @@ if AVAILABLE:
 
 TILE = (32, 64, 32) if INTERPRETED else (256, 128, 64)
 """Rows and columns of a tile of y, and the length of a piece of the sum."""
+WARPS, STAGES, PROGRAMS = 8, 3, 1
+"""Warps of a program, how many loads are under way, and programs per processor."""
 RANK = 16
 """The least rank that the hardware multiplies; lower ones are filled up with zeros."""
 
@@ -102,8 +104,8 @@ def _run(
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     tiles = groups * -(-rows // bm) * -(-outputs // bn)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-    _product[(min(tiles, programs),)](
+    _product[(min(tiles, PROGRAMS * programs),)](
         *described, u, x if bias is None else bias, scale, rows, outputs, inputs, tiles, rank, bias is not None, given,
-        turned, *TILE, r, num_warps=8, num_stages=3,
+        turned, *TILE, r, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return y
