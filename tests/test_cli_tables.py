@@ -90,6 +90,7 @@ def test_data_without_clients_is_dealt_and_pictures_run_as_before(here):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
+        (["data=har.csv"], "'har.csv' is a file; write data=table data.file=har.csv data.label=COLUMN"),
         (["data=arrays", "data.file=har.csv"], "is a table; use data=table and name its labels with data.label="),
         (["data=table", "data.file=har.csv", "data.label=activty"], "did you mean 'activity'?"),
         (["data=table", "data.file=har.csv"], "which column says the class? Set data.label="),
