@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
-from . import vit_weights
+from . import low_rank, vit_weights
 from .attention import attend
 from .trunk_parts import add_norm, apply_mlp
 
@@ -113,7 +113,10 @@ class _Patches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = x.unflatten(-1, (-1, self.side)).unflatten(-3, (-1, self.side))  # [..., C, H/p, p, W/p, p]
         tokens = parts.transpose(-3, -2).movedim(-5, -3).flatten(-3).flatten(-3, -2)
-        return F.linear(tokens, self.proj.weight.flatten(1), self.proj.bias)
+        weight, bias = self.proj.weight.flatten(1), self.proj.bias
+        if "weight" in self.proj._parameters:
+            return F.linear(tokens, weight, bias)
+        return low_rank.linear(tokens, weight, bias)  # of a trunk: the same for all clients
 
 
 class _Kernel(nn.Module):
@@ -148,9 +151,8 @@ class _ViT(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=self.size < x.shape[-1])
-        tokens = self.patch_embed(x)
-        first = self.cls_token.expand(*tokens.shape[:-2], 1, -1)
-        tokens = torch.cat((first, tokens), -2) + self.pos_embed
+        tokens = F.pad(self.patch_embed(x), (0, 0, 1, 0))  # in front of an image's patches, the class token
+        tokens = tokens + (self.pos_embed + F.pad(self.cls_token, (0, 0, 0, tokens.shape[-2] - 1)))
         if self.prompts is not None:
             own = self.prompts.expand(*tokens.shape[:-2], -1, -1)
             tokens = torch.cat((tokens[..., :1, :], own, tokens[..., 1:, :]), -2)
