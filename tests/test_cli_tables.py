@@ -95,8 +95,8 @@ def test_data_without_clients_is_dealt_and_pictures_run_as_before(here):
         (["data=table", "data.file=har.csv", "data.label=activty"], "did you mean 'activity'?"),
         (
             ["data=table", "data.file=har.csv", "data.label=activity", "data.partition=iid"],
-            "client 0 has 14 training examples, fewer than a batch (method.work.batch=32); set method.work.batch=14, or "
-            "use fewer clients (data.clients=10, of equal size at most 4)",
+            "client 0 has 14 training examples, fewer than a batch (method.work.batch=32); set method.work.batch=14, "
+            "or use fewer clients (data.clients=10, of equal size at most 4)",
         ),
         (["data=table", "data.file=har.csv"], "which column says the class? Set data.label="),
         (["data=table", "data.file=none.csv", "data.label=a"], "file='none.csv' is not there"),

@@ -124,7 +124,7 @@ class _Slopes(Function):
 
     @staticmethod
     def backward(ctx: Any, *wanted: Tensor) -> Any:
-        back: Any = torch.func.vjp(lambda *given: _slopes(*given, ctx.scale), *ctx.saved_tensors)[1]
+        back: Any = torch.func.vjp(lambda *given: _slopes(*given, scale=ctx.scale), *ctx.saved_tensors)[1]
         return *back(wanted), None
 
     @staticmethod

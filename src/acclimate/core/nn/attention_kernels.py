@@ -36,24 +36,25 @@ def _back(
     Keys are taken in turns. Between them, what has come to the queries lies in `to`.
     """
     head = tl.program_id(0).to(tl.int64)
-    sample, W = head // H, H * D
-    own = (head % H) * D + tl.arange(0, D)
+    W = H * D
+    first_row, column = (head // H) * T, (head % H) * D
+    qkv, to = qkv + first_row * (3 * W) + column, to + first_row * (3 * W) + column
+    out, g, sums = out + first_row * W + column, g + first_row * W + column, sums + head * T
+    d = tl.arange(0, D)[None, :]
     for first in range(0, T, KEYS):
         t = first + tl.arange(0, KEYS)
-        real = (t < T)[:, None]
-        keys = (sample * T + t)[:, None] * (3 * W) + W + own[None, :]
-        k = tl.load(qkv + keys, mask=real, other=0.0)
-        v = tl.load(qkv + keys + W, mask=real, other=0.0)
+        real, keys = (t < T)[:, None], t[:, None] * (3 * W) + d
+        k = tl.load(qkv + W + keys, mask=real, other=0.0)
+        v = tl.load(qkv + 2 * W + keys, mask=real, other=0.0)
         to_k = tl.zeros((KEYS, D), dtype=tl.float32)
         to_v = tl.zeros((KEYS, D), dtype=tl.float32)
         for begin in tl.range(0, T, QUERIES, num_stages=STAGES):
             r = begin + tl.arange(0, QUERIES)
-            seen = (r < T)[:, None]
-            at, place = (sample * T + r)[:, None] * W + own[None, :], (sample * T + r)[:, None] * (3 * W) + own[None, :]
+            seen, at, place = (r < T)[:, None], r[:, None] * W + d, r[:, None] * (3 * W) + d
             q = tl.load(qkv + place, mask=seen, other=0.0)
             dy = tl.load(g + at, mask=seen, other=0.0)
             y = tl.load(out + at, mask=seen, other=0.0)
-            total = tl.load(sums + head * T + r, mask=r < T, other=float("inf"))
+            total = tl.load(sums + r, mask=r < T, other=float("inf"))
             p = tl.math.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG) - (total * LOG)[None, :])
             p = tl.where(real, p, 0.0)
             to_v = tl.dot(p.to(dy.dtype), dy, to_v)
@@ -63,8 +64,8 @@ def _back(
             to_q = tl.trans(tl.dot(tl.trans(k), s)) * scale  # so that the long axes are those that must be long
             to_q += tl.load(to + place, mask=seen & (first > 0), other=0.0).to(tl.float32)
             tl.store(to + place, to_q.to(to.dtype.element_ty), mask=seen)
-        tl.store(to + keys, (to_k * scale).to(to.dtype.element_ty), mask=real)
-        tl.store(to + keys + W, to_v.to(to.dtype.element_ty), mask=real)
+        tl.store(to + W + keys, (to_k * scale).to(to.dtype.element_ty), mask=real)
+        tl.store(to + 2 * W + keys, to_v.to(to.dtype.element_ty), mask=real)
         tl.debug_barrier()  # the next turn reads what all threads have written
 
 

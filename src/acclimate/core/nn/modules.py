@@ -93,7 +93,9 @@ def steady(module: nn.Module) -> nn.Module:
 def made(make: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
     """The module that a function of shape and classes returns; a sentence where it is no such function."""
     label = getattr(make, "__name__", repr(make)[:40])
-    wanted = "a module, a model record, or a function of an input's shape and the number of classes that returns a module"
+    wanted = (
+        "a module, a model record, or a function of an input's shape and the number of classes that returns a module"
+    )
     hint = f"; of a class give an object, {label}(...)" if isinstance(make, type) else ""
     try:
         inspect.signature(make).bind(shape, classes)

@@ -1,9 +1,10 @@
 """Triton kernels for the gradients of each client's own pair of low rank, in one pass over what they are made of.
 
 Beside a product with shared weights each client has (x A^T) V^T times a scale. Of its rows x, their low products and
-the gradient g for the output, these kernels make g V, (g V)^T x and g^T (x A^T), each times the scale. As products of their own, these read g
-twice and leave most of a GPU idle, since their results are narrow. Here each program takes a piece of a client's rows,
-and a second kernel adds up the pieces, always in the same order, so results repeat to the bit.
+the gradient g for the output, these kernels make g V, (g V)^T x and g^T (x A^T), each times the scale. As products of
+their own, these read g twice and leave most of a GPU idle, since their results are narrow. Here each program takes a
+piece of a client's rows, and a second kernel adds up the pieces, always in the same order, so results repeat to the
+bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"

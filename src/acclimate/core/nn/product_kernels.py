@@ -33,7 +33,8 @@ RANK = 16
 @jit
 def _product(
     x, w, a, v, y, u, bias, scale, rows, N, K, tiles,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """Tiles of y, one after the other. x, w, a, v and y are descriptors; u gets, or has, x A^T times the scale."""
     across, down = tl.cdiv(N, BN), tl.cdiv(rows, BM)

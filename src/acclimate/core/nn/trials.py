@@ -127,7 +127,7 @@ def _pair_trial(x: Tensor, v: Tensor) -> float:
     given[3] = given[3] * outputs**-0.5
     g, rows, low, own = (t.float() for t in given)
     up = 2.0 * g @ own
-    return max(_apart(*pair) for pair in zip(slopes(*given, 2.0), (up, up.mT @ rows, g.mT @ low), strict=True))
+    return max(_apart(*pair) for pair in zip(slopes(*given, scale=2.0), (up, up.mT @ rows, g.mT @ low), strict=True))
 
 
 def _gelu_trial(x: Tensor) -> float:
