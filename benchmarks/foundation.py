@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from harness import environment
-from methods import Row, row_of, save, table
 from safetensors.torch import save_file
 
 import acclimate as ac
@@ -30,6 +29,7 @@ from acclimate.experiment import catalogue
 from acclimate.models.checkpoints import digest
 from acclimate.ops.augment import FlipCrop
 from acclimate.running.build import device_of
+from methods import Row, row_of, save, table
 
 STREAMS = "original,corrupted,out-of-client,mixture"
 PAIRED = ("qkv", "proj")

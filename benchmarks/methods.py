@@ -3,7 +3,7 @@
 The world of the leaderboard's track cifar10-cnn: label skew of Dirichlet 0.1 as in BRFL, the CNN without norm, the same
 number of rounds and of local steps for all. A row is one method and one seed: accuracy on BRFL's streams
 after the last round and after the round that validation data select, without adapting (FedTHE weighs its heads); bytes
-that a client uploads in a round; seconds of the training.
+that a client uploads in a round; seconds of the training (of seeds that train side by side, each has its share).
 
     python benchmarks/methods.py [--methods fedavg,moon] [--seeds 0,1,2] [--clients 20] [--rounds 100] [--device cuda]
     python benchmarks/methods.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
@@ -94,7 +94,7 @@ def stored_runs(folder: Path, given: argparse.Namespace) -> dict[str, Row]:
         rows[f"{name} {run.seed}"] = {
             "method": name,
             "seed": run.seed,
-            **row_of(found, about["timings"]["train_seconds"]),
+            **row_of(found, about["timings"]["train_seconds"] / about["timings"].get("trained_together", 1)),
             "digest": about["digest"],
         }
     return rows

@@ -90,8 +90,14 @@ def test_data_without_clients_is_dealt_and_pictures_run_as_before(here):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
+        (["data=har.csv"], "'har.csv' is a file; write data=table data.file=har.csv data.label=COLUMN"),
         (["data=arrays", "data.file=har.csv"], "is a table; use data=table and name its labels with data.label="),
         (["data=table", "data.file=har.csv", "data.label=activty"], "did you mean 'activity'?"),
+        (
+            ["data=table", "data.file=har.csv", "data.label=activity", "data.partition=iid"],
+            "client 0 has 14 training examples, fewer than a batch (method.work.batch=32); set method.work.batch=14, "
+            "or use fewer clients (data.clients=10, of equal size at most 4)",
+        ),
         (["data=table", "data.file=har.csv"], "which column says the class? Set data.label="),
         (["data=table", "data.file=none.csv", "data.label=a"], "file='none.csv' is not there"),
         (["data=table", "data.label=a"], "file='' must name your CSV or Parquet file"),

@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 from acclimate import TokenIds, wrap
 from acclimate.core import Task, rng
 from acclimate.core.vectorised import refusal
+from acclimate.models import CNN
 from elsewhere import CLASSES, LENGTH, VOCABULARY, Encoder, Residual, sequences
 
 SHAPE = (3, 8, 8)
@@ -323,3 +324,19 @@ def test_what_cannot_be_vectorised_is_named():
     )
     with pytest.raises(ValueError, match=r"cannot be differentiated by torch.func.grad: `.*numpy\(\)\)\)` "):
         refusal(Task(Leaves(), (6,), CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Residual, r"model=Residual: must be a module, .*; of a class give an object, Residual\(\.\.\.\)"),
+        (nn.Sequential, r"model=Sequential: .*; of a class give an object"),
+        (CNN, r"model=CNN: must be a module, a model record, .* that returns a module; of a class give an object, CNN"),
+        (lambda: None, r"model=<lambda>: must be .* \(too many positional arguments\)$"),
+        (lambda shape, classes: 3, "model=<lambda>: must be .*; it returned a int$"),
+        ("cnn", r"model='cnn': must be .* \('cnn' is not a callable object\)"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_would_be_one(model, says):
+    with pytest.raises(ValueError, match=says):
+        Task(model, (3, 8, 8), CLASSES)

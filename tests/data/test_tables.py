@@ -46,6 +46,15 @@ def table(**settings):
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
+def test_a_comma_is_a_decimal_one_where_semicolons_stand_between_cells():
+    write("age;size;kind\n1,5;2;cat\n-20,25e1;3;dog\n;1,2,3;cat\n")
+    found = columns.read(Path("t.csv"), ["age", "size"])
+    np.testing.assert_array_equal(found["age"].numbers, [1.5, -202.5, np.nan])
+    assert found["size"].words == ("1,2,3", "2", "3")  # that is no number
+    write('age,kind\n"1,5",cat\n"2,5",dog\n')
+    assert columns.read(Path("t.csv"), ["age"])["age"].words == ("1,5", "2,5")
+
+
 def test_cells_become_numbers_words_and_marks():
     write("age;colour;kind\n1.5;red;cat\n;blue;dog\n3;NA;cat\n-2e1;red;dog\n")
     e = Table(file="t.csv", label="kind").load()

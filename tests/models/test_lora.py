@@ -139,8 +139,9 @@ def test_pairs_and_bias_are_added_by_the_products_and_gradients_of_any_order_are
 
 def test_two_pairs_of_a_layer_are_one_of_their_ranks_together():
     a, b, c, d = (torch.randn(*s, dtype=torch.float64) for s in ((2, 4), (6, 2), (3, 4), (6, 3)))
-    first, second = low_rank.pairs((a, b, 0.5), (c, d, 3.0))
-    torch.testing.assert_close(second @ first, 0.5 * b @ a + 3.0 * d @ c)
+    first, second, scale = low_rank.pairs((a, b, 0.5), (c, d, 3.0))
+    torch.testing.assert_close(scale * second @ first, 0.5 * b @ a + 3.0 * d @ c)
+    assert low_rank.pairs((a, b, 0.5)) == (a, b, 0.5)
 
 
 def test_clients_hold_and_send_adapters_and_head_alone():
@@ -211,7 +212,10 @@ def test_prompts_are_tokens_among_the_trunks_own():
     with torch.no_grad():
         tokens = torch.cat((net.cls_token.expand(2, 1, 8), net.patch_embed(x)), 1) + net.pos_embed
         own = vars["params"]["trunk.prompts"].expand(2, 3, 8)
-        features = net.norm(net.blocks(torch.cat((tokens[:, :1], own, tokens[:, 1:]), 1)))[:, 0]
+        tokens = torch.cat((tokens[:, :1], own, tokens[:, 1:]), 1)
+        for block in net.blocks:
+            tokens = sum(block(tokens))
+        features = net.norm(tokens)[:, 0]
     torch.testing.assert_close(t.apply(vars, x).features, features)
     assert not torch.allclose(
         features, plain.apply({"params": dict(net.named_parameters()), "buffers": {}}, x).features

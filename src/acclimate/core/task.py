@@ -29,6 +29,7 @@ from .nn.modules import (
     check_outputs,
     check_purified,
     head_width,
+    made,
     normalising,
     skeletons,
     steady,
@@ -207,13 +208,13 @@ class Task:
         if isinstance(source, nn.Module):
             return steady(copy.deepcopy(source))
         if isinstance(self.model, Wrap):
-            return steady(self.model.module(self.shape, self.num_classes))
-        if isinstance(self.model, Model):
+            return made(self.model.module, self.shape, self.num_classes)
+        if isinstance(self.model, Model) and not isinstance(self.model, type):
             fitting = getattr(self.model, "for_inputs", None)  # a model that brings its weights brings what they expect
             model = fitting(self.mean, self.std) if fitting else self.model
             check_size(model, self.shape, self.num_classes)
             return model.build(self.shape, self.num_classes)
-        return steady(self.model(self.shape, self.num_classes))
+        return made(self.model, self.shape, self.num_classes)
 
     def init(self, key: rng.Key) -> Tree:
         """Fresh variables: `{"params": ..., "buffers": ...}`, on the key's device."""

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import difflib
 import gzip
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ MOST = 1 << 28
 LONGEST = 1 << 20
 """How many bytes a line may have: what is longer is no line of text."""
 _PARQUET = (".parquet", ".pq")
+_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 
 class ValueColumn(NamedTuple):
@@ -155,14 +157,21 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
             if not first.strip():
                 raise ValueError(f"{path}: is empty; it must have a first line that names the columns, and rows below")
             file.seek(0)
-            rows = csv.reader(file, delimiter=max(",;\t|", key=first.count))
-            yield _header(next(rows), path), rows
+            between = max(",;\t|", key=first.count)
+            rows = csv.reader(file, delimiter=between)
+            names = _header(next(rows), path)
+            yield names, ([_with_point(c) for c in row] for row in rows) if between == ";" else rows
     except UnicodeDecodeError as e:
         raise ValueError(f"{path}: is not text in UTF-8 ({e.reason}); save the table as CSV in UTF-8") from e
     except csv.Error as e:
         raise ValueError(f"{path}: is not a readable CSV file ({e}); {AGAIN}") from e
     except (EOFError, zlib.error, gzip.BadGzipFile) as e:
         raise ValueError(f"{path}: cannot be unpacked ({e}); {AGAIN}") from e
+
+
+def _with_point(cell: str) -> str:
+    """A number with a decimal comma, as spreadsheets write it where semicolons stand between cells, with a point."""
+    return cell.replace(",", ".") if _COMMA.fullmatch(cell.strip()) else cell
 
 
 def _header(cells: list[str], path: Path) -> list[str]:

@@ -335,5 +335,7 @@ def _lookup(name: Any, kind: catalogue.Kind | None, key: str) -> Any:
     if kind.name == "adapter" and (made := catalogue.guarded(name)):
         return made
     if name not in kind.entries:
+        if kind.name == "data set" and name.lower().endswith((".csv", ".parquet")):
+            raise ConfigError(f"{key}: '{name}' is a file; write data=table data.file={name} data.label=COLUMN")
         raise ConfigError(f"{key}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
     return kind.entries[name]

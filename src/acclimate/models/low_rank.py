@@ -1,6 +1,6 @@
 """A product with weights that all clients share, and beside it each client's own product of low rank.
 
-    y = x W^T + b + (x A^T) V^T
+    y = x W^T + b + u V^T,  u = scale x A^T
 
 Under `vmap` the clients' rows go through one product with W. Where `core.nn.product_kernels` serves, its kernel adds b
 and the pair's part before y is written; else torch's products do: written out, each of these sums would read and write
@@ -20,14 +20,21 @@ from torch.autograd import Function
 from ..core.nn import trials
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor | None = None, v: Tensor | None = None) -> Tensor:
-    """x W^T + b + (x A^T) V^T for x [..., inputs], W [outputs, inputs], A [rank, inputs] and V [outputs, rank]."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    a: Tensor | None = None,
+    v: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """x W^T + b + scale (x A^T) V^T for x [..., inputs], W [outputs, inputs], A [rank, inputs], V [outputs, rank]."""
     rows = x.reshape(1, -1, x.shape[-1])
     out: Tensor
     if a is None or v is None:
         out = _Frozen.apply(rows, weight, bias)
     else:
-        out = _Linear.apply(rows, weight, bias, a[None], v[None])[0]
+        out = _Linear.apply(rows, weight, bias, a[None], v[None], scale)[0]
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -65,19 +72,21 @@ class _Frozen(Function):
 
 
 class _Linear(Function):
-    """Of groups of rows [G, N, inputs], with A [G, rank, inputs] and V [G, outputs, rank] of each group: y, and
-    x A^T, which the gradient for V needs."""
+    """Of groups of rows [G, N, inputs], with A [G, rank, inputs] and V [G, outputs, rank] of each group: y, and u,
+    which the gradient for V needs."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if trials.serves(x, weight, bias, a):
-            return trials.product(x, weight, bias, a, v)
-        low = x @ a.mT
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        if trials.serves(x, weight, a.shape[1]):
+            return trials.product(x, weight, bias, a, v, scale)
+        low = x @ (a.mT * scale)
         return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1).baddbmm_(low, v.mT), low
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, weight, _, a, v = inputs
+        x, weight, _, a, v, ctx.scale = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight, a, v, output[1])
 
@@ -85,55 +94,58 @@ class _Linear(Function):
     def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> Any:
         x, weight, a, v, low = ctx.saved_tensors
         g = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device) if g is None else g
-        to_low, to_a, to_v = _Slopes.apply(g, x, low, v)
-        if more is not None:  # where the gradient is differentiated again, x A^T has one of its own
-            to_low, to_a = to_low + more, to_a + more.mT @ x
+        to_low, to_a, to_v = _Slopes.apply(g, x, low, v, ctx.scale)
+        if more is not None:  # where the gradient is differentiated again, u has one of its own
+            to_low, to_a = to_low + more * ctx.scale, to_a + (more * ctx.scale).mT @ x
         to_x = _Summed.apply(g, weight.mT, to_low, a.mT) if ctx.needs_input_grad[0] else None
-        return to_x, None, None, to_a, to_v
+        return to_x, None, None, to_a, to_v, None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
         check_shared(*dims[1:3])
-        x, weight, bias, a, v = given
+        x, weight, bias, a, v, scale = given
         size = info.batch_size
         own = joined(size, a, dims[3]), joined(size, v, dims[4])
-        found = _Linear.apply(joined(size, x, dims[0]), weight, bias, *own)
+        found = _Linear.apply(joined(size, x, dims[0]), weight, bias, *own, scale)
         return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0)
 
 
 class _Slopes(Function):
-    """What comes to x A^T, A and V from the gradient g of y, by groups: g V, (g V)^T x and g^T (x A^T)."""
+    """What comes to x A^T, A and V from the gradient g of y, by groups: scale g V, that times x, and g^T u."""
 
     @staticmethod
-    def forward(g: Tensor, x: Tensor, low: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return trials.slopes(g, x, low, v) if trials.serves_pairs(x, v) else _slopes(g, x, low, v)
+    def forward(g: Tensor, x: Tensor, low: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        return (trials.slopes if trials.serves_pairs(x, v) else _slopes)(g, x, low, v, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        *kept, ctx.scale = inputs
+        ctx.save_for_backward(*kept)
 
     @staticmethod
     def backward(ctx: Any, *wanted: Tensor) -> Any:
-        back: Any = torch.func.vjp(_slopes, *ctx.saved_tensors)[1]
-        return back(wanted)
+        back: Any = torch.func.vjp(lambda *given: _slopes(*given, scale=ctx.scale), *ctx.saved_tensors)[1]
+        return *back(wanted), None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *given: Tensor) -> Any:
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
         size = info.batch_size
-        found = _Slopes.apply(*(joined(size, t, d) for t, d in zip(given, dims, strict=True)))
-        return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0, 0)
+        each = (joined(size, t, d) for t, d in zip(given[:4], dims[:4], strict=True))
+        return tuple(t.unflatten(0, (size, -1)) for t in _Slopes.apply(*each, given[4])), (0, 0, 0)
 
 
-def _slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    to_low = g @ v
+def _slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    to_low = g @ (v * scale)
     return to_low, to_low.mT @ x, g.mT @ low
 
 
 class _Summed(Function):
-    """x W^T + low V^T by groups, as one sum."""
+    """x W^T + u V^T by groups, as one sum."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, low: Tensor, v: Tensor) -> Tensor:
+        if trials.serves(x, weight, low.shape[-1]):
+            return trials.summed(x, weight, low, v)
         return F.linear(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1).baddbmm_(low, v.mT)
 
     @staticmethod
@@ -153,7 +165,8 @@ class _Summed(Function):
         return _Summed.apply(joined(size, x, dims[0]), weight, low, v).unflatten(0, (size, -1)), 0
 
 
-def pairs(*given: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor]:
-    """Pairs A, B with their scales as one: A of all ranks, and V, which is B times its scale."""
-    first, second = [a for a, _, _ in given], [b * scale for _, b, scale in given]
-    return (first[0], second[0]) if len(given) == 1 else (torch.cat(first), torch.cat(second, 1))
+def pairs(*given: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor, float]:
+    """Pairs A, B with their scales as one: A of all ranks, V, and a scale; the scales of several are in V."""
+    if len(given) == 1:
+        return given[0]
+    return torch.cat([a for a, _, _ in given]), torch.cat([b * scale for _, b, scale in given], 1), 1.0

@@ -28,12 +28,12 @@ def add_norm(layer: nn.Module, x: Tensor, d: Tensor | None = None) -> tuple[Tens
     return s, layer(s)
 
 
-def add_mlp(mlp: Any, h: Tensor, x: Tensor) -> Tensor:
-    """x + mlp(h); at once where both layers of the MLP are frozen and have no pairs, on a GPU."""
+def apply_mlp(mlp: Any, h: Tensor) -> Tensor:
+    """mlp(h); without its hidden activations where both of its layers are frozen and have no pairs, on a GPU."""
     first, second = mlp.fc1, mlp.fc2
     if h.is_cuda and not mlp._forward_hooks and _frozen(first) and _frozen(second):
-        return summed_mlp(x, h, first.weight, first.bias, second.weight, second.bias)
-    out: Tensor = x + mlp(h)
+        return frozen_mlp(h, first.weight, first.bias, second.weight, second.bias)
+    out: Tensor = mlp(h)
     return out
 
 
@@ -129,26 +129,25 @@ class _NormBack(Function):
         return _NormBack.apply(weight, eps, *each).unflatten(0, (size, -1)), 0
 
 
-def summed_mlp(x: Tensor, h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
-    """x + W2 gelu(W1 h + b1) + b2 for [..., width], with frozen weights."""
-    rows = (t.reshape(1, -1, t.shape[-1]) for t in (x, h))
-    out: Tensor = _MLP.apply(*rows, w1, b1, w2, b2)[0]
-    return out.view(x.shape)
+def frozen_mlp(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    """W2 gelu(W1 h + b1) + b2 for [..., width], with frozen weights."""
+    out: Tensor = _MLP.apply(h.reshape(1, -1, h.shape[-1]), w1, b1, w2, b2)[0]
+    return out.view(*h.shape[:-1], -1)
 
 
 class _MLP(Function):
-    """x and the MLP's output in one sum, of x and h [G, N, width]; and what enters GELU."""
+    """The MLP's output of h [G, N, width], and what enters GELU."""
 
     @staticmethod
-    def forward(x: Tensor, h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
         kept = F.linear(h, w1, b1)
         hidden = trials.gelu(kept) if trials.serves_gelu(kept) else F.gelu(kept)
-        return x + F.linear(hidden, w2, b2), kept
+        return F.linear(hidden, w2, b2), kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(inputs[2], inputs[4], output[1])
+        ctx.save_for_backward(inputs[1], inputs[3], output[1])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> Any:
@@ -156,14 +155,13 @@ class _MLP(Function):
         to_h = None if g is None else _MLPBack.apply(g, w1, w2, kept)
         if more is not None:  # where the gradient is differentiated again
             to_h = more @ w1 if to_h is None else to_h + more @ w1
-        return g, to_h, None, None, None, None
+        return to_h, None, None, None, None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, h: Tensor, *frozen: Tensor) -> Any:
-        check_shared(*dims[2:])
-        size = info.batch_size
-        found = _MLP.apply(joined(size, x, dims[0]), joined(size, h, dims[1]), *frozen)
-        return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0)
+    def vmap(info: Any, dims: tuple[int | None, ...], h: Tensor, *frozen: Tensor) -> Any:
+        check_shared(*dims[1:])
+        found = _MLP.apply(joined(info.batch_size, h, dims[0]), *frozen)
+        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in found), (0, 0)
 
 
 def _mlp_slopes(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import check
-from . import vit_weights
+from . import low_rank, vit_weights
 from .attention import attend
-from .trunk_parts import add_mlp, add_norm
+from .trunk_parts import add_norm, apply_mlp
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,12 @@ class _Block(nn.Module):
         self.norm2 = nn.LayerNorm(spec.width, 1e-6)
         self.mlp = _MLP(spec.width, max(int(spec.width * spec.mlp_ratio), 1))
 
-    def forward(self, x: Tensor, tokens: int | None = None) -> Tensor:
-        """The block's output for all tokens, or for the first few, if no one asks for the others."""
-        x, h = add_norm(self.norm1, x)
+    def forward(self, x: Tensor, d: Tensor | None = None, tokens: int | None = None) -> tuple[Tensor, Tensor]:
+        """Of tokens x + d (x where there is no d): what they are before the MLP, and what it adds. The next norm sums
+        them, in the same pass. For all tokens, or for the first few, if no one asks for the others."""
+        x, h = add_norm(self.norm1, x, d)
         x, h = add_norm(self.norm2, x[..., :tokens, :], self.attn(h, tokens))
-        return add_mlp(self.mlp, h, x)
+        return x, apply_mlp(self.mlp, h)
 
 
 class _Patches(nn.Module):
@@ -112,7 +113,10 @@ class _Patches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = x.unflatten(-1, (-1, self.side)).unflatten(-3, (-1, self.side))  # [..., C, H/p, p, W/p, p]
         tokens = parts.transpose(-3, -2).movedim(-5, -3).flatten(-3).flatten(-3, -2)
-        return F.linear(tokens, self.proj.weight.flatten(1), self.proj.bias)
+        weight, bias = self.proj.weight.flatten(1), self.proj.bias
+        if "weight" in self.proj._parameters:
+            return F.linear(tokens, weight, bias)
+        return low_rank.linear(tokens, weight, bias)  # of a trunk: the same for all clients
 
 
 class _Kernel(nn.Module):
@@ -147,12 +151,13 @@ class _ViT(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=self.size < x.shape[-1])
-        tokens = self.patch_embed(x)
-        first = self.cls_token.expand(*tokens.shape[:-2], 1, -1)
-        tokens = torch.cat((first, tokens), -2) + self.pos_embed
+        tokens = F.pad(self.patch_embed(x), (0, 0, 1, 0))  # in front of an image's patches, the class token
+        tokens = tokens + (self.pos_embed + F.pad(self.cls_token, (0, 0, 0, tokens.shape[-2] - 1)))
         if self.prompts is not None:
             own = self.prompts.expand(*tokens.shape[:-2], -1, -1)
             tokens = torch.cat((tokens[..., :1, :], own, tokens[..., 1:, :]), -2)
-        tokens = self.blocks[-1](self.blocks[:-1](tokens), 1)  # what becomes of the others, no one asks
-        features = self.norm(tokens)[..., 0, :]
+        added = None
+        for block in self.blocks:  # of what the last one gives, the first token alone is asked for
+            tokens, added = block(tokens, added, 1 if block is self.blocks[-1] else None)
+        features = add_norm(self.norm, tokens, added)[1][..., 0, :]
         return features, self.head(features)

@@ -191,9 +191,11 @@ def check_sizes(experiment: Experiment, world: World) -> None:
         for c, rows in enumerate(world.train):
             if work is not None and len(rows) < work.batch:
                 where = name if name.startswith("personal") else f"method.{name}"
+                least, enough = min(map(len, world.train)), sum(map(len, world.train)) // work.batch
+                few = f", of equal size at most {enough}" if 1 < enough < world.clients else ""
                 raise ValueError(
                     f"client {c} has {len(rows)} training examples, fewer than a batch ({where}.batch={work.batch}); "
-                    f"lower {where}.batch, or use fewer clients (data.clients={world.clients})"
+                    f"set {where}.batch={max(least, 1)}, or use fewer clients (data.clients={world.clients}{few})"
                 )
 
 

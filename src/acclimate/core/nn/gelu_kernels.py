@@ -18,7 +18,7 @@ from .kernels import AVAILABLE, INTERPRETED, jit
 if AVAILABLE:
     import triton.language as tl
 
-BLOCK, WARPS = 2048, 4
+BLOCK, WARPS = 4096, 8
 """Numbers of a program, and its warps."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -87,6 +88,23 @@ def steady(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.TransformerEncoder):
             part.enable_nested_tensor = part.use_nested_tensor = False
     return nn.Sequential(module) if isinstance(module, nn.Linear) else module
+
+
+def made(make: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The module that a function of shape and classes returns; a sentence where it is no such function."""
+    label = getattr(make, "__name__", repr(make)[:40])
+    wanted = (
+        "a module, a model record, or a function of an input's shape and the number of classes that returns a module"
+    )
+    hint = f"; of a class give an object, {label}(...)" if isinstance(make, type) else ""
+    try:
+        inspect.signature(make).bind(shape, classes)
+        module = make(shape, classes) if not hasattr(make, "build") else None
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"model={label}: must be {wanted} ({e}){hint}") from e
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"model={label}: must be {wanted}{hint or f'; it returned a {type(module).__name__}'}")
+    return steady(module)
 
 
 def answers(module: nn.Module, shape: tuple[int, ...], tokens: int | None) -> Tensor:

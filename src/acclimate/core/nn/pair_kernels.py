@@ -1,9 +1,10 @@
 """Triton kernels for the gradients of each client's own pair of low rank, in one pass over what they are made of.
 
-Beside a product with shared weights each client has (x A^T) V^T. Of its rows x, their low products x A^T and the
-gradient g for the output, these kernels make g V, (g V)^T x and g^T (x A^T). As products of their own, these read g
-twice and leave most of a GPU idle, since their results are narrow. Here each program takes a piece of a client's rows,
-and a second kernel adds up the pieces, always in the same order, so results repeat to the bit.
+Beside a product with shared weights each client has (x A^T) V^T times a scale. Of its rows x, their low products and
+the gradient g for the output, these kernels make g V, (g V)^T x and g^T (x A^T), each times the scale. As products of
+their own, these read g twice and leave most of a GPU idle, since their results are narrow. Here each program takes a
+piece of a client's rows, and a second kernel adds up the pieces, always in the same order, so results repeat to the
+bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,7 +20,7 @@ if AVAILABLE:
     import triton
     import triton.language as tl
 
-ROWS, COLUMNS, WARPS, STAGES = (32, 32, 4, 1) if INTERPRETED else (256, 64, 8, 3)
+ROWS, COLUMNS, WARPS, STAGES = (32, 32, 4, 1) if INTERPRETED else (256, 64, 8, 4)
 """Rows of a program, columns that it takes at a time, its warps, and how many loads are under way."""
 SUM = 1024
 """Numbers that a program adds up over all pieces."""
@@ -29,10 +30,10 @@ MOST = 64
 
 @jit
 def _pieces(
-    g, x, low, v, to_low, parts, rows, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr,
+    g, x, low, v, to_low, parts, scale, rows, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of BM rows of one client: g V, and this piece of g^T low [OUT, RANK] and of x^T (g V) [IN, RANK]."""
+    """Of BM rows of one client: g V times the scale, and this piece of g^T low [OUT, RANK] and x^T (g V) [IN, RANK]."""
     client, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     m, r = piece * BM + tl.arange(0, BM), tl.arange(0, R)
     real, ranks = (m < rows)[:, None], (r < RANK)[None, :]
@@ -49,7 +50,7 @@ def _pieces(
         pair = tl.load(v + client * (OUT * RANK) + across, mask=held, other=0.0)
         acc = tl.dot(part, pair, acc)
         tl.store(own + across, tl.dot(tl.trans(part), seen), mask=held)
-    back = acc.to(to_low.dtype.element_ty)
+    back = (acc * scale).to(to_low.dtype.element_ty)
     tl.store(to_low + narrow, back, mask=real & ranks)
     for n in tl.range(0, IN, BN, num_stages=STAGES):
         c = n + tl.arange(0, BN)
@@ -76,8 +77,9 @@ def usable(x: Tensor, rank: int) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16) if x.is_cuda else INTERPRETED and x.dtype == torch.float32
 
 
-def slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """g V, (g V)^T x and g^T low of g [G, N, outputs], x [G, N, inputs], low [G, N, rank] and V [G, outputs, rank]."""
+def slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """u = scale g V, u^T x and g^T low, of g [G, N, outputs], x [G, N, inputs], low [G, N, rank] and V [G, outputs,
+    rank]."""
     g, x, low, v = (t.contiguous() for t in (g, x, low, v))
     (groups, rows, inputs), (outputs, rank) = x.shape, v.shape[1:]
     pieces, size = -(-rows // ROWS), (inputs + outputs) * rank
@@ -85,7 +87,7 @@ def slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     parts = torch.empty(groups, pieces, size, dtype=torch.float32, device=x.device)
     r = max(16, triton.next_power_of_2(rank))
     _pieces[(pieces, groups)](
-        g, x, low, v, to_low, parts, rows, outputs, inputs, rank, r, ROWS, COLUMNS, STAGES, num_warps=WARPS
+        g, x, low, v, to_low, parts, scale, rows, outputs, inputs, rank, r, ROWS, COLUMNS, STAGES, num_warps=WARPS
     )
     _added[(-(-size // SUM), groups)](parts, total, pieces, size, SUM)
     to_v, to_a = total.split((outputs * rank, inputs * rank), 1)

@@ -24,16 +24,19 @@ if AVAILABLE:
 
 TILE = (32, 64, 32) if INTERPRETED else (256, 128, 64)
 """Rows and columns of a tile of y, and the length of a piece of the sum."""
+WARPS, STAGES, PROGRAMS = 8, 3, 1
+"""Warps of a program, how many loads are under way, and programs per processor."""
 RANK = 16
 """The least rank that the hardware multiplies; lower ones are filled up with zeros."""
 
 
 @jit
 def _product(
-    x, w, a, v, y, u, bias, rows, N, K, tiles,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr,
+    x, w, a, v, y, u, bias, scale, rows, N, K, tiles,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of y, one after the other. x, w, a, v and y are descriptors; u gets x A^T."""
+    """Tiles of y, one after the other. x, w, a, v and y are descriptors; u gets, or has, x A^T times the scale."""
     across, down = tl.cdiv(N, BN), tl.cdiv(rows, BM)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
         n, m, client = (tile % across) * BN, ((tile // across) % down) * BM, tile // (across * down)
@@ -41,14 +44,19 @@ def _product(
         low = tl.zeros((BM, R), dtype=tl.float32)
         for k in range(0, K, BK):
             part = x.load([client, m, k]).reshape(BM, BK)
-            acc = tl.dot(part, w.load([n, k]).T, acc)
-            low = tl.dot(part, a.load([client, 0, k]).reshape(R, BK).T, low)
-        rounded = low.to(u.dtype.element_ty)
+            acc = tl.dot(part, w.load([k, n]) if TURNED else w.load([n, k]).T, acc)
+            if not GIVEN:
+                low = tl.dot(part, a.load([client, 0, k]).reshape(R, BK).T, low)
+        r, c = m + tl.arange(0, BM), tl.arange(0, R)
+        at = (client * rows + r).to(tl.int64)[:, None] * RANKS + c[None, :]
+        real = (r < rows)[:, None] & (c < RANKS)[None, :]
+        if GIVEN:
+            rounded = tl.load(u + at, mask=real, other=0.0)
+        else:
+            rounded = (low * scale).to(u.dtype.element_ty)
+            if n == 0:
+                tl.store(u + at, rounded, mask=real)
         acc = tl.dot(rounded, v.load([client, 0, n]).reshape(R, BN), acc)
-        if n == 0:
-            r, c = m + tl.arange(0, BM), tl.arange(0, R)
-            at = (client * rows + r).to(tl.int64)[:, None] * RANKS + c[None, :]
-            tl.store(u + at, rounded, mask=(r < rows)[:, None] & (c < RANKS)[None, :])
         if BIAS:
             cols = n + tl.arange(0, BN)
             acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
@@ -57,7 +65,7 @@ def _product(
 
 def usable(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel takes rows [..., inputs] and a weight [outputs, inputs] like these."""
-    if not AVAILABLE or any(n % 8 for n in weight.shape) or weight.stride(-1) != 1 or not x.numel():
+    if not AVAILABLE or any(n % 8 for n in weight.shape) or 1 not in weight.stride() or not x.numel():
         return False
     if not x.is_cuda:
         return INTERPRETED and x.dtype == torch.float32
@@ -69,19 +77,36 @@ def _dense(t: Tensor) -> Tensor:
     return t.reshape(-1).view(t.shape)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """y of x [G, N, inputs], weight [outputs, inputs], A [G, rank, inputs] and V [G, outputs, rank]; and x A^T."""
-    x, (groups, rows, inputs), (outputs, rank) = _dense(x), x.shape, (len(weight), a.shape[1])
-    y, u = x.new_empty(groups, rows, outputs), x.new_empty(groups, rows, rank)
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """x W^T + b + u V^T and u = scale x A^T, of x [G, N, inputs], weight [outputs, inputs], A [G, rank, inputs] and V
+    [G, outputs, rank]."""
+    u = x.new_empty(*x.shape[:2], a.shape[1])
+    return _run(x, weight, bias, a, v, u, scale, given=False), u
+
+
+def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """x W^T + u V^T, of u [G, N, rank]."""
+    return _run(x, weight, None, x, v, u.contiguous(), 1.0, given=True)
+
+
+def _run(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, u: Tensor, scale: float, given: bool
+) -> Tensor:
+    x, (groups, rows, inputs), (outputs, rank) = _dense(x), x.shape, (len(weight), u.shape[2])
+    y = x.new_empty(groups, rows, outputs)
     (bm, bn, bk), r = TILE, max(RANK, 1 << (rank - 1).bit_length())
+    turned = weight.stride(-1) != 1
+    shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])
     boxes: tuple[tuple[Tensor, list[int]], ...] = (
-        (x, [1, bm, bk]), (weight, [bn, bk]), (_dense(a), [1, r, bk]), (_dense(v.mT), [1, r, bn]), (y, [1, bm, bn]),
+        (x, [1, bm, bk]), shared, (_dense(a), [1, r, bk]), (_dense(v.mT), [1, r, bn]), (y, [1, bm, bn]),
     )  # fmt: skip
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     tiles = groups * -(-rows // bm) * -(-outputs // bn)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
-    _product[(min(tiles, programs),)](
-        *described, u, x if bias is None else bias, rows, outputs, inputs, tiles, rank, bias is not None, *TILE, r,
-        num_warps=8, num_stages=3,
+    _product[(min(tiles, PROGRAMS * programs),)](
+        *described, u, x if bias is None else bias, scale, rows, outputs, inputs, tiles, rank, bias is not None, given,
+        turned, *TILE, r, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    return y, u
+    return y

@@ -22,21 +22,21 @@ APART = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """How far results may be from those of torch's operations, relative to their norm; else something is wrong."""
 FEW = 300
 """Rows of a trial: more than a tile has, and no multiple of it."""
-product, norm, norm_back = product_kernels.product, row_kernels.norm, row_kernels.norm_back
+product, summed = product_kernels.product, product_kernels.summed
+norm, norm_back = row_kernels.norm, row_kernels.norm_back
 attention_back, slopes = attention_kernels.back, pair_kernels.slopes
 gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
 
 
-def serves(x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor) -> bool:
-    """Whether `product` is for these rows, this weight and a pair like A's.
+def serves(x: Tensor, weight: Tensor, rank: int) -> bool:
+    """Whether `product` and `summed` are for these rows, this weight and pairs of this rank.
 
-    It spares a pass over y and is slower than torch's product, which pays where y is wider than x.
+    They spare a pass over y and are slower than torch's product, which pays unless y is narrower than x.
     """
-    if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] <= weight.shape[1]):
+    if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] < weight.shape[1]):
         return False
-    rank = a.shape[1]
-    kind = ("product", tuple(weight.shape), bias is None, rank)
-    return _works(kind, x, lambda: _product_trial(x, weight, bias, rank))
+    kind = ("product", tuple(weight.shape), weight.stride(-1) == 1, rank)
+    return _works(kind, x, lambda: _product_trial(x, weight, rank))
 
 
 def serves_rows(x: Tensor) -> bool:
@@ -106,15 +106,18 @@ def _apart(found: Tensor, expected: Tensor) -> float:
     return distance if distance == distance else float("inf")
 
 
-def _product_trial(x: Tensor, weight: Tensor, bias: Tensor | None, rank: int) -> float:
+def _product_trial(x: Tensor, weight: Tensor, rank: int) -> float:
     """How far the kernel's results are from those of torch's operations, in float32, for rows of two clients."""
     outputs, inputs = weight.shape
     rows, w, a = (_draw(x, *shape) for shape in ((2, FEW, inputs), (outputs, inputs), (2, rank, inputs)))
     w, a, v, b = w * inputs**-0.5, a * inputs**-0.5, _draw(x, 2, outputs, rank), _draw(x, outputs)
-    y, low = product(rows, w, None if bias is None else b, a, v)
-    u = rows.float() @ a.mT.float()
-    expected = F.linear(rows.float(), w.float(), None if bias is None else b.float()) + u @ v.mT.float()
-    return max(_apart(low, u), _apart(y, expected))
+    w = w if weight.stride(-1) == 1 else w.T.contiguous().T
+    y, low = product(rows, w, b, a, v, 2.0)
+    u = 2.0 * rows.float() @ a.mT.float()
+    own, plain = u @ v.mT.float(), rows.float() @ w.mT.float()
+    pairs = [(low, u), (y, plain + b.float() + own), (product(rows, w, None, a, v, 2.0)[0], plain + own)]
+    pairs.append((summed(rows, w, low, v), plain + low.float() @ v.mT.float()))
+    return max(_apart(*p) for p in pairs)
 
 
 def _pair_trial(x: Tensor, v: Tensor) -> float:
@@ -123,8 +126,8 @@ def _pair_trial(x: Tensor, v: Tensor) -> float:
     given = [_draw(x, 2, *shape) for shape in ((FEW, outputs), (FEW, inputs), (FEW, rank), (outputs, rank))]
     given[3] = given[3] * outputs**-0.5
     g, rows, low, own = (t.float() for t in given)
-    expected = (g @ own, (g @ own).mT @ rows, g.mT @ low)
-    return max(_apart(*pair) for pair in zip(slopes(*given), expected, strict=True))
+    up = 2.0 * g @ own
+    return max(_apart(*pair) for pair in zip(slopes(*given, scale=2.0), (up, up.mT @ rows, g.mT @ low), strict=True))
 
 
 def _gelu_trial(x: Tensor) -> float:
