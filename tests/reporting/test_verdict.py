@@ -120,6 +120,17 @@ def test_what_is_missing_is_said() -> None:
     assert "1 run not finished, and not in this page: fedavg-s2." in text
 
 
+def test_a_verdict_that_not_every_row_took_part_in_says_so() -> None:
+    runs = [fake(method, seed=seed) for method in ("fedavg", "scaffold") for seed in (0, 1)]
+    for run in runs:
+        for t in run["results"]["table"]:
+            level = 0.9 if (t["method"], t["adapter"]) == ("scaffold", "tent") else 0.5
+            t["per_client"], t["accuracy"] = [level] * len(t["per_client"]), level
+    said = "Deploy scaffold with adapter tent</b>: best mean over 4 streams, 90.0 %, more than chance above "
+    assert f"{said}every other row. " in render(runs)
+    assert f"{said}every other row that is ranked. " in render([*runs, fake("fedbn")])
+
+
 def test_rows_on_other_data_are_not_ranked_together() -> None:
     one, other = fake("fedavg"), fake("scaffold")
     other["results"]["data"]["hash"] = "another"

@@ -39,7 +39,8 @@ def verdict(board: Board, ranking: Ranking | None, costs: bool = True) -> str:
     best = rows[first.title]
     title = first.title if best.adapter == "none" else f"{best.name} with adapter {best.adapter}"
     text = f"<b>Deploy {esc(title)}</b>: best mean over {plural(len(streams), 'stream')}, {pct(first.mean)} %"
-    text += f"; within chance of {_some(level)}." if level else ", more than chance above every other row."
+    others = "every other row that is ranked" if ranking.left_out else "every other row"
+    text += f"; within chance of {_some(level)}." if level else f", more than chance above {others}."
     parts = [text, *_on_streams(ranking, first), _cost(best) if costs else ""]
     parts += [_cheaper(rows, first, level)] if level and costs else []
     return f'<p class="verdict">{" ".join(p for p in parts if p)}</p>{_tiles(ranking)}{_doubts(ranking)}'
