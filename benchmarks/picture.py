@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +21,10 @@ from typing import Any
 from acclimate import store
 
 HOME, ABROAD = "original", "out-of-client"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 62, 22, 40, 52
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 420, 64, 14, 56, 58
+FONT = 15
+LINE = 17
+"""Large enough for a phone, where the picture has half its width, and the height of a line."""
 THEMES = {
     "light": {"text": "#1f2328", "faint": "#d0d7de", "muted": "#59636e"},
     "dark": {"text": "#e6edf3", "faint": "#30363d", "muted": "#9198a1"},
@@ -29,6 +33,8 @@ COLOURS = {"fedavg": ("#0b6bcb", "#58a6ff"), "fedthe": ("#1a7f37", "#3fb950"), "
 """Of a method in light and in dark."""
 
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
 
 
 def stored(runs: Path) -> dict[str, Any]:
@@ -64,63 +70,105 @@ def name(key: tuple[str, str, str]) -> str:
     return " + ".join([key[0], *(part for part in key[1:] if part != "none")])
 
 
+def label_boxes(at: Point, lines: Sequence[str]) -> list[tuple[str, Point, Box]]:
+    """Where the label of a point can stand: the anchor of its text, the place of that, and the room it takes."""
+    wide, high, (px, py) = 0.56 * FONT * max(map(len, lines)), LINE * len(lines), at
+    out = []
+    for anchor, dx, left in (("start", 11, 0.0), ("end", -11, -wide), ("middle", 0, -wide / 2)):
+        for top in (-high / 2, -high, 0.0) if anchor != "middle" else (-high - 9, 9.0):
+            x, y = px + dx, py + top
+            out.append((anchor, (x, y + 0.8 * LINE), (x + left, y, x + left + wide, y + high)))
+    return out
+
+
+def covered(box: Box, others: Sequence[Box], arrows: Sequence[tuple[Point, Point]]) -> float:
+    """How much of a label is hidden: by others, by arrows, and by what is outside the picture."""
+    left, top, right, bottom = box
+    out = 100 * (max(0.0, LEFT - left) + max(0.0, right - WIDTH + RIGHT))
+    out += 100 * (max(0.0, TOP - top) + max(0.0, bottom - HEIGHT + BOTTOM))
+    for a, b, c, d in others:
+        out += max(0.0, min(right, c) - max(left, a)) * max(0.0, min(bottom, d) - max(top, b))
+    for (x1, y1), (x2, y2) in arrows:
+        on_it = ((x1 + t / 100 * (x2 - x1), y1 + t / 100 * (y2 - y1)) for t in range(101))
+        out += 60 * sum(left - 3 < x < right + 3 and top - 2 < y < bottom + 2 for x, y in on_it)
+    return out
+
+
+def place_labels(
+    texts: Mapping[Point, Sequence[str]], arrows: Sequence[tuple[Point, Point]]
+) -> dict[Point, tuple[str, Point, Box]]:
+    """Every label where least of it is hidden; in two turns, as the later ones are in the way of the first."""
+    out: dict[Point, tuple[str, Point, Box]] = {}
+    dots = [(x - 7, y - 7, x + 7, y + 7) for x, y in texts]
+    for at in [*texts, *texts]:
+        others = [place[2] for other, place in out.items() if other != at] + dots
+        out[at] = min(label_boxes(at, texts[at]), key=lambda place: covered(place[2], others, arrows))
+    return out
+
+
+class Axes:
+    """From percent to the picture's coordinates; each axis begins and ends at a round number."""
+
+    def __init__(self, dots: Iterable[Point]) -> None:
+        (self.left, self.right), (self.low, self.high) = (
+            (5 * math.floor((min(values) - 1.5) / 5), 5 * math.ceil((max(values) + 1.5) / 5))
+            for values in zip(*dots, strict=True)
+        )
+
+    def at(self, dot: Point) -> Point:
+        """Where a point lies."""
+        x = LEFT + (dot[0] - self.left) / (self.right - self.left) * (WIDTH - LEFT - RIGHT)
+        y = HEIGHT - BOTTOM - (dot[1] - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
+        return round(x, 1), round(y, 1)
+
+    def drawn(self, tone: Mapping[str, str]) -> list[str]:
+        """Lines every five percent, with their numbers, and what the axes are."""
+        out, muted = [], f'fill="{tone["muted"]}"'
+        for v in range(self.left, self.right + 1, 5):
+            x, _ = self.at((v, self.low))
+            out.append(f'<path d="M{x} {TOP}V{HEIGHT - BOTTOM}" stroke="{tone["faint"]}"/>')
+            out.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle" {muted}>{v}</text>')
+        for v in range(self.low, self.high + 1, 5):
+            _, y = self.at((self.left, v))
+            out.append(f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="{tone["faint"]}"/>')
+            out.append(f'<text x="{LEFT - 8}" y="{y + 5:.1f}" text-anchor="end" {muted}>{v}</text>')
+        middle = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+        out.append(f'<text x="{middle[0]}" y="{HEIGHT - 12}" text-anchor="middle">on own digits</text>')
+        turned = f'transform="translate(20 {middle[1]}) rotate(-90)" text-anchor="middle"'
+        return [*out, f"<text {turned}>on digits of other clients</text>"]
+
+
 def draw(data: Mapping[str, Any], theme: str) -> str:
     """The picture as SVG text."""
     tone, dots = THEMES[theme], points(data)
-    seeds = sorted({r["seed"] for r in data["rows"]})
-    values = [v for dot in dots.values() for v in dot]
-    low, high = 10 * int(min(values) // 10), 100
-
-    def x(v: float) -> float:
-        return LEFT + (v - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-
-    def y(v: float) -> float:
-        return HEIGHT - BOTTOM - (v - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
+    axes, seeds = Axes(dots.values()), {r["seed"] for r in data["rows"]}
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="13" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-size="{FONT}" '
         f'font-family="system-ui, sans-serif" fill="{tone["text"]}">',
         "<title>Accuracy on own against other clients' examples</title>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="10" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         f'<path d="M0 0 8 4 0 8z" fill="{tone["muted"]}"/></marker></defs>',
-        f'<text x="{LEFT}" y="20">Accuracy, %, after {data["rounds"]} rounds; mean over clients, {len(seeds)} seeds. '
-        "An arrow is personalising or adapting.</text>",
+        f'<text x="8" y="20">Accuracy, %, after {data["rounds"]} rounds; mean over clients and {len(seeds)} seeds.'
+        "</text>",
+        '<text x="8" y="40">An arrow is personalising or adapting.</text>',
+        *axes.drawn(tone),
     ]
-    for v in range(low, high + 1, 10):
-        out += [
-            f'<path d="M{x(v):.1f} {TOP}V{HEIGHT - BOTTOM}M{LEFT} {y(v):.1f}H{WIDTH - RIGHT}" '
-            f'stroke="{tone["faint"]}"/>',
-            f'<text x="{x(v):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle" fill="{tone["muted"]}">{v}</text>',
-            f'<text x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end" fill="{tone["muted"]}">{v}</text>',
-        ]
-    out += [
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">on own digits</text>',
-        f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
-        "on digits of other clients</text>",
-    ]
-    starts = {key[0]: dot for key, dot in dots.items() if key[1:] == ("none", "none")}
-    for key, (home, abroad) in dots.items():
-        start = starts.get(key[0])
-        if start and key[1:] != ("none", "none"):
-            out.append(
-                f'<path d="M{x(start[0]):.1f} {y(start[1]):.1f}L{x(home):.1f} {y(abroad):.1f}" '
-                f'stroke="{tone["muted"]}" stroke-width="1.5" marker-end="url(#tip)"/>'
-            )
-    placed: list[Point] = []
-    for key, (home, abroad) in sorted(dots.items(), key=lambda dot: -dot[1][1]):
+    starts = {key[0]: axes.at(dot) for key, dot in dots.items() if key[1:] == ("none", "none")}
+    ends = {key: axes.at(dot) for key, dot in dots.items()}
+    arrows = [(starts[key[0]], end) for key, end in ends.items() if key[0] in starts and end != starts[key[0]]]
+    for (x1, y1), (x2, y2) in arrows:
+        out.append(
+            f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{tone["muted"]}" stroke-width="1.5" marker-end="url(#tip)"/>'
+        )
+    texts = {ends[key]: (name(key), f"{home:.1f} / {abroad:.1f}") for key, (home, abroad) in dots.items()}
+    placed = place_labels(texts, arrows)
+    for key, at in ends.items():
         colour = COLOURS.get(key[0], (tone["text"],) * 2)[theme == "dark"]
-        px, py = x(home), y(abroad)
-        begins = key[1:] == ("none", "none")  # its arrows go to the right, as a rule
-        side, anchor = (-10, "end") if begins or px > WIDTH * 0.6 else (10, "start")
-        line = py + 4 if begins or anchor == "start" else py - 10
-        while any(abs(line - b) < 13 and abs(px - a) < 240 for a, b in placed):
-            line += 30
-        placed.append((px, line))
-        label = f"{name(key)}  {home:.1f} / {abroad:.1f}"
-        out += [
-            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5.5" fill="{colour}"/>',
-            f'<text x="{px + side:.1f}" y="{line:.1f}" text-anchor="{anchor}">{escape(label)}</text>',
-        ]
+        anchor, (x, y), _ = placed[at]
+        out.append(f'<circle cx="{at[0]}" cy="{at[1]}" r="5.5" fill="{colour}"/>')
+        first, second = map(escape, texts[at])
+        below = f'<tspan x="{x:.1f}" dy="{LINE}" fill="{tone["muted"]}">{second}</tspan>'
+        out.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{first}{below}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
 
 

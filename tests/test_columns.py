@@ -60,6 +60,7 @@ def test_a_comparison_fits(monkeypatch):
     two = SimpleNamespace(first=names[0], second=names[1], cells=lambda: cells, choices=[])
     two.sentences, two.caveat = list, str
     monkeypatch.setattr("acclimate.running.compare.compare", lambda *a, **k: two)
+    monkeypatch.setattr("acclimate.store.find_runs", lambda path: iter(()))
     printed = CliRunner().invoke(app, ["compare", "x"]).stdout
     assert widest(printed) <= 80 and all(cell in printed for cell in cells[0])
 

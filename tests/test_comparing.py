@@ -117,6 +117,14 @@ def test_the_command_prints_a_table_and_sentences(two, tmp_path):
     assert json.loads(out.read_text())["schema"] == compare.SCHEMA
 
 
+def test_runs_that_are_not_finished_are_named_before_what_cannot_be_paired(two):
+    (two / "fedthe-1" / "results.json").unlink()
+    done = CliRunner().invoke(app, ["compare", str(two)])
+    assert done.exit_code != 0 and "seeds [0, 1] and [0] cannot be paired" in str(done.exception or done.output)
+    said = "1 of 4 runs are not finished, and are left out; go on with: acclimate resume FOLDER\n"
+    assert done.stderr.startswith(said)
+
+
 def test_one_seed_says_what_it_does_not_cover(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0, {("original", "last"): [0.5, 0.7]})
     run_folder(tmp_path / "b", "fedthe", 0, {("original", "last"): [0.7, 0.5]})

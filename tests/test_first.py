@@ -175,16 +175,41 @@ def test_the_readme_is_short_and_counts_right():
     assert f"| test-time adapters | {len(catalogue.ADAPTERS) - 1} |" in text  # `none` is no adapter
 
 
-def test_the_picture_is_that_of_the_stored_run():
+def loaded():
     spec = importlib.util.spec_from_file_location("picture", ROOT / "benchmarks" / "picture.py")
     picture = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(picture)
+    return picture
+
+
+def test_nothing_hides_a_label_of_the_picture():
+    picture = loaded()
+    dots = picture.points(stored())
+    axes = picture.Axes(dots.values())
+    ends = {key: axes.at(dot) for key, dot in dots.items()}
+    starts = {key[0]: end for key, end in ends.items() if key[1:] == ("none", "none")}
+    arrows = [(starts[key[0]], end) for key, end in ends.items() if end != starts[key[0]]]
+    texts = {end: (picture.name(key), "88.8 / 88.8") for key, end in ends.items()}
+    placed = picture.place_labels(texts, arrows)
+    points = [(x - 7, y - 7, x + 7, y + 7) for x, y in ends.values()]
+    for at, (_, _, box) in placed.items():
+        others = [other[2] for end, other in placed.items() if end != at]
+        assert picture.covered(box, others + points, arrows) == 0, texts[at]
+    assert len(arrows) == 4 and picture.covered(placed[ends["fedthe", "none", "the"]][2], [placed[at][2]], ()) == 0
+    left, top, right, bottom = box
+    assert picture.covered(box, [(left - 1, top - 1, left + 2, top + 3)], ()) == 6  # two by three of it
+    assert picture.covered(box, (), [((left - 50, (top + bottom) / 2), (right + 50, (top + bottom) / 2))]) > 1000
+    assert picture.covered((left, picture.HEIGHT - 20, right, picture.HEIGHT), (), ()) > 1000
+
+
+def test_the_picture_is_that_of_the_stored_run():
+    picture = loaded()
     for theme in picture.THEMES:
         drawn = (ROOT / "docs" / f"first-run-{theme}.svg").read_text()
         assert drawn == picture.draw(stored(), theme)
     home = [100 * r["accuracy"] for r in stored()["rows"] if r["adapter"] == "the" and r["stream"] == "original"]
     abroad = [100 * r["accuracy"] for r in stored()["rows"] if r["adapter"] == "the" and r["stream"] == "out-of-client"]
-    assert f"fedthe + the  {sum(home) / 3:.1f} / {sum(abroad) / 3:.1f}<" in drawn
+    assert re.search(rf">fedthe \+ the<tspan [^>]*>{sum(home) / 3:.1f} / {sum(abroad) / 3:.1f}<", drawn)
     assert {r["seed"] for r in stored()["rows"]} == {0, 1, 2}
 
 

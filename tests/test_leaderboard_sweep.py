@@ -87,9 +87,13 @@ def test_rows_of_one_method_follow_on_its_training_before_another_method_trains(
     monkeypatch.setattr(folder, "submit", lambda run, track_name, chosen, to: run.name)
     names = ["fedavg", "fedprox", "fedavg+lp"]
     lines = list(sweep.fill("small", tmp_path, tmp_path, 1, names, "cuda", workers=ThreadPoolExecutor))
-    fedavg = [(f"{name}/s{seed}", f"fedavg/s{seed}") for seed in range(3) for name in ("fedavg", "fedavg+lp")]
+    fedavg = [(f"{name}/s{seed}", f"fedavg/s{seed}") for name in ("fedavg+lp", "fedavg") for seed in range(3)]
     assert done == ["fedavg", *fedavg, "fedprox", *[(f"fedprox/s{seed}",) * 2 for seed in range(3)]]
-    assert [line.split()[1] for line in lines if line.startswith("wrote")] == ["fedavg", "fedavg+lp", "fedprox"]
+    assert [line.split()[1] for line in lines if line.startswith("wrote")] == ["fedavg+lp", "fedavg", "fedprox"]
+    done.clear()
+    list(sweep.fill("small", tmp_path, tmp_path, 1, names, "cpu", workers=ThreadPoolExecutor))
+    fedavg = [(f"{name}/s{seed}", f"fedavg/s{seed}") for seed in range(3) for name in ("fedavg", "fedavg+lp")]
+    assert done == [*fedavg, *[(f"fedprox/s{seed}",) * 2 for seed in range(3)]]
     done.clear()
     list(sweep.fill("small", tmp_path, tmp_path, 3, ["fedavg+lp"], workers=ThreadPoolExecutor))
     assert sorted(done) == [(f"fedavg+lp/s{seed}", f"fedavg/s{seed}") for seed in range(3)]

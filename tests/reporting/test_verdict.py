@@ -62,7 +62,9 @@ def test_the_verdict_of_a_large_report_is_that_of_every_pair_by_itself(page: Any
     tied = sum(level(best, other, STREAMS) for other in cells if other != best)
     assert 4 < tied < 59
     said = re.sub("<.*?>", "", re.search(r'<p class="verdict">.*?</p>', text)[0])
-    assert said.startswith(f"Deploy {best}: best mean over 6 streams, {100 * means[best]:.1f} %; within chance of ")
+    assert " with " in best  # an adapter may be called `the`: that it is one must be said
+    named = best.replace(" with ", " with adapter ")
+    assert said.startswith(f"Deploy {named}: best mean over 6 streams, {100 * means[best]:.1f} %; within chance of ")
     assert f"and {tied - 1} other rows." in said
     assert f"It costs {1.5 + ADAPTERS.index(best.split()[-1]):.2f} ms per sample." in said
     for stream in STREAMS:
@@ -116,6 +118,17 @@ def test_what_is_missing_is_said() -> None:
     assert "fedavg has 1 of seeds 0 and 1" in text
     assert "fedavg without adaptation is not ranked: it lacks seed 0." in text
     assert "1 run not finished, and not in this page: fedavg-s2." in text
+
+
+def test_a_verdict_that_not_every_row_took_part_in_says_so() -> None:
+    runs = [fake(method, seed=seed) for method in ("fedavg", "scaffold") for seed in (0, 1)]
+    for run in runs:
+        for t in run["results"]["table"]:
+            level = 0.9 if (t["method"], t["adapter"]) == ("scaffold", "tent") else 0.5
+            t["per_client"], t["accuracy"] = [level] * len(t["per_client"]), level
+    said = "Deploy scaffold with adapter tent</b>: best mean over 4 streams, 90.0 %, more than chance above "
+    assert f"{said}every other row. " in render(runs)
+    assert f"{said}every other row that is ranked. " in render([*runs, fake("fedbn")])
 
 
 def test_rows_on_other_data_are_not_ranked_together() -> None:

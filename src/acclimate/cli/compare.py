@@ -41,6 +41,10 @@ def compare(
 
     if out is not None and out.suffix not in (".json", ".md"):
         raise ValueError(f"--out={out}: must end in .json or .md")
+    there = [folder for path in runs for folder in store.find_runs(path)]
+    if missing := sum(not folder.finished for folder in there):
+        said = f"{missing} of {len(there)} runs are not finished, and are left out; go on with: acclimate resume FOLDER"
+        typer.echo(said, err=True)
     try:
         found = compare.compare(*runs, rows=rows or [], select=select)
     except compare.NotTwo:

@@ -177,6 +177,7 @@ class _Work:
         """What is submitted: the row, and its seed, or None where all seeds train together."""
         self.left: list[tuple[str, int | None]] = []
         """What can be submitted, the next one first."""
+        self._followed: set[tuple[str, int]] = set()
         for name, own in runs.items():
             if methods[name] == name or methods[name] not in runs:
                 self.left += [(name, None)] if together and methods[name] == name else [(name, e.seed) for e in own]
@@ -193,15 +194,27 @@ class _Work:
             self.waiting[future] = name, seed
         return bool(self.waiting)
 
+    def _follow(self, name: str, seed: int | None = None) -> list[tuple[str, int]]:
+        """What shares this row's training, of one seed or of all, and has not been asked for yet."""
+        found = [
+            (other, e.seed) for other, own in self.runs.items() if other != name == self.methods[other] for e in own
+        ]
+        out = [job for job in found if seed in (None, job[1]) and job not in self._followed]
+        self._followed.update(out)
+        return out
+
     def ended(self) -> list[str]:
         """Wait for the next jobs to end, see what can follow on them, and name the rows that are complete."""
         complete = []
         for future in wait(self.waiting, EVERY, FIRST_COMPLETED)[0]:
             name, seed = self.waiting.pop(future)
-            if seed is None:  # where training together failed, each seed tries alone, and says why
-                self.left[:0] = [(name, e.seed) for e in self.runs[name]]
+            if (
+                seed is None
+            ):  # the training is there, and short tests come first; or it failed, and each seed tries alone
+                trained = future.exception() is None
+                self.left[:0] = [*(self._follow(name) if trained else ()), *((name, e.seed) for e in self.runs[name])]
                 continue
-            self.left[:0] = [(other, seed) for other in self.runs if other != name == self.methods[other]]
+            self.left[:0] = self._follow(name, seed)
             self.done[name].append(future)
             if len(self.done[name]) == len(self.runs[name]):
                 complete.append(name)

@@ -36,9 +36,12 @@ def verdict(board: Board, ranking: Ranking | None, costs: bool = True) -> str:
         return _alone(board)
     first, level = ranking.places[0], [p for p in ranking.places[1:] if p.level]
     streams = list(ranking.by_stream)
-    text = f"<b>Deploy {esc(first.title)}</b>: best mean over {plural(len(streams), 'stream')}, {pct(first.mean)} %"
-    text += f"; within chance of {_some(level)}." if level else ", more than chance above every other row."
-    parts = [text, *_on_streams(ranking, first), _cost(rows[first.title]) if costs else ""]
+    best = rows[first.title]
+    title = first.title if best.adapter == "none" else f"{best.name} with adapter {best.adapter}"
+    text = f"<b>Deploy {esc(title)}</b>: best mean over {plural(len(streams), 'stream')}, {pct(first.mean)} %"
+    others = "every other row that is ranked" if ranking.left_out else "every other row"
+    text += f"; within chance of {_some(level)}." if level else f", more than chance above {others}."
+    parts = [text, *_on_streams(ranking, first), _cost(best) if costs else ""]
     parts += [_cheaper(rows, first, level)] if level and costs else []
     return f'<p class="verdict">{" ".join(p for p in parts if p)}</p>{_tiles(ranking)}{_doubts(ranking)}'
 
