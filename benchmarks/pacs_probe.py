@@ -52,7 +52,7 @@ def probed(features: Tensor, held: str, seed: int) -> dict[str, float]:
     tried = {ridge: fitted(x[train], y[train], ridge) for ridge in RIDGES}
     known = {ridge: fmean(right(x[rows], y[rows], w) for rows in world.val) for ridge, w in tried.items()}
     best = max(known, key=known.__getitem__)
-    unseen = right(x[world.held_out], y[world.held_out], tried[best])
+    unseen = right(x[world.held], y[world.held], tried[best])
     return {"ridge": best, "validation": round(known[best], 2), "unseen": round(unseen, 2)}
 
 
