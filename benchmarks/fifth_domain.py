@@ -65,7 +65,7 @@ def compared(table: str, seeds: int, rounds: int | None, device: str) -> dict[st
     with tempfile.TemporaryDirectory() as out:
         five = by_place(recipes.run(plan, Path(out), range(seeds), device)["cells"])
     four = by_place(stored["cells"])
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for place, found in five.items():
         rows[place] = {n: {"mean": f["mean"], "std": f["std"]} for n, f in (("five", found), ("four", four[place]))}
         rows[place]["published"] = (found["published"] or {}).get("mean")

@@ -14,7 +14,7 @@ from acclimate.cli.main import app
 from acclimate.data import Digits
 from acclimate.experiment import ConfigError
 from acclimate.models import MLP
-from acclimate.recipes import RECIPES, causes, coverage, coverage_page, coverage_picture, orders, published
+from acclimate.recipes import RECIPES, causes, coverage, coverage_page, coverage_picture, orders, published, why
 from acclimate.recipes.record import Cell, Recipe, Training, key, method
 from acclimate.store import RunError
 
@@ -233,6 +233,23 @@ def test_every_cause_is_of_numbers_that_are_off_and_names_results():
     for cause in causes.CAUSES:
         assert cause in used, cause
         assert cause.evidence and all((ROOT / "results" / f.strip()).is_file() for f in cause.evidence.split(","))
+
+
+def test_what_is_said_of_backbones_is_in_their_file():
+    """One backbone, Office-10 under label and both shifts: ImageNet's features, those of nothing, published."""
+    found = json.loads((ROOT / "results/causes/backbones.json").read_text())["backbones"]["nothing"]["accuracy"]
+    table = json.loads((ROOT / "results/fedpcl/table11-paper.json").read_text())["cells"]
+    cells = {(c["row"], c["column"]): c for c in table}
+    now, falls, theirs = [], [], []
+    for shift in ("label", "both"):
+        for row, value in found[f"Office-10, {shift} shift"].items():
+            cell = cells[row, f"{shift} shift single Office-10"]
+            now.append(value)
+            falls.append(cell["mean"] - value)
+            theirs.append(cell["published"]["mean"])
+    assert len(now) == 6
+    said = [f"{min(v):.0f} to {max(v):.0f}" for v in (falls, now, theirs)]
+    assert f"fall by {said[0]} points, to {said[1]}; the paper has {said[2]}" in why.BACKBONES
 
 
 def test_every_order_names_rows_and_columns_of_its_recipe():
