@@ -58,7 +58,8 @@ def test_every_combination_runs_or_refuses_by_name(name, model, pairs):
         adapter = ADAPTERS[name]
         reason = adapter.refusal(worker.task, tree.take(models[label], 0))
         if reason is not None:
-            assert type(adapter).__name__ in reason
+            refusing = (adapter, getattr(adapter, "adapter", adapter))  # a wrapper hands on what the inner one says
+            assert any(type(a).__name__ in reason for a in refusing), reason
             continue
         metrics = engine.serve(models[label], test, adapter, Protocol(batch=4))
         assert metrics["accuracy"].shape == (6,)

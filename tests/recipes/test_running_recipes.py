@@ -219,6 +219,27 @@ def test_too_little_memory_for_all_is_enough_for_halves(tmp_path, monkeypatch, j
         run(plan(curves(name="fedprox"), "smoke"), tmp_path, (0,))
 
 
+def test_what_was_tested_before_memory_ran_out_is_not_run_again(tmp_path, monkeypatch, joined):
+    tested, seen = runner._tested, []
+
+    class Counting(runner.Watch):
+        ended = 0
+
+        def done(self):
+            self.ended += 1
+
+    def tight(run, watch):
+        seen.append(run.job.path.stem)
+        if len(seen) == 3:
+            raise torch.OutOfMemoryError("the third one")
+        return tested(run, watch)
+
+    monkeypatch.setattr(runner, "_tested", tight)
+    watch = Counting()
+    assert len(run(plan(curves(), "smoke"), tmp_path, (0, 1), watch=watch)["cells"]) == 2 * 5
+    assert len(set(seen)) == 4 and seen[3] == seen[2] and len(seen) == 5 and watch.ended == 4
+
+
 def test_seeds_train_together_on_a_gpu_but_for_several_architectures(monkeypatch):
     from acclimate.running import train
 

@@ -189,9 +189,11 @@ def _finish(jobs: Sequence[_Job], watch: Watch) -> None:
             run.engine.close()
     runs.clear()
     torch.cuda.empty_cache()
-    half = len(jobs) // 2
-    _finish(jobs[:half], watch)
-    _finish(jobs[half:], watch)
+    left = [job for job in jobs if not job.complete]
+    half = len(left) // 2
+    for some in (left[:half], left[half:]):
+        if some:
+            _finish(some, watch)
 
 
 def _train(runs: Sequence[_Run], watch: Watch) -> None:
