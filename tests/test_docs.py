@@ -280,3 +280,25 @@ def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
     wanted += [f"{less['flower']:.2f} and {less['blazefl']:.2f} times less"]
     assert price["a round"] == price["a million parameters of a client"] == 0.0  # as the page says
     assert [w for w in wanted if w not in text] == []
+
+
+def test_the_guard_page_tells_why_a_cell_fails_as_it_was_measured():
+    text = (ROOT / "docs" / "guides" / "guard.md").read_text()
+    found = {}
+    for seed in (2, 17):
+        cells = json.loads((ROOT / "results" / "live" / f"strangers-seed-{seed}.json").read_text())["cells"]
+        found |= {(seed, c["stream"]): c for c in cells}
+    cell, home = found[17, "out-of-client"], found[17, "original"]
+    lost = [a - b for a, b in zip(cell["guarded_clients"], cell["plain_clients"], strict=True)]
+    worst = lost.index(min(lost))
+    assert sum(v < 0 for v in lost) == 1 and cell["both_clients"] == cell["guarded_clients"]
+    seen = {name: values[worst] for name, values in cell["seen"].items()}
+    assert seen["level"] == min(cell["seen"]["level"])
+    said = [f"loses {cell['plain'] - cell['guarded']:.1f} points", f"{home['plain_clients'][worst]:.0f} % of its own"]
+    said += [f"{cell['plain_clients'][worst]:.0f} % of the strangers'", f"by {seen['level']:.2f} nats"]
+    said += [f"fit by\n{seen['likely']:.2f}", f"{seen['surer']:.2f} surer"]
+    said += [f"by {seen['adapted_likely']:.2f} of {seen['adapted_level']:.2f} nats"]
+    changed = {n: c["guarded"] - c["both"] for (s, n), c in found.items() if s == 2 and c["guarded"] != c["both"]}
+    said += [f"costs {changed['mixture']:.1f} points on `mixture`"]
+    assert set(changed) == {"mixture"}
+    assert [s for s in said if s not in text] == []
