@@ -73,6 +73,18 @@ def test_raw_rows_become_the_inputs_of_training(visits, scale):
         assert of_card(json.loads(json.dumps(raw.card()))) == raw
 
 
+def test_a_number_that_was_never_missing_is_filled_with_its_median_too(visits):
+    record = data.Table(file=str(visits), label="outcome", client="site", scale="none")
+    world = record.world()
+    train, names = torch.cat(world.train), [f.column for f in world.examples.features if f.kind == "number"]
+    weight = [f.column for f in world.examples.features].index("weight")
+    raw = record.raw(world, 0).of({"age": [30.0], "smokes": ["no"], "code": ["1"], "weight": ["NA"]}, "here")
+    assert (
+        names == ["age", "weight"]
+        and raw[0, weight] == world.examples.x[train, weight].sort().values[(len(train) - 1) // 2]
+    )
+
+
 def test_cells_that_say_nothing_or_something_new():
     features = (
         Feature("age", fill=40.0),
