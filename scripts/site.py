@@ -18,6 +18,8 @@ PAGES = {"results/index.md": "reproduced.md", "CONTRIBUTING.md": "contributing.m
 """From a file of the repository to a page of the site."""
 BOARD, BOARD_PAGE = "results/leaderboard/brfl-v1", "leaderboard/board.html"
 """The submissions, and the sortable page that is made of them."""
+LINK_HERE, TABLES_HERE = "<!-- board -->", "<!-- tracks -->"
+"""Where in leaderboard.md the link to that page goes, and where the tables of all tracks."""
 COLUMNS = "td:nth-child(7) { min-width: 12rem; } td:nth-child(8) { min-width: 9rem; overflow-wrap: anywhere; }"
 """Of the index of results: room for its sentences, none for the names of files."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
@@ -45,7 +47,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     text = relinked(markdown, uri)
     if uri == "leaderboard.md":
         link = f"**[The board: sort it, and look at clients and ranks]({BOARD_PAGE})**"
-        text = text.replace("<!-- board -->", link).replace("<!-- tracks -->", tracks())
+        text = text.replace(LINK_HERE, link).replace(TABLES_HERE, tracks())
     if uri == PAGES["results/index.md"]:
         text += f"\n<style>{COLUMNS}</style>\n"
     return PICTURE.sub(palettes, text)

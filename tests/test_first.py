@@ -166,6 +166,13 @@ def test_the_readme_has_the_table_and_the_sentence_of_the_stored_run():
     assert first.story(short) in " ".join(text.split())
 
 
+def test_the_first_table_took_less_than_a_minute_of_computing():
+    found = json.loads((ROOT / "results" / "benchmarks" / "first-run-cost.json").read_text())
+    seconds = found["user_seconds"] + found["system_seconds"]
+    assert found["threads"] == 1 and seconds < 60
+    assert f"takes {seconds:.0f} s of one core" in (ROOT / "docs" / "quickstart.md").read_text()
+
+
 def test_the_readme_is_short_and_counts_right():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) < 200

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -153,7 +154,11 @@ def test_the_index_of_results_is_that_of_its_files(site):
 def test_the_leaderboard_page_has_every_track_and_every_row(site):
     page = (DOCS / "leaderboard.md").read_text()
     assert [t.name for t in TRACKS.values() if f"| `{t.name}` | {t.about} |" not in page] == []
-    assert page.count(site.BOARD_HERE) == 1
+    assert page.count(site.LINK_HERE) == page.count(site.TABLES_HERE) == 1
+    made = site.on_page_markdown(page, SimpleNamespace(file=SimpleNamespace(src_uri="leaderboard.md")), None, None)
+    assert (
+        f"]({site.BOARD_PAGE})" in made.partition("Examples and splits")[0]
+    )  # from the page's source, before its words
     shown = site.tracks()
     for table in (ROOT / site.BOARD).glob("*.md"):
         assert [line for line in table.read_text().splitlines()[1:] if line not in shown] == []

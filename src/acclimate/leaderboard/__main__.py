@@ -120,6 +120,8 @@ def main() -> None:
         print(said)
     except (ValueError, store.RunError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command goes on") from None
 
 
 if __name__ == "__main__":
