@@ -10,6 +10,7 @@ frozen.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class _Slopes(Function):
 
     @staticmethod
     def backward(ctx: Any, *wanted: Tensor) -> Any:
-        back: Any = torch.func.vjp(lambda *given: _slopes(*given, scale=ctx.scale), *ctx.saved_tensors)[1]
+        back: Any = torch.func.vjp(partial(_slopes, scale=ctx.scale), *ctx.saved_tensors)[1]
         return *back(wanted), None
 
     @staticmethod
@@ -166,7 +167,9 @@ class _Summed(Function):
 
 
 def pairs(*given: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor, float]:
-    """Pairs A, B with their scales as one: A of all ranks, V, and a scale; the scales of several are in V."""
-    if len(given) == 1:
+    """Pairs A, B with their scales as one: A of all ranks, V, and a scale. On a GPU the scale of a lone pair is left to
+    the products, which spares it a kernel; else scales are in V, so that one pair counts as it does among several."""
+    if len(given) == 1 and given[0][0].is_cuda:
         return given[0]
-    return torch.cat([a for a, _, _ in given]), torch.cat([b * scale for _, b, scale in given], 1), 1.0
+    first, second = [a for a, _, _ in given], [b * scale for _, b, scale in given]
+    return (first[0], second[0], 1.0) if len(given) == 1 else (torch.cat(first), torch.cat(second, 1), 1.0)

@@ -1,8 +1,8 @@
 """A Triton kernel for the gradient of attention over few tokens, whose queries, keys and values lie side by side.
 
 Torch's kernels are made for long sequences: they go over keys in blocks, add up the gradient of the queries elsewhere,
-and leave three tensors that must be put together. Up to 256 tokens one program has a whole head, so that gradients are
-written in their place. Sums have a fixed order, so results repeat to the bit.
+and leave three tensors that must be put together. Up to 256 tokens one program holds all keys and values of a head, so
+that each gradient is written once, in its place. Sums have a fixed order, so results repeat to the bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,52 +21,44 @@ if AVAILABLE:
     import triton.language as tl
 
 MOST = 256
-"""Tokens up to which a program has all of a head."""
-KEYS, QUERIES, WARPS, STAGES = 128, 32, 4, 2
-"""Keys and queries that a program takes at a time, its warps, and how many loads are under way."""
+"""Tokens up to which a program holds all of a head."""
+QUERIES, WARPS = 32, 8
+"""Queries that a program takes at a time, and its warps."""
 
 
 @jit
 def _back(
-    qkv, out, g, sums, to, T, H, scale,
-    LOG: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Of one head of one sample [T, 3, H, D]: the gradients for queries, keys and values.
-
-    Keys are taken in turns. Between them, what has come to the queries lies in `to`.
-    """
+    qkv, out, g, sums, to, T, H, scale, LOG: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr
+):
+    """Of one head of one sample [T, 3, H, D]: the gradients for queries, keys and values."""
     head = tl.program_id(0).to(tl.int64)
-    W = H * D
-    first_row, column = (head // H) * T, (head % H) * D
-    qkv, to = qkv + first_row * (3 * W) + column, to + first_row * (3 * W) + column
-    out, g, sums = out + first_row * W + column, g + first_row * W + column, sums + head * T
-    d = tl.arange(0, D)[None, :]
-    for first in range(0, T, KEYS):
-        t = first + tl.arange(0, KEYS)
-        real, keys = (t < T)[:, None], t[:, None] * (3 * W) + d
-        k = tl.load(qkv + W + keys, mask=real, other=0.0)
-        v = tl.load(qkv + 2 * W + keys, mask=real, other=0.0)
-        to_k = tl.zeros((KEYS, D), dtype=tl.float32)
-        to_v = tl.zeros((KEYS, D), dtype=tl.float32)
-        for begin in tl.range(0, T, QUERIES, num_stages=STAGES):
-            r = begin + tl.arange(0, QUERIES)
-            seen, at, place = (r < T)[:, None], r[:, None] * W + d, r[:, None] * (3 * W) + d
-            q = tl.load(qkv + place, mask=seen, other=0.0)
-            dy = tl.load(g + at, mask=seen, other=0.0)
-            y = tl.load(out + at, mask=seen, other=0.0)
-            total = tl.load(sums + r, mask=r < T, other=float("inf"))
-            p = tl.math.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG) - (total * LOG)[None, :])
-            p = tl.where(real, p, 0.0)
-            to_v = tl.dot(p.to(dy.dtype), dy, to_v)
-            along = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
-            s = (p * (tl.dot(v, tl.trans(dy)) - along[None, :])).to(q.dtype)
-            to_k = tl.dot(s, q, to_k)
-            to_q = tl.trans(tl.dot(tl.trans(k), s)) * scale  # so that the long axes are those that must be long
-            to_q += tl.load(to + place, mask=seen & (first > 0), other=0.0).to(tl.float32)
-            tl.store(to + place, to_q.to(to.dtype.element_ty), mask=seen)
-        tl.store(to + W + keys, (to_k * scale).to(to.dtype.element_ty), mask=real)
-        tl.store(to + 2 * W + keys, to_v.to(to.dtype.element_ty), mask=real)
-        tl.debug_barrier()  # the next turn reads what all threads have written
+    sample, W = head // H, H * D
+    own = (head % H) * D + tl.arange(0, D)
+    t = tl.arange(0, KEYS)
+    real = (t < T)[:, None]
+    keys = (sample * T + t)[:, None] * (3 * W) + W + own[None, :]
+    k = tl.load(qkv + keys, mask=real, other=0.0)
+    v = tl.load(qkv + keys + W, mask=real, other=0.0)
+    to_k = tl.zeros((KEYS, D), dtype=tl.float32)
+    to_v = tl.zeros((KEYS, D), dtype=tl.float32)
+    for begin in range(0, T, QUERIES):
+        r = begin + tl.arange(0, QUERIES)
+        seen = (r < T)[:, None]
+        at, place = (sample * T + r)[:, None] * W + own[None, :], (sample * T + r)[:, None] * (3 * W) + own[None, :]
+        q = tl.load(qkv + place, mask=seen, other=0.0)
+        dy = tl.load(g + at, mask=seen, other=0.0)
+        y = tl.load(out + at, mask=seen, other=0.0)
+        total = tl.load(sums + head * T + r, mask=r < T, other=float("inf"))
+        p = tl.math.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG) - (total * LOG)[None, :])
+        p = tl.where(real, p, 0.0)
+        to_v = tl.dot(p.to(dy.dtype), dy, to_v)
+        along = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
+        s = (p * (tl.dot(v, tl.trans(dy)) - along[None, :])).to(q.dtype)
+        to_k = tl.dot(s, q, to_k)
+        to_q = tl.trans(tl.dot(tl.trans(k), s)) * scale  # so that the long axes are those that the hardware wants long
+        tl.store(to + place, to_q.to(to.dtype.element_ty), mask=seen)
+    tl.store(to + keys, (to_k * scale).to(to.dtype.element_ty), mask=real)
+    tl.store(to + keys + W, to_v.to(to.dtype.element_ty), mask=real)
 
 
 def usable(qkv: Tensor, heads: int) -> bool:
@@ -82,8 +74,8 @@ def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int) -> Tenso
     [B, heads, T] are the logarithms of the sums of weights. All are contiguous, the axes behind T one."""
     (samples, tokens, width), to = out.shape, torch.empty_like(qkv)
     d = width // heads
-    keys = min(triton.next_power_of_2(tokens), KEYS)
+    keys = triton.next_power_of_2(tokens)
     _back[(samples * heads,)](
-        qkv, out, g, sums, to, tokens, heads, d**-0.5, 1 / math.log(2), keys, d, QUERIES, STAGES, num_warps=WARPS
+        qkv, out, g, sums, to, tokens, heads, d**-0.5, 1 / math.log(2), keys, d, QUERIES, num_warps=WARPS
     )
     return to

@@ -123,11 +123,11 @@ def _product_trial(x: Tensor, weight: Tensor, rank: int) -> float:
 def _pair_trial(x: Tensor, v: Tensor) -> float:
     """How far the gradients of pairs are from those of torch's operations, in float32, for rows of two clients."""
     (outputs, rank), inputs = v.shape[1:], x.shape[-1]
-    given = [_draw(x, 2, *shape) for shape in ((FEW, outputs), (FEW, inputs), (FEW, rank), (outputs, rank))]
-    given[3] = given[3] * outputs**-0.5
-    g, rows, low, own = (t.float() for t in given)
-    up = 2.0 * g @ own
-    return max(_apart(*pair) for pair in zip(slopes(*given, scale=2.0), (up, up.mT @ rows, g.mT @ low), strict=True))
+    g, rows, low, own = (_draw(x, 2, *s) for s in ((FEW, outputs), (FEW, inputs), (FEW, rank), (outputs, rank)))
+    found = slopes(g, rows, low, own * outputs**-0.5, 2.0)
+    up = 2.0 * g.float() @ (own * outputs**-0.5).float()
+    expected = (up, up.mT @ rows.float(), g.float().mT @ low.float())
+    return max(_apart(*pair) for pair in zip(found, expected, strict=True))
 
 
 def _gelu_trial(x: Tensor) -> float:
