@@ -2,6 +2,7 @@
 
 import copy
 import html
+import importlib
 import json
 import shutil
 import subprocess
@@ -250,6 +251,23 @@ def test_whatever_a_field_holds_a_malformed_submission_is_unfit_and_no_crash(fir
     body["digest"] = digest(body)
     with pytest.raises(Unfit):
         check(body)
+
+
+def test_every_seed_notes_the_commit_that_it_was_run_from(monkeypatch):
+    module = importlib.import_module("acclimate.leaderboard.submission")  # the package has a function of that name
+
+    def run(seed, commit):
+        empty = {"table": [], "refused": [], "timings": {}, "data": {"hash": "h", "splits": {}, "streams": {}}}
+        cost = {"up_bytes_per_client": 1, "down_bytes_per_client": 1}
+        results = {"seed": seed, "label": "fedavg", "cost": cost, **empty}
+        loaded = {"results": results, "config": {"experiment": {"data": {}}}, "env": {"commit": commit}}
+        return SimpleNamespace(finished=True, load=lambda: loaded)
+
+    monkeypatch.setattr(module.store, "find_runs", lambda path: [run(1, "later"), run(0, "first")])
+    monkeypatch.setattr(module, "check", lambda body: None)
+    body = module.submission(Path("runs"), "small", "defaults")
+    assert {seed: own["commit"] for seed, own in body["seeds"].items()} == {"0": "first", "1": "later"}
+    assert module.commits(body) == ["first", "later"]
 
 
 def test_seeds_that_were_run_from_several_commits_say_so(first):

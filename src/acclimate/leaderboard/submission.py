@@ -67,7 +67,7 @@ def submission(
         "config": _settings(first),
         "commit": first["env"].get("commit"),
         "environment": {k: first["env"].get(k) for k in ("acclimate", "torch", "numpy", "platform")},
-        "seeds": {str(r["results"]["seed"]): _seed(r) for r in runs},
+        "seeds": {str(r["results"]["seed"]): _seed(r) | {"commit": r["env"].get("commit")} for r in runs},
         "up_bytes": first["results"]["cost"]["up_bytes_per_client"],
         "down_bytes": first["results"]["cost"]["down_bytes_per_client"],
         "rows": [
@@ -87,8 +87,7 @@ def _seed(run: Mapping[str, Any]) -> dict[str, Any]:
     streams = {s: {k: c[k] for k in known if k in c} for s, c in results["data"]["streams"].items()}
     seconds = {k: results["timings"].get(f"{k}_seconds") for k in ("train", "evaluate")}
     seconds["trained_together"] = results["timings"].get("trained_together", 1)
-    known_by = {"data": cards.data(run), "streams": streams, "commit": run["env"].get("commit")}
-    return {**known_by, "seconds": seconds, "serving": results.get("serving") or {}}
+    return {"data": cards.data(run), "streams": streams, "seconds": seconds, "serving": results.get("serving") or {}}
 
 
 def commits(body: Mapping[str, Any]) -> list[Any]:
