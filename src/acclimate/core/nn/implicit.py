@@ -213,9 +213,8 @@ def folds(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     """Tiles of a convolution that is folded with the pooling after it."""
     columns = 4 * min(layer.outputs, folded_kernels.WIDE)
     if kind == "pooled":
-        return [Tile(128, columns, 32, 8, 3), Tile(64, columns, 32, 4, 1)]
-    depth = 64 if dtype != torch.float32 else 32
-    return [Tile(64, columns, depth, 4, 3), Tile(64, min(columns, 64), depth, 4, 3)]
+        return [Tile(64, columns, 32, 4, 1) if dtype == torch.float32 else Tile(128, columns, 32, 8, 3)]
+    return [Tile(64, min(columns, 64), 64 if dtype != torch.float32 else 32, 4, 3)]
 
 
 def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
