@@ -306,8 +306,8 @@ class Task:
         """`normalise`, in the precision of the passes where a kernel does it."""
         if not pixels.serves(x):
             return self.normalise(x)
-        moments = (self.mean or (0.0,) * x.shape[1], self.std or (1.0,) * x.shape[1])
-        return pixels.normalised(x, *(_constant(m, 2, x.device) for m in moments), self.dtype or torch.float32)
+        mean, std = (_constant(m or (d,) * x.shape[1], 2, x.device) for m, d in ((self.mean, 0.0), (self.std, 1.0)))
+        return pixels.normalised(x, mean, std, self.dtype or torch.float32)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Pixels (uint8, or floats in 0..1) as the model's input; token ids as they are."""
