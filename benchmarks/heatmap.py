@@ -27,7 +27,7 @@ UP, DOWN = (27, 108, 168), (200, 80, 40)
 
 
 DIGITS = ("no-harm-seeds-9-11", "no-harm-seeds-12-14", "no-harm")
-CIFAR10 = ("no-harm-cifar10-seeds-0-2", "no-harm-cifar10-seeds-3-5", "no-harm-cifar10-seeds-6-7")
+CIFAR10 = ("no-harm-cifar10-seeds-0-2", "no-harm-cifar10-seeds-3-5", "no-harm-cifar10-seeds-6-8")
 """Files of benchmarks/live.py with other seeds and other guards each; how free adapting does is told by all of them."""
 
 
