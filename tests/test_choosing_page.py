@@ -173,7 +173,8 @@ def test_sentences_of_one_model_are_those_of_its_rows():
     assert all(4.0 < gains[f"note {s}"] < 5.0 for s in ("episodic", "correlated"))
     assert all(5.5 < gains[f"{a} episodic"] < 9.0 and -13.0 < gains[f"{a} correlated"] < -12.0 for a in ("bn", "tent"))
     waves = {n: g for n, g in gains.items() if n.endswith("correlated")}
-    assert max(waves, key=waves.get) == "lame correlated"
+    assert sorted(waves, key=waves.get)[-2:] == ["lame correlated", "rotta correlated"]
+    assert all(5.0 < waves[f"{a} correlated"] < 6.0 for a in ("lame", "rotta"))
 
 
 def test_the_parts_of_rotta_are_the_stored_ones():
@@ -186,7 +187,7 @@ def test_the_parts_of_rotta_are_the_stored_ones():
     last, recent, sure = (mean[f"statistics only{how}"] for how in (", the last 64", ", recent", ""))
     assert [round(c, 1) for c in (last - recent, recent - sure)] == [0.4, 3.0] and "costs 0.4 points" in PAGE
     assert abs(last - mean["bn"]) < 0.2 and abs(mean["rotta, recent"] - recent) < 0.2
-    assert mean["bn"] - mean["rotta, recent"] < 0.3  # "gives nearly all of it back"
+    assert mean["bn"] - mean["rotta, recent"] < 0.4  # "gives nearly all of it back"
     halves = [mean.get(name) for name in ("the surer half of the batch", "half of the batch")]
     if None not in halves:
         assert "surer half of each batch {:.1f} % are right, with those of a random half {:.1f} %".format(

@@ -302,3 +302,21 @@ def test_the_guard_page_tells_why_a_cell_fails_as_it_was_measured():
     said += [f"costs {changed['mixture']:.1f} points on `mixture`"]
     assert set(changed) == {"mixture"}
     assert [s for s in said if s not in text] == []
+
+
+def test_the_guard_page_sums_its_cells_up_as_they_were_measured():
+    text = (ROOT / "docs" / "guides" / "guard.md").read_text()
+    live = ROOT / "results" / "live"
+    digits, cifar = (json.loads((live / f"no-harm{n}.json").read_text())["cells"] for n in ("", "-cifar10-seeds-6-8"))
+    again = json.loads((live / "strangers-fedtta.json").read_text())["cells"]
+    below = [c for c in digits if c["guarded"] - c["plain"] < -1]
+    lost = [
+        c["case"] for c in cifar for a, b in zip(c["plain_clients"], c["guarded_clients"], strict=True) if a - b > 1
+    ]
+    said = [f"one cell of {len(digits)} loses more than 3 points", f"{len(lost)} clients of {20 * len(cifar):,} lose"]
+    said += [f"{sum(case.endswith('tent-all') for case in lost)} of them with `tent-all`"]
+    said += [f"Of the {len(again)} cells the worst loses {max(c['plain'] - c['guarded'] for c in again):.1f} points"]
+    (one,) = (c for c in again if (c["seed"], c["stream"]) == (17, "out-of-client"))
+    said += [f"now gains {one['guarded'] - one['plain']:.1f}"]
+    assert len(below) == 7 and sum(c["guarded"] - c["plain"] < -3 for c in digits) == 1
+    assert [s for s in said if s not in text] == []
