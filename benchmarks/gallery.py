@@ -92,7 +92,8 @@ def panels(found: Sequence[Standing], paper: str) -> list[Panel]:
         printed = [s for s in found if s.table == name]
         ours = {(s.ours.row, column(s)): s for s in printed if s.ours is not None}
         if ours:
-            cells = coverage.cells(RECIPES[name])
+            measured = [name] if name in RECIPES else sorted({s.ours.recipe for s in ours.values() if s.ours})
+            cells = [cell for recipe in measured for cell in coverage.cells(RECIPES[recipe])]
             columns = _ordered((c for _, c in ours), [c.column for c in cells])
             rows = _ordered((r for r, _ in ours), [c.row for c in cells])
             out.append(Panel(name, rows, columns, ours, len(printed)))

@@ -32,8 +32,8 @@ BACKBONES = (
     "to 30 to 53; the paper has 26 to 41"
 )
 FIFTH = (
-    "SynthDigits is not here, from which the paper's clients learn too: with a drawn domain in its place FedAvg has 75.4 "
-    "± 4.0 on MNIST and 21.9 ± 1.9 on SVHN"
+    "SynthDigits is not here, from which the paper's clients learn too: with a drawn domain in its place FedAvg has "
+    "75.4 ± 4.0 on MNIST and 21.9 ± 1.9 on SVHN"
 )
 CAUSES: tuple[Cause, ...] = (
     *(
