@@ -167,8 +167,9 @@ def _dot(x: float, y: float, state: str | None, theme: str) -> str:
 def _panel(panel: Panel, top: int, theme: str) -> list[str]:
     tone = THEMES[theme]
     place = published.table(panel.name).get("place", panel.name)
-    number = panel.name.partition("/")[2].replace("table", "Table ")
-    heads = f'<tspan font-weight="bold">{number}</tspan> {escape(RECIPES[panel.name].title)}'
+    number = panel.name.partition("/")[2].replace("table", "Table ").replace("text_numbers", "Text")
+    about = RECIPES[panel.name].title if panel.name in RECIPES else "Numbers that the paper prints beside its tables"
+    heads = f'<tspan font-weight="bold">{number}</tspan> {escape(about)}'
     said = words(list(panel.cells.values()), panel.printed)
     out = [
         f'<g><title>{escape(str(place))}</title><text x="8" y="{top + 18}" font-size="14">{heads}</text>'
