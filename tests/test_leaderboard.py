@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from acclimate.cli.main import app
@@ -24,8 +25,9 @@ from acclimate.leaderboard import page as pages
 from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
 from acclimate.leaderboard.submission import _seed, digest, text
 from acclimate.leaderboard.sweep import entries
-from acclimate.leaderboard.tracks import freeze, mismatch
+from acclimate.leaderboard.tracks import as_frozen, freeze, mismatch
 from acclimate.running import run as api
+from acclimate.shifts.base import frost
 from acclimate.store import find_runs
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +40,32 @@ def first():
     return json.loads(FIRST.read_text())
 
 
-def test_the_small_track_is_what_was_frozen():
+@pytest.fixture
+def ice(tmp_path, monkeypatch):
+    """A data root that has pictures of ice, as users of the common corruptions do."""
+    (tmp_path / "frost").mkdir()
+    for i in range(5):
+        Image.new("RGB", (120, 120), (40 * i, 200, 255)).save(tmp_path / "frost" / f"frost{i}.png")
+    monkeypatch.setenv("ACCLIMATE_DATA", str(tmp_path))
+
+
+def test_tracks_draw_their_frost_whatever_the_data_root_has(ice, monkeypatch):
+    assert frost().source == "files"
+    with as_frozen():
+        assert frost().source == "synthesised"
+    assert frost().source == "files"
+    monkeypatch.setenv("ACCLIMATE_FROST", "files")
+    with pytest.raises(ValueError, match=r"ACCLIMATE_FROST='files' must be synthesised, or empty"):
+        frost()
+
+
+def test_a_run_with_other_frost_is_refused_with_the_remedy():
+    streams = {"original": {"hash": "h"}, "corrupted": {"hash": "h", "frost": "files"}}
+    with pytest.raises(Unfit, match="stream corrupted: its frost .* run the track with ACCLIMATE_FROST=synthesised"):
+        _seed({"results": {"data": {"streams": streams}}})
+
+
+def test_the_small_track_is_what_was_frozen(ice):
     found, known = freeze(track("small")), frozen("small")
     assert found | {"seeds": None} == known | {"seeds": None} and found["seeds"].keys() == known["seeds"].keys()
     for seed, own in known["seeds"].items():

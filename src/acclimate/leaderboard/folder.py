@@ -12,7 +12,7 @@ from ..experiment import decode
 from ..running import run as api
 from ..running.watch import Watch
 from .submission import Unfit, check, submission, text
-from .tracks import track
+from .tracks import as_frozen, track
 
 MATCH = 0.02
 """How far a rerun's mean over clients may be off: another processor rounds otherwise, and training makes more of it."""
@@ -64,6 +64,7 @@ def submit(run: Path, track_name: str, chosen: str, folder: Path, note: str = ""
     return out
 
 
+@as_frozen()
 def train(
     track_name: str, settings: tuple[str, ...], out: Path, watch: Watch | None = None, device: str = "auto"
 ) -> Path:
@@ -89,6 +90,7 @@ class Rerun:
         return all(abs(gap) <= MATCH for gap in self.gaps.values())
 
 
+@as_frozen()
 def rerun(body: Mapping[str, Any], adapter: str, seed: int) -> Rerun:
     """Train and test one row of a submission again."""
     check(body)

@@ -13,6 +13,7 @@ from typing import Any
 from .. import store
 from ..experiment import decode, labels
 from ..running import cards
+from ..shifts.base import FROST, SYNTHESISED
 from .tracks import BOARD, FIXED, fixed, frozen, mismatch, track
 
 SCHEMA = "acclimate.submission/2"
@@ -84,7 +85,10 @@ def submission(
 def _seed(run: Mapping[str, Any]) -> dict[str, Any]:
     results = run["results"]
     known = ("hash", "examples", "sketch")
-    streams = {s: {k: c[k] for k in known if k in c} for s, c in results["data"]["streams"].items()}
+    cards_of = results["data"]["streams"]
+    if files := next((s for s, c in cards_of.items() if c.get("frost", SYNTHESISED) != SYNTHESISED), None):
+        raise Unfit(f"stream {files}: its frost is of the data root's files; run the track with {FROST}={SYNTHESISED}")
+    streams = {s: {k: c[k] for k in known if k in c} for s, c in cards_of.items()}
     seconds = {k: results["timings"].get(f"{k}_seconds") for k in ("train", "evaluate")}
     seconds["trained_together"] = results["timings"].get("trained_together", 1)
     return {"data": cards.data(run), "streams": streams, "seconds": seconds, "serving": results.get("serving") or {}}

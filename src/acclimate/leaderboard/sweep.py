@@ -26,7 +26,7 @@ from ..running.check import check_all
 from ..running.progress import duration
 from ..running.watch import Watch
 from . import folder
-from .tracks import track
+from .tracks import as_frozen, track
 
 COMMON = ("none", "tent", "t3a", "em", "lame")
 """What every method is tested with, besides the adapters that need a part of the model that few methods have."""
@@ -155,7 +155,7 @@ def fill(
     runs = {e.name: e.experiments(track_name, device) for e in left if reasons[e.name] is None}
     total, began = sum(map(len, runs.values())), time.perf_counter()
     yield f"{len(runs)} rows to run, {total} seeds, {jobs} at a time"
-    with workers(jobs) as pool:
+    with as_frozen(), workers(jobs) as pool:
         work = _Work({e.name: e.method for e in left}, runs, out, device != "cpu")
         while work.feed(pool, jobs):
             for name in work.ended():

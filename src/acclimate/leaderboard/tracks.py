@@ -6,7 +6,9 @@ What is frozen lies in `frozen/NAME.json` and never changes; another choice woul
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -17,6 +19,7 @@ from ..experiment import Experiment, encode
 from ..experiment.settings import expand
 from ..running.build import build
 from ..running.evaluate import streams_of
+from ..shifts.base import FROST, SYNTHESISED
 
 BOARD = "brfl-v1"
 SCHEMA = "acclimate.track/2"
@@ -87,6 +90,18 @@ def fixed(experiment: Experiment) -> dict[str, Any]:
     return part
 
 
+@contextmanager
+def as_frozen() -> Iterator[None]:
+    """Within, frost is synthesised, as it was when tracks were frozen; in processes that start there, too."""
+    before = os.environ.get(FROST)
+    os.environ[FROST] = SYNTHESISED
+    try:
+        yield
+    finally:
+        os.environ.pop(FROST) if before is None else os.environ.update({FROST: before})
+
+
+@as_frozen()
 def freeze(of: Track) -> dict[str, Any]:
     """What names data, splits and streams at every seed, and how many examples each client has in each stream.
 

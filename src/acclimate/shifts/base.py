@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,9 +113,18 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 """What tells a changed folder without reading it: name, size and times of its files."""
 
 
+FROST, SYNTHESISED = "ACCLIMATE_FROST", "synthesised"
+"""The environment variable that asks for synthesised pictures of ice, whatever files the data root has."""
+
+
 def frost() -> Frost:
     """The frost textures of the data root (ACCLIMATE_DATA), else synthesised ones. Changed files are read again."""
-    root = data_root()
+    wanted = os.environ.get(FROST, "")
+    if wanted not in ("", SYNTHESISED):
+        raise ValueError(
+            f"{FROST}={wanted!r} must be {SYNTHESISED}, or empty: the data root's files where there are any"
+        )
+    root = None if wanted else data_root()
     return _frost(root, _stamp(root / "frost") if root else ())
 
 
