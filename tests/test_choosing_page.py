@@ -208,3 +208,20 @@ def test_what_the_clients_own_prior_changes_is_stored():
 
 def test_the_picture_is_drawn_from_the_stored_results(heatmap):
     assert heatmap.draw(heatmap.panels(ROOT / "results")) == (ROOT / "docs" / "adapters.svg").read_text()
+
+
+def test_what_is_said_of_a_federation_is_in_its_table():
+    text = (ROOT / "results" / "adapters" / "brfl.md").read_text()
+    few, many = text.split("## Dirichlet(1.0)")
+    for part in (few, many):
+        assert "above not adapting on every stream: none" in part and "above FedTHE on every stream: none" in part
+    (above,) = re.findall(r"above FedTHE in the mean over streams: (.*)", few)
+    names = [name.removeprefix("fedavg+finetune/") for name in above.split(", ")]
+    said = f"all on fine-tuned models: {', '.join(f'`{n}`' for n in names[:-1])} and `{names[-1]}`."
+    assert len(names) == 7 and said in PAGE
+    table = {row[0]: row[1:] for row in ([c.strip() for c in x.strip("|").split("|")] for x in few.splitlines() if x)}
+    roid, the = table["fedavg+finetune/roid"], table["fedthe/the"]
+    assert f"`roid` {roid[5]}, `the` {the[5]}) and lose on other clients' ({roid[2]} and {the[2]})" in PAGE
+    steps = [float(x.split("|")[-3]) for x in text.splitlines() if x.startswith("| fed")]
+    assert len(steps) == 85 and "85 rows" in PAGE
+    assert f"{min(steps):.3f} to {max(steps):.2f} ms per sample" in PAGE
