@@ -49,7 +49,7 @@ SAYS = {
         r"interrupted after round 3",
         r"(?m)^fedbn\S* +tent( +\d\d\.\d ±\d+){4}",
         r"ends with the same bytes: True",
-        r"run folder has config\.json, env\.json, metrics\.jsonl, report\.html, results\.json, state\.safetensors",
+        r"run folder has config\.json, env\.json, metrics\.jsonl, pace\.json, report\.html, results\.json, state",
         r"one report over both runs: report\.html, \d",
     ],
 }

@@ -41,7 +41,7 @@ def call(*words, error=None):
 def test_list_names_every_recipe_and_its_data():
     lines = call("list").splitlines()
     assert [line.split()[0] for line in lines[1 : len(RECIPES) + 1]] == list(RECIPES)
-    assert re.match(r"fedthe/table1 +18 +~\d+ min +135 +CIFAR10!, CIFAR10_1! ", lines[1])
+    assert re.match(r"fedthe/table1 +20 +~\d+ min +135 +CIFAR10!, CIFAR10_1! ", lines[1])
     rest = " ".join(" ".join(lines).split())  # prose goes on in the next line where the window ends
     assert "fedicon/table3 (the layers" in rest and "fedthe/figure9 (part of fedthe/figure8)" in rest
     assert "fedthe" not in call("list", "fedpcl") and "fedpcl/tuning" in call("list", "fedpcl")
@@ -51,8 +51,8 @@ def test_list_names_every_recipe_and_its_data():
 def test_show_has_rows_columns_and_numbers():
     text = call("show", "fedthe/table1")
     assert "head_opt.weight_decay=0.0005) + theplus" in text and "CIFAR10_1: not there" in text
-    assert re.search(r"missing +CIFAR10: needs cifar-10-batches-bin.* \(160 cells\)\n", text)
-    assert "runs now   0 of 160 cells at paper scale; all at smoke scale\n" in text
+    assert re.search(r"missing +CIFAR10: needs cifar-10-batches-bin.* \(170 cells\)\n", text)
+    assert "runs now   0 of 170 cells at paper scale; all at smoke scale\n" in text
     assert re.search(r"APFL: .*dir\(1\.0\) natural 31\.5\?", text)
     assert "published  none" in call("show", "fedthe/figure8")
     call("show", "fedthe/table0", error="no recipe 'fedthe/table0'; did you mean")
