@@ -187,7 +187,7 @@ def test_the_parts_of_rotta_are_the_stored_ones():
     last, recent, sure = (mean[f"statistics only{how}"] for how in (", the last 64", ", recent", ""))
     assert [round(c, 1) for c in (last - recent, recent - sure)] == [0.4, 3.0] and "costs 0.4 points" in PAGE
     assert abs(last - mean["bn"]) < 0.2 and abs(mean["rotta, recent"] - recent) < 0.2
-    assert mean["bn"] - mean["rotta, recent"] < 0.4  # "gives nearly all of it back"
+    assert f"{mean['bn'] - mean['rotta, recent']:.1f} points are left to `bn`" in PAGE
     halves = [mean.get(name) for name in ("the surer half of the batch", "half of the batch")]
     if None not in halves:
         assert "surer half of each batch {:.1f} % are right, with those of a random half {:.1f} %".format(
