@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from acclimate.core import tree
+from acclimate.core import SGD, Work, local, rng, tree
+from acclimate.core.loops import Stepwise, driven, owned, repeat
 from acclimate.core.nn import many
 from acclimate.core.tree import Tree
 
@@ -73,3 +74,59 @@ def test_casts_are_those_of_each_leaf_and_gradients_come_back_in_their_own_type(
             true = tree.flatten(a)[path]
             assert x.dtype == true.dtype
             torch.testing.assert_close(x, 2 * true.to(torch.bfloat16).to(true.dtype))
+
+
+def test_a_loop_in_its_own_places_writes_parameters_over_the_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(many, "_serves", lambda x, y: many.is_batched(x) and many.is_batched(y))
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(12, 3, generator=g), {"w": torch.randn(2, 3, generator=g), "b": torch.randn(2, generator=g)}
+    kept = tree.map(torch.clone, w)
+    added: list[bool] = []
+    run = many._Add.forward
+    monkeypatch.setattr(
+        many._Add, "forward", staticmethod(lambda s, over, *t: (added.append(over), run(s, over, *t))[1])
+    )
+
+    def loss(vars: Tree, batch: Tree, key: Tensor) -> tuple[Tensor, Tree]:
+        p = vars["params"]
+        return (batch["x"] @ p["w"] + p["b"]).sin().sum(), {}
+
+    def train(ragged: bool, momentum: float) -> Tree:
+        def one(w: Tree, rows: Tensor, n: Tensor) -> Tree:
+            data = {"x": x, "y": torch.zeros(12), "rows": rows, "n": n, "round": torch.zeros((), dtype=torch.int64)}
+            data |= {"ragged": n} if ragged else {}
+            opt, work = SGD(lr=0.1, momentum=momentum), Work(epochs=3, batch=2)
+            return local.train(loss, {"params": w, "buffers": {}}, data, opt, work, rng.key(0))["params"]
+
+        return vmap(one)(w, torch.arange(12).view(2, 6), torch.tensor([6, 4 if ragged else 6]))
+
+    for ragged, momentum in ((False, 0.0), (False, 0.9), (True, 0.0)):
+        added.clear()
+        plain = train(ragged, momentum)
+        assert added == [False] * 9
+        added.clear()
+        with driven(Stepwise()):
+            placed = train(ragged, momentum)
+        assert added == [not ragged] * 9
+        for name in plain:
+            assert torch.equal(plain[name], placed[name])
+            assert torch.equal(w[name], kept[name]), "what the loop was given has changed"
+
+
+def test_a_loop_within_a_body_does_not_write_over_what_it_was_given() -> None:
+    asked: list[bool] = []
+
+    def inner(t: object, s: Tree) -> tuple[Tree, Tree]:
+        asked.append(owned())
+        return s, {}
+
+    def outer(t: object, s: Tree) -> tuple[Tree, Tree]:
+        before = owned()
+        repeat(inner, s, 2, s["a"])  # too short to be driven
+        assert owned() == before
+        return s, {}
+
+    with driven(Stepwise()):
+        repeat(outer, {"a": torch.zeros(1)}, 3, torch.zeros(1))
+    assert asked == [False] * 6 and not owned()

@@ -23,6 +23,9 @@ works = pytest.mark.skipif(
 CASES = {
     "three channels, bias": (nn.Conv2d(3, 5, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
     "ReLU first": (nn.Conv2d(16, 4, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+    "no pooling, bias": (nn.Conv2d(3, 5, 3, padding=1), nn.ReLU()),
+    "no pooling, sixteen channels": (nn.Conv2d(16, 4, 3), nn.ReLU()),
+    "no pooling, steps of two": (nn.Conv2d(16, 4, 3, stride=2, bias=False), nn.ReLU()),
     "no ReLU, steps of two": (nn.Conv2d(2, 3, 3, stride=2), nn.MaxPool2d(2)),
 }
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from . import check, rng, tree
 from .gradient import gradient
-from .loops import Needed, Time, at, repeat
+from .loops import Needed, Time, at, owned, repeat
+from .nn import many
 from .optim import Optimizer
 from .tree import Tree
 
@@ -107,7 +108,8 @@ def train(
         grads, buffers = gradient(objective, now["p"])
         if work.clip is not None:
             grads = clip(grads, work.clip)
-        params, state = opt.update(grads, now["s"], now["p"], opt.scale(data["round"], at(clock, t)))
+        with many.over(owned() and "ragged" not in data):
+            params, state = opt.update(grads, now["s"], now["p"], opt.scale(data["round"], at(clock, t)))
         new = {"p": params, "s": state, "b": buffers}
         return tree.where(at(active, t), new, now) if "ragged" in data else new, {}
 

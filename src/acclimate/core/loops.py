@@ -61,9 +61,10 @@ def repeat(body: Body, state: Tree, count: int, like: Tensor, needed: Needed | N
     if driver is not None and count >= LEAST and not _differentiates():
         return driver.repeat(body, state, count, like, needed)
     outs = []
-    for t in range(count):
-        state, out = body(t, state)
-        outs.append(out)
+    with _owning(False):
+        for t in range(count):
+            state, out = body(t, state)
+            outs.append(out)
     return state, _stacked(outs)
 
 
@@ -155,7 +156,8 @@ class Loop:
     def step(self) -> None:
         """One step, at the time that the device's clock has; afterwards the clock is one further."""
         # the body gets a copy of the clock, which moves on in place
-        self.state, self.out = self._body(self._clock.clone(), self.place)
+        with _owning(True):
+            self.state, self.out = self._body(self._clock.clone(), self.place)
         before, after = tree.flatten({"s": self.place}), tree.flatten({"s": self.state})
         if self.settled or _alike(before, after, ordered=self._first < LATEST):
             if not self.settled:
@@ -168,6 +170,22 @@ class Loop:
 
 
 _driver: ContextVar[Stepwise | None] = ContextVar("driver", default=None)
+_owned: ContextVar[bool] = ContextVar("owned", default=False)
+
+
+def owned() -> bool:
+    """Whether the state that the loop's body got lies in its own places, so that the body may write over it when
+    nothing reads it any more: it need not be copied there."""
+    return _owned.get()
+
+
+@contextmanager
+def _owning(whether: bool) -> Iterator[None]:
+    token = _owned.set(whether)
+    try:
+        yield
+    finally:
+        _owned.reset(token)
 
 
 @contextmanager

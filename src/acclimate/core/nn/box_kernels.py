@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .cutting import Layer, Tile, channels_last, cut
-from .ends import end, ends, larger
+from .ends import activated, end, ends, larger
 from .kernels import AVAILABLE, jit
 
 if AVAILABLE:
@@ -84,6 +84,7 @@ def _boxes(
         m = tl.arange(0, rows)
         i, r, s = image + m // (TALL * WIDE), top + (m // WIDE) % TALL, left + m % WIDE
         real = (i < batch) & (r < OH) & (s < OW)
+        total = activated(total, bias, client, n, OUT, BIAS, RELU)
         to = y + client * batch * (OH * OW * OUT) + (((i * OH + r) * OW + s) * OUT)[:, None] + n[None, :]
         tl.store(to, total.to(y.dtype.element_ty), mask=real[:, None] & (n < OUT)[None, :])
 
@@ -117,9 +118,11 @@ def box(rows: int, batch: int, layer: Layer, least: int = 1) -> tuple[int, int, 
     return min(ways, key=lambda way: cost(*way))
 
 
-def convolve(x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
+def convolve(
+    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None = None, relu: bool = False
+) -> Tensor:
     """As `implicit_kernels.convolve`."""
-    return _plain(x, w.permute(0, 1, 3, 4, 2).flatten(2), layer, tile, precision, False)
+    return _plain(x, w.permute(0, 1, 3, 4, 2).flatten(2), layer, tile, precision, False, bias, relu)
 
 
 def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
@@ -140,10 +143,14 @@ def pooled(
     return y.permute(0, 1, 4, 2, 3), which.permute(0, 1, 4, 2, 3)
 
 
-def _plain(x: Tensor, rows: Tensor, layer: Layer, tile: Tile, precision: str, back: bool) -> Tensor:
+def _plain(
+    x: Tensor, rows: Tensor, layer: Layer, tile: Tile, precision: str, back: bool, bias: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:  # fmt: skip
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
     y = torch.empty(size, dtype=x.dtype, device=x.device)
-    _launch(x, rows, y, layer, tile, precision, (y, y), (back, False, False, False))
+    more = (y if bias is None else bias, y)
+    _launch(x, rows, y, layer, tile, precision, more, (back, False, bias is not None, relu))
     return y.permute(0, 1, 4, 2, 3)
 
 

@@ -23,6 +23,16 @@ def larger(a, i, b, j):
 
 
 @jit
+def activated(total, bias, client, n, OUT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr):
+    """Sums, with bias and ReLU after them."""
+    if BIAS:
+        total += tl.load(bias + client * OUT + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        total = tl.where(total <= 0, 0.0, total)
+    return total
+
+
+@jit
 def end(best, choice, bias, y, which, to, client, n, real, OUT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr):
     """Write maxima, bias and ReLU after them, and which of four each was; 4 where ReLU lets nothing through."""
     if BIAS:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .cutting import Layer as Layer
 from .cutting import Tile as Tile
 from .cutting import channels_last, cut
-from .ends import end, ends, larger
+from .ends import activated, end, ends, larger
 from .kernels import AVAILABLE, jit
 from .spread_kernels import spread as spread
 
@@ -121,6 +121,7 @@ def _convolve(
         to = client * pixels * (OUT // 4) + m * (OUT // 4)
         end(best, choice, bias, y, which, to, client, n, real, OUT // 4, BIAS, RELU)
     else:
+        total = activated(total, bias, client, n, OUT, BIAS, RELU)
         to = y + client * pixels * OUT + m[:, None] * OUT + n[None, :]
         tl.store(to, total.to(y.dtype.element_ty), mask=real[:, None] & column[None, :])
 
@@ -217,11 +218,14 @@ def _add_up(
     tl.store(to, sum.to(dw.dtype.element_ty), mask=real)
 
 
-def convolve(x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
-    """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw], a pixel's channels side by side."""
+def convolve(
+    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None = None, relu: bool = False
+) -> Tensor:
+    """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw], a pixel's channels side by side, with a bias
+    [G, O] and ReLU after it."""
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
     y = torch.empty(size, dtype=x.dtype, device=x.device)
-    _launch(x, w, y, layer, tile, precision, (y, y), (False, False, False))
+    _launch(x, w, y, layer, tile, precision, (y if bias is None else bias, y), (False, bias is not None, relu))
     return y.permute(0, 1, 4, 2, 3)
 
 

@@ -5,6 +5,9 @@ A model's parameters are many small tensors. A kernel for each takes longer to s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,6 +17,18 @@ from .. import tree
 from ..tree import Scalar, Tree
 from .mapping import is_batched
 
+_over: ContextVar[bool] = ContextVar("over", default=False)
+
+
+@contextmanager
+def over(whether: bool) -> Iterator[None]:
+    """Sums may be written over their first summands inside, which nothing reads any more."""
+    token = _over.set(whether)
+    try:
+        yield
+    finally:
+        _over.reset(token)
+
 
 def add(a: Tree, b: Tree, scale: Scalar) -> Tree:
     """`a + scale * b`, as `tree.add`."""
@@ -22,7 +37,7 @@ def add(a: Tree, b: Tree, scale: Scalar) -> Tree:
     if isinstance(scale, Tensor) or not all(map(_serves, x, y)):
         sum: Tree = tree.add(a, b, scale)
         return sum
-    found = iter(_Add.apply(scale, *x, *y) if x else ())
+    found = iter(_Add.apply(scale, _over.get(), *x, *y) if x else ())
     return tree.map(lambda _: next(found), a)
 
 
@@ -40,12 +55,15 @@ def _serves(x: Tensor, y: Tensor) -> bool:
 
 
 class _Add(torch.autograd.Function):
-    """x + scale * y of each of the first half of the tensors and its partner."""
+    """x + scale * y of each of the first half of the tensors and its partner; `over` writes it where x was."""
 
     @staticmethod
-    def forward(scale: float, *tensors: Tensor) -> tuple[Tensor, ...]:
-        half = len(tensors) // 2
-        return tuple(torch._foreach_add(list(tensors[:half]), list(tensors[half:]), alpha=scale))
+    def forward(scale: float, over: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        x, y = list(tensors[: len(tensors) // 2]), list(tensors[len(tensors) // 2 :])
+        if not over:
+            return tuple(torch._foreach_add(x, y, alpha=scale))
+        torch._foreach_add_(x, y, alpha=scale)
+        return tuple(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -53,17 +71,18 @@ class _Add(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *slopes, *(ctx.scale * slope for slope in slopes)
+        return None, None, *slopes, *(ctx.scale * slope for slope in slopes)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], scale: float, *tensors: Tensor
+        info: Any, in_dims: tuple[int | None, ...], scale: float, over: bool, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        dims, half = in_dims[2:], len(tensors) // 2
         lead = [
             t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors, in_dims[1:], strict=True)
+            for t, d in zip(tensors, dims, strict=True)
         ]
-        return _Add.apply(scale, *lead), (0,) * (len(tensors) // 2)
+        return _Add.apply(scale, over and None not in dims[:half], *lead), (0,) * half
 
 
 class _Cast(torch.autograd.Function):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import conv, implicit, kernels, switches
+from .active import Active
 from .mapping import led
 from .pool import PureMaxPool2d, _Pick, _Unpool
 from .products import Geometry
@@ -34,10 +35,17 @@ class PureSequential(nn.Sequential):
         return input
 
 
+FOLLOWING: tuple[tuple[bool, tuple[type[nn.Module], ...]], ...] = (
+    *((True, (PureMaxPool2d, nn.ReLU)), (True, (nn.ReLU, PureMaxPool2d)), (False, (PureMaxPool2d,))),
+    (True, (nn.ReLU,)),
+)
+"""What may follow a convolution in its pass, and whether ReLU is part of it; the first that fits is taken."""
+
+
 def _follow(chain: list[nn.Module]) -> tuple[int, bool]:
     """How many of these layers could run in one pass (or none), and whether ReLU is one of them."""
     kinds = [type(layer) for layer in chain]
-    for relu, wanted in ((True, (PureMaxPool2d, nn.ReLU)), (True, (nn.ReLU, PureMaxPool2d)), (False, (PureMaxPool2d,))):
+    for relu, wanted in FOLLOWING:
         count = len(wanted) + 1
         if kinds[:count] == [conv.PureConv2d, *wanted]:
             seen = any(layer._forward_hooks or layer._forward_pre_hooks for layer in chain[:count])
@@ -51,10 +59,14 @@ def _at_once(chain: list[nn.Module], relu: bool, x: Tensor) -> Tensor | None:
     if not (switches.on("implicit") and conv.is_batched(x) and conv.is_batched(layer.weight) and kernels.takes(x)):
         return None
     geometry = Geometry((x.shape[-2], x.shape[-1]), tuple(layer.weight.shape[-2:]), layer.stride[0], layer.padding)
-    if min(geometry.out) < 2:
+    pools = any(isinstance(part, PureMaxPool2d) for part in chain)
+    if pools and min(geometry.out) < 2:
         return None
     x, w = implicit.aligned(x, layer.weight)
     bias = None if layer.bias is None else layer.bias.unsqueeze(0)
+    if not pools:
+        y = Active.apply(x.unsqueeze(0), w.unsqueeze(0), bias, geometry).squeeze(0)
+        return y if layer.loose else y.contiguous()
     y = _Pooled.apply(x.unsqueeze(0), w.unsqueeze(0), bias, geometry, relu)[0].squeeze(0)
     loose = any(part.loose for part in chain if isinstance(part, PureMaxPool2d))
     return y if loose else y.contiguous()
