@@ -23,7 +23,7 @@ from acclimate.leaderboard import TRACKS, Unfit, check, frozen, track
 from acclimate.leaderboard import __main__ as plain
 from acclimate.leaderboard import page as pages
 from acclimate.leaderboard.folder import Rerun, file_name, read, rerun, submit
-from acclimate.leaderboard.submission import _seed, digest, text
+from acclimate.leaderboard.submission import _answered, _refusals, _seed, digest, text
 from acclimate.leaderboard.sweep import entries
 from acclimate.leaderboard.tracks import as_frozen, freeze, mismatch
 from acclimate.running import run as api
@@ -295,6 +295,25 @@ def test_every_seed_notes_the_commit_that_it_was_run_from(monkeypatch):
     body = module.submission(Path("runs"), "small", "defaults")
     assert {seed: own["commit"] for seed, own in body["seeds"].items()} == {"0": "first", "1": "later"}
     assert module.commits(body) == ["first", "later"]
+
+
+def test_an_adapter_that_fails_with_one_seed_has_no_rows_and_the_reason_names_the_seed():
+    def run(seed, *refused):
+        return {"results": {"seed": seed, "refused": [{"adapter": a, "reason": r} for a, r in refused]}}
+
+    cannot = ("tent", "it needs norms")
+    runs = [run(0, cannot), run(1, cannot, ("cotta", "not finite on client 17")), run(2, cannot)]
+    refused = _refusals(runs)
+    assert refused == {"tent": "it needs norms", "cotta": "not finite on client 17, with seed 1"}
+    table = [{"adapter": a, "selection": s} for a in ("none", "cotta") for s in ("last", "validation")]
+    assert _answered(table, refused) == [{"adapter": "none", "selection": "last"}]
+
+
+def test_the_table_names_adapters_that_failed_and_not_those_that_a_model_cannot_serve():
+    told = (BOARD / "cifar10-cnn.md").read_text().splitlines()
+    line = next(line for line in told if line.startswith("- fedavg, version 1"))
+    assert "without rows: cotta produced values that are not finite on client(s) 17 of stream corrupted" in line
+    assert "mbsl" in line and "with seed 0" in line and "tent" not in line
 
 
 def test_seeds_that_were_run_from_several_commits_say_so(first):

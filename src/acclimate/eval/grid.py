@@ -28,6 +28,9 @@ from .analysis import Traces, flat
 from .rows import summary_of
 from .table import Refused, Row, Table
 
+NOT_FINITE = "produced values that are not finite"
+"""How the reason of an adapter that failed on some client begins."""
+
 
 class Test(NamedTuple):
     """One stream as the grid serves it; `new` where its clients were not there for training."""
@@ -166,7 +169,7 @@ def diverged(metrics: Mapping[str, Tensor]) -> list[int]:
 def said_diverged(clients: Sequence[int]) -> str:
     """`produced values that are not finite on client(s) 0, 2`."""
     who = ", ".join(map(str, clients[:10])) + (" ..." if len(clients) > 10 else "")
-    return f"produced values that are not finite on client(s) {who}"
+    return f"{NOT_FINITE} on client(s) {who}"
 
 
 def stream_accuracy(

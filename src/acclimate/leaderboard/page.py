@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..eval.fairness import fairness
+from ..eval.grid import NOT_FINITE
 from ..eval.ranking import Ranking, rank
 from ..reporting.board import Board, BoardRow, collect
 from ..reporting.board_table import TableCell, TableColumn, board_table
@@ -94,13 +95,14 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _chosen(found: Submissions) -> list[str]:
-    """How hyper-parameters were chosen, and which versions no longer count."""
+    """How hyper-parameters were chosen, which versions no longer count, and which adapters failed."""
     out = []
     for name in sorted(found):
         last, *old = found[name][::-1]
         text = f"- {name}, version {last['version']}, commit {', '.join(commits(last))}, "
         text += f"{last['environment'].get('platform')}: hyper-parameters by {last['hyper_parameters']}"
         text += "".join(f"; version {b['version']} is superseded" for b in old)
+        text += "".join(f"; without rows: {reason}" for reason in last["refused"].values() if NOT_FINITE in reason)
         out.append(text + (f". {last['note']}" if last["note"] else "."))
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -55,7 +55,7 @@ def submission(
     labels = {r["results"]["label"] for r in runs}
     if len(labels) != 1:
         raise Unfit(f"{run}: a submission is of one method, and there are {', '.join(sorted(labels))}")
-    first = runs[0]
+    first, refused = runs[0], _refusals(runs)
     body = {
         "schema": SCHEMA,
         "board": BOARD,
@@ -71,15 +71,30 @@ def submission(
         "seeds": {str(r["results"]["seed"]): _seed(r) | {"commit": r["env"].get("commit")} for r in runs},
         "up_bytes": first["results"]["cost"]["up_bytes_per_client"],
         "down_bytes": first["results"]["cost"]["down_bytes_per_client"],
-        "rows": [
-            {k: _short(t[k]) for k in ROW} for r in runs for t in r["results"]["table"] if t["selection"] == "last"
-        ],
-        "refused": {t["adapter"]: t["reason"] for r in runs for t in r["results"]["refused"]},
+        "rows": [{k: _short(t[k]) for k in ROW} for r in runs for t in _answered(r["results"]["table"], refused)],
+        "refused": refused,
     }
     body["digest"] = digest(body)
     _same_settings(runs)
     check(body)
     return body
+
+
+def _refusals(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Why an adapter has no rows; where it failed with some seeds alone, the reason names the first of them."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for r in runs:
+        for t in r["results"]["refused"]:
+            found.setdefault(t["adapter"], []).append((r["results"]["seed"], t["reason"]))
+    return {
+        name: why[0][1] if len(why) == len(runs) else f"{why[0][1]}, with seed {why[0][0]}"
+        for name, why in found.items()
+    }
+
+
+def _answered(table: Iterable[Mapping[str, Any]], refused: Container[str]) -> list[Mapping[str, Any]]:
+    """The rows of the last round, without adapters that failed somewhere: a mean over the rest would flatter them."""
+    return [t for t in table if t["selection"] == "last" and t["adapter"] not in refused]
 
 
 def _seed(run: Mapping[str, Any]) -> dict[str, Any]:
