@@ -97,15 +97,16 @@ def measured(lab: Deployed, case: Case, stream: str, seed: int, patience: float)
 
 
 def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
-    """Means over seeds as Markdown, a row per deployment and adapter: accuracy, the median of milliseconds per sample,
-    and the largest peak of memory, where there is one."""
+    """Means over seeds as Markdown, a row per deployment and adapter: accuracy, the number of seeds, the median of
+    milliseconds per sample, and the largest peak of memory, where there is one."""
     rows = [r for r in rows if r["alpha"] == alpha and "accuracy" in r]
-    lines = ["| | " + " | ".join(names) + " | ms per sample | GiB |", "|---|" + "---:|" * (len(names) + 2)]
+    lines = ["| | " + " | ".join(names) + " | seeds | ms per sample | GiB |", "|---|" + "---:|" * (len(names) + 3)]
     for label, streams in means(rows, alpha).items():
         own = [r for r in rows if r["case"] == label]
         shown = [f"{streams[s]:.1f}" if s in streams else "" for s in names]
         memory = max((r["peak_memory_gib"] for r in own if "peak_memory_gib" in r), default=None)
         shown += [
+            str(len({r["seed"] for r in own})),
             f"{statistics.median(r['ms_per_sample'] for r in own):.3f}",
             "" if memory is None else f"{memory:.2f}",
         ]
@@ -141,19 +142,31 @@ def not_adapted(case: str) -> str:
 
 
 def verdicts(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
-    """Which cases are above not adapting on every stream, and which above FedTHE on every stream or in the mean."""
-    found = {case: own for case, own in means(rows, alpha).items() if set(names) <= set(own)}
+    """Which cases are above not adapting on every stream, and which above FedTHE on every stream or in the mean; two
+    cases are compared over the seeds that both have."""
+    each: dict[str, dict[str, dict[int, float]]] = {}
+    for r in rows:
+        if r["alpha"] == alpha and "accuracy" in r:
+            each.setdefault(r["case"], {}).setdefault(r["stream"], {})[r["seed"]] = r["accuracy"]
+    found = {case: own for case, own in each.items() if set(names) <= set(own)}
 
-    def above(than: Callable[[str], str]) -> list[str]:
-        known = {case: found[than(case)] for case in found if than(case) in found}
-        return [c for c, other in known.items() if all(found[c][s] > other[s] for s in names)]
+    def gaps(case: str, other: str) -> list[float]:
+        """How far a case is above another, by stream; none where they share no seed."""
+        pairs = [(found[case][s], found[other][s]) for s in names] if other in found and other != case else []
+        shared = [[a[seed] - b[seed] for seed in set(a) & set(b)] for a, b in pairs]
+        return [statistics.mean(gap) for gap in shared] if all(shared) else []
 
-    the = found.get("fedthe/the", {})
-    mean = [c for c in found if the and sum(found[c][s] for s in names) > sum(the[s] for s in names)]
+    def above(than: Callable[[str], str], judge: Callable[[list[float]], bool]) -> list[str]:
+        known = {case: gaps(case, than(case)) for case in found}
+        return [case for case, gap in known.items() if gap and judge(gap)]
+
+    def all_above(gap: list[float]) -> bool:
+        return min(gap) > 0
+
     told = {
-        "above not adapting on every stream": above(not_adapted),
-        "above FedTHE on every stream": above(lambda case: "fedthe/the"),
-        "above FedTHE in the mean over streams": mean,
+        "above not adapting on every stream": above(not_adapted, all_above),
+        "above FedTHE on every stream": above(lambda case: "fedthe/the", all_above),
+        "above FedTHE in the mean over streams": above(lambda case: "fedthe/the", lambda gap: sum(gap) > 0),
     }
     return "\n".join(f"{what}: {', '.join(cases) or 'none'}" for what, cases in told.items())
 

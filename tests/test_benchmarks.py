@@ -222,8 +222,23 @@ def test_who_is_above_not_adapting_and_above_fedthe(bench):
     study = {"data": "digits", "clients": 3, "model": "cnn", "rounds": 2}
     lines = brfl.page(rows, ["original", "mixture"], [0.1], study).splitlines()
     assert "digits, 3 clients, cnn, 2 rounds; seeds 0, 1; accuracy in percent." in lines
-    assert "| fedavg/bn | 60.0 | 39.0 | 0.600 | 2.00 |" in lines and "| fedavg/cut | 99.0 |  | 0.600 | 2.00 |" in lines
+    assert "| fedavg/bn | 60.0 | 39.0 | 2 | 0.600 | 2.00 |" in lines
+    assert "| fedavg/cut | 99.0 |  | 2 | 0.600 | 2.00 |" in lines
     assert "above FedTHE on every stream: fedavg+finetune/tent" in lines
+
+
+def test_cases_are_compared_over_the_seeds_that_both_have(bench):
+    accuracies = {("fedthe/the", 0): 60, ("fedthe/the", 1): 40, ("fedavg/none", 0): 50, ("fedavg/bn", 0): 59,
+                  ("fedavg/tent", 1): 41, ("fedavg/late", 2): 90}  # fmt: skip
+    rows = [
+        {"case": case, "alpha": 0.1, "stream": "original", "seed": seed, "accuracy": a}
+        for (case, seed), a in accuracies.items()
+    ]
+    assert bench("brfl").verdicts(rows, ["original"], 0.1).splitlines() == [
+        "above not adapting on every stream: fedavg/bn",  # tent and late share no seed with not adapting
+        "above FedTHE on every stream: fedavg/tent",  # bn's 59 is above the mean of FedTHE, and below it with its seed
+        "above FedTHE in the mean over streams: fedavg/tent",
+    ]
 
 
 def test_seeds_of_an_entry_are_not_measured_again(bench, tmp_path):

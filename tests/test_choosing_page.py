@@ -218,10 +218,11 @@ def test_what_is_said_of_a_federation_is_in_its_table():
     (above,) = re.findall(r"above FedTHE in the mean over streams: (.*)", few)
     names = [name.removeprefix("fedavg+finetune/") for name in above.split(", ")]
     said = f"all on fine-tuned models: {', '.join(f'`{n}`' for n in names[:-1])} and `{names[-1]}`."
-    assert len(names) == 7 and said in PAGE
+    assert len(names) == 8 and f"eight are above FedTHE with `the`, {said}" in PAGE
     table = {row[0]: row[1:] for row in ([c.strip() for c in x.strip("|").split("|")] for x in few.splitlines() if x)}
     roid, the = table["fedavg+finetune/roid"], table["fedthe/the"]
     assert f"`roid` {roid[5]}, `the` {the[5]}) and lose on other clients' ({roid[2]} and {the[2]})" in PAGE
     steps = [float(x.split("|")[-3]) for x in text.splitlines() if x.startswith("| fed")]
     assert len(steps) == 85 and "85 rows" in PAGE
     assert f"{min(steps):.3f} to {max(steps):.2f} ms per sample" in PAGE
+    assert {x.split("|")[-4].strip() for x in few.splitlines() if x.startswith("| fed")} == {"2"}  # "two seeds"
