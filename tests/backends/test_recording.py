@@ -7,16 +7,16 @@ import torch
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Vmap
-from acclimate.backends.vmap import shelf
+from acclimate.backends.vmap import graphs, shelf
 from acclimate.backends.vmap.buckets import Buckets
-from acclimate.backends.vmap.capture import tf32
+from acclimate.backends.vmap.capture import Job, Recorder, tf32
 from acclimate.core import Protocol, Work, Worker, fit
 from acclimate.core.loops import Loop
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg
 from partners import models, partner, short
 from support import equal, gap, quick_or_slow, shards, small, task
-from taping import taped
+from taping import Tape, taped
 from test_contract import METHODS
 
 CPU = torch.device("cpu")
@@ -145,3 +145,19 @@ def _as_on_a_gpu(begin):
         self._recorded = True
 
     return opened
+
+
+def test_garbage_is_collected_once_for_recordings_that_are_made_together(monkeypatch):
+    """A collection takes as long as many steps of a client, and one of them leaves nothing for the next."""
+    collected = []
+    monkeypatch.setattr(graphs.gc, "collect", lambda: collected.append(len(Tape.recorders[0].recorded)))
+    jobs = [Job(("add", n), lambda x: x + 1, (torch.zeros(n),)) for n in (1, 2, 3)]
+    with taped():
+        recorder = Recorder(True, False)
+        for x, done in zip((1, 2, 3), recorder.run_all(jobs), strict=True):
+            assert torch.equal(done, torch.ones(x))
+        assert collected == [0]
+        recorder.run_all(jobs)
+        assert collected == [0]
+        recorder.run(("double",), lambda x: 2 * x, (torch.ones(2),))
+        assert collected == [0, 3]

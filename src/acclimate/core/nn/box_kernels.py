@@ -19,6 +19,7 @@ from torch import Tensor
 from .cutting import Layer, Tile, channels_last, cut
 from .ends import activated, end, ends, larger
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -32,6 +33,7 @@ NEWER = (9, 0)
 """The first GPUs that have such an engine."""
 
 
+@late
 @jit
 def _boxes(
     x, w, y, bias, which, batch,
@@ -148,7 +150,7 @@ def _plain(
     relu: bool = False,
 ) -> Tensor:  # fmt: skip
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
-    y = torch.empty(size, dtype=x.dtype, device=x.device)
+    y = blank(*size, dtype=x.dtype, device=x.device)
     more = (y if bias is None else bias, y)
     _launch(x, rows, y, layer, tile, precision, more, (back, False, bias is not None, relu))
     return y.permute(0, 1, 4, 2, 3)
