@@ -1,6 +1,8 @@
 """What is recorded and replayed gives the numbers of the plain run to the bit; tapes stand for CUDA graphs."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ from acclimate.adapters import NoAdapt
 from acclimate.backends import Vmap
 from acclimate.backends.vmap import graphs, shelf
 from acclimate.backends.vmap.buckets import Buckets
-from acclimate.backends.vmap.capture import Job, Recorder, tf32
+from acclimate.backends.vmap.capture import Captured, Job, Recorder, tf32
 from acclimate.core import Protocol, Work, Worker, fit
 from acclimate.core.loops import Loop
+from acclimate.core.nn import rehearsal
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg
 from partners import models, partner, short
@@ -161,3 +164,20 @@ def test_garbage_is_collected_once_for_recordings_that_are_made_together(monkeyp
         assert collected == [0]
         recorder.run(("double",), lambda x: 2 * x, (torch.ones(2),))
         assert collected == [0, 3]
+
+
+def test_before_the_first_recording_of_a_process_its_kernels_are_compiled(monkeypatch):
+    """The work is rehearsed, and then run; once something has been recorded it is run alone."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda given: nullcontext())
+    events = []
+    monkeypatch.setattr(rehearsal, "rehearse", lambda work: (events.append("rehearsed"), work(), 1)[2])
+    recorded = Captured.__new__(Captured)
+    recorded._inputs = (torch.ones(2),)
+    for warmed, expected in ((False, ["rehearsed", 2.0, 2.0]), (True, [2.0])):
+        monkeypatch.setattr(Captured, "warmed", warmed)
+        recorded._warm(lambda x: events.append(float(x.sum())))
+        assert events == expected
+        events.clear()

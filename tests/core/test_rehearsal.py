@@ -79,6 +79,12 @@ def test_what_goes_wrong_in_a_rehearsal_is_left_for_the_work(triton: Any) -> Non
 
     assert rehearsal.rehearse(work) == 1 and late.done[-1] == ("compiled", "late for a")
     assert not rehearsal.running() and triton.knobs.runtime.jit_cache_hook is None
+    broken = rehearsal.late(Kernel(triton, "broken"))
+    broken.preload = lambda purpose: 1 / 0
+    assert rehearsal.rehearse(lambda: [kernel.launch("b") for kernel in (broken, late)]) == 2
+    assert late.done[-1] == ("compiled", "late for b")
+    triton.AsyncCompileMode = lambda *_, **__: 1 / 0
+    assert rehearsal.rehearse(lambda: late.launch("c")) == 1 and late.done[-1] == ("left out", "c")
 
 
 def test_a_hook_that_was_there_is_asked_first_and_comes_back(triton: Any) -> None:

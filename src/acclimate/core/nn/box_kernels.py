@@ -10,6 +10,7 @@ convolution as well, with taps from the last to the first.
 
 from __future__ import annotations
 
+import functools
 from itertools import product
 from typing import Any
 
@@ -106,6 +107,7 @@ def _visits(side: int, size: int, seen: int, kernel: int, pad: int) -> int:
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1024)
 def box(rows: int, batch: int, layer: Layer, least: int = 1) -> tuple[int, int, int]:
     """Images, rows and columns of the boxes that cost least, of those that a tile has so many rows for; the sides are
     no shorter than `least`."""

@@ -287,7 +287,8 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
         p, q = (made(t, _measurable(a, g, layer), seed) for seed, t in enumerate((a, b)))
         want, besides = other(p, q, g), _besides(kind, q, more)
         want = want.relu() if kind == "convolve" and besides else want
-        times, reasons = {}, []
+        times: dict[Cut, float] = {}
+        reasons = []
         for cut in cuts(kind, layer, a, precision):
             run = functools.partial(_run, kind, p, q, layer, cut, *besides)
             try:

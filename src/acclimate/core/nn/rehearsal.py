@@ -65,13 +65,20 @@ def rehearse(work: Callable[[], Any]) -> int:
     work itself to find."""
     if not possible():
         return 0
-    with _noting() as noted:
-        try:
-            work()
-        except Exception as reason:
-            log.debug("a rehearsal ended early: %s", reason)
-    _compile(noted)
+    with _noting() as noted, _tolerant():
+        work()
+    with _tolerant():
+        _compile(noted)
     return len(noted)
+
+
+@contextmanager
+def _tolerant() -> Iterator[None]:
+    """Go on whatever fails inside: the work comes to the same place, and says what is wrong."""
+    try:
+        yield
+    except Exception as reason:
+        log.debug("a rehearsal ended early: %s", reason)
 
 
 @contextmanager
@@ -103,4 +110,5 @@ def _compile(noted: Noted) -> None:
     """Compile these side by side; those that do not compile will say so when they are launched."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
         for kernel, purpose in noted.values():
-            kernel.preload(purpose)
+            with _tolerant():
+                kernel.preload(purpose)
