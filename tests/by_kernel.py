@@ -14,7 +14,7 @@ def every_shape_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setattr(implicit, "LEAST", 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
-    def last(kind, other, a, b, g, precision):  # type: ignore[no-untyped-def]
+    def last(kind, other, a, b, g, precision, more):  # type: ignore[no-untyped-def]
         way, tile, dot = implicit.cuts(kind, implicit.layer_of(kind, a, b, g), a, precision)[-1]
         return {"way": way, "tile": list(tile), "dot": dot}
 

@@ -1,22 +1,25 @@
 """What is recorded and replayed gives the numbers of the plain run to the bit; tapes stand for CUDA graphs."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Vmap
-from acclimate.backends.vmap import shelf
+from acclimate.backends.vmap import graphs, shelf
 from acclimate.backends.vmap.buckets import Buckets
-from acclimate.backends.vmap.capture import tf32
+from acclimate.backends.vmap.capture import Captured, Job, Recorder, tf32
 from acclimate.core import Protocol, Work, Worker, fit
 from acclimate.core.loops import Loop
+from acclimate.core.nn import rehearsal
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg
 from partners import models, partner, short
 from support import equal, gap, quick_or_slow, shards, small, task
-from taping import taped
+from taping import Tape, taped
 from test_contract import METHODS
 
 CPU = torch.device("cpu")
@@ -145,3 +148,36 @@ def _as_on_a_gpu(begin):
         self._recorded = True
 
     return opened
+
+
+def test_garbage_is_collected_once_for_recordings_that_are_made_together(monkeypatch):
+    """A collection takes as long as many steps of a client, and one of them leaves nothing for the next."""
+    collected = []
+    monkeypatch.setattr(graphs.gc, "collect", lambda: collected.append(len(Tape.recorders[0].recorded)))
+    jobs = [Job(("add", n), lambda x: x + 1, (torch.zeros(n),)) for n in (1, 2, 3)]
+    with taped():
+        recorder = Recorder(True, False)
+        for x, done in zip((1, 2, 3), recorder.run_all(jobs), strict=True):
+            assert torch.equal(done, torch.ones(x))
+        assert collected == [0]
+        recorder.run_all(jobs)
+        assert collected == [0]
+        recorder.run(("double",), lambda x: 2 * x, (torch.ones(2),))
+        assert collected == [0, 3]
+
+
+def test_before_the_first_recording_of_a_process_its_kernels_are_compiled(monkeypatch):
+    """The work is rehearsed, and then run; once something has been recorded it is run alone."""
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda given: nullcontext())
+    events = []
+    monkeypatch.setattr(rehearsal, "rehearse", lambda work: (events.append("rehearsed"), work(), 1)[2])
+    recorded = Captured.__new__(Captured)
+    recorded._inputs = (torch.ones(2),)
+    for warmed, expected in ((False, ["rehearsed", 2.0, 2.0]), (True, [2.0])):
+        monkeypatch.setattr(Captured, "warmed", warmed)
+        recorded._warm(lambda x: events.append(float(x.sum())))
+        assert events == expected
+        events.clear()

@@ -182,3 +182,11 @@ def test_the_gradient_of_that_gradient_is_right_too() -> None:
         true = second(plain)({n: v[c].double() for n, v in vars.items()}, x[c].double())
         for name in true:
             near(found[name][c], true[name])
+
+
+def test_the_boxes_of_a_layer_are_worked_out_once():
+    """Every launch asks for them, and they cost as much as a launch does."""
+    layer = implicit.Layer(32, 14, 14, 64, 10, 10, 5, 5, 1, 0, 0)
+    box_kernels.box.cache_clear()
+    found = {box_kernels.box(128, 32, layer, 2) for _ in range(3)}
+    assert len(found) == 1 and box_kernels.box.cache_info()[:2] == (2, 1)

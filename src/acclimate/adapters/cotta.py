@@ -20,9 +20,10 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from ..core.loops import chunked
 from ..ops import requirements
 from ..ops.params import with_params

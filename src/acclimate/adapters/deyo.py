@@ -22,9 +22,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.augment import shuffle_patches
 from ..ops.losses import entropy

@@ -19,9 +19,9 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.losses import entropy
 from ..ops.params import with_params

@@ -26,9 +26,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Adapter, Predict, Task, Tree, check, local, rng, tree
+from ..core.gradient import grad
 from ..core.loops import Time, repeat
 from ..ops.learned import learned_loss, scores
 from ..ops.losses import entropy

@@ -20,9 +20,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Adapter, Augment, Optimizer, Predict, Task, Tree, check, rng
+from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.augment import FlipCrop
 from ..ops.masks import mean_of

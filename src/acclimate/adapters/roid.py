@@ -24,9 +24,9 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Adam, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.augment import Views
 from ..ops.losses import entropy

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from ..ops import memories, requirements
 from ..ops.losses import entropy
 from ..ops.memory_norms import RobustNorm

@@ -20,9 +20,9 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
+from ..core.gradient import grad
 from ..ops import nets, requirements
 from ..ops.augment import Views
 from ..ops.params import with_params

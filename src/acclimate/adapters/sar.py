@@ -21,9 +21,9 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.losses import entropy
 from ..ops.params import with_params

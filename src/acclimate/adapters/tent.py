@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Adam, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng
+from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.losses import entropy
 from ..ops.params import with_params

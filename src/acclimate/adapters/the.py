@@ -19,9 +19,9 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
+from ..core.gradient import grad
 from ..ops.losses import entropy
 from ..ops.nets import linear
 from . import the_history

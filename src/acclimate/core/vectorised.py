@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from . import rng, tree
+from .gradient import grad
 from .nn.inputs import example
 from .task import Task
 

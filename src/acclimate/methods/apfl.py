@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Optimizer, Scalar, Task, Tree, Weighted, Work, check, rng, train, tree
+from ..core.gradient import grad
 from ..core.local import batch_of
 
 

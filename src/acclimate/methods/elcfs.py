@@ -21,9 +21,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Gather, Loss, Mean, Method, Optimizer, Rules, Sum, Task, Tree, Work, check, rng, tree
+from ..core.gradient import grad
 from ..core.local import difference
 from ..ops import fourier
 

@@ -21,9 +21,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Gather, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
+from ..core.gradient import grad
 from ..core.local import clip
 from ..ops import hyper, nets, requirements
 from ..ops.masks import real_rows

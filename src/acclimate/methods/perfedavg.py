@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Loss, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
+from ..core.gradient import grad
 
 
 @dataclass(frozen=True)

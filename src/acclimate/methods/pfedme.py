@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Loss, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, tree
+from ..core.gradient import grad
 from ..core.local import batch_of
 from ..core.loops import Time, at, repeat
 

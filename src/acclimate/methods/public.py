@@ -14,9 +14,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from ..core import Loss, Optimizer, Scalar, Task, Tree, Work, local, rng, tree
+from ..core.gradient import grad_and_value
 from ..ops.learned import TINY, scores
 from ..ops.params import train_jointly
 

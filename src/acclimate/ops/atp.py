@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Predict, Tree, tree
+from ..core.gradient import grad
 from .losses import entropy
 from .params import with_params
 

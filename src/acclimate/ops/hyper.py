@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from ..core import Task, Tree, rng, tree
+from ..core.gradient import grad
 from . import nets
 from .masks import mean_of
 from .nets import linear

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Out, Scalar, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from . import nets
 
 TINY = 1e-12

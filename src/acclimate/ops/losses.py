@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
 
 from ..core import Loss, Task, Tree, Work, rng, tree
+from ..core.gradient import grad
 from ..core.local import batch_of
 from ..core.loops import Time, at, repeat
 from .masks import mean_of, real_rows

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from ..core import Key, Loss, Optimizer, Predict, Task, Tree, Work, rng, train, tree
-from ..core.gradient import gradient
+from ..core.gradient import grad, gradient
 from ..core.loops import chunked
 from .augmix import augmix
 from .losses import entropy

@@ -16,9 +16,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from ..core import Personalizer, Predict, Task, Tree, check, rng, tree
+from ..core.gradient import grad
 from ..core.loops import Time, at, repeat
 
 _RELEASED, _CHUNK = 64, 64

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
-from torch.func import grad
 
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng
+from ..core.gradient import grad
 from ..experiment.names import allow
 from ..ops.losses import entropy
 from ..ops.masks import mean_of

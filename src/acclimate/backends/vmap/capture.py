@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...core import tree
 from ...core.loops import Room, Warming, driven
+from ...core.nn import rehearsal
 from . import graphs
 from .graphs import Recording, alternating, no_garbage, played
 
@@ -53,6 +54,7 @@ class Recorder:
         self.refused: dict[Any, str] = {}
         """Work that could not be recorded, and why: it runs as it is."""
         self._slots: list[Slot] = []
+        self._tidy = False
 
     def run(
         self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...], room: Room | None = None
@@ -62,6 +64,7 @@ class Recorder:
         with tf32(False) if self.exact else nullcontext():
             if not self.on or what in self.refused:
                 return f(*inputs)
+            self._tidy = False
             recorded = self._recording(Job(what, f, inputs), 0)
             return f(*inputs) if recorded is None else recorded(*inputs, room=room)
 
@@ -70,7 +73,7 @@ class Recorder:
         if not self.on or len(jobs) == 1:
             return [self.run(*job) for job in jobs]
         with tf32(False) if self.exact else nullcontext():
-            placed = self._dealt(jobs)
+            self._tidy, placed = False, self._dealt(jobs)
             made = [self._recording(job, at) for job, at in zip(jobs, placed, strict=True)]
             done: list[Any] = [None] * len(jobs)
             queues: dict[int, list[tuple[int, Captured, Job]]] = {at: [] for at in sorted(set(placed))}
@@ -115,7 +118,8 @@ class Recorder:
         recorded = self.recorded.pop(key, None)
         if recorded is None:
             try:
-                recorded = Captured(job.f, job.inputs, self._slots[slot])
+                recorded = Captured(job.f, job.inputs, self._slots[slot], self._tidy)
+                self._tidy = True
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as reason:
@@ -188,14 +192,17 @@ class Captured:
     warmed: ClassVar[bool] = False
     """Whether a recording of this process has succeeded, so that libraries are likely to be initialised."""
 
-    def __init__(self, f: Callable[..., Any], inputs: tuple[Any, ...], slot: Slot | None = None) -> None:
+    def __init__(
+        self, f: Callable[..., Any], inputs: tuple[Any, ...], slot: Slot | None = None, tidy: bool = False
+    ) -> None:
+        """Record; `tidy` says that garbage has been collected a moment ago, by the recording before this one."""
         slot = slot or Slot()
         self._inputs = tuple(_placed(slot, str(i), x) for i, x in enumerate(inputs))
         self._put(inputs)
         try:
             if not Captured.warmed:
                 self._warm(f)
-            self._record(f, slot)
+            self._record(f, slot, tidy)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as reason:
@@ -217,14 +224,16 @@ class Captured:
         warm = torch.cuda.Stream()
         warm.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warm), driven(Warming()):
+            if not Captured.warmed:
+                log.debug("%d kernels compiled side by side", rehearsal.rehearse(lambda: f(*self._inputs)))
             f(*self._inputs)
         torch.cuda.current_stream().wait_stream(warm)
 
-    def _record(self, f: Callable[..., Any], slot: Slot) -> None:
+    def _record(self, f: Callable[..., Any], slot: Slot, tidy: bool = False) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         recording = Recording(slot.pool, slot.aside)
-        with no_garbage(), torch.cuda.stream(slot.stream), driven(recording):
+        with no_garbage(tidy), torch.cuda.stream(slot.stream), driven(recording):
             try:
                 recording.begin()
                 self._outputs = f(*self._inputs)

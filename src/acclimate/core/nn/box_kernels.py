@@ -10,6 +10,7 @@ convolution as well, with taps from the last to the first.
 
 from __future__ import annotations
 
+import functools
 from itertools import product
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from .cutting import Layer, Tile, channels_last, cut
 from .ends import activated, end, ends, larger
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -32,6 +34,7 @@ NEWER = (9, 0)
 """The first GPUs that have such an engine."""
 
 
+@late
 @jit
 def _boxes(
     x, w, y, bias, which, batch,
@@ -104,6 +107,7 @@ def _visits(side: int, size: int, seen: int, kernel: int, pad: int) -> int:
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=1024)
 def box(rows: int, batch: int, layer: Layer, least: int = 1) -> tuple[int, int, int]:
     """Images, rows and columns of the boxes that cost least, of those that a tile has so many rows for; the sides are
     no shorter than `least`."""
@@ -148,7 +152,7 @@ def _plain(
     relu: bool = False,
 ) -> Tensor:  # fmt: skip
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
-    y = torch.empty(size, dtype=x.dtype, device=x.device)
+    y = blank(*size, dtype=x.dtype, device=x.device)
     more = (y if bias is None else bias, y)
     _launch(x, rows, y, layer, tile, precision, more, (back, False, bias is not None, relu))
     return y.permute(0, 1, 4, 2, 3)

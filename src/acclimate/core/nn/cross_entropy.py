@@ -18,6 +18,7 @@ from torch import Tensor
 from . import kernels
 from .kernels import AVAILABLE, jit
 from .mapping import is_batched, led
+from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -26,6 +27,7 @@ TILE = 4096
 """Logits that a program holds at a time; there is no kernel for more classes."""
 
 
+@late
 @jit
 def _entropy(
     logits, y, slope, out, batch, C: tl.constexpr, BACK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -68,7 +70,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(logits: Tensor, y: Tensor) -> Tensor:
         if _serves(logits):
-            return _run(logits, y, logits, logits.new_empty(len(logits)), False)
+            return _run(logits, y, logits, blank(len(logits), dtype=logits.dtype, device=logits.device), False)
         return logits.log_softmax(2).gather(2, y.unsqueeze(2)).mean((1, 2)).neg()
 
     @staticmethod
@@ -91,7 +93,7 @@ class _Slope(torch.autograd.Function):
     @staticmethod
     def forward(logits: Tensor, y: Tensor, slope: Tensor) -> Tensor:
         if _serves(logits):
-            return _run(logits, y, slope.contiguous(), torch.empty_like(logits.contiguous()), True)
+            return _run(logits, y, slope.contiguous(), blank_like(logits.contiguous()), True)
         return _apart(logits.softmax(2), y) * (slope / logits.shape[1])[:, None, None]
 
     @staticmethod

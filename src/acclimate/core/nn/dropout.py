@@ -16,6 +16,7 @@ from .. import rng
 from . import kernels
 from .kernels import AVAILABLE, jit
 from .mapping import is_batched, led
+from .rehearsal import blank_like, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -24,6 +25,7 @@ BLOCK = 1024
 """Numbers that one program writes."""
 
 
+@late
 @jit
 def _drop(
     x, key, y, size, p, kept,
@@ -60,7 +62,7 @@ class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, key: Tensor, p: float) -> Tensor:
         x = x.contiguous()
-        y, size = torch.empty_like(x), x[0].numel()
+        y, size = blank_like(x), x[0].numel()
         grid = (-(-size // BLOCK), len(x))
         _drop[grid](x, key.contiguous(), y, size, p, 1 - p, *rng.MULTIPLIERS, BLOCK)
         return y

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .cutting import Layer
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank
 
 if AVAILABLE:
     import triton.language as tl
@@ -50,4 +51,4 @@ def end(best, choice, bias, y, which, to, client, n, real, OUT: tl.constexpr, BI
 def ends(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """Room for maxima, and for which they are."""
     size = (*x.shape[:2], layer.out_height // 2, layer.out_width // 2, layer.outputs)
-    return torch.empty(size, dtype=x.dtype, device=x.device), torch.empty(size, dtype=torch.uint8, device=x.device)
+    return blank(*size, dtype=x.dtype, device=x.device), blank(*size, dtype=torch.uint8, device=x.device)

@@ -10,13 +10,13 @@ pixel's place, and zeros around them; the gradient of a weight is the sum over i
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .cutting import Layer, Tile, channels_last, cut
 from .ends import ends
 from .implicit_kernels import FEW, _convolve, parts_of
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -27,6 +27,7 @@ WIDE = 32
 """Output channels of a group in one tile."""
 
 
+@late
 @jit
 def _shifted(
     w, rows, total, of_client, of_out, of_in, of_row, of_col,
@@ -43,6 +44,7 @@ def _shifted(
     tl.store(rows + at, tl.load(from_, mask=inside, other=0.0), mask=at < total)
 
 
+@late
 @jit
 def _gathered(
     parts, dw, total, count, IN: tl.constexpr, OUT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -86,7 +88,7 @@ def pooled(
     (clients, batch), large = x.shape[:2], folded(layer)
     y, which = ends(x, layer)
     length = large.taps * layer.inputs
-    rows = torch.empty(clients, large.outputs, length, dtype=w.dtype, device=w.device)
+    rows = blank(clients, large.outputs, length, dtype=w.dtype, device=w.device)
     _shifted[(cut(rows.numel(), BLOCK),)](
         w, rows, rows.numel(), *w.stride(), layer.inputs, layer.outputs, tile.columns // 4, layer.kernel_height,
         layer.kernel_width, BLOCK,
@@ -103,7 +105,7 @@ def pooled_correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision:
     """As `implicit_kernels.correlate`, with `which`."""
     parts = parts_of(x, dy, folded(layer), tile, precision, which, True)
     size = (len(x), layer.outputs, layer.inputs, layer.kernel_height, layer.kernel_width)
-    dw = torch.empty(size, dtype=x.dtype, device=x.device)
+    dw = blank(*size, dtype=x.dtype, device=x.device)
     numbers = (layer.inputs, layer.outputs, layer.kernel_height, layer.kernel_width)
     _gathered[(cut(dw.numel(), BLOCK),)](parts, dw, dw.numel(), len(parts), *numbers, BLOCK)
     return dw

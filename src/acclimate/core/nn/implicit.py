@@ -14,17 +14,17 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, switches
+from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, rehearsal, switches
 from .implicit_kernels import FEW, Layer, Tile
+from .timing import made, milliseconds
 
 log = logging.getLogger("acclimate")
 
@@ -72,9 +72,6 @@ APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
 NEAR = 1.03
 """Of cuts that are nearly as fast as the fastest the first is taken, so that noise seldom decides."""
-REPEATS, PASSES, SLEEP, CLOCK = 8, 3, 4_000_000, 2e9
-"""Runs of a measurement, measurements, the device's clocks while which the host at least puts runs into its queue, and
-about how many there are in a second."""
 SUMS = ("correlate", "pooled_correlate")
 """Products that are sums over pixels."""
 FEW_IMAGES = 64
@@ -124,8 +121,10 @@ def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any
         return None
     precision = _precision(a)
     key = (kind, a.shape, b.shape, g, a.dtype, precision, a.device)
+    if rehearsal.running() and key not in _known:
+        return _rehearsed(kind, other, a, b, g, precision, more)
     if key not in _known:
-        _known[key] = _choice(kind, other, a, b, g, precision)
+        _known[key] = _choice(kind, other, a, b, g, precision, more)
     cut = _known[key]
     return None if cut is None else _run(kind, a, b, layer_of(kind, a, b, g), cut, *more)
 
@@ -159,22 +158,49 @@ def _run(kind: Kind, a: Tensor, b: Tensor, layer: Layer, cut: Cut, *more: Any) -
     return getattr(WAYS[cut.way], kind)(a, b, layer, cut.tile, cut.dot, *more)
 
 
-def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str) -> Cut | None:
+def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str, more: Any) -> Cut | None:
     """The chosen cut, or None for the patches way; measured where nobody has chosen yet."""
-    layer, batch = layer_of(kind, a, b, g), a.shape[1]
-    if batch * max(math.prod(layer[:3]), math.prod(layer[3:6])) >= 2**31 or not a.numel() or not b.numel():
-        return None
-    if len(a) * batch * math.prod(layer[4:8]) * layer.inputs * layer.outputs < LEAST:
+    layer = layer_of(kind, a, b, g)
+    if not _worth(layer, a, b):
         return None
     if not a.is_cuda:
         return cuts(kind, layer, a, precision)[0]
-    key = name(kind, layer, len(a), batch, precision, torch.cuda.get_device_name(a.device))
+    key = name(kind, layer, len(a), a.shape[1], precision, torch.cuda.get_device_name(a.device))
     if key not in _chosen:
-        _chosen[key] = _measured(kind, other, a, b, g, precision)
-    chosen = _chosen[key]
+        _chosen[key] = _measured(kind, other, a, b, g, precision, more)
+    return _cut_of(_chosen[key], precision)
+
+
+def _cut_of(chosen: Choice, precision: str) -> Cut | None:
     if chosen["way"] == "patches":
         return None
     return Cut(chosen["way"], Tile(*chosen["tile"]), chosen.get("dot", _dot(precision)))
+
+
+def _worth(layer: Layer, a: Tensor, b: Tensor) -> bool:
+    """Whether kernels are for a convolution of this size."""
+    (clients, batch), inputs, outputs = a.shape[:2], layer.inputs, layer.outputs
+    if batch * max(math.prod(layer[:3]), math.prod(layer[3:6])) >= 2**31 or not a.numel() or not b.numel():
+        return False
+    return clients * batch * math.prod(layer[4:8]) * inputs * outputs >= LEAST
+
+
+def _rehearsed(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str, more: Any) -> Any:
+    """What `product` gives in a rehearsal: the launches of what it would run, or of all that it would measure."""
+    layer, done = layer_of(kind, a, b, g), None
+    if not _worth(layer, a, b):
+        return None
+    key = name(kind, layer, len(a), a.shape[1], precision, torch.cuda.get_device_name(a.device))
+    if key in _chosen:
+        cut = _cut_of(_chosen[key], precision)
+        return None if cut is None else _run(kind, a, b, layer, cut, *more)
+    few = _measurable(a, g, layer)
+    with resting():
+        other(a[:few], b[:few], g)
+    for cut in cuts(kind, layer, a, precision):
+        with suppress(Exception):  # a measurement tells what is wrong
+            done = _run(kind, a, b, layer, cut, *more)
+    return done
 
 
 def name(kind: Kind, layer: Layer, clients: int, batch: int, precision: str, device: str) -> str:
@@ -252,35 +278,45 @@ def resting() -> Iterator[None]:
         _resting.pop()
 
 
-def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str) -> Choice:
+def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str, more: Any = ()) -> Choice:
     """Time the ways, on a stream of their own: a recording may be under way, and is not to contain them."""
     recording, layer = torch.cuda.is_current_stream_capturing(), layer_of(kind, a, b, g)
     if not recording:
         torch.cuda.synchronize(a.device)
     with torch.cuda.device(a.device), torch.cuda.stream(torch.cuda.Stream(a.device)), torch.no_grad(), resting():
-        patches = a.shape[1] * math.prod(g.out) * layer.taps * layer.inputs
-        p, q = (_made(t, min(len(a), max(MOST // patches, 2)), seed) for seed, t in enumerate((a, b)))
-        want = other(p, q, g)
-        times, reasons = {}, []
+        p, q = (made(t, _measurable(a, g, layer), seed) for seed, t in enumerate((a, b)))
+        want, besides = other(p, q, g), _besides(kind, q, more)
+        want = want.relu() if kind == "convolve" and besides else want
+        times: dict[Cut, float] = {}
+        reasons = []
         for cut in cuts(kind, layer, a, precision):
-            run = functools.partial(_run, kind, p, q, layer, cut, *_more(kind, q))
+            run = functools.partial(_run, kind, p, q, layer, cut, *besides)
             try:
                 got = run()[0] if kind == "pooled" else run()
                 apart = float((got - want).float().norm() / want.float().norm())
                 if not apart <= APART[precision]:
                     raise ArithmeticError(f"a result is {apart:.1e} from that of written patches")
-                times[cut] = _milliseconds(run)
+                times[cut] = milliseconds(run, min(times.values(), default=math.inf))
             except Exception as reason:
                 reasons.append(str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__)
         if recording and not times:
             raise RuntimeError(f"convolutions cannot be measured while recording: {reasons[0]}")
         _tell(reasons, bool(times))
-        return best(times, _milliseconds(lambda: other(p, q, g)))
+        return best(times, milliseconds(lambda: other(p, q, g), min(times.values(), default=math.inf)))
 
 
-def _more(kind: Kind, b: Tensor) -> tuple[Any, ...]:
-    """What a product of these numbers is measured with besides."""
-    return (None, True) if kind == "pooled" else (which_of(b),) if kind == "pooled_correlate" else ()
+def _measurable(a: Tensor, g: Sizes, layer: Layer) -> int:
+    """How many of the clients a product is measured with."""
+    return min(len(a), max(MOST // (a.shape[1] * math.prod(g.out) * layer.taps * layer.inputs), 2))
+
+
+def _besides(kind: Kind, b: Tensor, more: Any) -> tuple[Any, ...]:
+    """What a product of these numbers is measured with: the same kernel, so a bias (of zeros) where it has one."""
+    if kind == "pooled_correlate":
+        return (which_of(b),)
+    bias = more[0] if more else None
+    known = None if bias is None else torch.zeros(len(b), bias.shape[1], dtype=bias.dtype, device=bias.device)
+    return (known, True) if more or kind == "pooled" else ()
 
 
 def which_of(dy: Tensor) -> Tensor:
@@ -303,31 +339,3 @@ def _tell(reasons: list[str], some: bool) -> None:
     if reason is not None and reason not in _told:
         _told.add(reason)
         log.warning("a kernel for convolutions is left out%s: %s", "" if some else ", and so are all others", reason)
-
-
-def _made(like: Tensor, clients: int, seed: int) -> Tensor:
-    """Random numbers in the shape of this tensor, with fewer clients; a pixel's channels lie side by side."""
-    g = torch.Generator(like.device).manual_seed(seed)
-    rows, channels, height, width = like.shape[1:]
-    made = torch.randn(clients, rows, height, width, channels, generator=g, device=like.device)
-    return made.to(like.dtype).permute(0, 1, 4, 2, 3)
-
-
-def _milliseconds(f: Callable[[], Any]) -> float:
-    """The device's time for one run: it sleeps until all of them are in its queue, however busy the host is."""
-    f()
-    began = time.perf_counter()
-    for _ in range(REPEATS):
-        f()
-    asleep = max(SLEEP, int(2 * CLOCK * (time.perf_counter() - began)))
-    took = []
-    for _ in range(PASSES):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(asleep)
-        begin.record()
-        for _ in range(REPEATS):
-            f()
-        end.record()
-        end.synchronize()
-        took.append(begin.elapsed_time(end) / REPEATS)
-    return min(took)

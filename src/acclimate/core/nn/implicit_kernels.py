@@ -21,6 +21,7 @@ from .cutting import Tile as Tile
 from .cutting import channels_last, cut
 from .ends import activated, end, ends, larger
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, late
 from .spread_kernels import spread as spread
 
 if AVAILABLE:
@@ -32,6 +33,7 @@ FEW = 16
 """Input channels below which a tap alone would not fill a product."""
 
 
+@late
 @jit
 def _convolve(
     x, w, y, bias, which, batch,
@@ -126,6 +128,7 @@ def _convolve(
         tl.store(to, total.to(y.dtype.element_ty), mask=real[:, None] & column[None, :])
 
 
+@late
 @jit
 def _correlate(
     x, dy, which, parts, batch, clients, span,
@@ -197,6 +200,7 @@ def _correlate(
     tl.store(to, total, mask=live[:, None] & column[None, :])
 
 
+@late
 @jit
 def _add_up(
     parts, dw, total, count,
@@ -224,7 +228,7 @@ def convolve(
     """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw], a pixel's channels side by side, with a bias
     [G, O] and ReLU after it."""
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
-    y = torch.empty(size, dtype=x.dtype, device=x.device)
+    y = blank(*size, dtype=x.dtype, device=x.device)
     _launch(x, w, y, layer, tile, precision, (y if bias is None else bias, y), (False, bias is not None, relu))
     return y.permute(0, 1, 4, 2, 3)
 
@@ -272,7 +276,7 @@ def parts_of(
     wanted = max(min(cut(PROGRAMS, typical * clients), pixels // LEAST), 1)
     span = cut(cut(pixels, wanted), SPAN) * SPAN
     count = cut(pixels, span)
-    parts = torch.empty(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
+    parts = blank(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients * count,)](
         channels_last(x), channels_last(dy), parts if which is None else channels_last(which), parts, batch, clients,
         span, *layer, which is not None and not groups, groups, *tile[:3], precision,
@@ -287,7 +291,7 @@ def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, w
     With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`."""
     parts, clients = parts_of(x, dy, layer, tile, precision, which, False), len(x)
     kernel = (layer.kernel_height, layer.kernel_width)
-    dw = torch.empty(clients, layer.outputs, layer.inputs, *kernel, dtype=x.dtype, device=x.device)
+    dw = blank(clients, layer.outputs, layer.inputs, *kernel, dtype=x.dtype, device=x.device)
     room = 1 << (layer.taps - 1).bit_length()
     each = max(BLOCK[0] // room, 1)
     programs = clients * cut(layer.inputs, each) * cut(layer.outputs, BLOCK[1])

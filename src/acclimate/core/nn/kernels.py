@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .rehearsal import blank, blank_like, late
+
 try:
     import triton
     import triton.language as tl
@@ -49,6 +51,7 @@ def takes(x: Tensor) -> bool:
     return usable(x) or (INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
 
 
+@late
 @jit
 def _patches(
     x,
@@ -92,6 +95,7 @@ def _patches(
         tl.store(cols + (pixel * PADDED)[:, None] + tail[None, :], value, mask=real[:, None] & (tail < PADDED)[None, :])
 
 
+@late
 @jit
 def _patches_of_few(
     x,
@@ -124,6 +128,7 @@ def _patches_of_few(
     tl.store(cols + at, value, mask=at < total)
 
 
+@late
 @jit
 def _unpatch(
     cols,
@@ -162,6 +167,7 @@ def _unpatch(
     tl.store(x + at, sum.to(x.dtype.element_ty), mask=at < total)
 
 
+@late
 @jit
 def _pool(
     x, y, which, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr
@@ -191,6 +197,7 @@ def _pool(
     tl.store(which + at, choice.to(tl.uint8), mask=real)
 
 
+@late
 @jit
 def _unpool(dy, which, dx, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """dx of `_pool`: each dy at the place its maximum came from, zero elsewhere."""
@@ -209,6 +216,7 @@ def _unpool(dy, which, dx, total, A: tl.constexpr, B: tl.constexpr, C: tl.conste
     tl.store(dx + at, tl.where(mine, value, 0.0), mask=at < total)
 
 
+@late
 @jit
 def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     """y[..] = the x that `which` names, of each 2 x 2 block."""
@@ -226,6 +234,7 @@ def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
     tl.store(y + at, value, mask=real)
 
 
+@late
 @jit
 def _mix(x, y, total, M1: tl.constexpr, M2: tl.constexpr, FOLDS: tl.constexpr, BLOCK: tl.constexpr):
     """splitmix64's finaliser; the shifts are logical. With FOLDS, once for each of them, which is combined first."""
@@ -251,7 +260,7 @@ def patches(x: Tensor, out: tuple[int, int], kernel: tuple[int, int], step: int,
     count, channels, height, width = x.shape
     length = kernel[0] * kernel[1] * channels
     padded = -(-length // 8) * 8
-    cols = torch.empty(count, out[0] * out[1], padded, dtype=x.dtype, device=x.device)
+    cols = blank(count, out[0] * out[1], padded, dtype=x.dtype, device=x.device)
     x = x.permute(0, 2, 3, 1).contiguous()
     shape = (channels, height, width, *out, *kernel, step, *pad, padded)
     run, pixels, total = triton.next_power_of_2(kernel[1] * channels), count * out[0] * out[1], cols.numel()
@@ -273,7 +282,7 @@ def unpatch(
     pad: tuple[int, int],
 ) -> Tensor:
     """[N, I, h, w] of cols [N, oh * ow, K]: the transpose of `patches`. A pixel's channels lie side by side."""
-    x = torch.empty(len(cols), *image, channels, dtype=cols.dtype, device=cols.device)
+    x = blank(len(cols), *image, channels, dtype=cols.dtype, device=cols.device)
     _unpatch[_grid(x.numel())](
         cols, x, x.numel(), channels, *image, *out, *kernel, step, *pad, cols.shape[-1], BLOCK
     )  # fmt: skip
@@ -285,22 +294,22 @@ def pool(x: Tensor, relu: bool = False) -> tuple[Tensor, Tensor]:
 
     With `relu` that follows, and 4 says that it lets nothing through."""
     count, a, b, c = x.shape
-    y = torch.empty(count, a // 2, b // 2, c, dtype=x.dtype, device=x.device)
-    which = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
+    y = blank(count, a // 2, b // 2, c, dtype=x.dtype, device=x.device)
+    which = blank(*y.shape, dtype=torch.uint8, device=x.device)
     _pool[_grid(y.numel())](x.contiguous(), y, which, y.numel(), a, b, c, relu, BLOCK)
     return y, which
 
 
 def unpool(dy: Tensor, which: Tensor, size: tuple[int, int]) -> Tensor:
     """The gradient of `pool`'s input, whose pooled axes have this size."""
-    dx = torch.empty(dy.shape[0], *size, dy.shape[-1], dtype=dy.dtype, device=dy.device)
+    dx = blank(dy.shape[0], *size, dy.shape[-1], dtype=dy.dtype, device=dy.device)
     _unpool[_grid(dx.numel())](dy.contiguous(), which, dx, dx.numel(), *size, dy.shape[-1], BLOCK)
     return dx
 
 
 def pick(x: Tensor, which: Tensor) -> Tensor:
     """The entries of x that `pool` chose: the gradient of `unpool`."""
-    y = torch.empty(which.shape, dtype=x.dtype, device=x.device)
+    y = blank(*which.shape, dtype=x.dtype, device=x.device)
     _pick[_grid(y.numel())](x.contiguous(), which, y, y.numel(), *x.shape[1:], BLOCK)
     return y
 
@@ -309,7 +318,7 @@ def mix(x: Tensor, first: int, second: int, folds: tuple[int, ...] = (0,)) -> Te
     """Scramble 64-bit integers with two odd multipliers (given unsigned), once for each of `folds`, which is combined
     with them before."""
     x = x.contiguous()
-    y = torch.empty_like(x)
+    y = blank_like(x)
     if x.numel():
         _mix[_grid(x.numel())](x, y, x.numel(), first, second, folds, BLOCK)
     return y

@@ -18,6 +18,7 @@ from . import kernels, switches
 from .cutting import cut
 from .kernels import AVAILABLE, jit
 from .mapping import is_batched, led
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -28,6 +29,7 @@ PROGRAMS, LEAST = 512, 256
 """Programs that fill a device, and the inputs that a part has at least."""
 
 
+@late
 @jit
 def _linear(
     x, w, parts, batch, clients, span,
@@ -102,7 +104,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     wanted = max(min(cut(PROGRAMS, tiles), inputs // LEAST), 1)
     span = cut(cut(inputs, wanted), depth) * depth
     count = cut(inputs, span)
-    parts = torch.empty(count, clients, batch, outputs, dtype=torch.float32, device=x.device)
+    parts = blank(count, clients, batch, outputs, dtype=torch.float32, device=x.device)
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 or small else "tf32x3"
     _linear[(tiles * count,)](
         x.contiguous(), w.contiguous(), parts, batch, clients, span, inputs, outputs, rows, columns, depth, precision,

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import kernels
 from .kernels import AVAILABLE, jit
 from .mapping import is_batched, lowest
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -27,6 +28,7 @@ MARK = "_acclimate_room"
 """What a tensor has that `normalised` made, with room for a fourth channel."""
 
 
+@late
 @jit
 def _pixels(x, mean, std, y, total, C: tl.constexpr, ROOM: tl.constexpr, PLANE: tl.constexpr, BLOCK: tl.constexpr):
     """y[n, p, c] = (x[n, c, p] / 255 - mean[c]) / std[c], and zeros from the channel C on."""
@@ -58,7 +60,7 @@ class _Pixels(torch.autograd.Function):
     def forward(x: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype) -> Tensor:
         count, channels, height, width = x.shape
         room = 4 if channels == 3 else channels
-        y = torch.empty(count, height, width, room, dtype=dtype, device=x.device)
+        y = blank(count, height, width, room, dtype=dtype, device=x.device)
         grid = (-(-y.numel() // BLOCK),)
         _pixels[grid](x.contiguous(), mean, std, y, y.numel(), channels, room, height * width, BLOCK)
         return y[..., :channels].permute(0, 3, 1, 2)

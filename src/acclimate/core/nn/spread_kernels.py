@@ -8,16 +8,17 @@ program has pixels of one kind, and visits those taps alone. As `implicit_kernel
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .cutting import Layer, Tile, channels_last, cut
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
 
 
+@late
 @jit
 def _spread(
     dy, w, dx, batch,
@@ -70,7 +71,7 @@ def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> T
     clients, batch = dy.shape[:2]
     taps = w.permute(0, 3, 4, 2, 1).contiguous()
     size = (clients, batch, layer.height, layer.width, layer.inputs)
-    dx = torch.empty(size, dtype=dy.dtype, device=dy.device)
+    dx = blank(*size, dtype=dy.dtype, device=dy.device)
     pixels = batch * cut(layer.height, layer.step) * cut(layer.width, layer.step)
     tiles = cut(pixels, tile.rows) * cut(layer.inputs, tile.columns) * layer.step**2
     _spread[(tiles * clients,)](

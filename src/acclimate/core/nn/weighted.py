@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import kernels
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -17,6 +18,7 @@ CLIENTS, BLOCK = 16, 256
 """Clients and numbers of a tile."""
 
 
+@late
 @jit
 def _weighted(x, w, y, size, clients, CLIENTS: tl.constexpr, BLOCK: tl.constexpr):
     """y[i] = sum over clients g of x[g, i] * w[g]; whose weight is zero may hold anything."""
@@ -35,7 +37,7 @@ def total(x: Tensor, w: Tensor) -> Tensor:
     """The sum over clients of x [G, ...] times w [G], or [G, ...] with fewer axes; a weight of zero leaves out what may
     be no number."""
     if kernels.takes(x) and x.dtype == torch.float32 and w.dim() == 1 and x.numel():
-        y = torch.empty(x.shape[1:], dtype=x.dtype, device=x.device)
+        y = blank(*x.shape[1:], dtype=x.dtype, device=x.device)
         grid = (-(-y.numel() // BLOCK),)
         _weighted[grid](x.contiguous(), w.to(x.dtype).contiguous(), y, y.numel(), len(x), CLIENTS, BLOCK)
         return y

@@ -1,0 +1,215 @@
+"""Rehearsals: which kernels are left out and then compiled, with a stand-in for Triton; with Triton on a GPU."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from acclimate.core.nn import conv, implicit, kernels, rehearsal
+
+FOLDER = Path(rehearsal.__file__).parent
+on_a_gpu = pytest.mark.skipif(
+    not (torch.cuda.is_available() and rehearsal.possible()), reason="needs a CUDA device and a Triton that can do it"
+)
+
+
+class Kernel:
+    """A kernel as Triton has them: a hook is told before it is compiled, and may take that over."""
+
+    def __init__(self, triton: Any, name: str) -> None:
+        self.triton, self.name, self.done = triton, name, []
+
+    def launch(self, key: str) -> None:
+        hook = self.triton.knobs.runtime.jit_cache_hook
+        told = {"compile": {"specialization_data": f"{self.name} for {key}"}, "fn": SimpleNamespace(jit_function=self)}
+        left_out = hook is not None and hook(key=key, repr="", is_manual_warmup=False, already_compiled=False, **told)
+        self.done.append(("left out" if left_out else "launched", key))
+
+    def preload(self, purpose: str) -> None:
+        self.done.append(("compiled" if self.triton.modes else "compiled alone", purpose))
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> Any:
+    stand_in = SimpleNamespace(knobs=SimpleNamespace(runtime=SimpleNamespace(jit_cache_hook=None)), modes=[])
+
+    class Mode:
+        def __init__(self, threads: Any, ignore_errors: bool) -> None:
+            assert ignore_errors and threads.submit(lambda: 1).result() == 1
+
+        def __enter__(self) -> None:
+            stand_in.modes.append(self)
+
+        def __exit__(self, *_: object) -> None:
+            stand_in.modes.pop()
+
+    stand_in.AsyncCompileMode = Mode
+    monkeypatch.setattr(rehearsal, "triton", stand_in)
+    monkeypatch.setattr(rehearsal, "_late", set())
+    return stand_in
+
+
+def test_late_kernels_are_left_out_and_compiled_once_for_every_purpose(triton: Any) -> None:
+    late, plain = rehearsal.late(Kernel(triton, "late")), Kernel(triton, "plain")
+
+    def work() -> None:
+        for key in ("a", "b", "a"):
+            late.launch(key)
+        plain.launch("a")
+        assert rehearsal.running()
+
+    assert rehearsal.rehearse(work) == 2 and not rehearsal.running()
+    assert late.done[:3] == [("left out", "a"), ("left out", "b"), ("left out", "a")]
+    assert late.done[3:] == [("compiled", "late for a"), ("compiled", "late for b")]
+    assert plain.done == [("launched", "a")]
+    assert triton.knobs.runtime.jit_cache_hook is None
+
+
+def test_what_goes_wrong_in_a_rehearsal_is_left_for_the_work(triton: Any) -> None:
+    late = rehearsal.late(Kernel(triton, "late"))
+
+    def work() -> None:
+        late.launch("a")
+        raise RuntimeError("later")
+
+    assert rehearsal.rehearse(work) == 1 and late.done[-1] == ("compiled", "late for a")
+    assert not rehearsal.running() and triton.knobs.runtime.jit_cache_hook is None
+    broken = rehearsal.late(Kernel(triton, "broken"))
+    broken.preload = lambda purpose: 1 / 0
+    assert rehearsal.rehearse(lambda: [kernel.launch("b") for kernel in (broken, late)]) == 2
+    assert late.done[-1] == ("compiled", "late for b")
+    triton.AsyncCompileMode = lambda *_, **__: 1 / 0
+    assert rehearsal.rehearse(lambda: late.launch("c")) == 1 and late.done[-1] == ("left out", "c")
+
+
+def test_a_hook_that_was_there_is_asked_first_and_comes_back(triton: Any) -> None:
+    late, told = rehearsal.late(Kernel(triton, "late")), []
+
+    def theirs(**given: Any) -> bool:
+        told.append(given["key"])
+        return given["key"] == "mine"
+
+    triton.knobs.runtime.jit_cache_hook = theirs
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("mine", "a")]) == 1
+    assert told == ["mine", "a"] and triton.knobs.runtime.jit_cache_hook is theirs
+    assert late.done == [("left out", "mine"), ("left out", "a"), ("compiled", "late for a")]
+
+
+@pytest.mark.parametrize("other", [None, SimpleNamespace(), SimpleNamespace(AsyncCompileMode=1)])
+def test_without_a_triton_that_can_do_it_nothing_is_rehearsed(monkeypatch: pytest.MonkeyPatch, other: Any) -> None:
+    monkeypatch.setattr(rehearsal, "triton", other)
+    assert rehearsal.rehearse(lambda: pytest.fail("rehearsed")) == 0
+
+
+def test_what_kernels_would_have_written_holds_zeros(triton: Any) -> None:
+    """Numbers that were never written could be used as indices."""
+    found: list[torch.Tensor] = []
+    shape = {"dtype": torch.int64, "device": torch.device("cpu")}
+    x = torch.ones(3, 4).T
+
+    def work() -> None:
+        found.extend((rehearsal.blank(1000, 10, **shape), rehearsal.blank_like(x)))
+
+    rehearsal.rehearse(work)
+    assert found[0].shape == (1000, 10) and found[0].dtype == torch.int64 and not found[0].any()
+    assert found[1].stride() == x.stride() and not found[1].any()
+    assert rehearsal.blank(2, 3, **shape).shape == (2, 3) and rehearsal.blank_like(x).stride() == x.stride()
+
+
+def test_whoever_launches_late_kernels_has_memory_from_blank() -> None:
+    """No module with `kernel[grid](...)` for one, nor `ends.py`, which makes room for some, asks torch for it."""
+    trees = {path.name: list(ast.walk(ast.parse(path.read_text()))) for path in FOLDER.glob("*.py")}
+    defined = [node for nodes in trees.values() for node in nodes if isinstance(node, ast.FunctionDef)]
+    marked = {f.name for f in defined if any(isinstance(d, ast.Name) and d.id == "late" for d in f.decorator_list)}
+    assert {"_convolve", "_boxes", "_mix", "_entropy", "_weighted"} <= marked
+    launching = {"ends.py"}
+    for name, nodes in trees.items():
+        launches = [n.func.value for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript)]
+        launching |= {name} if any(isinstance(n, ast.Name) and n.id in marked for n in launches) else set()
+    assert {"kernels.py", "folded_kernels.py", "box_kernels.py", "cross_entropy.py"} <= launching
+    for name in launching:
+        called = {node.attr for node in trees[name] if isinstance(node, ast.Attribute)}
+        assert not called & {"empty", "new_empty", "empty_like"}, f"{name} makes memory that no rehearsal fills"
+
+
+@pytest.fixture
+def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A product that would go by kernels on a GPU, and what it launches."""
+    launched: list[Any] = []
+    monkeypatch.setattr(kernels, "takes", lambda x: True)
+    monkeypatch.setattr(implicit, "LEAST", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a device")
+    monkeypatch.setattr(implicit, "_chosen", {})
+    monkeypatch.setattr(implicit, "_known", {})
+    monkeypatch.setattr(rehearsal, "_running", [None])
+
+    def run(kind: str, a: torch.Tensor, b: torch.Tensor, layer: Any, cut: implicit.Cut, *more: Any) -> torch.Tensor:
+        launched.append((kind, cut, more))
+        return a
+
+    monkeypatch.setattr(implicit, "_run", run)
+    return launched
+
+
+def test_a_product_in_a_rehearsal_launches_all_that_would_be_measured(by_kernels: Any) -> None:
+    g = conv.Geometry((12, 12), (3, 3), 1, (1, 1))
+    x, w, bias, written = torch.zeros(4, 2, 16, 12, 12), torch.zeros(4, 24, 16, 3, 3), torch.zeros(4, 24), []
+    other = lambda *given: written.append(given) or given[0]  # noqa: E731
+    assert implicit.product("pooled", other, x, w, g, bias, True) is x
+    cuts = implicit.cuts("pooled", implicit.layer_of("pooled", x, w, g), x, implicit._precision(x))
+    assert len(cuts) > 1 and by_kernels == [("pooled", cut, (bias, True)) for cut in cuts]
+    assert [(len(a), len(b)) for a, b, _ in written] == [(4, 4)] and not implicit._known and not implicit.choices()
+
+
+def test_a_product_whose_way_is_known_is_rehearsed_that_way(by_kernels: Any) -> None:
+    """As a run that is resumed has it: nothing else is launched, and nothing written out."""
+    g = conv.Geometry((12, 12), (3, 3), 1, (1, 1))
+    x, w = torch.zeros(4, 2, 16, 12, 12), torch.zeros(4, 24, 16, 3, 3)
+    layer, precision = implicit.layer_of("convolve", x, w, g), implicit._precision(x)
+    key = implicit.name("convolve", layer, 4, 2, precision, "a device")
+    written = lambda *_: pytest.fail("written")  # noqa: E731
+    implicit.use_choices({key: {"way": "patches"}})
+    assert implicit.product("convolve", written, x, w, g) is None and not by_kernels
+    implicit.use_choices({key: {"way": "boxes", "tile": [64, 32, 16, 4, 3], "dot": "ieee"}})
+    assert implicit.product("convolve", written, x, w, g, None, True) is x
+    assert by_kernels == [("convolve", implicit.Cut("boxes", implicit.Tile(64, 32, 16, 4, 3), "ieee"), (None, True))]
+
+
+def test_a_small_product_is_none_in_a_rehearsal(by_kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implicit, "LEAST", 2**62)
+    g = conv.Geometry((12, 12), (3, 3), 1, (1, 1))
+    x, w = torch.zeros(4, 2, 16, 12, 12), torch.zeros(4, 24, 16, 3, 3)
+    assert implicit.product("convolve", lambda *_: pytest.fail("written"), x, w, g) is None and not by_kernels
+
+
+def test_products_are_measured_with_the_kernel_that_they_run_with() -> None:
+    """A bias is part of a kernel: one of zeros changes nothing else."""
+    b, bias = torch.full((3, 2, 2, 4, 4), 0.4), torch.ones(5, 7)
+    for kind, more in (("pooled", (bias, False)), ("convolve", (bias, True))):
+        zeros, relu = implicit._besides(kind, b, more)
+        assert relu and zeros.shape == (3, 7) and not zeros.any()
+    assert implicit._besides("pooled", b, (None, True)) == implicit._besides("pooled", b, ()) == (None, True)
+    assert implicit._besides("convolve", b, (None, True)) == (None, True)
+    assert implicit._besides("convolve", b, ()) == implicit._besides("spread", b, ()) == ()
+    assert torch.equal(implicit._besides("pooled_correlate", b, (b,))[0], torch.ones_like(b, dtype=torch.uint8))
+
+
+@on_a_gpu
+def test_a_rehearsed_kernel_is_there_and_computes_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants that are tuples travel as lists; the numbers are those of torch's operations all the same."""
+    from acclimate.core import rng
+
+    x, folds = torch.arange(1000, device="cuda"), (3, 2**63 + 5, 7)
+    kernels._mix.device_caches.clear()
+    assert rehearsal.rehearse(lambda: kernels.mix(x, rng._MIX1, rng._MIX2, folds)) == 1
+    compiled: list[Any] = []
+    monkeypatch.setattr(rehearsal.triton.knobs.runtime, "jit_cache_hook", lambda **told: compiled.append(told) and None)
+    found, plain = kernels.mix(x, rng._MIX1, rng._MIX2, folds).cpu(), x.cpu()
+    for fold in folds:
+        plain = rng._mix(plain ^ rng._signed(fold))
+    assert torch.equal(found, plain) and not compiled
