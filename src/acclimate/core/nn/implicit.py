@@ -1,9 +1,10 @@
 """Which way a convolution of many clients goes: patches gathered inside the product, or written out before it.
 
-Of every shape the ways are measured once, on numbers made for that: a few cuts of the kernel (`implicit_kernels`), and
-the patches way. The fastest whose result agrees is remembered, and used from then on. Ways round differently, so a run
-that is to repeat to the bit elsewhere takes its choices along: `choices()` are plain JSON, and `use_choices` puts them
-back. What has been chosen, measured or given, is not measured again.
+Of every shape the ways are measured once, on numbers made for that: a few cuts of the kernel (`implicit_kernels`), the
+patches way, and for one client alone torch's own convolution. The fastest whose result agrees is remembered, and used
+from then on. Ways round differently, so a run that is to repeat to the bit elsewhere takes its choices along:
+`choices()` are plain JSON, and `use_choices` puts them back. What has been chosen, measured or given, is not measured
+again.
 
 A kernel that does not compile or does not agree is left out; where none is left, patches are written out, with a
 warning. Triton's interpreter (TRITON_INTERPRET=1) runs the first cut of all, on a CPU.
@@ -31,7 +32,8 @@ log = logging.getLogger("acclimate")
 Kind: TypeAlias = Literal["convolve", "spread", "correlate", "pooled", "pooled_correlate"]
 Choice: TypeAlias = dict[str, Any]
 """`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes", or `{"way": "patches"}`, and the
-milliseconds that were measured. `dot` is how Triton multiplies; without it, as `_dot` says."""
+milliseconds that were measured. `dot` is how Triton multiplies; without it, as `_dot` says. Of one client alone,
+"patches" are torch's own convolution, and "written" are patches."""
 
 
 class Cut(NamedTuple):
@@ -77,17 +79,18 @@ REPEATS, PASSES, SLEEP, CLOCK = 8, 3, 4_000_000, 2e9
 about how many there are in a second."""
 SUMS = ("correlate", "pooled_correlate")
 """Products that are sums over pixels."""
-FEW_IMAGES = 64
-"""Images of one set of weights up to which a library's convolution leaves most of a device idle."""
-LEAST = 2**26
-"""Multiplications from which on a convolution is worth measuring."""
+LEAST, ALONE = 2**26, 2**22
+"""Multiplications from which on a convolution is worth measuring, of several clients and of one: torch's own may choose
+a kernel for one client that is many times slower than it need be."""
+WRITTEN = "written"
+"""The way of one client alone whose patches are written out."""
 MOST = 2**28
 """Numbers in the patches that are measured with: clients are left out beyond that."""
 
 _chosen: dict[str, Choice] = {}
-_known: dict[Any, Cut | None] = {}
+_known: dict[Any, Cut | str | None] = {}
 _told: set[str] = set()
-_resting: list[None] = []
+_resting: list[bool] = []
 
 
 def choices() -> dict[str, Choice]:
@@ -100,8 +103,8 @@ def use_choices(given: dict[str, Choice]) -> None:
     for key, choice in given.items():
         way, tile = (choice.get("way"), choice.get("tile")) if isinstance(choice, dict) else (None, None)
         fits = isinstance(tile, list | tuple) and len(tile) == 5 and all(isinstance(n, int) for n in tile)
-        if way != "patches" and not (way in WAYS and fits and choice.get("dot", FP32) in DOTS):
-            told = f"'way' must be 'patches', or one of {tuple(WAYS)} with a 'tile' of five whole numbers"
+        if way not in ("patches", WRITTEN) and not (way in WAYS and fits and choice.get("dot", FP32) in DOTS):
+            told = f"'way' must be 'patches', '{WRITTEN}', or one of {tuple(WAYS)} with a 'tile' of five whole numbers"
             raise ValueError(f"choice of '{key}': {choice!r} is none: {told}, and 'dot' one of {DOTS}")
     _chosen.update({key: dict(choice) for key, choice in given.items()})
     _known.clear()
@@ -120,14 +123,22 @@ def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any
     what `pooled_correlate(x, dy)` takes."""
     if _resting or not kernels.takes(a) or a.dtype != b.dtype or not switches.on("implicit"):
         return None
-    if len(a) < 2 and a.shape[1] > FEW_IMAGES and kind not in SUMS:
-        return None
-    precision = _precision(a)
-    key = (kind, a.shape, b.shape, g, a.dtype, precision, a.device)
+    key = _key(kind, a, b, g)
     if key not in _known:
-        _known[key] = _choice(kind, other, a, b, g, precision)
+        _known[key] = _choice(kind, other, a, b, g, _precision(a))
     cut = _known[key]
-    return None if cut is None else _run(kind, a, b, layer_of(kind, a, b, g), cut, *more)
+    return _run(kind, a, b, layer_of(kind, a, b, g), cut, *more) if isinstance(cut, Cut) else None
+
+
+def writes(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> bool:
+    """Whether one client alone, for whom `product` gave None, writes its patches out: else torch's own is the way."""
+    if _resting or not switches.on("implicit"):
+        return bool(_resting) and _resting[-1]
+    return _known.get(_key(kind, a, b, g)) == WRITTEN
+
+
+def _key(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Any:
+    return kind, a.shape, b.shape, g, a.dtype, _precision(a), a.device
 
 
 def aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,12 +170,13 @@ def _run(kind: Kind, a: Tensor, b: Tensor, layer: Layer, cut: Cut, *more: Any) -
     return getattr(WAYS[cut.way], kind)(a, b, layer, cut.tile, cut.dot, *more)
 
 
-def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str) -> Cut | None:
-    """The chosen cut, or None for the patches way; measured where nobody has chosen yet."""
+def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str) -> Cut | str | None:
+    """The chosen cut, or the name of another way; None where there is no choice. Measured where nobody has chosen."""
     layer, batch = layer_of(kind, a, b, g), a.shape[1]
     if batch * max(math.prod(layer[:3]), math.prod(layer[3:6])) >= 2**31 or not a.numel() or not b.numel():
         return None
-    if len(a) * batch * math.prod(layer[4:8]) * layer.inputs * layer.outputs < LEAST:
+    least = LEAST if len(a) > 1 else min(LEAST, ALONE)
+    if len(a) * batch * math.prod(layer[4:8]) * layer.inputs * layer.outputs < least:
         return None
     if not a.is_cuda:
         return cuts(kind, layer, a, precision)[0]
@@ -172,8 +184,8 @@ def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision:
     if key not in _chosen:
         _chosen[key] = _measured(kind, other, a, b, g, precision)
     chosen = _chosen[key]
-    if chosen["way"] == "patches":
-        return None
+    if chosen["way"] not in WAYS:
+        return str(chosen["way"])
     return Cut(chosen["way"], Tile(*chosen["tile"]), chosen.get("dot", _dot(precision)))
 
 
@@ -243,9 +255,9 @@ def _depth(channels: int, small: bool) -> int:
 
 
 @contextmanager
-def resting() -> Iterator[None]:
-    """While this lasts convolutions go the other way."""
-    _resting.append(None)
+def resting(written: bool = False) -> Iterator[None]:
+    """While this lasts convolutions go the other way; `written` also where one client is alone."""
+    _resting.append(written)
     try:
         yield
     finally:
@@ -275,7 +287,9 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
         if recording and not times:
             raise RuntimeError(f"convolutions cannot be measured while recording: {reasons[0]}")
         _tell(reasons, bool(times))
-        return best(times, _milliseconds(lambda: other(p, q, g)))
+        with resting(True):
+            written = _milliseconds(lambda: other(p, q, g)) if len(a) == 1 and patches <= MOST else None
+        return best(times, _milliseconds(lambda: other(p, q, g)), written)
 
 
 def _more(kind: Kind, b: Tensor) -> tuple[Any, ...]:
@@ -288,13 +302,15 @@ def which_of(dy: Tensor) -> Tensor:
     return (dy.abs() * 3).clamp(max=4).to(torch.uint8)
 
 
-def best(times: dict[Cut, float], patches: float) -> Choice:
-    """The choice that follows from these milliseconds of the cuts, and of the patches way."""
+def best(times: dict[Cut, float], patches: float, written: float | None = None) -> Choice:
+    """The choice that follows from these milliseconds of the cuts, of the patches way, and of `WRITTEN` patches."""
     fastest = min(times.values(), default=math.inf)
-    if not fastest < patches:
-        return {"way": "patches", "patches_ms": patches, **({"ms": fastest} if times else {})}
+    others = {"patches_ms": patches, **({} if written is None else {"written_ms": written})}
+    if not fastest < min(others.values()):
+        way = "patches" if written is None or patches <= written else WRITTEN
+        return {"way": way, **others, **({"ms": fastest} if times else {})}
     cut = next(cut for cut, t in times.items() if t <= NEAR * fastest)
-    return {"way": cut.way, "tile": list(cut.tile), "dot": cut.dot, "ms": times[cut], "patches_ms": patches}
+    return {"way": cut.way, "tile": list(cut.tile), "dot": cut.dot, "ms": times[cut], **others}
 
 
 def _tell(reasons: list[str], some: bool) -> None:
