@@ -59,7 +59,7 @@ def test_the_host_waits_when_the_servers_half_is_in_the_queue(monkeypatch):
 
 
 @pytest.mark.parametrize("method", [Noting, Fragile])
-@pytest.mark.parametrize("way", ["round", "train", "mine"])
+@pytest.mark.parametrize("way", ["round", "train", "mine", "next"])
 def test_a_client_that_is_not_finite_is_named_whoever_asks_first(method, way):
     worker, engine, server = opened(method(work=SMALL, private=("head",)))
     server, _, _ = fit.one_round(worker, engine, server, torch.arange(6), 0)
@@ -68,6 +68,7 @@ def test_a_client_that_is_not_finite_is_named_whoever_asks_first(method, way):
         "round": lambda: fit.one_round(worker, engine, server, torch.arange(6), 1),
         "train": lambda: engine.train(down, torch.arange(6), 1),
         "mine": lambda: (engine.train_lanes([down], [torch.arange(6)], 1), engine.mine),
+        "next": lambda: [engine.train_lanes([down], [torch.arange(6)], r) for r in (1, 2)],
     }
     with pytest.raises(NonFinite, match=r"round 1: client\(s\) 2 produced"):
         asking[way]()

@@ -189,6 +189,7 @@ class VmapEngine(Engine):
             self._confirm()
 
     def train_lanes(self, downs: Sequence[Tree], cohorts: Sequence[Tensor], round: int) -> list[Reply]:
+        self._confirm()  # before other streams use the memory of the last round's results again
         down, everyone = self.lanes.downs(downs), self.lanes.cohort(cohorts, self._each)
         return self.buckets.with_fewer("train", len(everyone), lambda: self._train(down, everyone, round))
 
