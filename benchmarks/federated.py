@@ -279,12 +279,15 @@ def train(
         evaluate(state)
         wait(context.device)
         first = time.perf_counter() - began
-        done, score, began = 0, 0.0, time.perf_counter()
+        done, score, cohort, began = 0, 0.0, fit.sample(round.worker, schedule, 0), time.perf_counter()
         while done < schedule.rounds and time.perf_counter() - began < context.budget:
             size = min(schedule.eval_every, schedule.rounds - done)
             started = time.perf_counter()
             for r in range(done, done + size):
-                state = fit.one_round(round.worker, engine, state, fit.sample(round.worker, schedule, r), r)[0]
+                following = fit.sample(round.worker, schedule, r + 1)
+                engine.expect(following)  # as `fit.rounds` does
+                state = fit.one_round(round.worker, engine, state, cohort, r)[0]
+                cohort = following
             score = evaluate(state)
             wait(context.device)
             blocks.append((time.perf_counter() - started) / size)

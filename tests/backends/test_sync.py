@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.backends import Vmap
 from acclimate.core import Worker, fit
-from acclimate.methods import SCAFFOLD, FedTHE
+from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from support import client_data, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
@@ -77,3 +77,29 @@ def test_a_replayed_round_waits_for_the_device_once(method, options, monkeypatch
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1 and sorted(reply.part.clients.tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD()], ids=lambda m: type(m).__name__)
+def test_nobody_waits_before_the_servers_half_is_in_the_devices_queue(method, monkeypatch):
+    worker = Worker(task(), small(method))
+    engine = Vmap().open(worker, shards(), CUDA)
+    server, seen = fit.start(worker, engine, 6).server, []
+    for r in range(2):  # recorded, and page-locked memory set aside
+        server, _, _ = fit.one_round(worker, engine, server, torch.arange(4), r)
+    half = type(method).server
+
+    def allowing(self, *args):
+        done = half(self, *args)
+        seen.append(torch.cuda.get_sync_debug_mode())
+        torch.cuda.set_sync_debug_mode("default")
+        return done
+
+    monkeypatch.setattr(type(method), "server", allowing)
+    engine.expect(torch.arange(1, 5))
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        fit.one_round(worker, engine, server, torch.arange(4), 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert seen == [2]  # forbidden till then

@@ -203,6 +203,7 @@ def test_choices_travel_as_json_and_wrong_ones_are_refused() -> None:
     assert key == implicit.name("convolve", layer, 32, 32, "tf32", "some device")
     assert key != implicit.name("spread", layer, 20, 30, "tf32", "some device")
     given = {key: {"way": "implicit", "tile": [128, 64, 32, 4, 3], "ms": 0.1}, "other": {"way": "patches"}}
+    given["alone"] = {"way": "written", "patches_ms": 0.3, "written_ms": 0.2}
     implicit.use_choices(json.loads(json.dumps(given)))
     assert implicit.choices() == given
     for wrong in ({"way": "implicit"}, {"way": "implicit", "tile": [1, 2]}, {"way": "fast"}, {}, 3):
@@ -218,6 +219,67 @@ def test_the_fastest_is_chosen_and_of_nearly_equal_ones_the_first() -> None:
     assert found == {"way": "boxes", "tile": list(b.tile), "dot": "tf32", "ms": 1.0, "patches_ms": 3.0}
     assert implicit.best({a: 1.5, b: 1.0}, 0.9) == {"way": "patches", "patches_ms": 0.9, "ms": 1.0}
     assert implicit.best({}, 0.9) == {"way": "patches", "patches_ms": 0.9}
+
+
+def test_one_client_alone_goes_the_fastest_of_three_ways() -> None:
+    cut = implicit.Cut("boxes", TILES[0], "tf32")
+    both = {"patches_ms": 3.0, "written_ms": 2.0}
+    chosen = {"way": "boxes", "tile": list(cut.tile), "dot": "tf32", "ms": 1.0}
+    assert implicit.best({cut: 1.0}, 3.0, 2.0) == chosen | both
+    assert implicit.best({cut: 2.5}, 3.0, 2.0) == {"way": "written", "ms": 2.5, **both}
+    assert implicit.best({}, 3.0, 2.0) == {"way": "written", **both}
+    assert implicit.best({cut: 2.5}, 1.0, 2.0)["way"] == "patches"
+    assert implicit.best({cut: 2.5}, 2.0, 2.0)["way"] == "patches"
+
+
+@works
+@pytest.mark.parametrize("batch", [1, 70])
+def test_one_client_alone_is_worth_a_kernel_sooner(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    g, x, w, _ = made((3, 5, (5, 5), 3, 1, 0), batch=batch)
+    size = batch * 9 * 9 * 3 * 5
+    monkeypatch.setattr(implicit, "LEAST", 2 * size + 1)
+    for least, kernel in ((size, True), (size + 1, False)):
+        monkeypatch.setattr(implicit, "ALONE", least)
+        implicit.forget()
+        assert (implicit.product("convolve", conv._spread, x[:1], w[:1], g) is not None) is kernel
+    assert implicit.product("convolve", conv._spread, x, w, g) is None, "two clients are no lone one"
+
+
+@works
+@pytest.mark.parametrize("case", CASES[1:4])
+def test_the_written_patches_of_one_client_give_the_three_products(case: tuple) -> None:
+    g, x, w, dy = made(case, clients=1)
+    none = conv._nothing(x)
+    with implicit.resting(written=True):
+        (y, seen), dx, dw = conv._convolve(x, w, g), conv._spread(dy, w, g), conv._correlate(x, dy, none, g)
+        again = conv._correlate(x, dy, seen, g)
+    assert seen.shape[-1] == -(-case[0] * case[3] ** 2 // 8) * 8, "no patches were written"
+    for mine, true in zip((y, dx, dw, again), (*(t := truths(g, x, w, dy)), t[2]), strict=True):
+        near(mine, true)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("way", ["patches", "written"])
+def test_a_choice_for_one_client_is_followed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implicit, "_measured", lambda *_: {"way": way})
+    g, x, w, dy = made(CASES[2], clients=1)
+    y, seen = conv._convolve(x, w, g)
+    assert (seen.shape[-1] > 0) is (way == "written")
+    found = y, conv._spread(dy, w, g), conv._correlate(x, dy, seen, g)
+    for mine, true in zip(found, truths(g, x, w, dy), strict=True):
+        near(mine, true)
+
+
+@on_a_gpu
+def test_torchs_own_and_written_patches_are_measured_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implicit, "_measured", MEASURED)
+    g, x, w, dy = made((4, 32, (32, 32), 5, 1, 0), clients=1, batch=20)
+    found = conv._convolve(x, w, g)[0], conv._spread(dy, w, g), conv._correlate(x, dy, conv._nothing(x), g)
+    for mine, true in zip(found, truths(g, x, w, dy), strict=True):
+        near(mine, true)
+    assert len(implicit.choices()) == 3
+    for choice in implicit.choices().values():
+        assert min(choice["patches_ms"], choice["written_ms"], choice["ms"]) > 0
 
 
 @works

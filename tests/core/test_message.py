@@ -95,3 +95,15 @@ def test_description_counts_bytes():
         ("delta", "params/w", [2, 3], 24),
         ("n", "", [], 8),
     ]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_a_mean_of_no_weight_is_zero(kind):
+    sums = {"a": torch.tensor([[6, 9], [4, 1], [8, 2]], dtype=kind), "b": torch.tensor([5, 7, 2], dtype=kind)}
+    weight = torch.tensor([2.0, 0.0, 1e-50 if kind == torch.float64 else 4.0], dtype=torch.float32)
+    part = message.Partial(torch.arange(3), {"g": sums}, {"g": weight}, {})
+    found = message.finish({"g": message.Mean("w")}, part, torch.arange(3))["g"]
+    last = [0.0, 0.0, 0.0] if kind == torch.float64 else [2.0, 0.5, 0.5]  # 1e-50 is no float32
+    assert found["a"].tolist() == [[3.0, 4.5], [0.0, 0.0], last[:2]] and found["b"].tolist() == [2.5, 0.0, last[2]]
+    alone = message.Partial(torch.arange(3), {"g": sums["b"]}, {"g": torch.tensor(2.0)}, {})
+    assert message.finish({"g": message.Mean("w")}, alone, torch.arange(3))["g"].tolist() == [2.5, 3.5, 1.0]

@@ -87,3 +87,12 @@ def test_fold_tells_order_and_names_apart():
 def test_a_seed_may_be_a_tensor() -> None:
     for seed in (0, 1, 7, 2**31):
         assert torch.equal(rng.key(seed), rng.key(torch.tensor(seed)))
+
+
+@pytest.mark.parametrize(
+    "data", [(), ("train",), ("train", 3), ("train", torch.tensor(3), 5), (-7, "a", torch.tensor(2))]
+)
+def test_a_key_that_is_folded_on_the_host_is_the_one_of_the_device(data) -> None:
+    for seed in (0, 5, 2**63 + 1):
+        assert int(rng.key_for(seed, "cpu", *data)) == int(rng.fold(rng.key(seed), *data))
+    assert int(rng.key_for(torch.tensor(5), "cpu", *data)) == int(rng.fold(rng.key(5), *data))

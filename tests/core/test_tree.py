@@ -71,3 +71,22 @@ def test_unflatten_names_what_is_wrong():
         tree.unflatten({}, like)
     with pytest.raises(ValueError, match=r"'a/b' is torch.float32 \(3,\), expected torch.float32 \(2,\)"):
         tree.unflatten({"a/b": torch.zeros(3)}, like)
+
+
+def test_finite_looks_at_leaves_of_several_types():
+    """As one value they are wide enough for the largest finite numbers of each."""
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    most = {str(k): torch.full((2,), torch.finfo(k).max, dtype=k) for k in kinds} | {"n": torch.ones(1).long()}
+    assert bool(tree.finite(most))
+    for name in most:
+        if name != "n":
+            for bad in (float("nan"), float("-inf")):
+                assert not bool(tree.finite({**most, name: most[name].index_fill(0, torch.tensor([1]), bad)}))
+
+
+def test_at_once_gives_lists_in_the_order_of_the_first():
+    a = {"x": torch.tensor([1.0]), "y": {"z": torch.tensor([2.0])}}
+    b = {"y": {"z": torch.tensor([20.0])}, "x": torch.tensor([10.0])}
+    found = tree.at_once(lambda u, v: [p - q for p, q in zip(u, v, strict=True)], a, b)
+    assert {k: float(v) for k, v in tree.flatten(found).items()} == {"x": -9.0, "y/z": -18.0}
+    assert tree.at_once(torch._foreach_add, {}, {}) == {}

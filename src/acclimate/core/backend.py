@@ -104,7 +104,7 @@ class Engine(ABC):
         """Who takes part in the next round: an engine may send ahead what they need."""
 
     def train_lanes(self, downs: Sequence[Tree], cohorts: Sequence[Tensor], round: int) -> list[Reply]:
-        """One round of every lane."""
+        """One round of every lane. An engine may raise `NonFinite` later: in `settle`, or when `mine` is asked for."""
         return [self.train(downs[0], cohorts[0], round)]
 
     @abstractmethod

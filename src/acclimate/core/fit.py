@@ -107,14 +107,15 @@ def sample(worker: Worker, schedule: RoundPlan, round: int) -> Tensor:
     """The clients of a round, ascending: `cohort` of them by seed and round, or each by a secret coin of its own."""
     if (secret := worker.cohort_key) is not None:
         return poisson(secret, schedule.clients, schedule.cohort, round)
-    clients, cohort, key = schedule.clients, schedule.cohort, worker.key("cohort", round)
+    clients, cohort = schedule.clients, schedule.cohort
     if cohort == clients:
         return torch.arange(clients)
     if cohort * SPARSE <= clients:  # a draw for every client would make rounds slower the more clients there are
-        chosen = list(dict.fromkeys((rng.bits(rng.fold(key, "sparse"), 2 * cohort) % clients).tolist()))
+        draws = rng.bits(worker.key("cohort", round, "sparse"), 2 * cohort) % clients
+        chosen = list(dict.fromkeys(draws.tolist()))
         if len(chosen) >= cohort:
             return torch.tensor(chosen[:cohort]).sort().values
-    return rng.bits(key, clients).topk(cohort, largest=False).indices.sort().values
+    return rng.bits(worker.key("cohort", round), clients).topk(cohort, largest=False).indices.sort().values
 
 
 def rounds(worker: Worker, engine: Engine, schedule: RoundPlan, val: Shards, state: State) -> Iterator[State]:
@@ -235,7 +236,7 @@ def update(
     if len(reply.part.clients) < len(cohort):  # some were lost; the order of the rest is kept
         there = torch.isin(cohort, reply.part.clients.to(cohort.device))
         cohort, absent = cohort[there], cohort[~there]
-    total = message.finish(worker.uplink, reply.part, cohort.to(reply.part.clients.device))
+    total = message.finish(worker.uplink, reply.part, cohort)
     like = torch.empty(0, device=device)
     total = worker.receive(total, round, len(cohort), asked, like, expected, tuple(absent.tolist()))
     if look is not None:

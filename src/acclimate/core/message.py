@@ -101,27 +101,40 @@ def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = N
 def combine(a: Partial, b: Partial) -> Partial:
     """Two partial results as one."""
     each = tree.map(lambda x, y: torch.cat([x, y]), a.each, b.each)
-    return Partial(torch.cat([a.clients, b.clients]), tree.add(a.sums, b.sums), tree.add(a.weights, b.weights), each)
+    sums, weights = (tree.at_once(torch._foreach_add, x, y) for x, y in ((a.sums, b.sums), (a.weights, b.weights)))
+    return Partial(torch.cat([a.clients, b.clients]), sums, weights, each)
 
 
 def finish(rules: Rules, part: Partial, cohort: Tensor) -> Tree:
-    """The total that the method's server half receives; gathered rows follow the order of the cohort."""
+    """The total that the method's server half receives; gathered rows follow the order of the cohort.
+
+    The cohort may lie on the host: the device gets it where there is something to gather, and nobody waits for it.
+    """
     out: Tree = {}
     for name, rule in rules.items():
         if isinstance(rule, Gather):
             # both sides sorted by client id, then the cohort's order undone
-            rows = torch.argsort(part.clients)[torch.argsort(torch.argsort(cohort))]
+            order = torch.argsort(torch.argsort(cohort)).to(part.clients.device, non_blocking=True)
+            rows = torch.argsort(part.clients)[order]
             out[name] = tree.take(part.each[name], rows)
         elif isinstance(rule, Mean):
-            out[name] = tree.map(lambda s, w=part.weights[name]: _divide(s, w), part.sums[name])
+            out[name] = _divided(part.sums[name], part.weights[name])
         else:
             out[name] = part.sums[name]
     return out
 
 
-def _divide(total: Tensor, weight: Tensor) -> Tensor:
-    w = weight.reshape(weight.shape + (1,) * (total.dim() - weight.dim())).to(total.dtype)
-    return torch.where(w != 0, total / torch.where(w != 0, w, torch.ones_like(w)), torch.zeros_like(total))
+def _divided(sums: Any, weight: Tensor) -> Any:
+    """Sums over their weights; zero where the weight is."""
+    kinds = {x.dtype: weight.to(x.dtype) for x in tree.leaves(sums)}
+    nothing = {kind: w == 0 for kind, w in kinds.items()}
+    safe = {kind: w.masked_fill(nothing[kind], 1) for kind, w in kinds.items()}
+
+    def mean(total: Tensor) -> Tensor:
+        shape = weight.shape + (1,) * (total.dim() - weight.dim())
+        return (total / safe[total.dtype].reshape(shape)).masked_fill(nothing[total.dtype].reshape(shape), 0)
+
+    return tree.map(mean, sums)
 
 
 def describe(up: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -79,6 +79,22 @@ def key(seed: int | Tensor, device: torch.device | str | None = None) -> Key:
     return torch.full((), _signed(_mix_int((seed + _GAMMA) & _MASK)), dtype=torch.int64, device=device)
 
 
+def key_for(seed: int | Tensor, device: torch.device | str | None, *data: int | str | Tensor) -> Key:
+    """`fold(key(seed, device), *data)`: what comes before the first tensor is folded on the host."""
+    if isinstance(seed, Tensor):
+        return fold(key(seed, device), *data)
+    first = next((i for i, d in enumerate(data) if isinstance(d, Tensor)), len(data))
+    root = _mix_int((seed + _GAMMA) & _MASK)
+    for d in data[:first]:
+        root = _mix_int(root ^ _mixed(d))
+    return fold(torch.full((), _signed(root), dtype=torch.int64, device=device), *data[first:])
+
+
+def _mixed(data: Any) -> int:
+    """What a number or a name of the host is combined with a key as."""
+    return _mix_int((_number(data) * _GAMMA + _MIX2) & _MASK)
+
+
 def fold(k: Key, *data: int | str | Tensor) -> Key:
     """A new key for each distinct sequence of integers, names or integer tensors.
 
@@ -90,7 +106,7 @@ def fold(k: Key, *data: int | str | Tensor) -> Key:
             k, folds = _folded(k, folds), []
             k = _mix(k ^ _mix(d * _signed(_GAMMA) + _signed(_MIX2)))
         else:
-            folds.append(_mix_int((_number(d) * _GAMMA + _MIX2) & _MASK))
+            folds.append(_mixed(d))
     return _folded(k, folds)
 
 

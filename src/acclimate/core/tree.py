@@ -26,6 +26,14 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return f(tree, *rest)
 
 
+def at_once(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """As `map`, with `f` of lists: of the leaves of each tree, in the order of the first."""
+    found: list[tuple[Tensor, ...]] = []
+    map(lambda *xs: found.append(xs), tree, *rest)
+    done = iter(f(*([xs[i] for xs in found] for i in range(1 + len(rest)))) if found else ())
+    return map(lambda _: next(done), tree)
+
+
 def leaves(tree: Any) -> list[Tensor]:
     """All tensors of a tree, in dict order."""
     if not isinstance(tree, Tensor) and isinstance(tree, Mapping):
@@ -76,8 +84,8 @@ def norm(a: Any) -> Tensor:
 def finite(a: Any) -> Tensor:
     """A boolean scalar: every floating-point entry is finite."""
     # the largest is not finite where one is not; looking at each by itself takes longer
-    flags = [torch.isfinite(x.abs().amax()) for x in leaves(a) if x.is_floating_point() and x.numel()]
-    return torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
+    largest = [x.abs().amax() for x in leaves(a) if x.is_floating_point() and x.numel()]
+    return torch.isfinite(torch.stack(largest)).all() if largest else torch.ones((), dtype=torch.bool)
 
 
 def nbytes(a: Any) -> int:

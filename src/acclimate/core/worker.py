@@ -38,9 +38,9 @@ class Worker:
     mask: Callable[[int], Tensor] | None = field(default=None, repr=False, compare=False, kw_only=True)
     """Of one client's next message: see `Sender.mask`."""
 
-    def key(self, purpose: str, *data: int | Tensor, like: Tensor | None = None) -> rng.Key:
+    def key(self, purpose: str, *data: int | str | Tensor, like: Tensor | None = None) -> rng.Key:
         """A key for one purpose (`train`, `server`, ...) and place (round, client), on the device of `like`."""
-        return rng.fold(rng.key(self.seed, None if like is None else like.device), purpose, *data)
+        return rng.key_for(self.seed, None if like is None else like.device, purpose, *data)
 
     @property
     def uplink(self) -> Rules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ class Buckets:
             who = clients[members]
             ragged = not shards.even if drawn else bool((shards.sizes[who] != size).any())
             padded = torch.cat([who, who[:1].expand(count - len(who))])
-            ids, n = self._there(padded), self._there(shards.sizes[padded])
+            ids, n = self._there(torch.stack((padded, shards.sizes[padded])))  # on one way
             room = min(1 << (size - 1).bit_length(), shards.largest) if drawn and not shards.far else size
             yield Group(ids, shards.placed_rows(ids, room), n, ragged, len(who), padded, size)
 
@@ -131,12 +132,20 @@ def buckets(sizes: Tensor, waste: float) -> list[tuple[Tensor, int]]:
 
 def rungs(sizes: Tensor, waste: float, largest: int) -> list[tuple[Tensor, int]]:
     """As `buckets`, with tops that depend on the largest size of all clients and not on who is there."""
-    ladder = [largest]
-    while ladder[-1] > 0:
-        ladder.append(max(math.ceil((1 - waste) * ladder[-1]) - 1, 0))
-    tops = torch.tensor(ladder[::-1])
+    if bool((sizes == largest).all()):
+        return [(torch.arange(len(sizes)), largest)]
+    tops = ladder(waste, largest)
     rung = torch.searchsorted(tops, sizes)
     return [((rung == r).nonzero()[:, 0], int(tops[r])) for r in rung.unique().flip(0).tolist()]
+
+
+@functools.lru_cache(maxsize=8)
+def ladder(waste: float, largest: int) -> Tensor:
+    """The tops of all rungs, ascending."""
+    tops = [largest]
+    while tops[-1] > 0:
+        tops.append(max(math.ceil((1 - waste) * tops[-1]) - 1, 0))
+    return torch.tensor(tops[::-1])
 
 
 def rounded(count: int) -> int:

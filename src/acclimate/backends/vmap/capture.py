@@ -27,6 +27,18 @@ AT_A_TIME = 16
 """Graphs that one stream gets before it is another's turn: where too many wait on one, the host waits too."""
 
 
+class Form(NamedTuple):
+    """What a recording depends on."""
+
+    what: tuple[Any, ...]
+    shapes: tuple[Any, ...]
+    arithmetic: tuple[bool, ...]
+
+    def at(self, slot: int) -> Any:
+        """The key of a recording on this slot."""
+        return self.what, self.shapes, slot, self.arithmetic
+
+
 class Job(NamedTuple):
     """A pure function, its inputs and the room of its clients, as `Recorder.run` takes them."""
 
@@ -39,6 +51,11 @@ class Job(NamedTuple):
     def load(self) -> int:
         """How long it takes, beside others."""
         return 1 if self.room is None else self.room.most
+
+    def form(self) -> Form:
+        """What its recording depends on."""
+        leaves = tree.leaves(dict(enumerate(self.inputs)))
+        return Form(self.what, tuple((x.shape, x.stride(), x.dtype) for x in leaves), arithmetic())
 
 
 class Recorder:
@@ -64,8 +81,8 @@ class Recorder:
         with tf32(False) if self.exact else nullcontext():
             if not self.on or what in self.refused:
                 return f(*inputs)
-            self._tidy = False
-            recorded = self._recording(Job(what, f, inputs), 0)
+            self._tidy, job = False, Job(what, f, inputs)
+            recorded = self._recording(job, job.form(), 0)
             return f(*inputs) if recorded is None else recorded(*inputs, room=room)
 
     def run_all(self, jobs: Sequence[Job]) -> list[Any]:
@@ -73,8 +90,9 @@ class Recorder:
         if not self.on or len(jobs) == 1:
             return [self.run(*job) for job in jobs]
         with tf32(False) if self.exact else nullcontext():
-            self._tidy, placed = False, self._dealt(jobs)
-            made = [self._recording(job, at) for job, at in zip(jobs, placed, strict=True)]
+            self._tidy, forms = False, [job.form() for job in jobs]
+            placed = self._dealt(jobs, forms)
+            made = [self._recording(*which) for which in zip(jobs, forms, placed, strict=True)]
             done: list[Any] = [None] * len(jobs)
             queues: dict[int, list[tuple[int, Captured, Job]]] = {at: [] for at in sorted(set(placed))}
             for i, recorded in enumerate(made):
@@ -88,12 +106,12 @@ class Recorder:
             ways = zip(jobs, made, done, strict=True)
             return [job.f(*job.inputs) if recorded is None else found for job, recorded, found in ways]
 
-    def _dealt(self, jobs: Sequence[Job]) -> list[int]:
+    def _dealt(self, jobs: Sequence[Job], forms: Sequence[Form]) -> list[int]:
         """The slot of each job: one where its recording is, unless that has more to do than another with this one."""
         loads, placed = [0] * SIDE_BY_SIDE, []
-        for job in jobs:
+        for job, form in zip(jobs, forms, strict=True):
             idle = min(range(SIDE_BY_SIDE), key=loads.__getitem__)
-            there = [s for s in range(SIDE_BY_SIDE) if self._key(job, s) in self.recorded]
+            there = [s for s in range(SIDE_BY_SIDE) if form.at(s) in self.recorded]
             at = min([s for s in there if loads[s] <= loads[idle] + job.load] or [idle], key=loads.__getitem__)
             loads[at] += job.load
             placed.append(at)
@@ -104,17 +122,13 @@ class Recorder:
         self.recorded.clear()
         self._slots.clear()
 
-    def _key(self, job: Job, slot: int) -> Any:
-        leaves = tree.leaves(dict(enumerate(job.inputs)))
-        return job.what, tuple((tuple(x.shape), x.stride(), x.dtype) for x in leaves), slot, arithmetic()
-
-    def _recording(self, job: Job, slot: int) -> Captured | None:
+    def _recording(self, job: Job, form: Form, slot: int) -> Captured | None:
         """The recording of this work, made where it is not there; None where it cannot be made."""
         if job.what in self.refused:
             return None
         while len(self._slots) <= slot:
             self._slots.append(Slot())
-        what, key = job.what, self._key(job, slot)
+        what, key = job.what, form.at(slot)
         recorded = self.recorded.pop(key, None)
         if recorded is None:
             try:
@@ -216,8 +230,10 @@ class Captured:
 
     def _put(self, inputs: tuple[Any, ...]) -> None:
         """Copy inputs into place."""
+        pairs: list[tuple[Tensor, Tensor]] = []
         for mine, given in zip(self._inputs, inputs, strict=True):
-            tree.map(lambda a, b: a.copy_(b), mine, given)
+            tree.map(lambda a, b: pairs.append((a, b)), mine, given)
+        copy_all(pairs)
 
     def _warm(self, f: Callable[..., Any]) -> None:
         """Run with few steps, so that libraries initialise, kernels compile and constants are made before recording."""
@@ -260,13 +276,33 @@ class Captured:
 
     def results(self) -> Any:
         """Copies of what the last replay left."""
-        return over(torch.clone, self._outputs)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        copies = over(lambda x: _room_for(x, pairs), self._outputs)
+        copy_all(pairs)
+        return copies
 
 
 def _placed(slot: Slot, path: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: _placed(slot, f"{path}/{k}", v) for k, v in value.items()}
     return slot.place(path, value)
+
+
+def _room_for(x: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Memory for a copy of x, which is noted; what has no data stands for itself."""
+    if x.is_meta:
+        return x
+    pairs.append((torch.empty_like(x), x))
+    return pairs[-1][0]
+
+
+def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of every pair to the first: all of one type in one kernel, where torch has one."""
+    kinds: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for pair in pairs:
+        kinds.setdefault(pair[0].dtype, []).append(pair)
+    for some in kinds.values():
+        torch._foreach_copy_([a for a, _ in some], [b for _, b in some])
 
 
 def over(f: Callable[..., Any], value: Any) -> Any:

@@ -23,7 +23,7 @@ class Round(NamedTuple):
     ok: Tensor
     """Whether all values of a client are finite."""
     up: Tree
-    """One client's message."""
+    """One client's message with no data (meta tensors)."""
 
 
 def own(g: Group, shards: Holdings) -> Tree:
@@ -50,7 +50,7 @@ def round_of(worker: Worker, shards: Holdings, ragged: bool, lanes: int) -> Call
         read = worker.read(ups)
         there = [present] if lanes == 1 else [present & (own["lane"] == i) for i in range(lanes)]
         parts = tuple(message.partial(rules, own["id"], read, some) for some in there)
-        return Round(parts, new, ok, tree.take(ups, 0))
+        return Round(parts, new, ok, tree.map(lambda x: torch.empty_like(x[0], device="meta"), ups))
 
     return whole
 

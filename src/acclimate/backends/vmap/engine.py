@@ -4,8 +4,8 @@ Clients of similar size share a bucket, padded to its largest; a bucket is cut i
 (buckets.py). On CUDA each (bucket, chunk) shape is recorded once, by its steps, and replayed every round, several side
 by side; where recording fails, one log line says why and the same function runs as it is (capture.py). Private state
 and examples lie on the device, or where there are too many of them in files and host memory (transfer.py). Several
-trainings may run as lanes of one engine (lanes.py). The host waits for the device once per round, at its end, to learn
-whether all values are finite.
+trainings may run as lanes of one engine (lanes.py). The host waits for the device at the end of a round, when the
+server's half is in the device's queue, too: to learn whether all values are finite.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ...core import (
     message,
     tree,
 )
+from ...core.backend import Attempt
 from ...core.loops import Room
 from ...core.private import private
 from ...core.vectorised import CannotVectorise, refusal
@@ -47,7 +48,7 @@ from . import shelf
 from .buckets import Buckets, Group
 from .capture import Job, Recorder, over
 from .clients import calibrated, deployed, own, round_of, served
-from .lanes import Lane, LaneShards, LaneWorker, lane_of, not_finite
+from .lanes import Lane, LaneShards, LaneWorker, Unconfirmed, lane_of, not_finite
 from .state_file import Rows
 from .transfer import Feeder
 
@@ -140,10 +141,13 @@ class VmapEngine(Engine):
         self.feeder = Feeder(self.shards, device)
         self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self._forget)
         self._next: Tensor | None = None
+        self._planned: tuple[Tensor, list[Group]] | None = None
+        self._unconfirmed: Unconfirmed | None = None
         self._mine = self._fresh([self.shards] if one else [lane.train for lane in lanes])
 
     def _forget(self) -> None:
-        """Give back the memory of all recordings of the process."""
+        """Give back the memory of all recordings of the process; groups are cut anew."""
+        self._planned = None
         shelf.forget()
         self.recorder.forget()
 
@@ -161,20 +165,31 @@ class VmapEngine(Engine):
 
     @property
     def mine(self) -> Private:
+        self._confirm()
         return self._mine
 
     @mine.setter
     def mine(self, value: Any) -> None:
+        self._confirm()
         self._mine, self.feeder.ahead = private(value), None
 
     def expect(self, cohort: Tensor) -> None:
-        """Say who takes part in the next round: what they need travels at the end of this one."""
+        """Say who takes part in the next round: it is prepared while the device computes this one."""
         self._next = cohort
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        return self.train_lanes([down], [cohort], round)[0]
+        reply = self.train_lanes([down], [cohort], round)[0]
+        self._confirm()
+        return reply
+
+    def settle(self, reply: Reply, server: Tree, attempt: Attempt) -> tuple[Tree, Reply]:
+        try:
+            return super().settle(reply, server, attempt)
+        finally:  # also where the server could not use the messages: a client that is not finite is why
+            self._confirm()
 
     def train_lanes(self, downs: Sequence[Tree], cohorts: Sequence[Tensor], round: int) -> list[Reply]:
+        self._confirm()  # before other streams use the memory of the last round's results again
         down, everyone = self.lanes.downs(downs), self.lanes.cohort(cohorts, self._each)
         return self.buckets.with_fewer("train", len(everyone), lambda: self._train(down, everyone, round))
 
@@ -182,12 +197,14 @@ class VmapEngine(Engine):
         """One round of these clients; a reply for every lane."""
         now = torch.full((), round, dtype=torch.int64, device=self.device)
         upcoming, self._next, then = self._next, None, None
-        if upcoming is not None and self.feeder.serves(self._mine):
-            then = next(self.buckets.groups(self.shards, upcoming))
-        groups = list(self.buckets.groups(self.shards, cohort))
-        jobs = (self._job(down, now, *fed) for fed in self.feeder.feed(groups, self._mine, then))
         far = self.feeder.serves(self._mine)  # then what a group needs travels while the one before it computes
+        if upcoming is not None and far:
+            then = next(self.buckets.groups(self.shards, upcoming))
+        groups = self._groups(cohort)
+        jobs = (self._job(down, now, *fed) for fed in self.feeder.feed(groups, self._mine, then))
         outs = (self.recorder.run(*job) for job in jobs) if far else self.recorder.run_all(list(jobs))
+        if upcoming is not None and not far:
+            self._planned = upcoming, list(self.buckets.groups(self.shards, upcoming))
         parts, done = None, []
         for g, out in zip(groups, outs, strict=True):
             here = [part.of(some) for part, some in zip(out.parts, self._members(g), strict=True)]
@@ -195,8 +212,14 @@ class VmapEngine(Engine):
             done.append((g, *over(lambda x, real=g.real: x[:real], (out.mine, out.ok))))
         assert parts is not None
         self._keep(done, round)
-        up = tree.map(lambda x: torch.empty_like(x, device="meta"), out.up)
-        return [Reply(part, up) for part in parts]
+        return [Reply(part, out.up) for part in parts]
+
+    def _groups(self, cohort: Tensor) -> list[Group]:
+        """The groups of a cohort: those that were planned, where it was expected."""
+        planned, self._planned = self._planned, None
+        if planned is not None and torch.equal(planned[0], cohort):
+            return planned[1]
+        return list(self.buckets.groups(self.shards, cohort))
 
     def _job(self, down: Tree, now: Tensor, g: Group, mine: Tree, examples: Tree) -> Job:
         """A round of a group: what it computes, and of what."""
@@ -213,16 +236,26 @@ class VmapEngine(Engine):
         return [self.feeder.there((lane == i).nonzero()[:, 0]) for i in range(self.lanes.count)]
 
     def _keep(self, done: Sequence[tuple[Group, Tree, Tensor]], round: int) -> None:
-        """Keep the new private states, or refuse all of them. Here the host waits for the device."""
-        fine = torch.cat([ok for _, _, ok in done]).cpu()
+        """Keep the new private states, until `_confirm` knows better."""
         who = torch.cat([g.who[: g.real] for g, _, _ in done])
-        if bad := sorted(who[~fine].tolist()):
-            raise not_finite(self._halves, bad, self._each, round)
-        mine = self._mine
+        mine, ok = self._mine, torch.cat([ok for _, _, ok in done])
+        self._unconfirmed = Unconfirmed(ok, who, round, mine)
+        if mine.far:  # what is written to a file is not taken back
+            self._confirm()
         for g, new, _ in done:
             mine = mine.put(g.asked(mine)[: g.real], new)
         self._mine = mine  # at once: where memory runs out before, the round is run again from the old states
         self.feeder.trained(who)
+
+    def _confirm(self) -> None:
+        """Refuse a round with values that are not finite, and its private states. Here the host waits for the device,
+        if it has not yet."""
+        if self._unconfirmed is None:
+            return
+        last, self._unconfirmed = self._unconfirmed, None
+        if bad := last.not_finite():
+            self._mine, self.feeder.ahead = last.before, None
+            raise not_finite(self._halves, bad, self._each, last.round)
 
     def deploy(self, down: Tree, mine: Private, personal: Personalizer) -> Any:
         if mine.far:

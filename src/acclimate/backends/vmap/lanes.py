@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core import Adapter, Holdings, NonFinite, Personalizer, Protocol, Shards, Tree, Worker, tree
+from ...core import Adapter, Holdings, NonFinite, Personalizer, Private, Protocol, Shards, Tree, Worker, tree
 from ...core.lanes import Place, varied, with_settings
 from ...core.loops import Warming, driven
 from ...core.nn.inputs import example
@@ -129,6 +129,22 @@ class LaneWorker(Worker):
 
 def _without_lane(data: Tree) -> Tree:
     return tree.drop(data, ("lane",))
+
+
+class Unconfirmed(NamedTuple):
+    """A round that the device may still be computing."""
+
+    ok: Tensor
+    """Whether all values of a client are finite, on the device."""
+    who: Tensor
+    """These clients, on the host, numbered through all lanes."""
+    round: int
+    before: Private
+    """The private state that is taken back where a client's values are not finite."""
+
+    def not_finite(self) -> list[int]:
+        """Clients with values that are not finite. The host waits for the device."""
+        return sorted(self.who[~self.ok.cpu()].tolist())
 
 
 def not_finite(workers: Sequence[Worker], clients: list[int], each: int, round: int) -> NonFinite:

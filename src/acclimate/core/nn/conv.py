@@ -239,7 +239,7 @@ def _nothing(like: Tensor) -> Tensor:
 def _convolve(x: Tensor, w: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
     if (done := implicit.product("convolve", lambda *a: _convolve(*a)[0], x, w, g)) is not None:
         return done, _nothing(x)
-    if x.is_cuda and len(w) > 1:
+    if _writes("convolve", x, w, g):
         seen = _seen(x, g)
         y = _product(seen.flatten(1, 2), _matrix(w)).unflatten(1, (x.shape[1], *g.out)).permute(0, 1, 4, 2, 3)
         return y, seen if math.prod(seen.shape[2:]) <= KEPT else _nothing(x)
@@ -253,7 +253,7 @@ def _convolve(x: Tensor, w: Tensor, g: Geometry) -> tuple[Tensor, Tensor]:
 def _spread(dy: Tensor, w: Tensor, g: Geometry) -> Tensor:
     if (done := implicit.product("spread", _spread, dy, w, g)) is not None:
         return done
-    if dy.is_cuda and len(w) > 1:
+    if _writes("spread", dy, w, g):
         cols = _product(_pixels(dy), _matrix(w).transpose(1, 2))
         cols = cols.view(dy.shape[0] * dy.shape[1], g.out[0] * g.out[1], -1)
         return kernels.unpatch(cols, w.shape[2], g.image, g.out, g.kernel, g.step, g.pad).unflatten(0, dy.shape[:2])
@@ -267,7 +267,7 @@ def _correlate(x: Tensor, dy: Tensor, seen: Tensor, g: Geometry) -> Tensor:
     written = lambda x, dy, g: _correlate(x, dy, _nothing(x), g)  # noqa: E731
     if (done := implicit.product("correlate", written, x, dy, g)) is not None:
         return done
-    if x.is_cuda and len(x) > 1:
+    if _writes("correlate", x, dy, g):
         length = g.kernel[0] * g.kernel[1] * x.shape[2]
         above, seen = _pixels(dy), (seen if seen.shape[-1] else _seen(x, g)).flatten(1, 2)
         parts = _parts(len(x), above.shape[1], above.shape[2] * seen.shape[2])
@@ -278,6 +278,11 @@ def _correlate(x: Tensor, dy: Tensor, seen: Tensor, g: Geometry) -> Tensor:
         return products.correlate(x, dy, seen, g)
     shape = (dy.shape[2], x.shape[2], *g.kernel)
     return torch.stack([conv2d_weight(a, shape, b, g.step, g.pad) for a, b in zip(x, dy, strict=True)])
+
+
+def _writes(kind: implicit.Kind, a: Tensor, b: Tensor, g: Geometry) -> bool:
+    """Whether patches are written out by a kernel: of several clients always, of one where that was faster."""
+    return (a.is_cuda and len(a) > 1) or implicit.writes(kind, a, b, g)
 
 
 def _parts(clients: int, pixels: int, size: int) -> int:

@@ -1,9 +1,10 @@
 """Which way a convolution of many clients goes: patches gathered inside the product, or written out before it.
 
-Of every shape the ways are measured once, on numbers made for that: a few cuts of the kernel (`implicit_kernels`), and
-the patches way. The fastest whose result agrees is remembered, and used from then on. Ways round differently, so a run
-that is to repeat to the bit elsewhere takes its choices along: `choices()` are plain JSON, and `use_choices` puts them
-back. What has been chosen, measured or given, is not measured again.
+Of every shape the ways are measured once, on numbers made for that: a few cuts of the kernel (`implicit_kernels`), the
+patches way, and for one client alone torch's own convolution. The fastest whose result agrees is remembered, and used
+from then on. Ways round differently, so a run that is to repeat to the bit elsewhere takes its choices along:
+`choices()` are plain JSON, and `use_choices` puts them back. What has been chosen, measured or given, is not measured
+again.
 
 A kernel that does not compile or does not agree is left out; where none is left, patches are written out, with a
 warning. Triton's interpreter (TRITON_INTERPRET=1) runs the first cut of all, on a CPU.
@@ -16,30 +17,24 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, rehearsal, switches
-from .implicit_kernels import FEW, Layer, Tile
+from .cuts import DOTS, FP32, Cut, Kind, cuts, dot_of, power
+from .fastest import NEAR
+from .implicit_kernels import Layer, Tile
 from .timing import made, milliseconds
 
 log = logging.getLogger("acclimate")
 
-Kind: TypeAlias = Literal["convolve", "spread", "correlate", "pooled", "pooled_correlate"]
 Choice: TypeAlias = dict[str, Any]
 """`{"way": "implicit", "tile": [...], "dot": ...}`, the same with "boxes", or `{"way": "patches"}`, and the
-milliseconds that were measured. `dot` is how Triton multiplies; without it, as `_dot` says."""
-
-
-class Cut(NamedTuple):
-    """A kernel for a product: of which kind, how it is cut, and how it multiplies."""
-
-    way: str
-    tile: Tile
-    dot: str
+milliseconds that were measured. `dot` is how Triton multiplies; without it, as `dot_of` says. Of one client alone,
+"patches" are torch's own convolution, and "written" are patches."""
 
 
 class Sizes(Protocol):
@@ -60,31 +55,21 @@ class Sizes(Protocol):
 Other: TypeAlias = Callable[[Tensor, Tensor, Any], Tensor]
 """The same product in the way that writes patches out."""
 
-FP32 = "tf32x3"
-"""How a product in float32 is computed where TF32 is forbidden: as three of TF32, which is as near to the true one as
-float32 is. `ieee` does without tensor cores, and takes several times as long."""
-DOTS = (FP32, "tf32", "bf16x3", "bf16x6", "ieee")
-"""How Triton may multiply. Sums over pixels read numbers across the order that the hardware wants for those of 32 bits;
-three products of halves (`bf16x3`) are nearer to the true one than one of TF32 and need no such order, and six
-(`bf16x6`) are as near as float32 is."""
 WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels, "folded": folded_kernels}
 APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
-NEAR = 1.03
-"""Of cuts that are nearly as fast as the fastest the first is taken, so that noise seldom decides."""
-SUMS = ("correlate", "pooled_correlate")
-"""Products that are sums over pixels."""
-FEW_IMAGES = 64
-"""Images of one set of weights up to which a library's convolution leaves most of a device idle."""
-LEAST = 2**26
-"""Multiplications from which on a convolution is worth measuring."""
+LEAST, ALONE = 2**26, 2**22
+"""Multiplications from which on a convolution is worth measuring, of several clients and of one: torch's own may choose
+a kernel for one client that is many times slower than it need be."""
+WRITTEN = "written"
+"""The way of one client alone whose patches are written out."""
 MOST = 2**28
 """Numbers in the patches that are measured with: clients are left out beyond that."""
 
 _chosen: dict[str, Choice] = {}
-_known: dict[Any, Cut | None] = {}
+_known: dict[Any, Cut | str | None] = {}
 _told: set[str] = set()
-_resting: list[None] = []
+_resting: list[bool] = []
 
 
 def choices() -> dict[str, Choice]:
@@ -97,8 +82,8 @@ def use_choices(given: dict[str, Choice]) -> None:
     for key, choice in given.items():
         way, tile = (choice.get("way"), choice.get("tile")) if isinstance(choice, dict) else (None, None)
         fits = isinstance(tile, list | tuple) and len(tile) == 5 and all(isinstance(n, int) for n in tile)
-        if way != "patches" and not (way in WAYS and fits and choice.get("dot", FP32) in DOTS):
-            told = f"'way' must be 'patches', or one of {tuple(WAYS)} with a 'tile' of five whole numbers"
+        if way not in ("patches", WRITTEN) and not (way in WAYS and fits and choice.get("dot", FP32) in DOTS):
+            told = f"'way' must be 'patches', '{WRITTEN}', or one of {tuple(WAYS)} with a 'tile' of five whole numbers"
             raise ValueError(f"choice of '{key}': {choice!r} is none: {told}, and 'dot' one of {DOTS}")
     _chosen.update({key: dict(choice) for key, choice in given.items()})
     _known.clear()
@@ -117,16 +102,24 @@ def product(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, *more: Any
     what `pooled_correlate(x, dy)` takes."""
     if _resting or not kernels.takes(a) or a.dtype != b.dtype or not switches.on("implicit"):
         return None
-    if len(a) < 2 and a.shape[1] > FEW_IMAGES and kind not in SUMS:
-        return None
-    precision = _precision(a)
-    key = (kind, a.shape, b.shape, g, a.dtype, precision, a.device)
+    key, precision = _key(kind, a, b, g), _precision(a)
     if rehearsal.running() and key not in _known:
         return _rehearsed(kind, other, a, b, g, precision, more)
     if key not in _known:
         _known[key] = _choice(kind, other, a, b, g, precision, more)
     cut = _known[key]
-    return None if cut is None else _run(kind, a, b, layer_of(kind, a, b, g), cut, *more)
+    return _run(kind, a, b, layer_of(kind, a, b, g), cut, *more) if isinstance(cut, Cut) else None
+
+
+def writes(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> bool:
+    """Whether one client alone, for whom `product` gave None, writes its patches out: else torch's own is the way."""
+    if _resting or not switches.on("implicit"):
+        return bool(_resting) and _resting[-1]
+    return _known.get(_key(kind, a, b, g)) == WRITTEN
+
+
+def _key(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Any:
+    return kind, a.shape, b.shape, g, a.dtype, _precision(a), a.device
 
 
 def aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,16 +143,12 @@ def _precision(x: Tensor) -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
 
 
-def _dot(precision: str) -> str:
-    return FP32 if precision == "fp32" else "tf32"
-
-
 def _run(kind: Kind, a: Tensor, b: Tensor, layer: Layer, cut: Cut, *more: Any) -> Any:
     return getattr(WAYS[cut.way], kind)(a, b, layer, cut.tile, cut.dot, *more)
 
 
-def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str, more: Any) -> Cut | None:
-    """The chosen cut, or None for the patches way; measured where nobody has chosen yet."""
+def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str, more: Any) -> Cut | str | None:
+    """The chosen cut, or the name of another way; None where there is no choice. Measured where nobody has chosen."""
     layer = layer_of(kind, a, b, g)
     if not _worth(layer, a, b):
         return None
@@ -171,10 +160,11 @@ def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision:
     return _cut_of(_chosen[key], precision)
 
 
-def _cut_of(chosen: Choice, precision: str) -> Cut | None:
-    if chosen["way"] == "patches":
-        return None
-    return Cut(chosen["way"], Tile(*chosen["tile"]), chosen.get("dot", _dot(precision)))
+def _cut_of(chosen: Choice, precision: str) -> Cut | str:
+    """The cut of a choice, or the name of its way where that is no kernel."""
+    if chosen["way"] not in WAYS:
+        return str(chosen["way"])
+    return Cut(chosen["way"], Tile(*chosen["tile"]), chosen.get("dot", dot_of(precision)))
 
 
 def _worth(layer: Layer, a: Tensor, b: Tensor) -> bool:
@@ -182,7 +172,8 @@ def _worth(layer: Layer, a: Tensor, b: Tensor) -> bool:
     (clients, batch), inputs, outputs = a.shape[:2], layer.inputs, layer.outputs
     if batch * max(math.prod(layer[:3]), math.prod(layer[3:6])) >= 2**31 or not a.numel() or not b.numel():
         return False
-    return clients * batch * math.prod(layer[4:8]) * inputs * outputs >= LEAST
+    least = LEAST if clients > 1 else min(LEAST, ALONE)
+    return clients * batch * math.prod(layer[4:8]) * inputs * outputs >= least
 
 
 def _rehearsed(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str, more: Any) -> Any:
@@ -193,7 +184,7 @@ def _rehearsed(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisi
     key = name(kind, layer, len(a), a.shape[1], precision, torch.cuda.get_device_name(a.device))
     if key in _chosen:
         cut = _cut_of(_chosen[key], precision)
-        return None if cut is None else _run(kind, a, b, layer, cut, *more)
+        return _run(kind, a, b, layer, cut, *more) if isinstance(cut, Cut) else None
     few = _measurable(a, g, layer)
     with resting():
         other(a[:few], b[:few], g)
@@ -206,72 +197,14 @@ def _rehearsed(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisi
 def name(kind: Kind, layer: Layer, clients: int, batch: int, precision: str, device: str) -> str:
     """What a choice is kept under. Clients and batches of similar number share one."""
     i, h, w, o, _, _, kh, kw, step, ph, pw = layer
-    about = f"{_power(clients)} x {_power(batch)} of {i}x{h}x{w} to {o}, kernel {kh}x{kw}, step {step}, pad {ph}x{pw}"
+    about = f"{power(clients)} x {power(batch)} of {i}x{h}x{w} to {o}, kernel {kh}x{kw}, step {step}, pad {ph}x{pw}"
     return f"{kind} {about}, {precision}, {device}"
 
 
-def _power(n: int) -> int:
-    """The next power of two."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
-    """The kernels that are worth a try for a product of x, and another tensor of its type."""
-    dot, sums = _dot(precision), kind in SUMS
-    if sums and x.dtype == torch.float32 and x.is_cuda:
-        dot = "bf16x3" if precision == "tf32" else "bf16x6"
-    found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
-    if folded_kernels.fits(kind, layer):
-        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, x.dtype)]
-    if sums or not box_kernels.fits(kind, layer, x):
-        return found
-    return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
-
-
-def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
-    """Tiles of boxes."""
-    width, inner = (layer.inputs, layer.outputs) if kind == "spread" else (layer.outputs, layer.inputs)
-    columns, depth = min(max(_power(width), 16), 64), _depth(inner, dtype != torch.float32)
-    return [Tile(rows, columns, depth, 4, 4) for rows in ((128, 64) if kind == "spread" else (128,))]
-
-
-def folds(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
-    """Tiles of a convolution that is folded with the pooling after it."""
-    columns = 4 * min(layer.outputs, folded_kernels.WIDE)
-    if kind == "pooled":
-        return [Tile(64, columns, 32, 4, 1) if dtype == torch.float32 else Tile(128, columns, 32, 8, 3)]
-    return [Tile(64, min(columns, 64), 64 if dtype != torch.float32 else 32, 4, 3)]
-
-
-def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
-    """Tiles of the kernels in which threads gather patches. Those of one product have one depth: where numbers are
-    taken apart, the order of sums depends on it."""
-    small = dtype != torch.float32
-    width = layer.inputs if kind == "spread" else layer.outputs
-    columns = min(max(_power(width), 16), 64)
-    flat = layer.inputs < FEW
-    if kind in SUMS:
-        depth = 64 if small else 32
-        tiles = [Tile(128, columns, depth, 4, 3)] if flat else [Tile(64, columns, depth, 4, 4)]
-        return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
-    depth = _depth(layer.outputs if kind == "spread" else layer.inputs, small)
-    if kind != "spread" and flat:
-        depth = 16 if layer.taps * layer.inputs <= 16 else 32
-        return [Tile(128, columns, depth, 4, 1)]
-    tiles = [Tile(128, columns, depth, 4, 3), *([] if kind == "spread" else [Tile(256, columns, depth, 8, 3)])]
-    return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
-
-
-def _depth(channels: int, small: bool) -> int:
-    """Summands of one step: as many as divide the channels, where some do."""
-    sizes = (64, 32, 16) if small else (32, 16)
-    return next((d for d in sizes if channels % d == 0), 32 if channels > 16 else 16)
-
-
 @contextmanager
-def resting() -> Iterator[None]:
-    """While this lasts convolutions go the other way."""
-    _resting.append(None)
+def resting(written: bool = False) -> Iterator[None]:
+    """While this lasts convolutions go the other way; `written` also where one client is alone."""
+    _resting.append(written)
     try:
         yield
     finally:
@@ -302,7 +235,11 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
         if recording and not times:
             raise RuntimeError(f"convolutions cannot be measured while recording: {reasons[0]}")
         _tell(reasons, bool(times))
-        return best(times, milliseconds(lambda: other(p, q, g), min(times.values(), default=math.inf)))
+        least, written = min(times.values(), default=math.inf), None
+        if len(a) == 1 and a.shape[1] * math.prod(g.out) * layer.taps * layer.inputs <= MOST:
+            with resting(True):
+                written = milliseconds(lambda: other(p, q, g), least)
+        return best(times, milliseconds(lambda: other(p, q, g), least), written)
 
 
 def _measurable(a: Tensor, g: Sizes, layer: Layer) -> int:
@@ -324,13 +261,15 @@ def which_of(dy: Tensor) -> Tensor:
     return (dy.abs() * 3).clamp(max=4).to(torch.uint8)
 
 
-def best(times: dict[Cut, float], patches: float) -> Choice:
-    """The choice that follows from these milliseconds of the cuts, and of the patches way."""
+def best(times: dict[Cut, float], patches: float, written: float | None = None) -> Choice:
+    """The choice that follows from these milliseconds of the cuts, of the patches way, and of `WRITTEN` patches."""
     fastest = min(times.values(), default=math.inf)
-    if not fastest < patches:
-        return {"way": "patches", "patches_ms": patches, **({"ms": fastest} if times else {})}
+    others = {"patches_ms": patches, **({} if written is None else {"written_ms": written})}
+    if not fastest < min(others.values()):
+        way = "patches" if written is None or patches <= written else WRITTEN
+        return {"way": way, **others, **({"ms": fastest} if times else {})}
     cut = next(cut for cut, t in times.items() if t <= NEAR * fastest)
-    return {"way": cut.way, "tile": list(cut.tile), "dot": cut.dot, "ms": times[cut], "patches_ms": patches}
+    return {"way": cut.way, "tile": list(cut.tile), "dot": cut.dot, "ms": times[cut], **others}
 
 
 def _tell(reasons: list[str], some: bool) -> None:
