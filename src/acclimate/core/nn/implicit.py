@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, switches
+from .fastest import NEAR, milliseconds
 from .implicit_kernels import FEW, Layer, Tile
 
 log = logging.getLogger("acclimate")
@@ -70,11 +70,6 @@ three products of halves (`bf16x3`) are nearer to the true one than one of TF32 
 WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels, "folded": folded_kernels}
 APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
-NEAR = 1.03
-"""Of cuts that are nearly as fast as the fastest the first is taken, so that noise seldom decides."""
-REPEATS, PASSES, SLEEP, CLOCK = 8, 3, 4_000_000, 2e9
-"""Runs of a measurement, measurements, the device's clocks while which the host at least puts runs into its queue, and
-about how many there are in a second."""
 SUMS = ("correlate", "pooled_correlate")
 """Products that are sums over pixels."""
 FEW_IMAGES = 64
@@ -269,13 +264,13 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
                 apart = float((got - want).float().norm() / want.float().norm())
                 if not apart <= APART[precision]:
                     raise ArithmeticError(f"a result is {apart:.1e} from that of written patches")
-                times[cut] = _milliseconds(run)
+                times[cut] = milliseconds(run)
             except Exception as reason:
                 reasons.append(str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__)
         if recording and not times:
             raise RuntimeError(f"convolutions cannot be measured while recording: {reasons[0]}")
         _tell(reasons, bool(times))
-        return best(times, _milliseconds(lambda: other(p, q, g)))
+        return best(times, milliseconds(lambda: other(p, q, g)))
 
 
 def _more(kind: Kind, b: Tensor) -> tuple[Any, ...]:
@@ -311,23 +306,3 @@ def _made(like: Tensor, clients: int, seed: int) -> Tensor:
     rows, channels, height, width = like.shape[1:]
     made = torch.randn(clients, rows, height, width, channels, generator=g, device=like.device)
     return made.to(like.dtype).permute(0, 1, 4, 2, 3)
-
-
-def _milliseconds(f: Callable[[], Any]) -> float:
-    """The device's time for one run: it sleeps until all of them are in its queue, however busy the host is."""
-    f()
-    began = time.perf_counter()
-    for _ in range(REPEATS):
-        f()
-    asleep = max(SLEEP, int(2 * CLOCK * (time.perf_counter() - began)))
-    took = []
-    for _ in range(PASSES):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(asleep)
-        begin.record()
-        for _ in range(REPEATS):
-            f()
-        end.record()
-        end.synchronize()
-        took.append(begin.elapsed_time(end) / REPEATS)
-    return min(took)
