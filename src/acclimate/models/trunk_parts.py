@@ -141,7 +141,7 @@ class _MLP(Function):
     @staticmethod
     def forward(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
         raised, kept = hidden.raised(h.flatten(0, 1), w1, b1)
-        return F.linear(raised, w2, b2).view(*h.shape[:2], -1), kept.view(*h.shape[:2], -1)
+        return F.linear(raised, w2, b2).view(*h.shape[:2], len(w2)), kept.view(*h.shape[:2], len(w1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -174,7 +174,7 @@ class _MLPBack(Function):
 
     @staticmethod
     def forward(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
-        return (hidden.lowered(g.flatten(0, 1), w2, kept.flatten(0, 1)) @ w1).view(*g.shape[:2], -1)
+        return (hidden.lowered(g.flatten(0, 1), w2, kept.flatten(0, 1)) @ w1).view(*g.shape[:2], w1.shape[1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

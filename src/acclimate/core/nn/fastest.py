@@ -59,6 +59,7 @@ def _recording() -> bool:
 
 
 def _measured(x: Tensor, make: Callable[[], Mapping[str, Callable[[], Any]]]) -> Choice:
+    torch.cuda.synchronize(x.device)
     with torch.cuda.device(x.device), torch.no_grad():
         return best({name: milliseconds(run) for name, run in make().items()})
 

@@ -81,7 +81,7 @@ def _drawn(x: Tensor, weight: Tensor, count: int) -> tuple[Tensor, ...]:
     hidden, width = weight.shape
     w = trials.draw(x, hidden, width) * width**-0.5
     w = w if weight.stride(-1) == 1 else w.T.contiguous().T
-    return trials.draw(x, count, width), w, trials.draw(x, hidden), trials.draw(x, count, hidden)
+    return trials.repeated(x, count, width), w, trials.draw(x, hidden), trials.repeated(x, count, hidden)
 
 
 def trial(kind: str, x: Tensor, weight: Tensor, cut: Cut) -> float:

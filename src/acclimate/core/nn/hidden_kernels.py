@@ -52,7 +52,7 @@ CUTS = (
     if INTERPRETED
     else (Cut(128, 128, 64, 4, 3, 1, False), Cut(128, 128, 64, 4, 2, 2, False), Cut(128, 256, 64, 8, 3, 2, True))
 )
-"""The cuts that are tried. Of the first, two programs share a processor, of the second three: some compute while another
+"""The cuts that are tried. Of the first, two programs share a processor, of the second three: some compute while one
 writes. The third reads less, and has a processor to itself."""
 
 
@@ -70,12 +70,14 @@ def bent(x, FAST: tl.constexpr):
             "tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1
         )  # fmt: skip
     else:
-        bend = 1.0 - 2.0 / (1.0 + tl.math.exp2(z * 2.8853901))
+        bend = 1.0 - 2.0 / (1.0 + tl.math.exp2(tl.minimum(z * 2.8853901, 64.0)))
     return bend, 0.39875271 + t * (0.055511932 - t * 0.00087973827)
 
 
 @jit
-def _finish(acc, kept, y, bias, m, n, N, BACK: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, WIDE: tl.constexpr):
+def _finish(
+    acc, kept, y, bias, m, n, N, BACK: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, WIDE: tl.constexpr
+):
     """Write what comes of a tile of sums [rows, WIDE]."""
     if BACK:
         value = kept.load([m, n]).to(tl.float32)

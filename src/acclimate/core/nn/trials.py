@@ -56,10 +56,10 @@ def serves_gelu(x: Tensor) -> bool:
     return gelu_kernels.usable(x) and works(("gelu",), x, lambda: _gelu_trial(x))
 
 
-def serves_attention(qkv: Tensor, heads: int) -> bool:
-    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d]."""
-    kind = ("attention", qkv.shape[1:], heads)
-    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads))
+def serves_attention(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> bool:
+    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], with keys in such turns."""
+    kind = ("attention", qkv.shape[1:], heads, *([] if turns is None else [turns.name]))
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, turns))
 
 
 _tried: dict[Any, bool] = {}
@@ -106,6 +106,12 @@ def draw(x: Tensor, *shape: int) -> Tensor:
     """Random numbers of the kind of x, the same every time."""
     g = torch.Generator(x.device).manual_seed(sum(shape))
     return torch.randn(shape, generator=g, device=x.device).to(x.dtype)
+
+
+def repeated(x: Tensor, count: int, *shape: int) -> Tensor:
+    """So many draws of this shape, to measure with: some of them again and again, which takes less memory."""
+    some = draw(x, min(count, FEW), *shape)
+    return some.repeat(-(-count // len(some)), *[1] * len(shape))[:count]
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
@@ -164,7 +170,7 @@ def _rows_trial(x: Tensor) -> float:
     return max(apart(*p) for p in pairs)
 
 
-def _attention_trial(qkv: Tensor, heads: int) -> float:
+def _attention_trial(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> float:
     """How far the gradient of attention is from that of the formula, in float32."""
     tokens, width = qkv.shape[1], qkv.shape[2] // 3
     given, g = draw(qkv, 3, tokens, 3 * width), draw(qkv, 3, tokens, width)
@@ -179,4 +185,4 @@ def _attention_trial(qkv: Tensor, heads: int) -> float:
     ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
     expected = torch.stack((ds @ k, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
     out = y.movedim(1, 2).flatten(2).to(qkv.dtype)
-    return apart(attention_back(given, out, g, sums.contiguous(), heads), expected)
+    return apart(attention_back(given, out, g, sums.contiguous(), heads, turns), expected)
