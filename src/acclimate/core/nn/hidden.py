@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import fastest, hidden_kernels, trials
-from .hidden_kernels import CUTS, Cut
+from .hidden_kernels import CUTS, Tiling
 from .kernels import INTERPRETED
 
 LEAST = 1 if INTERPRETED else 2**22
@@ -49,7 +49,7 @@ def _lowered(g: Tensor, weight: Tensor, kept: Tensor) -> Tensor:
     return to_h
 
 
-def _cut(kind: Literal["raised", "lowered"], x: Tensor, weight: Tensor) -> Cut | None:
+def _cut(kind: Literal["raised", "lowered"], x: Tensor, weight: Tensor) -> Tiling | None:
     """How the kernel of this product is cut; None where plain code is the way."""
     if trials.resting() or len(x) * len(weight) < LEAST or not hidden_kernels.usable(x, weight):
         return None
@@ -61,7 +61,7 @@ def _cut(kind: Literal["raised", "lowered"], x: Tensor, weight: Tensor) -> Cut |
     return cut if cut is None or _works(kind, x, weight, cut) else None
 
 
-def _works(kind: str, x: Tensor, weight: Tensor, cut: Cut) -> bool:
+def _works(kind: str, x: Tensor, weight: Tensor, cut: Tiling) -> bool:
     return trials.works((kind, tuple(weight.shape), cut.name), x, lambda: trial(kind, x, weight, cut))
 
 
@@ -84,7 +84,7 @@ def _drawn(x: Tensor, weight: Tensor, count: int) -> tuple[Tensor, ...]:
     return trials.repeated(x, count, width), w, trials.draw(x, hidden), trials.repeated(x, count, hidden)
 
 
-def trial(kind: str, x: Tensor, weight: Tensor, cut: Cut) -> float:
+def trial(kind: str, x: Tensor, weight: Tensor, cut: Tiling) -> float:
     """How far the kernel's results are from those of torch's operations, in float32."""
     rows, w, bias, kept = _drawn(x, weight, trials.FEW)
     product = rows.float() @ w.mT.float()

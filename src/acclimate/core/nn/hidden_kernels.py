@@ -25,7 +25,7 @@ if AVAILABLE:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
 
-class Cut(NamedTuple):
+class Tiling(NamedTuple):
     """How a product is cut."""
 
     rows: int
@@ -48,9 +48,13 @@ class Cut(NamedTuple):
 
 
 CUTS = (
-    (Cut(32, 64, 32, 4, 1, 1, False), Cut(64, 32, 32, 4, 1, 2, True))
+    (Tiling(32, 64, 32, 4, 1, 1, False), Tiling(64, 32, 32, 4, 1, 2, True))
     if INTERPRETED
-    else (Cut(128, 128, 64, 4, 3, 1, False), Cut(128, 128, 64, 4, 2, 2, False), Cut(128, 256, 64, 8, 3, 2, True))
+    else (
+        Tiling(128, 128, 64, 4, 3, 1, False),
+        Tiling(128, 128, 64, 4, 2, 2, False),
+        Tiling(128, 256, 64, 8, 3, 2, True),
+    )
 )
 """The cuts that are tried. Of the first, two programs share a processor, of the second three: some compute while one
 writes. The third reads less, and has a processor to itself."""
@@ -135,18 +139,18 @@ def usable(x: Tensor, weight: Tensor) -> bool:
     return fits(x, weight) and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Cut) -> tuple[Tensor, Tensor]:
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Tiling) -> tuple[Tensor, Tensor]:
     """gelu(h) and h = x W^T + b, of x [N, inputs] and W [outputs, inputs]."""
     kept = x.new_empty(len(x), len(weight))
     return _run(x, weight, kept, bias, False, cut), kept
 
 
-def backward(g: Tensor, weight: Tensor, kept: Tensor, cut: Cut) -> Tensor:
+def backward(g: Tensor, weight: Tensor, kept: Tensor, cut: Tiling) -> Tensor:
     """(g W) gelu'(h), of g [N, outputs], W [outputs, hidden] and h [N, hidden]."""
     return _run(g, weight.mT, kept.contiguous(), None, True, cut)
 
 
-def _run(x: Tensor, weight: Tensor, kept: Tensor, bias: Tensor | None, back: bool, cut: Cut) -> Tensor:
+def _run(x: Tensor, weight: Tensor, kept: Tensor, bias: Tensor | None, back: bool, cut: Tiling) -> Tensor:
     x, (rows, inputs), outputs = x.contiguous(), x.shape, len(weight)
     y, turned = torch.empty_like(kept), weight.stride(-1) != 1
     bm, bn, bk = cut[:3]
