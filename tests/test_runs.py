@@ -20,7 +20,7 @@ from safetensors.torch import save
 import acclimate as ac
 from acclimate import store
 from acclimate.core import fit as loop
-from acclimate.core.nn import implicit
+from acclimate.core.nn import fastest, implicit
 from acclimate.eval import Table
 from acclimate.experiment import dumps
 from acclimate.experiment.settings import expand
@@ -218,24 +218,34 @@ def test_ctrl_c_checkpoints_and_resume_ends_alike(finished, tmp_path, rounds):
 
 def test_chosen_kernels_are_kept_with_checkpoints_and_used_again(tmp_path):
     path, chosen = tmp_path / "cut", {"some shape": {"way": "implicit", "tile": [128, 64, 32, 4, 3]}}
-    before = implicit.choices()
+    timed = {"some product": {"way": "other", "times": {"plain": 2.0, "other": 1.0}}}
+    before, timed_before = implicit.choices(), fastest.choices()
     try:
         implicit.forget()
-        implicit.use_choices(chosen)
+        fastest.forget()
+        implicit.use_choices(fastest.use_choices(chosen | timed))
         with pytest.raises(api.Interrupted):
             ac.run(quick()[0], path, watch=StopAfter(1))
         implicit.forget()
+        fastest.forget()
         kept = (path / "kernels.json").read_text()
-        for wrong in ("{}", '{"schema": "acclimate.kernels/1"}', kept.replace("128", '"x"')):
+        for wrong in (
+            "{}",
+            '{"schema": "acclimate.kernels/1"}',
+            kept.replace("128", '"x"'),
+            kept.replace("other", "x", 1),
+        ):
             (path / "kernels.json").write_text(wrong)
             with pytest.raises(store.RunError, match=r"kernels\.json"):
                 ac.resume(path)
         (path / "kernels.json").write_text(kept)
         ac.resume(path)
-        assert implicit.choices() == chosen
+        assert implicit.choices() == chosen and fastest.choices() == timed
     finally:
         implicit.forget()
+        fastest.forget()
         implicit.use_choices(before)
+        fastest.use_choices(timed_before)
 
 
 COMMAND = "from acclimate.cli.main import main; main()"

@@ -171,7 +171,7 @@ def test_reduced_precision_is_as_far_off_as_it_should_be() -> None:
     layer, true = implicit.layer_of("convolve", x, w, g), truths(g, x, w, dy)
     for kind, t in zip(("convolve", "spread", "correlate"), true, strict=True):
         a, b = {"convolve": (x, w), "spread": (dy, w), "correlate": (x, dy)}[kind]
-        tile, far = implicit.candidates(kind, layer, torch.float32)[0], {}  # type: ignore[arg-type]
+        tile, far = cuts.candidates(kind, layer, torch.float32)[0], {}  # type: ignore[arg-type]
         for name in ("ieee", "tf32x3", "tf32"):
             far[name] = float((getattr(implicit_kernels, kind)(a, b, layer, tile, name) - t).norm() / t.norm())
         half = getattr(implicit_kernels, kind)(a.bfloat16(), b.bfloat16(), layer, tile, "tf32")

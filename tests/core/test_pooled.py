@@ -120,7 +120,7 @@ def test_a_layer_folded_with_its_pooling_is_the_layer_and_its_gradient(case: tup
     full = [nn.functional.conv2d(*(t.double() for t in each), 1, pad) for each in zip(x, w, bias, strict=True)]
     four = torch.stack(full).unfold(3, 2, 2).unfold(4, 2, 2).flatten(5)
     best, choice = four.max(5)
-    tile = implicit.folds("pooled", layer, torch.float32)[0]
+    tile = cuts.folds("pooled", layer, torch.float32)[0]
     y, which = folded_kernels.pooled(made[0], made[1], layer, tile, "ieee", made[2], True)
     near(y, best.relu())
     assert torch.equal(which.cpu(), torch.where(best > 0, choice, 4).to(torch.uint8))
@@ -130,7 +130,7 @@ def test_a_layer_folded_with_its_pooling_is_the_layer_and_its_gradient(case: tup
     for c in range(2):
         out = nn.functional.conv2d(x[c].double(), wanted[c], bias[c].double(), 1, pad)
         nn.functional.max_pool2d(out, 2).relu().backward(dy[c].double())
-    for tile in implicit.folds("pooled_correlate", layer, torch.float32):
+    for tile in cuts.folds("pooled_correlate", layer, torch.float32):
         near(folded_kernels.pooled_correlate(made[0], dy.to(HERE), layer, tile, "ieee", which), wanted.grad)
     kinds = {cut.way for cut in implicit.cuts("pooled_correlate", layer, made[0], "fp32")}
     assert kinds == {"implicit", "folded"}

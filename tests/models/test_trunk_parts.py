@@ -9,7 +9,17 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from acclimate.core import Task, rng
-from acclimate.core.nn import attention_kernels, gelu_kernels, kernels, pair_kernels, product_kernels, trials
+from acclimate.core.nn import (
+    attention_kernels,
+    gelu_kernels,
+    hidden,
+    hidden_kernels,
+    kernels,
+    pair_kernels,
+    product_kernels,
+    trials,
+)
+from acclimate.core.nn import heads as by_heads
 from acclimate.models import LoRA, ViT, low_rank, trunk_parts
 
 G = torch.Generator().manual_seed(0)
@@ -142,9 +152,92 @@ def test_the_gradient_of_attention_agrees_with_the_formula(tokens, heads, d):
     assert not attention_kernels.usable(qkv[:, :15], heads) and not attention_kernels.usable(qkv, 4 * heads * d)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_step_of_lora_with_kernels_is_that_of_torchs_operations(caplog):
+@works
+@pytest.mark.parametrize("turns", [attention_kernels.Turns(64, 32, 4, 1, 0), attention_kernels.Turns(256, 64, 4, 1, 0)])
+@pytest.mark.parametrize(("tokens", "heads", "d"), [(17, 2, 16), (197, 1, 32)])
+def test_so_does_the_gradient_of_attention_with_keys_in_turns(tokens, heads, d, turns):
+    torch.use_deterministic_algorithms(True)  # fresh memory is not a number: nobody may read it
+    try:
+        assert trials._attention_trial(draw(1, tokens, 3 * heads * d), heads, turns) < 1e-5
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@works
+@pytest.mark.parametrize("cut", hidden_kernels.CUTS, ids=lambda cut: cut.name)
+def test_products_with_gelu_inside_agree_with_torchs_operations(cut):
+    """The tail of the distribution is right to 1e-4 of its slope, which half precision does not see."""
+    x = draw(5, 72)
+    for weight in (draw(88, 72), draw(72, 88).T):
+        assert hidden_kernels.usable(x, weight) and hidden.trial("raised", x, weight, cut) < 5e-5
+        assert hidden.trial("lowered", x, weight, cut) < 2e-4
+    y, h = hidden_kernels.forward(x, draw(88, 72), None, cut)
+    torch.testing.assert_close(y, F.gelu(h), rtol=0, atol=5e-5)
+    assert not hidden_kernels.usable(x, draw(88, 71)) and not hidden_kernels.usable(draw(6 * 72)[1:361].view(5, 72), h)
+
+
+@works
+def test_far_numbers_go_through_gelu_as_they_are_or_not_at_all():
+    far = torch.tensor([[-1e4, -30.0, -7.0, 0.0, 7.0, 30.0, 1e4, 2e4]]).expand(8, 8).contiguous()
+    ones, cut = torch.eye(8), hidden_kernels.CUTS[0]
+    expected = far.clamp(min=0)
+    torch.testing.assert_close(hidden_kernels.forward(far, ones, None, cut)[0], expected, rtol=1e-6, atol=1e-6)
+    slope = (far > 0).float() + 0.5 * (far == 0)
+    torch.testing.assert_close(
+        hidden_kernels.backward(torch.ones(8, 8) @ ones, ones, far, cut), slope, rtol=1e-6, atol=1e-6
+    )
+
+
+@works
+def test_an_mlp_takes_the_kernel_and_without_kernels_it_does_not(monkeypatch):
+    ran = []
+    for name in ("forward", "backward"):
+        run = getattr(hidden_kernels, name)
+        monkeypatch.setattr(hidden_kernels, name, lambda *a, name=name, run=run: (ran.append(name), run(*a))[1])
+
+    def slope():
+        return grad(lambda d: mlp_at_once(X[0], d).sum())(D[0])
+
+    hidden.raised(X[0, 0], W1, B1), hidden.lowered(X[0, 0], W2, draw(TOKENS, HIDDEN))  # trials
+    ran.clear()
+    found = slope()
+    assert ran == ["forward", "backward"]
+    with trials.without():
+        torch.testing.assert_close(found, slope(), **TIGHT)
+    assert ran == ["forward", "backward"]
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9, reason="needs a copy engine"
+)
+
+
+@hopper
+@pytest.mark.parametrize("cut", hidden_kernels.CUTS, ids=lambda cut: cut.name)
+def test_on_a_gpu_products_with_gelu_inside_agree(cut):
+    x, weight = (
+        torch.empty(5, 384, dtype=torch.bfloat16, device="cuda"),
+        torch.empty(1536, 384, device="cuda").bfloat16(),
+    )
+    for w in (weight, weight.T.contiguous().T):
+        assert hidden.trial("raised", x, w, cut) < 1e-2 and hidden.trial("lowered", x, w, cut) < 1e-2
+
+
+@hopper
+@pytest.mark.parametrize("turns", attention_kernels.TURNS, ids=lambda turns: turns.name)
+@pytest.mark.parametrize(("tokens", "heads", "d"), [(197, 6, 64), (37, 2, 64), (256, 3, 32)])
+def test_on_a_gpu_the_gradient_of_attention_agrees_in_turns(tokens, heads, d, turns):
+    qkv = torch.empty(1, tokens, 3 * heads * d, dtype=torch.bfloat16, device="cuda")
+    assert trials._attention_trial(qkv, heads, turns) < 2e-2
+
+
+@gpu
+@pytest.mark.parametrize("least", [None, 1], ids=["as it is", "whatever its size"])
+def test_a_step_of_lora_with_kernels_is_that_of_torchs_operations(caplog, monkeypatch, least):
     """Gradients of clients with adapters of their own, mapped over: bf16 against float32 without kernels."""
+    for module in (hidden, by_heads) if least else ():
+        monkeypatch.setattr(module, "LEAST", least)
     base = ViT(patch=8, width=128, depth=2, heads=2)
     given = Task(LoRA(base, rank=8, targets=("attn.qkv", "attn.proj")), (3, 48, 48), 10)
     params = {

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..core.nn import heads as by_heads
 from ..core.nn import trials
 
 HALF = (torch.float16, torch.bfloat16)
@@ -112,7 +113,7 @@ class _Gradient(Function):
     @staticmethod
     def forward(g: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor, heads: int) -> Tensor:
         if trials.serves_attention(qkv, heads):
-            return trials.attention_back(qkv.contiguous(), out.contiguous(), g.contiguous(), sums, heads)
+            return by_heads.back(qkv.contiguous(), out.contiguous(), g.contiguous(), sums, heads)
         kept = (*_apart(g, heads, 1), *_apart(qkv, heads, 3), *_apart(out, heads, 1), sums)
         tokens = qkv.shape[-2]
         if not qkv.is_cuda:

@@ -3,7 +3,7 @@
 On a GPU a frozen trunk of many clients spends more time on passes over activations than on products, unless sums and
 norms are one pass. What only frozen weights see (the activation inside the MLP) is not kept. Both parts join the
 clients' rows, have the derivative of their gradient from the formula written out, and the norms take kernels where
-those serve (`core.nn.trials`).
+those serve (`core.nn.trials`), the MLP's products, too (`core.nn.hidden`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..core.nn import trials
+from ..core.nn import hidden, trials
 from .low_rank import check_shared, joined
 
 
@@ -140,9 +140,8 @@ class _MLP(Function):
 
     @staticmethod
     def forward(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
-        kept = F.linear(h, w1, b1)
-        hidden = trials.gelu(kept) if trials.serves_gelu(kept) else F.gelu(kept)
-        return F.linear(hidden, w2, b2), kept
+        raised, kept = hidden.raised(h.flatten(0, 1), w1, b1)
+        return F.linear(raised, w2, b2).view(*h.shape[:2], len(w2)), kept.view(*h.shape[:2], len(w1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -175,10 +174,7 @@ class _MLPBack(Function):
 
     @staticmethod
     def forward(g: Tensor, w1: Tensor, w2: Tensor, kept: Tensor) -> Tensor:
-        up, kept = g @ w2, kept.contiguous()
-        back = trials.gelu_back if trials.serves_gelu(kept) else torch.ops.aten.gelu_backward
-        to_h: Tensor = back(up, kept) @ w1
-        return to_h
+        return (hidden.lowered(g.flatten(0, 1), w2, kept.flatten(0, 1)) @ w1).view(*g.shape[:2], w1.shape[1])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..core import State
-from ..core.nn import implicit
+from ..core.nn import fastest, implicit
 from ..eval.analysis import Traces
 from ..experiment import SCHEMA, Experiment, checked, dumps, loads
 from . import append
@@ -94,7 +94,7 @@ class RunFolder:
         """Write the loop's state; `training` names what is trained (Experiment.identity).
 
         Where private states lie in a file and it is not the `last` of a run, only those that changed are written."""
-        if chosen := implicit.choices():
+        if chosen := implicit.choices() | fastest.choices():
             write(self.kernels, json.dumps({"schema": KERNELS_SCHEMA, "choices": chosen}, indent=1) + "\n")
         if state.mine.far and not last:
             self.parts.checkpoint(state, training, self.world)
@@ -143,7 +143,7 @@ class RunFolder:
         if kept.get("schema") != KERNELS_SCHEMA:
             raise RunError(f"{self.kernels}: schema={kept.get('schema')!r} must be '{KERNELS_SCHEMA}'")
         try:
-            implicit.use_choices(kept["choices"])
+            implicit.use_choices(fastest.use_choices(kept["choices"]))
         except (KeyError, AttributeError, ValueError) as e:
             raise RunError(f"{self.kernels} is damaged: {e}") from e
 

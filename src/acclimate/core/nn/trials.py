@@ -36,30 +36,30 @@ def serves(x: Tensor, weight: Tensor, rank: int) -> bool:
     if not product_kernels.usable(x, weight) or (x.is_cuda and weight.shape[0] < weight.shape[1]):
         return False
     kind = ("product", tuple(weight.shape), weight.stride(-1) == 1, rank)
-    return _works(kind, x, lambda: _product_trial(x, weight, rank))
+    return works(kind, x, lambda: _product_trial(x, weight, rank))
 
 
 def serves_rows(x: Tensor) -> bool:
     """Whether `norm` and `norm_back` are for these rows."""
     usable = kernels.usable(x) or (kernels.INTERPRETED and x.dtype == torch.float32)
-    return usable and 0 < x.shape[-1] <= row_kernels.TILE and _works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
+    return usable and 0 < x.shape[-1] <= row_kernels.TILE and works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
 
 
 def serves_pairs(x: Tensor, v: Tensor) -> bool:
     """Whether `slopes` is for these rows [G, N, inputs] and pairs like V [G, outputs, rank]."""
     kind = ("pair", x.shape[-1], *v.shape[1:])
-    return pair_kernels.usable(x, v.shape[-1]) and _works(kind, x, lambda: _pair_trial(x, v))
+    return pair_kernels.usable(x, v.shape[-1]) and works(kind, x, lambda: _pair_trial(x, v))
 
 
 def serves_gelu(x: Tensor) -> bool:
     """Whether `gelu` and `gelu_back` are for these numbers."""
-    return gelu_kernels.usable(x) and _works(("gelu",), x, lambda: _gelu_trial(x))
+    return gelu_kernels.usable(x) and works(("gelu",), x, lambda: _gelu_trial(x))
 
 
-def serves_attention(qkv: Tensor, heads: int) -> bool:
-    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d]."""
-    kind = ("attention", qkv.shape[1:], heads)
-    return attention_kernels.usable(qkv, heads) and _works(kind, qkv, lambda: _attention_trial(qkv, heads))
+def serves_attention(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> bool:
+    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], with keys in such turns."""
+    kind = ("attention", qkv.shape[1:], heads, *([] if turns is None else [turns.name]))
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, turns))
 
 
 _tried: dict[Any, bool] = {}
@@ -76,7 +76,13 @@ def without() -> Iterator[None]:
         _plain.pop()
 
 
-def _works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool:
+def resting() -> bool:
+    """Whether torch's own operations do it all."""
+    return bool(_plain)
+
+
+def works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool:
+    """Whether the trial of this kind, for numbers like x, says that results are near enough those of plain code."""
     key = (*kind, x.dtype, x.device)
     if _plain:
         return False
@@ -96,12 +102,20 @@ def _works(kind: tuple[Any, ...], x: Tensor, trial: Callable[[], float]) -> bool
     return _tried[key]
 
 
-def _draw(x: Tensor, *shape: int) -> Tensor:
+def draw(x: Tensor, *shape: int) -> Tensor:
+    """Random numbers of the kind of x, the same every time."""
     g = torch.Generator(x.device).manual_seed(sum(shape))
     return torch.randn(shape, generator=g, device=x.device).to(x.dtype)
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
+def repeated(x: Tensor, count: int, *shape: int) -> Tensor:
+    """So many draws of this shape, to measure with: some of them again and again, which takes less memory."""
+    some = draw(x, min(count, FEW), *shape)
+    return some.repeat(-(-count // len(some)), *[1] * len(shape))[:count]
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """How far a result is from the expected one, by the length of that."""
     distance = float((found.float() - expected).norm() / expected.norm().clamp(min=1e-20))
     return distance if distance == distance else float("inf")
 
@@ -109,39 +123,39 @@ def _apart(found: Tensor, expected: Tensor) -> float:
 def _product_trial(x: Tensor, weight: Tensor, rank: int) -> float:
     """How far the kernel's results are from those of torch's operations, in float32, for rows of two clients."""
     outputs, inputs = weight.shape
-    rows, w, a = (_draw(x, *shape) for shape in ((2, FEW, inputs), (outputs, inputs), (2, rank, inputs)))
-    w, a, v, b = w * inputs**-0.5, a * inputs**-0.5, _draw(x, 2, outputs, rank), _draw(x, outputs)
+    rows, w, a = (draw(x, *shape) for shape in ((2, FEW, inputs), (outputs, inputs), (2, rank, inputs)))
+    w, a, v, b = w * inputs**-0.5, a * inputs**-0.5, draw(x, 2, outputs, rank), draw(x, outputs)
     w = w if weight.stride(-1) == 1 else w.T.contiguous().T
     y, low = product(rows, w, b, a, v, 2.0)
     u = 2.0 * rows.float() @ a.mT.float()
     own, plain = u @ v.mT.float(), rows.float() @ w.mT.float()
     pairs = [(low, u), (y, plain + b.float() + own), (product(rows, w, None, a, v, 2.0)[0], plain + own)]
     pairs.append((summed(rows, w, low, v), plain + low.float() @ v.mT.float()))
-    return max(_apart(*p) for p in pairs)
+    return max(apart(*p) for p in pairs)
 
 
 def _pair_trial(x: Tensor, v: Tensor) -> float:
     """How far the gradients of pairs are from those of torch's operations, in float32, for rows of two clients."""
     (outputs, rank), inputs = v.shape[1:], x.shape[-1]
-    g, rows, low, own = (_draw(x, 2, *s) for s in ((FEW, outputs), (FEW, inputs), (FEW, rank), (outputs, rank)))
+    g, rows, low, own = (draw(x, 2, *s) for s in ((FEW, outputs), (FEW, inputs), (FEW, rank), (outputs, rank)))
     found = slopes(g, rows, low, own * outputs**-0.5, 2.0)
     up = 2.0 * g.float() @ (own * outputs**-0.5).float()
     expected = (up, up.mT @ rows.float(), g.float().mT @ low.float())
-    return max(_apart(*pair) for pair in zip(found, expected, strict=True))
+    return max(apart(*pair) for pair in zip(found, expected, strict=True))
 
 
 def _gelu_trial(x: Tensor) -> float:
     """How far GELU and its gradient are from those of torch's operations, in float32."""
-    given, g = _draw(x, 3, 1000), _draw(x, 1000, 3).T.contiguous()
+    given, g = draw(x, 3, 1000), draw(x, 1000, 3).T.contiguous()
     expected = torch.ops.aten.gelu_backward(g.float(), given.float())
-    return max(_apart(gelu(given), F.gelu(given.float())), _apart(gelu_back(g, given), expected))
+    return max(apart(gelu(given), F.gelu(given.float())), apart(gelu_back(g, given), expected))
 
 
 def _rows_trial(x: Tensor) -> float:
     """How far sum, norm and their gradient are from those of torch's operations, in float32."""
     width, aten = x.shape[-1], torch.ops.aten
-    a, d, more, dy = (_draw(x, n, FEW, width)[0] for n in (1, 2, 3, 4))
-    weight, bias = _draw(x, width), _draw(x, width, 1)[:, 0]
+    a, d, more, dy = (draw(x, n, FEW, width)[0] for n in (1, 2, 3, 4))
+    weight, bias = draw(x, width), draw(x, width, 1)[:, 0]
     s, y, mean, unit = norm(a, d, weight, bias, 1e-6)
     shape, own = [width], (weight.float(), bias.float())
     expected, m, r = torch.native_layer_norm(s.float(), shape, *own, 1e-6)
@@ -153,22 +167,22 @@ def _rows_trial(x: Tensor) -> float:
         (norm(a, None, weight, bias, 1e-6)[1], F.layer_norm(a.float(), shape, *own, 1e-6)),
         (norm_back(None, dy, s, weight, mean, unit), back),
     ]
-    return max(_apart(*p) for p in pairs)
+    return max(apart(*p) for p in pairs)
 
 
-def _attention_trial(qkv: Tensor, heads: int) -> float:
+def _attention_trial(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> float:
     """How far the gradient of attention is from that of the formula, in float32."""
     tokens, width = qkv.shape[1], qkv.shape[2] // 3
-    given, g = _draw(qkv, 3, tokens, 3 * width), _draw(qkv, 3, tokens, width)
+    given, g = draw(qkv, 3, tokens, 3 * width), draw(qkv, 3, tokens, width)
 
-    def apart(t: Tensor) -> Tensor:
+    def headed(t: Tensor) -> Tensor:
         return t.float().unflatten(-1, (-1, heads, width // heads)).movedim(1, 3)  # [B, parts, heads, T, d]
 
-    q, k, v = apart(given).unbind(1)
-    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, apart(g)[:, 0]
+    q, k, v = headed(given).unbind(1)
+    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, headed(g)[:, 0]
     p, sums = logits.softmax(-1), logits.logsumexp(-1)
     y, along = p @ v, dy @ v.mT
     ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
     expected = torch.stack((ds @ k, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
     out = y.movedim(1, 2).flatten(2).to(qkv.dtype)
-    return _apart(attention_back(given, out, g, sums.contiguous(), heads), expected)
+    return apart(attention_back(given, out, g, sums.contiguous(), heads, turns), expected)
