@@ -186,7 +186,7 @@ def test_a_network_whose_images_are_flattened_is_that_of_its_layers(
 
     def slope(net: nn.Module):  # type: ignore[no-untyped-def]
         def value(v: dict, x: Tensor) -> Tensor:
-            return (functional_call(net, v, (x,)) / 9).sin().sum()
+            return (functional_call(net, v, (x,)) / 90).sin().sum()
 
         return lambda v, x: (value(v, x), grad(value)(v, x))
 
