@@ -13,7 +13,7 @@ KERNELS = kernels.AVAILABLE and (torch.cuda.is_available() or kernels.INTERPRETE
 
 
 def ours(x: Tensor, y: Tensor) -> Tensor:
-    loss: Tensor = _CrossEntropy.apply(x.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
+    loss: Tensor = _CrossEntropy.apply(x.unsqueeze(0), y.unsqueeze(0), x.dtype).squeeze(0)
     return loss
 
 

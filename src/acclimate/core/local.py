@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from . import check, rng, tree
+from .agenda import Agenda, arranged, lower, plain
 from .gradient import gradient
 from .loops import Needed, Time, at, owned, repeat
 from .nn import many
 from .optim import Optimizer
-from .tree import Tree
+from .tree import Scalar, Tree
 
 Loss: TypeAlias = Callable[[Tree, Tree, rng.Key], tuple[Tensor, Tree]]
 """`loss(vars, batch, key) -> (scalar, new buffers)`."""
@@ -94,31 +95,44 @@ def train(
     params, frozen = vars["params"], {}
     if only is not None:
         params, frozen = tree.pick(params, only), tree.drop(params, only)
+    params = arranged(params)
     clock = torch.arange(positions.shape[0], device=active.device)
-    keys = rng.fold(key, "step", clock)
-    rows = data["rows"][positions]
-    labels = data["y"][rows]  # of all steps at once: small, and spares kernels in each of them
+    agenda = Agenda.of(data, positions, rng.fold(key, "step", clock))
+    low = None if "ragged" in data else lower(loss, params)
 
     def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
-        batch, k = {"x": data["x"][at(rows, t)], "y": at(labels, t)}, at(keys, t)
+        rows, labels, k = agenda.at(t)
+        batch = {"x": data["x"][rows], "y": labels}
 
         def objective(p: Tree) -> tuple[Tensor, Tree]:
             return loss({"params": {**frozen, **p}, "buffers": now["b"]}, batch, k)
 
-        grads, buffers = gradient(objective, now["p"])
-        if work.clip is not None:
-            grads = clip(grads, work.clip)
+        grads, buffers = gradient(objective, now["p"] if low is None else now["low"])
+        time = clock[t] if isinstance(t, int) else t
         with many.over(owned() and "ragged" not in data):
-            params, state = opt.update(grads, now["s"], now["p"], opt.scale(data["round"], at(clock, t)))
-        new = {"p": params, "s": state, "b": buffers}
+            new = _updated(opt, work, grads, now, opt.scale(data["round"], time))
+        new["b"] = buffers
         return tree.where(at(active, t), new, now) if "ragged" in data else new, {}
 
-    start = {"p": params, "s": opt.init(params), "b": vars["buffers"]}
+    start = {"p": params, "s": opt.init(params), "b": vars["buffers"], **({} if low is None else {"low": low})}
     # what is undone need not be done
     needed = Needed(data["rows"].shape[-1], work.steps) if "ragged" in data else None
     end, _ = repeat(step, start, positions.shape[0], active, needed)
-    merged = {**frozen, **end["p"]}
+    merged = {**frozen, **plain(end["p"])}
     return {"params": {name: merged[name] for name in vars["params"]}, "buffers": end["b"]}
+
+
+def _updated(opt: Optimizer, work: Work, grads: Tree, now: Tree, scale: Scalar) -> Tree:
+    """Parameters and the optimiser's state after a step; where gradients are those of parameters in the precision of
+    the passes, these, too."""
+    low = now.get("low")
+    if work.clip is not None:
+        grads = clip(grads if low is None else many.cast(grads, torch.float32), work.clip)
+    if low is None:
+        params, state = opt.update(grads, now["s"], now["p"], scale)
+        return {"p": params, "s": state}
+    params, state, low = opt.update_both(grads, now["s"], now["p"], low, scale)
+    return {"p": params, "s": state, "low": low}
 
 
 def difference(loss: Loss, vars: Tree, data: Tree, opt: Optimizer, work: Work, key: rng.Key) -> Tree:

@@ -49,7 +49,37 @@ LATEST = 4
 
 def at(x: Tensor, t: Time) -> Tensor:
     """Row t; where t is on the device the host does not ask for it."""
-    return x[t] if isinstance(t, int) else x.index_select(0, t.view(1))[0]
+    if isinstance(t, int):
+        return x[t]
+    if functorch.is_batchedtensor(t):
+        return x.index_select(0, t.view(1))[0]
+    row: Tensor = _Row.apply(x, t, 0)
+    return row
+
+
+class _Row(torch.autograd.Function):
+    """Row t of an axis, for all clients at once: torch takes a selection under `vmap` for a gathering of numbers."""
+
+    @staticmethod
+    def forward(x: Tensor, t: Tensor, axis: int) -> Tensor:
+        return x.index_select(axis, t.view(1)).squeeze(axis)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, t, ctx.axis = inputs
+        ctx.count = x.shape[ctx.axis]
+        ctx.save_for_backward(t)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        here = torch.arange(ctx.count, device=slope.device) == ctx.saved_tensors[0]
+        shape = (-1, *[1] * (slope.dim() - ctx.axis))
+        return here.view(shape) * slope.unsqueeze(ctx.axis), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, t: Tensor, axis: int) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        return _Row.apply(x.movedim(in_dims[0], 0), t, axis + 1), 0
 
 
 def repeat(body: Body, state: Tree, count: int, like: Tensor, needed: Needed | None = None) -> tuple[Tree, Tree]:
@@ -155,18 +185,23 @@ class Loop:
 
     def step(self) -> None:
         """One step, at the time that the device's clock has; afterwards the clock is one further."""
-        # the body gets a copy of the clock, which moves on in place
         with _owning(True):
-            self.state, self.out = self._body(self._clock.clone(), self.place)
+            state, out = self._body(self._clock, self.place)
+        self.state, self.out = (tree.map(self._kept, given) for given in (state, out))
         before, after = tree.flatten({"s": self.place}), tree.flatten({"s": self.state})
         if self.settled or _alike(before, after, ordered=self._first < LATEST):
             if not self.settled:
                 self.outs = tree.map(lambda x: self._room(self.left, x), self.out)
                 self.settled = True
-            row = (self._clock - self._first).view(1)
-            tree.map(lambda kept, x: kept.index_put_((row,), x[None]), self.outs, self.out)
+            if tree.leaves(self.outs):
+                row = (self._clock - self._first).view(1)
+                tree.map(lambda kept, x: kept.index_put_((row,), x[None]), self.outs, self.out)
             _write([before[k] for k in before], [after[k] for k in before])
         self._clock.add_(1)
+
+    def _kept(self, x: Tensor) -> Tensor:
+        """What a step gave, in memory of its own where it is the clock, which moves on in place."""
+        return x.clone() if raw(x).untyped_storage().data_ptr() == self._clock.untyped_storage().data_ptr() else x
 
 
 _driver: ContextVar[Stepwise | None] = ContextVar("driver", default=None)

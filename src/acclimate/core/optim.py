@@ -97,6 +97,15 @@ class Optimizer:
         """One step: the new parameters and the new state."""
         raise TypeError(f"{type(self).__name__} must say how it updates")
 
+    def update_both(
+        self, grads: Tree, state: Tree, params: Tree, low: Tree, scale: Scalar = 1.0
+    ) -> tuple[Tree, Tree, Tree]:
+        """`update` of parameters that are kept in a lower precision as well, in which gradients come: new parameters,
+        the new state, and the new parameters in that precision."""
+        fine, coarse = (tree.leaves(t)[0].dtype for t in (params, low))
+        params, state = self.update(many.cast(grads, fine), state, params, scale)
+        return params, state, many.cast(params, coarse)
+
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
@@ -123,6 +132,14 @@ class SGD(Optimizer):
             step = tree.add(grads, velocity, self.momentum) if self.nesterov else velocity
             state = {"velocity": velocity}
         return many.add(params, step, -self.lr * scale), state
+
+    def update_both(
+        self, grads: Tree, state: Tree, params: Tree, low: Tree, scale: Scalar = 1.0
+    ) -> tuple[Tree, Tree, Tree]:
+        if _takes_part(self.weight_decay) or _takes_part(self.momentum):
+            return super().update_both(grads, state, params, low, scale)
+        params, low = many.add_both(params, low, grads, -self.lr * scale)
+        return params, state, low
 
 
 def _takes_part(number: Scalar) -> bool:

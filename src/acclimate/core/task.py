@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,7 +19,7 @@ from .nn import many, pixels
 from .nn.calls import PureCalls
 from .nn.cross_entropy import cross_entropy
 from .nn.iabn import InstanceAwareBatchNorm
-from .nn.inputs import Inputs
+from .nn.inputs import Inputs, kind_of
 from .nn.layers import Normaliser, PureBatchNorm, is_norm, purify
 from .nn.modules import (
     Changes,
@@ -83,14 +82,6 @@ class Augment(Protocol):
     def views(self, x: Tensor, key: rng.Key) -> Tensor:
         """One random view of every image of a batch (uint8, or floats in 0..1)."""
         ...
-
-
-@functools.lru_cache(maxsize=64)
-def _constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Tensor:
-    # Memoised: making a tensor from Python numbers is a host-to-device copy, which a graph capture refuses. Outside all
-    # transforms: a tensor made inside two nested `grad`s stays wrapped when they are over, and its next use fails.
-    with outside_transforms():
-        return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
 
 
 def token_count(x: Tensor) -> int | None:
@@ -245,7 +236,7 @@ class Task:
     def _fixed(self, device: torch.device) -> Tree:
         """Buffers that are not numbers to train or average (index tables): kept out of the variables."""
         if device not in self._constants:
-            with outside_transforms():  # as in `_constant`
+            with outside_transforms():  # as in `pixels.constant`
                 self._constants[device] = tree.to(self._constants[torch.device("cpu")], device)
         return self._constants[device]
 
@@ -256,6 +247,11 @@ class Task:
 
         `change` names modules whose output is replaced by what a function makes of it (see `places`).
         """
+        out, kind = self._pass(vars, x, mode, key, change), kind_of(x)
+        return out if self.dtype is None else Out(out.logits.to(kind), out.features.to(kind), out.buffers)
+
+    def _pass(self, vars: Tree, x: Tensor, mode: Mode, key: rng.Key | None, change: Changes | None = None) -> Out:
+        """`apply`, with logits and features in the precision of the passes."""
         if self.augment is not None and mode == "train" and key is not None:
             x = self.augment.views(x, rng.fold(key, "augment"))
         input = self._input(x)
@@ -271,19 +267,18 @@ class Task:
         pure = PureCalls(key if mode == "train" else None) if self.foreign else contextlib.nullcontext()
         with changing(skeleton, change or {}), normalising(skeleton, way), pure:
             features, logits = functional_call(skeleton, tensors, (used["input"],))
-        if self.dtype is None:
-            return Out(logits, features, {k: tensors[k] for k in vars["buffers"]})
-        buffers = {k: b if mode in ("eval", "still") else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
-        kind = x.dtype if x.is_floating_point() else torch.float32
-        return Out(logits.to(kind), features.to(kind), buffers)
+        same = self.dtype is not None and mode in ("eval", "still")
+        buffers = {k: b if same else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
+        return Out(logits, features, buffers)
 
     def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
         """Input and variables in the precision of the passes. Running statistics stay as they are in training: what a
         batch adds to them would be rounded away."""
         if self.dtype is None:
             return given
-        used = many.cast(given, self.dtype)
-        return {**used, "buffers": given["buffers"]} if mode == "train" or isinstance(mode, Normaliser) else used
+        still = ("buffers",) if mode == "train" or isinstance(mode, Normaliser) else ()
+        used: Tree = many.cast(tree.drop(given, still), self.dtype)
+        return {**used, **tree.pick(given, still)}
 
     def _skeleton(self, mode: Mode) -> nn.Module:
         if isinstance(mode, Normaliser):  # not a copy for each: some carry weights of the samples of one call
@@ -299,14 +294,17 @@ class Task:
 
     def loss(self, vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
         """Cross-entropy on a labelled batch, and the new buffers."""
-        out = self.apply(vars, batch["x"], "train", key)
-        return cross_entropy(out.logits, batch["y"]), out.buffers
+        out = self._pass(vars, batch["x"], "train", key)
+        kind = out.logits.dtype if self.dtype is None else kind_of(batch["x"])
+        return cross_entropy(out.logits, batch["y"], kind), out.buffers
 
     def _input(self, x: Tensor) -> Tensor:
         """`normalise`, in the precision of the passes where a kernel does it."""
         if not pixels.serves(x):
             return self.normalise(x)
-        mean, std = (_constant(m or (d,) * x.shape[1], 2, x.device) for m, d in ((self.mean, 0.0), (self.std, 1.0)))
+        mean, std = (
+            pixels.constant(m or (d,) * x.shape[1], 2, x.device) for m, d in ((self.mean, 0.0), (self.std, 1.0))
+        )
         return pixels.normalised(x, mean, std, self.dtype or torch.float32)
 
     def normalise(self, x: Tensor) -> Tensor:
@@ -316,7 +314,7 @@ class Task:
         if not x.is_floating_point():
             return x.to(torch.int64)
         if self.mean:
-            x = (x - _constant(self.mean, x.dim(), x.device)) / _constant(self.std, x.dim(), x.device)
+            x = (x - pixels.constant(self.mean, x.dim(), x.device)) / pixels.constant(self.std, x.dim(), x.device)
         return x
 
     def places(self, patterns: Iterable[str]) -> tuple[str, ...]:

@@ -40,12 +40,12 @@ def _boxes(
     x, w, y, bias, which, batch,
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr, BACK: tl.constexpr,
-    POOL: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    POOL: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, PLANE: tl.constexpr,
     IMAGES: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[g, b, r, s, n] = sum over taps and channels of x[g, b, seen from r, s] * w[g, n, tap, channel]; with BACK, the
-    taps of w are in reverse order. With POOL, the maxima of its 2 x 2 blocks."""
+    taps of w are in reverse order. With POOL, the maxima of its 2 x 2 blocks; PLANE is as in `end`."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     down: tl.constexpr = (OH + TALL - 1) // TALL
     right: tl.constexpr = (OW + WIDE - 1) // WIDE
@@ -82,7 +82,7 @@ def _boxes(
         r, s = top // 2 + (m // (WIDE // 2)) % (TALL // 2), left // 2 + m % (WIDE // 2)
         real = (i < batch) & (r < OH // 2) & (s < OW // 2)
         to = client * batch * ((OH // 2) * (OW // 2) * OUT) + ((i * (OH // 2) + r) * (OW // 2) + s) * OUT
-        end(best, choice, bias, y, which, to, client, n, real, OUT, BIAS, RELU)
+        end(best, choice, bias, y, which, to, client, n, real, OUT, BIAS, RELU, PLANE)
     else:
         m = tl.arange(0, rows)
         i, r, s = image + m // (TALL * WIDE), top + (m // WIDE) % TALL, left + m % WIDE
@@ -137,14 +137,15 @@ def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> T
 
 
 def pooled(
-    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None, relu: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None, relu: bool,
+    planar: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `implicit_kernels.pooled`."""
-    y, which = ends(x, layer)
+    y, which, plane = ends(x, layer, planar)
     flags = (False, True, bias is not None, relu)
     rows = w.permute(0, 1, 3, 4, 2).flatten(2)
-    _launch(x, rows, y, layer, tile, precision, (y if bias is None else bias, which), flags)
-    return y.permute(0, 1, 4, 2, 3), which.permute(0, 1, 4, 2, 3)
+    _launch(x, rows, y, layer, tile, precision, (y if bias is None else bias, which), flags, plane)
+    return y, which
 
 
 def _plain(
@@ -160,7 +161,7 @@ def _plain(
 
 def _launch(
     x: Tensor, rows: Tensor, y: Tensor, layer: Layer, tile: Tile, precision: str, more: tuple[Tensor, Tensor],
-    flags: tuple[bool, ...],
+    flags: tuple[bool, ...], plane: int = 0,
 ) -> None:  # fmt: skip
     clients, batch = x.shape[:2]
     images, tall, wide = box(tile.rows, batch, layer, 2 if flags[1] else 1)
@@ -169,8 +170,8 @@ def _launch(
     boxes = cut(batch, images) * cut(layer.out_height, tall) * cut(layer.out_width, wide)
     numbers = (*layer[:8], *layer[9:])
     _boxes[(clients * boxes * cut(layer.outputs, tile.columns),)](
-        seen, weights, y, *more, batch, *numbers, *flags, images, tall, wide, tile.columns, tile.depth, precision,
-        num_warps=tile.warps, num_stages=tile.stages,
+        seen, weights, y, *more, batch, *numbers, *flags, plane, images, tall, wide, tile.columns, tile.depth,
+        precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ TILE = 4096
 @late
 @jit
 def _entropy(
-    logits, y, slope, out, batch, C: tl.constexpr, BACK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    logits, y, slope, out, batch, of_client,
+    C: tl.constexpr, BACK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """out[g]: the mean over the samples of client g; with BACK out[g, b, c]: its gradient, times slope[g]."""
     client = tl.program_id(0).to(tl.int64)
@@ -42,7 +43,7 @@ def _entropy(
         at = (client * batch + b)[:, None] * C + c[None, :]
         known = real[:, None] & (c < C)[None, :]
         x = tl.load(logits + at, mask=known, other=float("-inf")).to(tl.float32)
-        hit = c[None, :] == tl.load(y + client * batch + b, mask=real, other=0)[:, None]
+        hit = c[None, :] == tl.load(y + client * of_client + b, mask=real, other=0)[:, None]
         x = tl.where(real[:, None], x, 0.0)
         x = x - tl.max(x, 1)[:, None]
         e = tl.exp(x)
@@ -56,11 +57,13 @@ def _entropy(
         tl.store(out + client, (tl.sum(sum, 0) / batch).to(out.dtype.element_ty))
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over samples of the negative log-probability [] of classes y [B] under logits [B, C]."""
-    if not (logits.is_cuda and is_batched(logits) and logits.dim() == 2):
-        return F.cross_entropy(logits, y)
-    loss: Tensor = _CrossEntropy.apply(logits.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
+def cross_entropy(logits: Tensor, y: Tensor, kind: torch.dtype | None = None) -> Tensor:
+    """The mean over samples of the negative log-probability [] of classes y [B] under logits [B, C]; `kind` is the type
+    that logits are read in, and that the mean has."""
+    kind = kind or logits.dtype
+    if not ((logits.is_cuda or kernels.INTERPRETED) and is_batched(logits) and logits.dim() == 2):
+        return F.cross_entropy(logits.to(kind), y)
+    loss: Tensor = _CrossEntropy.apply(logits.unsqueeze(0), y.unsqueeze(0), kind).squeeze(0)
     return loss
 
 
@@ -68,22 +71,24 @@ class _CrossEntropy(torch.autograd.Function):
     """The loss [G] of logits [G, B, C] and classes [G, B]."""
 
     @staticmethod
-    def forward(logits: Tensor, y: Tensor) -> Tensor:
+    def forward(logits: Tensor, y: Tensor, kind: torch.dtype) -> Tensor:
         if _serves(logits):
-            return _run(logits, y, logits, blank(len(logits), dtype=logits.dtype, device=logits.device), False)
-        return logits.log_softmax(2).gather(2, y.unsqueeze(2)).mean((1, 2)).neg()
+            return _run(logits, y, logits, blank(len(logits), dtype=kind, device=logits.device), False)
+        return logits.to(kind).log_softmax(2).gather(2, y.unsqueeze(2)).mean((1, 2)).neg()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
-        return _Slope.apply(*ctx.saved_tensors, slope), None
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        return _Slope.apply(*ctx.saved_tensors, slope), None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], logits: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        loss = _CrossEntropy.apply(*led(info.batch_size, in_dims, (logits, y)))
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], logits: Tensor, y: Tensor, kind: torch.dtype
+    ) -> tuple[Tensor, int]:
+        loss = _CrossEntropy.apply(*led(info.batch_size, in_dims, (logits, y)), kind)
         return loss.unflatten(0, (info.batch_size, -1)), 0
 
 
@@ -94,7 +99,8 @@ class _Slope(torch.autograd.Function):
     def forward(logits: Tensor, y: Tensor, slope: Tensor) -> Tensor:
         if _serves(logits):
             return _run(logits, y, slope.contiguous(), blank_like(logits.contiguous()), True)
-        return _apart(logits.softmax(2), y) * (slope / logits.shape[1])[:, None, None]
+        rows = logits.to(slope.dtype)
+        return (_apart(rows.softmax(2), y) * (slope / logits.shape[1])[:, None, None]).to(logits.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -103,9 +109,9 @@ class _Slope(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, way: Tensor) -> tuple[Tensor, None, Tensor]:
         logits, y, slope = ctx.saved_tensors
-        p, each = logits.softmax(2), 1.0 / logits.shape[1]
+        p, each, way = logits.to(slope.dtype).softmax(2), 1.0 / logits.shape[1], way.to(slope.dtype)
         bent = p * (way - (p * way).sum(2, keepdim=True)) * (slope * each)[:, None, None]
-        return bent, None, (_apart(p, y) * way).sum((1, 2)) * each
+        return bent.to(logits.dtype), None, (_apart(p, y) * way).sum((1, 2)) * each
 
     @staticmethod
     def vmap(
@@ -129,5 +135,6 @@ def _run(logits: Tensor, y: Tensor, slope: Tensor, out: Tensor, back: bool) -> T
     clients, batch, classes = logits.shape
     columns = max(1 << (classes - 1).bit_length(), 2)
     rows = min(max(1 << (batch - 1).bit_length(), 2), max(TILE // columns, 1))
-    _entropy[(clients,)](logits.contiguous(), y.contiguous(), slope, out, batch, classes, back, rows, columns)
+    y = y if y.stride(1) == 1 else y.contiguous()
+    _entropy[(clients,)](logits.contiguous(), y, slope, out, batch, y.stride(0), classes, back, rows, columns)
     return out

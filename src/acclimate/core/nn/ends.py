@@ -34,8 +34,12 @@ def activated(total, bias, client, n, OUT: tl.constexpr, BIAS: tl.constexpr, REL
 
 
 @jit
-def end(best, choice, bias, y, which, to, client, n, real, OUT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr):
-    """Write maxima, bias and ReLU after them, and which of four each was; 4 where ReLU lets nothing through."""
+def end(
+    best, choice, bias, y, which, to, client, n, real,
+    OUT: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, PLANE: tl.constexpr,
+):  # fmt: skip
+    """Write maxima, bias and ReLU after them, and which of four each was; 4 where ReLU lets nothing through. With
+    PLANE, the number of an image's maxima, these lie channel by channel."""
     if BIAS:
         best += tl.load(bias + client * OUT + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
     best = best.to(y.dtype.element_ty)
@@ -44,11 +48,21 @@ def end(best, choice, bias, y, which, to, client, n, real, OUT: tl.constexpr, BI
         best = tl.where(best <= 0, 0.0, best).to(y.dtype.element_ty)
     at = to[:, None] + n[None, :]
     mask = real[:, None] & (n < OUT)[None, :]
-    tl.store(y + at, best, mask=mask)
+    if PLANE > 0:
+        pixel = to // OUT
+        into = ((pixel // PLANE) * (OUT * PLANE) + pixel % PLANE)[:, None] + n[None, :] * PLANE
+        tl.store(y + into, best, mask=mask)
+    else:
+        tl.store(y + at, best, mask=mask)
     tl.store(which + at, choice.to(tl.uint8), mask=mask)
 
 
-def ends(x: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Room for maxima, and for which they are."""
-    size = (*x.shape[:2], layer.out_height // 2, layer.out_width // 2, layer.outputs)
-    return blank(*size, dtype=x.dtype, device=x.device), blank(*size, dtype=torch.uint8, device=x.device)
+def ends(x: Tensor, layer: Layer, planar: bool) -> tuple[Tensor, Tensor, int]:
+    """Room for maxima [G, B, O, oh / 2, ow / 2], which lie channel by channel where `planar` says so, and for which
+    they are; and the kernel's PLANE."""
+    tall, wide = layer.out_height // 2, layer.out_width // 2
+    size = (*x.shape[:2], tall, wide, layer.outputs)
+    which = blank(*size, dtype=torch.uint8, device=x.device).permute(0, 1, 4, 2, 3)
+    if planar:
+        return blank(*which.shape, dtype=x.dtype, device=x.device), which, tall * wide
+    return blank(*size, dtype=x.dtype, device=x.device).permute(0, 1, 4, 2, 3), which, 0

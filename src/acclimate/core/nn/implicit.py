@@ -123,10 +123,23 @@ def _key(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Any:
 
 
 def aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Images [B, 3, h, w] and their weights with a fourth channel of zeros, where kernels fetch four at once."""
-    if x.shape[1] != 3 or not kernels.takes(x) or not switches.on("implicit"):
-        return x, w
-    return pixels.widened(x), F.pad(w, (0, 0, 0, 0, 0, 1))
+    """`widened` images, and their weights with as many channels."""
+    return widened(x), filled(w, 4) if is_widened(x) else w
+
+
+def widened(x: Tensor) -> Tensor:
+    """Images [B, 3, h, w] with a fourth channel of zeros, where kernels fetch four at once; others as they are."""
+    return pixels.widened(x) if is_widened(x) else x
+
+
+def is_widened(x: Tensor) -> bool:
+    """Whether these images get a fourth channel."""
+    return x.shape[1] == 3 and kernels.takes(x) and switches.on("implicit")
+
+
+def filled(w: Tensor, channels: int) -> Tensor:
+    """Images or weights [..., I, h, w] with zeros up to so many channels."""
+    return w if w.shape[-3] == channels else F.pad(w, (0, 0, 0, 0, 0, channels - w.shape[-3]))
 
 
 def layer_of(kind: Kind, a: Tensor, b: Tensor, g: Sizes) -> Layer:

@@ -27,8 +27,8 @@ from .spread_kernels import spread as spread
 if AVAILABLE:
     import triton.language as tl
 
-BLOCK = (128, 8)
-"""Weights and output channels of which one program adds up parts."""
+BLOCK, AHEAD = (16, 32), 8
+"""Weights and output channels of which one program adds up parts, and how many parts it asks for at a time."""
 FEW = 16
 """Input channels below which a tap alone would not fill a product."""
 
@@ -40,12 +40,13 @@ def _convolve(
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     LENGTH: tl.constexpr, FLAT: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, PLANE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[g, m, n] = sum over k of x[g, seen by m at k] * w[g, n, k]; w's rows have LENGTH numbers, zeros at the end.
 
     With POOL the rows of a tile are pixels of 2 x 2 blocks, of which one thread has all four; with GROUPS its columns
-    are four groups of output channels, one for each pixel of a block."""
+    are four groups of output channels, one for each pixel of a block. PLANE is as in `end`."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     HA: tl.constexpr = OH // 2
     HB: tl.constexpr = OW // 2
@@ -114,14 +115,14 @@ def _convolve(
         best, choice = best.reshape(ROWS // 4, COLS), choice.reshape(ROWS // 4, COLS)
         at = first // 4 + tl.arange(0, ROWS // 4)
         to = client * (pixels // 4) * OUT + at * OUT
-        end(best, choice, bias, y, which, to, client, n, at < pixels // 4, OUT, BIAS, RELU)
+        end(best, choice, bias, y, which, to, client, n, at < pixels // 4, OUT, BIAS, RELU, PLANE)
     elif GROUPS:
         four = total.reshape(ROWS, 4, COLS // 4)
         group = tl.broadcast_to(tl.arange(0, 4)[None, :, None], four.shape)
         best, choice = tl.reduce((four, group), 1, larger)
         n = (tile % across) * (COLS // 4) + tl.arange(0, COLS // 4)
         to = client * pixels * (OUT // 4) + m * (OUT // 4)
-        end(best, choice, bias, y, which, to, client, n, real, OUT // 4, BIAS, RELU)
+        end(best, choice, bias, y, which, to, client, n, real, OUT // 4, BIAS, RELU, PLANE)
     else:
         total = activated(total, bias, client, n, OUT, BIAS, RELU)
         to = y + client * pixels * OUT + m[:, None] * OUT + n[None, :]
@@ -204,21 +205,24 @@ def _correlate(
 @jit
 def _add_up(
     parts, dw, total, count,
-    IN: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr, ROOM: tl.constexpr, EACH: tl.constexpr, COLS: tl.constexpr,
+    IN: tl.constexpr, HAVE: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """dw[g, o, i, tap] = sum over s, in order, of parts[s, g, (tap, i), o]; ROOM is that of the taps."""
+    """dw[g, o, tap, i] = sum over s, in order, of parts[s, g, (tap, i), o], of the first HAVE channels."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
-    down: tl.constexpr = (IN + EACH - 1) // EACH
+    down: tl.constexpr = (TAPS * IN + ROWS - 1) // ROWS
     client = (tl.program_id(0) // (across * down)).to(tl.int64)
-    r = tl.arange(0, EACH * ROOM)
-    i, tap = ((tl.program_id(0) // across) % down) * EACH + r // ROOM, r % ROOM
+    e = ((tl.program_id(0) // across) % down) * ROWS + tl.arange(0, ROWS)
     o = (tl.program_id(0) % across) * COLS + tl.arange(0, COLS)
-    real = ((tap < TAPS) & (i < IN))[:, None] & (o < OUT)[None, :]
-    from_ = parts + client * (TAPS * IN * OUT) + ((tap * IN + i) * OUT)[:, None] + o[None, :]
-    sum = tl.zeros((EACH * ROOM, COLS), dtype=tl.float32)
-    for s in range(count):
-        sum += tl.load(from_ + s * total, mask=real, other=0.0)
-    to = dw + client * (TAPS * IN * OUT) + (i * TAPS + tap)[:, None] + (o * (IN * TAPS))[None, :]
+    tap, i = e // IN, e % IN
+    real = ((e < TAPS * IN) & (i < HAVE))[:, None] & (o < OUT)[None, :]
+    from_ = parts + client * (TAPS * IN * OUT) + (e * OUT)[:, None] + o[None, :]
+    sum = tl.zeros((ROWS, COLS), dtype=tl.float32)
+    for first in range(0, count, AHEAD):  # loads of several parts are under way at a time
+        for more in tl.static_range(AHEAD):
+            sum += tl.load(from_, mask=real & (e * 0 + first + more < count)[:, None], other=0.0)
+            from_ += total
+    to = dw + client * (OUT * TAPS * HAVE) + (tap * HAVE + i)[:, None] + (o * (TAPS * HAVE))[None, :]
     tl.store(to, sum.to(dw.dtype.element_ty), mask=real)
 
 
@@ -234,28 +238,34 @@ def convolve(
 
 
 def pooled(
-    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None, relu: bool
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None, relu: bool,
+    planar: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """2 x 2 maxima of `convolve`, bias and ReLU after them, and which of four each was (uint8; 4 where ReLU lets
-    nothing through)."""
-    y, which = ends(x, layer)
-    _launch(x, w, y, layer, tile, precision, (y if bias is None else bias, which), (True, bias is not None, relu))
-    return y.permute(0, 1, 4, 2, 3), which.permute(0, 1, 4, 2, 3)
+    nothing through). Maxima lie channel by channel where `planar` says so; w may lack the last channels of x."""
+    y, which, plane = ends(x, layer, planar)
+    more = (y if bias is None else bias, which)
+    _launch(x, w, y, layer, tile, precision, more, (True, bias is not None, relu), plane)
+    return y, which
 
 
 def _launch(
     x: Tensor, w: Tensor, y: Tensor, layer: Layer, tile: Tile, precision: str, more: tuple[Tensor, Tensor],
-    flags: tuple[bool, bool, bool],
+    flags: tuple[bool, bool, bool], plane: int = 0,
 ) -> None:  # fmt: skip
     clients, batch = x.shape[:2]
     flat = layer.inputs < FEW
-    rows = w.permute(0, 1, 3, 4, 2).flatten(2)
+    rows = w.permute(0, 1, 3, 4, 2)
+    if rows.shape[4] < layer.inputs:
+        rows = torch.nn.functional.pad(rows, (0, layer.inputs - rows.shape[4]))
+    rows = rows.flatten(2)
     if flat and rows.shape[2] % 4:  # aligned rows load faster
         rows = torch.nn.functional.pad(rows, (0, -rows.shape[2] % 4))
     pixels = y[0].numel() // layer.outputs * (4 if flags[0] else 1)
     tiles = cut(pixels, tile.rows) * cut(layer.outputs, tile.columns)
     _convolve[(tiles * clients,)](
-        channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, False, *tile[:3],
+        channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, False, plane,
+        *tile[:3],
         precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -285,20 +295,27 @@ def parts_of(
     return parts
 
 
-def correlate(x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None = None) -> Tensor:
-    """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], contiguous as weights are.
+def correlate(
+    x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None = None,
+    channels: int | None = None,
+) -> Tensor:  # fmt: skip
+    """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], a tap's channels side by side.
 
-    With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`."""
-    parts, clients = parts_of(x, dy, layer, tile, precision, which, False), len(x)
-    kernel = (layer.kernel_height, layer.kernel_width)
-    dw = blank(clients, layer.outputs, layer.inputs, *kernel, dtype=x.dtype, device=x.device)
-    room = 1 << (layer.taps - 1).bit_length()
-    each = max(BLOCK[0] // room, 1)
-    programs = clients * cut(layer.inputs, each) * cut(layer.outputs, BLOCK[1])
+    With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`; with `channels`, dw is of so many of the first."""
+    parts, (rows, columns) = parts_of(x, dy, layer, tile, precision, which, False), BLOCK
+    dw = room(x, layer, channels)
+    programs = len(x) * cut(layer.taps * layer.inputs, rows) * cut(layer.outputs, columns)
     _add_up[(programs,)](
-        parts, dw, dw.numel(), len(parts), layer.inputs, layer.outputs, layer.taps, room, each, BLOCK[1]
+        parts, dw, parts[0].numel(), len(parts), layer.inputs, dw.shape[4], layer.outputs, layer.taps, rows, columns,
+        AHEAD,
     )  # fmt: skip
-    return dw
+    return dw.permute(0, 1, 4, 2, 3)
+
+
+def room(x: Tensor, layer: Layer, channels: int | None) -> Tensor:
+    """Memory [G, O, kh, kw, I] for the gradient of weights that have so many input channels, or those of the layer."""
+    size = (len(x), layer.outputs, layer.kernel_height, layer.kernel_width, channels or layer.inputs)
+    return blank(*size, dtype=x.dtype, device=x.device)
 
 
 pooled_correlate = correlate

@@ -52,6 +52,11 @@ def arguments(inputs: Inputs, x: Tensor, dtype: torch.dtype) -> tuple[tuple[Tens
     return (x,), {inputs.mask: real.to(torch.int64)}
 
 
+def kind_of(x: Tensor) -> torch.dtype:
+    """The type of what a task makes of these inputs."""
+    return x.dtype if x.is_floating_point() else torch.float32
+
+
 def guess(module: nn.Module, inputs: Inputs, tokens: int | None) -> Inputs:
     """What is given; else a mask for a module that names its padding id as those of transformers do."""
     pad = getattr(getattr(module, "config", None), "pad_token_id", None)

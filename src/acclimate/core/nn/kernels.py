@@ -199,21 +199,38 @@ def _pool(
 
 @late
 @jit
-def _unpool(dy, which, dx, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
-    """dx of `_pool`: each dy at the place its maximum came from, zero elsewhere."""
+def _unpool(
+    dy,
+    which,
+    dx,
+    total,
+    of_image,
+    of_row,
+    of_col,
+    of_channel,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    C: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """dx of `_pool`: each dy at the place its maximum came from, zero elsewhere. Blocks at an odd end are cut off, and
+    have no dy."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     HA: tl.constexpr = A // 2
     HB: tl.constexpr = B // 2
+    down: tl.constexpr = (A + 1) // 2
+    right: tl.constexpr = (B + 1) // 2
     c = at % C
-    b = (at // C) % B
-    a = (at // (C * B)) % A
-    n = at // (C * B * A)
-    known = (at < total) & (a // 2 < HA) & (b // 2 < HB)
-    from_ = ((n * HA + a // 2) * HB + b // 2) * C + c
-    choice = tl.load(which + from_, mask=known, other=4)
-    value = tl.load(dy + from_, mask=known, other=0.0)
-    mine = choice.to(tl.int64) == (a % 2) * 2 + b % 2
-    tl.store(dx + at, tl.where(mine, value, 0.0), mask=at < total)
+    b = (at // C) % right
+    a = (at // (C * right)) % down
+    n = at // (C * right * down)
+    known = (at < total) & (a < HA) & (b < HB)
+    choice = tl.load(which + ((n * HA + a) * HB + b) * C + c, mask=known, other=4)
+    value = tl.load(dy + n * of_image + a * of_row + b * of_col + c * of_channel, mask=known, other=0.0)
+    for place in tl.static_range(4):
+        row, col = 2 * a + place // 2, 2 * b + place % 2
+        inside = (at < total) & (row < A) & (col < B)
+        tl.store(dx + ((n * A + row) * B + col) * C + c, tl.where(choice == place, value, 0.0), mask=inside)
 
 
 @late
@@ -301,9 +318,11 @@ def pool(x: Tensor, relu: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def unpool(dy: Tensor, which: Tensor, size: tuple[int, int]) -> Tensor:
-    """The gradient of `pool`'s input, whose pooled axes have this size."""
-    dx = blank(dy.shape[0], *size, dy.shape[-1], dtype=dy.dtype, device=dy.device)
-    _unpool[_grid(dx.numel())](dy.contiguous(), which, dx, dx.numel(), *size, dy.shape[-1], BLOCK)
+    """The gradient of `pool`'s input, whose pooled axes have this size; dy may lie in any order."""
+    count, channels = dy.shape[0], dy.shape[-1]
+    dx = blank(count, *size, channels, dtype=dy.dtype, device=dy.device)
+    blocks = count * -(-size[0] // 2) * -(-size[1] // 2) * channels
+    _unpool[_grid(blocks)](dy, which.contiguous(), dx, blocks, *dy.stride(), *size, channels, BLOCK)
     return dx
 
 

@@ -247,6 +247,8 @@ def _loosen(chain: list[nn.Module]) -> None:
             rest = (n for n in chain[i + 1 :] if not isinstance(n, nn.ReLU | pool.PureMaxPool2d))
             after = next(rest, None)
             layer.loose = isinstance(after, conv.PureConv2d | nn.Flatten)
+            if isinstance(layer, pool.PureMaxPool2d):
+                layer.planar = type(next((n for n in chain[i + 1 :] if type(n) is not nn.ReLU), None)) is nn.Flatten
             if isinstance(layer, conv.PureConv2d):
                 layer.turned = layer.loose or isinstance(after, PureBatchNorm)
                 layer.loose = layer.turned or isinstance(after, PureGroupNorm)

@@ -15,8 +15,11 @@ from torch import Tensor
 
 from .. import tree
 from ..tree import Scalar, Tree
+from . import kernels, sum_kernels
 from .mapping import is_batched
 
+LESS = (torch.bfloat16, torch.float16)
+"""Types that gradients may have where parameters have float32."""
 _over: ContextVar[bool] = ContextVar("over", default=False)
 
 
@@ -41,17 +44,35 @@ def add(a: Tree, b: Tree, scale: Scalar) -> Tree:
     return tree.map(lambda _: next(found), a)
 
 
+def add_both(a: Tree, low: Tree, b: Tree, scale: Scalar) -> tuple[Tree, Tree]:
+    """`a + scale * b`, and the same in the precision of `low`, which is a in it; b may have either."""
+    names = list(tree.flatten(a))
+    x, c, y = ([flat[n] for n in names] for flat in map(tree.flatten, (a, low, b)))
+    if isinstance(scale, Tensor) or not x or not all(map(_serves, x, y)):
+        sum: Tree = tree.add(a, tree.map(lambda p, g: g.to(p.dtype), a, b), scale)
+        return sum, tree.map(lambda s, old: s.to(old.dtype), sum, low)
+    found = _AddBoth.apply(scale, _over.get(), *x, *c, *y)
+    fine, coarse = iter(found[: len(x)]), iter(found[len(x) :])
+    return tree.map(lambda _: next(fine), a), tree.map(lambda _: next(coarse), a)
+
+
 def cast(a: Tree, dtype: torch.dtype) -> Tree:
     """The tree with its floating-point leaves in this type."""
     leaves = [x for x in tree.leaves(a) if x.is_floating_point() and x.dtype != dtype]
-    if len(leaves) < 2 or not all(x.is_cuda and is_batched(x) for x in leaves):
+    if len(leaves) < 2 or not all((x.is_cuda or kernels.INTERPRETED) and is_batched(x) for x in leaves):
         return tree.map(lambda x: x.to(dtype) if x.is_floating_point() else x, a)
     found = iter(_Cast.apply(dtype, *leaves))
     return tree.map(lambda x: next(found) if x.is_floating_point() and x.dtype != dtype else x, a)
 
 
 def _serves(x: Tensor, y: Tensor) -> bool:
-    return x.is_cuda and is_batched(x) and is_batched(y) and x.dtype == y.dtype and x.shape == y.shape
+    kinds = x.dtype == y.dtype or (x.dtype == torch.float32 and y.dtype in LESS)
+    return kernels.takes(x) and is_batched(y) and x.shape == y.shape and kinds
+
+
+def _lead(size: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Tensors with the mapped axis first; what has none is repeated."""
+    return [t.expand(size, *t.shape) if d is None else t.movedim(d, 0) for t, d in zip(tensors, dims, strict=True)]
 
 
 class _Add(torch.autograd.Function):
@@ -60,6 +81,8 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def forward(scale: float, over: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         x, y = list(tensors[: len(tensors) // 2]), list(tensors[len(tensors) // 2 :])
+        if sum_kernels.takes(x, y):
+            return tuple(sum_kernels.sums(x, y, scale, over))
         if not over:
             return tuple(torch._foreach_add(x, y, alpha=scale))
         torch._foreach_add_(x, y, alpha=scale)
@@ -78,11 +101,42 @@ class _Add(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], scale: float, over: bool, *tensors: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         dims, half = in_dims[2:], len(tensors) // 2
-        lead = [
-            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors, dims, strict=True)
-        ]
+        lead = _lead(info.batch_size, dims, tensors)
         return _Add.apply(scale, over and None not in dims[:half], *lead), (0,) * half
+
+
+class _AddBoth(torch.autograd.Function):
+    """x + scale * y of each of the first and of the last third of the tensors, and the same in the type of the second;
+    `over` writes them where x and its lower precision were."""
+
+    @staticmethod
+    def forward(scale: float, over: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
+        each = len(tensors) // 3
+        x, low, y = tensors[:each], tensors[each : 2 * each], tensors[2 * each :]
+        if sum_kernels.takes(x, y):
+            fine, coarse = sum_kernels.sums_in_both(x, low, y, scale, over)
+            return *fine, *coarse
+        sums = [torch.add(a, b, alpha=scale) for a, b in zip(x, y, strict=True)]
+        return *sums, *(a.to(c.dtype) for a, c in zip(sums, low, strict=True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.scale, ctx.kinds = inputs[0], [t.dtype for t in inputs[2:]]
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        each = len(slopes) // 2
+        both = [fine + coarse.to(fine.dtype) for fine, coarse in zip(slopes[:each], slopes[each:], strict=True)]
+        down = [(ctx.scale * s).to(kind) for s, kind in zip(both, ctx.kinds[2 * each :], strict=True)]
+        return None, None, *both, *[None] * each, *down
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], scale: float, over: bool, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        dims, count = in_dims[2:], len(tensors) // 3 * 2
+        lead = _lead(info.batch_size, dims, tensors)
+        return _AddBoth.apply(scale, over and None not in dims[:count], *lead), (0,) * count
 
 
 class _Cast(torch.autograd.Function):

@@ -8,11 +8,13 @@ holds zeros: `widened` gives such images with it, without a copy.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 
 from . import kernels
 from .kernels import AVAILABLE, jit
@@ -39,6 +41,15 @@ def _pixels(x, mean, std, y, total, C: tl.constexpr, ROOM: tl.constexpr, PLANE: 
     v = tl.math.div_rn(v, tl.full((), 255.0, tl.float32))
     v = tl.math.div_rn(v - tl.load(mean + c, mask=real, other=0.0), tl.load(std + c, mask=real, other=1.0))
     tl.store(y + at, tl.where(real, v, 0.0).to(y.dtype.element_ty), mask=at < total)
+
+
+@functools.lru_cache(maxsize=64)
+def constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Tensor:
+    """Numbers of channels on a device, in the shape that images with so many axes are combined with."""
+    # Memoised: making a tensor from Python numbers is a host-to-device copy, which a graph capture refuses. Outside all
+    # transforms: a tensor made inside two nested `grad`s stays wrapped when they are over, and its next use fails.
+    with outside_transforms():
+        return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
 
 
 def serves(x: Tensor) -> bool:

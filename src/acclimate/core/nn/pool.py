@@ -22,6 +22,8 @@ class PureMaxPool2d(nn.MaxPool2d):
 
     loose: bool = False
     """As `PureConv2d.loose`."""
+    planar: bool = False
+    """Whether what follows reads the result channel by channel."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not is_batched(input) or (input.is_cuda and not kernels.usable(input)):

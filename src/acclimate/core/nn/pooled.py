@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from . import conv, implicit, kernels, switches
 from .active import Active
+from .linear import PureLinear
 from .mapping import led
 from .pool import PureMaxPool2d, _Pick, _Unpool
 from .products import Geometry
@@ -39,7 +40,8 @@ FOLLOWING: tuple[tuple[bool, tuple[type[nn.Module], ...]], ...] = (
     *((True, (PureMaxPool2d, nn.ReLU)), (True, (nn.ReLU, PureMaxPool2d)), (False, (PureMaxPool2d,))),
     (True, (nn.ReLU,)),
 )
-"""What may follow a convolution in its pass, and whether ReLU is part of it; the first that fits is taken."""
+"""What may follow a convolution in its pass, and whether ReLU is part of it; the first that fits is taken. ReLU alone
+may follow a linear layer, too."""
 
 
 def _follow(chain: list[nn.Module]) -> tuple[int, bool]:
@@ -47,7 +49,8 @@ def _follow(chain: list[nn.Module]) -> tuple[int, bool]:
     kinds = [type(layer) for layer in chain]
     for relu, wanted in FOLLOWING:
         count = len(wanted) + 1
-        if kinds[:count] == [conv.PureConv2d, *wanted]:
+        first = (conv.PureConv2d, PureLinear) if wanted == (nn.ReLU,) else (conv.PureConv2d,)
+        if kinds[1:count] == [*wanted] and kinds[0] in first:
             seen = any(layer._forward_hooks or layer._forward_pre_hooks for layer in chain[:count])
             return 0 if seen else count, relu
     return 0, False
@@ -56,33 +59,39 @@ def _follow(chain: list[nn.Module]) -> tuple[int, bool]:
 def _at_once(chain: list[nn.Module], relu: bool, x: Tensor) -> Tensor | None:
     """What these layers make of x, in one pass; None where that does not serve."""
     layer: Any = chain[0]
+    if isinstance(layer, PureLinear):
+        return layer.at_once(x, relu)
     if not (switches.on("implicit") and conv.is_batched(x) and conv.is_batched(layer.weight) and kernels.takes(x)):
         return None
     geometry = Geometry((x.shape[-2], x.shape[-1]), tuple(layer.weight.shape[-2:]), layer.stride[0], layer.padding)
     pools = any(isinstance(part, PureMaxPool2d) for part in chain)
     if pools and min(geometry.out) < 2:
         return None
-    x, w = implicit.aligned(x, layer.weight)
     bias = None if layer.bias is None else layer.bias.unsqueeze(0)
     if not pools:
+        x, w = implicit.aligned(x, layer.weight)
         y = Active.apply(x.unsqueeze(0), w.unsqueeze(0), bias, geometry).squeeze(0)
         return y if layer.loose else y.contiguous()
-    y = _Pooled.apply(x.unsqueeze(0), w.unsqueeze(0), bias, geometry, relu)[0].squeeze(0)
-    loose = any(part.loose for part in chain if isinstance(part, PureMaxPool2d))
+    loose, planar = (any(getattr(part, name, False) for part in chain[1:]) for name in ("loose", "planar"))
+    x, w = implicit.widened(x), layer.weight
+    y = _Pooled.apply(x.unsqueeze(0), w.unsqueeze(0), bias, geometry, relu, planar or not loose)[0].squeeze(0)
     return y if loose else y.contiguous()
 
 
 class _Pooled(torch.autograd.Function):
-    """Maxima [G, B, O, oh / 2, ow / 2] of a convolution of x and w, bias [G, O] and ReLU after them, and which."""
+    """Maxima [G, B, O, oh / 2, ow / 2] of a convolution of x and w, bias [G, O] and ReLU after them, and which; maxima
+    lie channel by channel where `planar` says so. x may have channels of zeros for which w has no weights."""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool) -> tuple[Tensor, Tensor]:
-        done = implicit.product("pooled", _one_by_one, x, w, g, bias, relu)
+    def forward(
+        x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool, planar: bool
+    ) -> tuple[Tensor, Tensor]:
+        done = implicit.product("pooled", _one_by_one, x, w, g, bias, relu, planar)
         return both(x, w, g, bias, relu) if done is None else done
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, w, bias, ctx.geometry, _ = inputs
+        x, w, bias, ctx.geometry = inputs[:4]
         ctx.biased = bias is not None
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)  # those of bytes would be zeros to write
@@ -92,51 +101,54 @@ class _Pooled(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         (x, w, which), g, wanted = ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad
         full = unpooled(dy, which, g) if wanted[0] else None
-        dx = None if full is None else conv._Spread.apply(full, w, g)
+        dx = None if full is None else implicit.filled(conv._Spread.apply(full, w, g), x.shape[2])
         dw = None
         if wanted[1]:
-            dw = _Sum.apply(x, dy, which, g) if full is None else conv._Correlate.apply(x, full, conv._nothing(x), g)
+            dw = _Sum.apply(x, dy, which, g, w.shape[2]) if full is None else _weights_of(x, full, g, w.shape[2])
         db = (dy * (which < 4)).sum((1, 3, 4)) if ctx.biased and wanted[2] else None
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, w: Tensor, bias: Tensor | None, g: Geometry, relu: bool,
+        planar: bool,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
         lead = led(info.batch_size, in_dims, (x, w, bias))
-        y, which = _Pooled.apply(*lead, g, relu)
+        y, which = _Pooled.apply(*lead, g, relu, planar)
         return (y.unflatten(0, (info.batch_size, -1)), which.unflatten(0, (info.batch_size, -1))), (0, 0)
 
 
 class _Sum(torch.autograd.Function):
-    """The weights' gradient of x, and dy of maxima: without what lies between, where nothing else needs it."""
+    """The gradient of weights of so many channels, of x, and dy of maxima: without what lies between, where nothing
+    else needs it."""
 
     @staticmethod
-    def forward(x: Tensor, dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
-        done = implicit.product("pooled_correlate", _sum_one_by_one, x, dy, g, which)
-        return _sum(x, dy, which, g) if done is None else done
+    def forward(x: Tensor, dy: Tensor, which: Tensor, g: Geometry, channels: int) -> Tensor:
+        done = implicit.product("pooled_correlate", _sum_one_by_one, x, dy, g, which, channels)
+        return _sum(x, dy, which, g)[:, :, :channels] if done is None else done
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.geometry = inputs
+        *tensors, ctx.geometry, _ = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
         (x, dy, which), g, wanted = ctx.saved_tensors, ctx.geometry, ctx.needs_input_grad
+        dw = implicit.filled(dw, x.shape[2])
         to_x = conv._Spread.apply(unpooled(dy, which, g), dw, g) if wanted[0] else None
         if not wanted[1]:
-            return to_x, None, None, None
+            return to_x, None, None, None, None
         y = _rows(conv._Convolve.apply(x, dw, g)[0]).flatten(0, 1)
         picked = _Pick.apply(y, _rows(which).flatten(0, 1), g.out).unflatten(0, dy.shape[:2])
-        return to_x, picked.permute(0, 1, 4, 2, 3), None, None
+        return to_x, picked.permute(0, 1, 4, 2, 3), None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, which: Tensor, g: Geometry
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dy: Tensor, which: Tensor, g: Geometry, channels: int
     ) -> tuple[Tensor, int]:
         lead = led(info.batch_size, in_dims, (x, dy, which))
-        return _Sum.apply(*lead, g).unflatten(0, (info.batch_size, -1)), 0
+        return _Sum.apply(*lead, g, channels).unflatten(0, (info.batch_size, -1)), 0
 
 
 def unpooled(dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
@@ -144,6 +156,12 @@ def unpooled(dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
     rows = _Unpool.apply(_rows(dy).flatten(0, 1), _rows(which).flatten(0, 1), g.out)
     full: Tensor = rows.unflatten(0, dy.shape[:2]).permute(0, 1, 4, 2, 3)
     return full
+
+
+def _weights_of(x: Tensor, dy: Tensor, g: Geometry, channels: int) -> Tensor:
+    """The gradient of weights of so many of the channels of x."""
+    dw: Tensor = conv._Correlate.apply(x, dy, conv._nothing(x), g)
+    return dw if dw.shape[2] == channels else dw[:, :, :channels]
 
 
 def _sum(x: Tensor, dy: Tensor, which: Tensor, g: Geometry) -> Tensor:
@@ -156,7 +174,7 @@ def _sum_one_by_one(x: Tensor, dy: Tensor, g: Any) -> Tensor:
 
 def both(x: Tensor, w: Tensor, g: Geometry, bias: Tensor | None, relu: bool) -> tuple[Tensor, Tensor]:
     """The same by two kernels, one after the other."""
-    y = conv._convolve(x, w, g)[0]
+    y = conv._convolve(x, implicit.filled(w, x.shape[2]), g)[0]
     y = y if bias is None else y + bias[:, None, :, None, None]
     found = kernels.pool(_rows(y).flatten(0, 1), relu)
     small, which = (t.unflatten(0, x.shape[:2]).permute(0, 1, 4, 2, 3) for t in found)

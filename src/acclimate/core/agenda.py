@@ -1,0 +1,79 @@
+"""What the steps of local training need besides the model's state, made for all of them at once.
+
+A recorded step is a row of small kernels, and each costs more to start than to run. So what can be made before the
+steps is, and what a step looks up lies side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import rng, tree
+from .loops import Time, at
+from .nn import kernels, many
+from .task import Task
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Agenda:
+    """Rows [steps, batch], labels [steps, batch, ...] and keys [steps] of all steps; where all are whole numbers, side
+    by side in one table, of which a step takes one row."""
+
+    parts: tuple[Tensor, ...]
+    batch: int
+
+    @classmethod
+    def of(cls, data: Tree, positions: Tensor, keys: rng.Key) -> Agenda:
+        """The steps that see a client's examples at these positions [steps, batch]."""
+        rows = data["rows"][positions]
+        labels = data["y"][rows]
+        parts: tuple[Tensor, ...] = (rows, labels, keys)
+        if labels.dim() == 2 and all(part.dtype == torch.int64 for part in parts):
+            parts = (torch.cat((rows, labels, keys.unsqueeze(1)), 1),)
+        return cls(parts, positions.shape[1])
+
+    def at(self, t: Time) -> tuple[Tensor, Tensor, rng.Key]:
+        """Rows, labels and the key of one step."""
+        if len(self.parts) == 1:
+            line = at(self.parts[0], t)
+            return line[: self.batch], line[self.batch : -1], line[-1]
+        rows, labels, keys = (at(part, t) for part in self.parts)
+        return rows, labels, keys
+
+
+def arranged(params: Tree) -> Tree:
+    """Parameters whose weights of convolutions have the channels of a tap side by side, where kernels read them so, and
+    give gradients that lie so. `plain` puts them back."""
+    if not torch._C._are_functorch_transforms_active():
+        return params
+    laid: Tree = tree.map(lambda x: _side_by_side(x) if x.dim() == 4 and kernels.takes(x) else x, params)
+    return laid
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def plain(params: Tree) -> Tree:
+    """The parameters in the order of their axes, as others know them."""
+    laid: Tree = tree.map(lambda x: x.contiguous() if x.dim() == 4 and kernels.takes(x) else x, params)
+    return laid
+
+
+def lower(loss: Callable[..., Any], params: Tree) -> Tree | None:
+    """Parameters in the precision of a task's passes, where its own loss is all that reads them and many clients share
+    a GPU; None elsewhere. A step that keeps both need not make one from the other, forwards and backwards."""
+    task = getattr(loss, "__self__", None)
+    if not isinstance(task, Task) or loss != task.loss or task.dtype is None:
+        return None
+    leaves = tree.leaves(params)
+    if not (leaves and torch._C._are_functorch_transforms_active()):
+        return None
+    here = all(kernels.takes(x) and x.dtype == torch.float32 for x in leaves)
+    return many.cast(params, task.dtype) if here and task.dtype != torch.float32 else None
