@@ -28,6 +28,12 @@ ONCE = Work(epochs=1, batch=8)
 """A tape is slow: few steps, but more than one."""
 
 
+@pytest.fixture(autouse=True)
+def empty_shelf():
+    """What another test recorded is not found here."""
+    shelf.forget()
+
+
 def trained(method, data=None, rounds=2, chunk=None):
     worker = Worker(task(), method)
     engine = Vmap(chunk=chunk).open(worker, shards() if data is None else data, CPU)

@@ -13,7 +13,7 @@ from torch.func import grad, vjp, vmap
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from acclimate.core.nn import conv, implicit, implicit_kernels, kernels
+from acclimate.core.nn import conv, cuts, implicit, implicit_kernels, kernels
 from acclimate.core.nn.implicit_kernels import Layer, Tile
 from by_kernel import every_shape_by_its_kernel  # noqa: F401
 

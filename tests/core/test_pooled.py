@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
 
-from acclimate.core.nn import box_kernels, folded_kernels, implicit, kernels, pooled
+from acclimate.core.nn import box_kernels, cuts, folded_kernels, implicit, kernels, pooled
 from acclimate.core.nn.layers import purify
 from acclimate.core.nn.products import Geometry
 from by_kernel import every_shape_by_its_kernel  # noqa: F401

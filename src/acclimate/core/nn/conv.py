@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from . import implicit, kernels, products
+from .cuts import Kind
 from .mapping import is_batched as is_batched
 from .mapping import is_tracked as is_tracked
 from .products import Geometry as Geometry
@@ -280,7 +281,7 @@ def _correlate(x: Tensor, dy: Tensor, seen: Tensor, g: Geometry) -> Tensor:
     return torch.stack([conv2d_weight(a, shape, b, g.step, g.pad) for a, b in zip(x, dy, strict=True)])
 
 
-def _writes(kind: implicit.Kind, a: Tensor, b: Tensor, g: Geometry) -> bool:
+def _writes(kind: Kind, a: Tensor, b: Tensor, g: Geometry) -> bool:
     """Whether patches are written out by a kernel: of several clients always, of one where that was faster."""
     return (a.is_cuda and len(a) > 1) or implicit.writes(kind, a, b, g)
 
