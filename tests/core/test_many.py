@@ -7,16 +7,17 @@ from torch.func import grad, vmap
 
 from acclimate.core import SGD, Work, local, rng, tree
 from acclimate.core.loops import Stepwise, driven, owned, repeat
-from acclimate.core.nn import many
+from acclimate.core.nn import kernels, many
 from acclimate.core.tree import Tree
 
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a GPU, on a CPU as well."""
+    """The way of a GPU, on a CPU as well, but for Triton's kernels, which read no memory of a CPU."""
     monkeypatch.setattr(many, "_serves", lambda x, y: True)
     monkeypatch.setattr(many, "is_batched", lambda x: True)
     monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(kernels, "AVAILABLE", False)
 
 
 def trees() -> tuple[Tree, Tree]:

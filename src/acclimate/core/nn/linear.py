@@ -145,7 +145,7 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None = None, relu: bool = False
         x.contiguous(), w.contiguous(), parts, batch, clients, span, inputs, outputs, rows, columns, depth, precision,
         num_warps=4, num_stages=3,
     )  # fmt: skip
-    y = torch.empty(clients, batch, outputs, dtype=x.dtype, device=x.device)
+    y = blank(clients, batch, outputs, dtype=x.dtype, device=x.device)
     _total[(cut(y.numel(), BLOCK),)](
         parts, y if bias is None else bias.contiguous(), y, y.numel(), count, batch * outputs, outputs,
         bias is not None, relu, BLOCK, AHEAD,
