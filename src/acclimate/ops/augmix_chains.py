@@ -27,7 +27,7 @@ class ChainsOnCpu(torch.autograd.Function):
     ) -> Tensor:
         given = (base, op, amount, matrix, weight, keep)
         parts = zip(*(each.split(BLOCK) for each in given), strict=True)
-        return torch.cat([_mixture(*part, apply) for part in parts])
+        return torch.cat([_mixture(apply, *part) for part in parts])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -49,7 +49,7 @@ def joined(info: Any, in_dims: tuple[int | None, ...], tensors: list[Tensor]) ->
 
 
 def _mixture(
-    base: Tensor, op: Tensor, amount: Tensor, matrix: Tensor, weight: Tensor, keep: Tensor, apply: Apply
+    apply: Apply, base: Tensor, op: Tensor, amount: Tensor, matrix: Tensor, weight: Tensor, keep: Tensor
 ) -> Tensor:
     """The views of some images."""
     views, chains, depth = op.shape
