@@ -3,7 +3,7 @@
 Each layer is computed forward and backward (gradients of weights and bias, and of the input but for a first layer), in
 turn; figures are the least processor time of a few repeats, which other work on the machine disturbs little. The last
 line is a whole local step of the two-layer CNN in the Serial backend, with and without our products. `products.LARGEST`
-decides between them: run this on a new kind of processor before changing it.
+and `products.NATIVE` decide between them: run this on a new kind of processor before changing them.
 
     python benchmarks/conv_cpu.py [--repeats 5] [--out results/benchmarks/conv-cpu.json]
 """
@@ -77,15 +77,14 @@ def steps() -> dict[str, Callable[[], Any]]:
     engine = Serial().open(worker, load.federation(), torch.device("cpu"))
     server = fit.start(worker, engine, 1).server
 
-    def run(largest: int) -> None:
-        before, products.LARGEST = products.LARGEST, largest
+    def run(native: bool) -> None:
+        before, products.NATIVE = products.NATIVE, native
         try:
             fit.one_round(worker, engine, server, torch.arange(1), 0)
         finally:
-            products.LARGEST = before
+            products.NATIVE = before
 
-    limit = products.LARGEST
-    return {"torch, channels last": lambda: run(0), "ours": lambda: run(limit)}
+    return {"torch, channels last": lambda: run(True), "ours": lambda: run(False)}
 
 
 def least(ways: dict[str, Callable[[], Any]], repeats: int, scale: float = 1e3) -> dict[str, float]:

@@ -265,6 +265,11 @@ def test_what_adapters_and_rounds_cost_on_a_cpu_is_on_the_performance_page():
     for row in figures("testtime-cpu")["rows"]:
         ms = row["milliseconds_per_sample"]
         wanted += [f"| {row['adapter']} | {ms['loop']:.1f} | {ms['vectorised']:.1f} | {row['times_faster']:.1f} |"]
+    ways = {name: (ms["torch, channels last"], ms["ours"]) for name, ms in figures("conv-cpu-x86")["ms"].items()}
+    theirs, ours = ways.pop("a step of the CNN")
+    longer = [product / own for own, product in ways.values()]
+    wanted += [f"{theirs:.1f} ms with torch's own and {ours:.1f} ms with products"]
+    wanted += [f"{min(longer):.1f} to {max(longer):.1f} times as long layer by layer"]
     price, off = cost["milliseconds_for"], cost["largest_relative_error"]
     step, gflop = (price[name] for name in ("a client's step", "a GFLOP"))
     each = f"({step:.1f} + {gflop:.1f} x GFLOP of one step)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,6 +100,7 @@ def test_without_a_map_torch_convolves() -> None:
 def test_one_client_alone_has_torchs_gradients(
     case: tuple[int, ...], limit: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(products, "NATIVE", False)  # on x86, too
     if limit is not None:  # patches that are not kept, and none at all
         monkeypatch.setattr(products, limit, 0)
     conv = layer(case)
@@ -111,6 +114,26 @@ def test_one_client_alone_has_torchs_gradients(
     second = [torch.autograd.grad(sum(g.cos().sum() for g in found), given) for found in (one, other)]
     for m, t in zip(*second, strict=True):
         torch.testing.assert_close(m, t)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_client_alone_takes_the_convolution_that_is_quicker_on_its_kind_of_processor(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "NATIVE", native)
+    x, w, b = tensors(CASES[0])
+    y = layer(CASES[0])._conv_forward(x, w.requires_grad_(), b)
+    assert type(y.grad_fn).__name__ == ("ConvolutionBackward0" if native else "AloneBackward")
+
+
+def test_torchs_own_convolutions_are_the_quicker_ones_on_x86_with_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, quicker in (("x86_64", True), ("AMD64", True), ("aarch64", False), ("arm64", False)):
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+        assert products.native() is quicker
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert products.native() is False
 
 
 @pytest.mark.parametrize(

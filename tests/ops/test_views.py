@@ -146,6 +146,9 @@ def test_a_crop_comes_from_where_its_key_says():
         assert torch.equal(flipped[i], torch.from_numpy(x[i].numpy()[:, :, ::-1].copy()) if mirrored else x[i])
     assert torch.equal(FlipCrop(pad=2).views(x, KEY), shift_crop(flipped, rng.fold(KEY, "crop"), 2))
     assert torch.equal(FlipCrop(pad=0).views(x, KEY), flipped)
+    for pad in (0, 2):  # several views of one image are those of its copies
+        copies = FlipCrop(pad).views(x[3].expand(20, -1, -1, -1), KEY)
+        assert torch.equal(FlipCrop(pad).several(x[3], 20, KEY), copies) and len({*map(str, copies.tolist())}) > 1
 
 
 def test_quarter_turns_are_counter_clockwise():

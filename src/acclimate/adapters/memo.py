@@ -58,15 +58,17 @@ class MEMO(Adapter):
     ) -> tuple[Tensor, Tree]:
         mode: Mode = "eval" if self.prior is None else Blend(self.prior)
 
-        def logits(params: Tree, x: Tensor) -> Tensor:
-            return predict(with_params(model, params), x, mode).logits
-
         def one(sample: Tree, key: rng.Key) -> Tensor:
+            model = sample["model"]
+
+            def logits(params: Tree, x: Tensor) -> Tensor:
+                return predict(with_params(model, params), x, mode).logits
+
             params = tuned_on_views(logits, model["vars"]["params"], sample["seen"], self.opt)
             return logits(params, sample["x"][None])[0]
 
         keys, draw = rng.rows(key, x.shape[0]), augmix_views(self.steps, self.views)
-        return map_samples(one, {"x": x}, keys, self.chunk, draw), state
+        return map_samples(one, {"x": x}, keys, self.chunk, draw, model), state
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

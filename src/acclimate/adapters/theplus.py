@@ -70,18 +70,17 @@ class THEPlus(Adapter):
     def _tuned(self, predict: Predict, model: Tree, e: Tensor, x: Tensor, key: rng.Key) -> Tensor:
         """Logits after tuning body and heads for every sample, with its weight fixed."""
 
-        def mixed(tuned: Tree, e: Tensor, x: Tensor) -> Tensor:
-            out = predict(with_params(model, tuned["params"]), x)
-            return e * out.logits + (1 - e) * linear(tuned["head"], out.features)
-
         def one(sample: Tree, key: rng.Key) -> Tensor:
+            model, e = sample["model"], sample["e"]
+
             def logits(tuned: Tree, x: Tensor) -> Tensor:
-                return mixed(tuned, sample["e"], x)
+                out = predict(with_params(model, tuned["params"]), x)
+                return e * out.logits + (1 - e) * linear(tuned["head"], out.features)
 
             start = {"params": model["vars"]["params"], "head": model["head"]}
             tuned = tuned_on_views(logits, start, sample["seen"], self.opt)
             return logits(tuned, sample["x"][None])[0]
 
         keys, draw = rng.rows(key, x.shape[0]), augmix_views(self.steps, self.views)
-        logits: Tensor = map_samples(one, {"x": x, "e": e}, keys, self.chunk, draw)
+        logits: Tensor = map_samples(one, {"x": x, "e": e}, keys, self.chunk, draw, model)
         return logits

@@ -88,7 +88,7 @@ def repeat(body: Body, state: Tree, count: int, like: Tensor, needed: Needed | N
     A recording that was made for larger clients leaves out steps that are not `needed`.
     """
     driver = _driver.get()
-    if driver is not None and count >= LEAST and not _differentiates():
+    if driver is not None and count >= LEAST and not differentiates():
         return driver.repeat(body, state, count, like, needed)
     outs = []
     with _owning(False):
@@ -233,7 +233,7 @@ def driven(driver: Stepwise | None) -> Iterator[None]:
         _driver.reset(token)
 
 
-def _differentiates() -> bool:
+def differentiates() -> bool:
     """Whether a derivative is being taken of what surrounds the loop: it needs every step's own values."""
     return any(i.key() != functorch.TransformType.Vmap for i in retrieve_all_functorch_interpreters())
 

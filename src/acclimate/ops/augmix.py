@@ -46,7 +46,7 @@ def augmix(
     x: Tensor, key: rng.Key, *, views: int, severity: float = 1.0, chains: int = 3, depth: int = 3, pad: int = 4
 ) -> Tensor:
     """`views` random views [views, C, H, W] of one image (uint8, or floats in 0..1): floats in 0..1."""
-    base = FlipCrop(pad).views(to_levels(x).expand(views, *x.shape), rng.fold(key, "crop"))
+    base = FlipCrop(pad).several(to_levels(x), views, rng.fold(key, "crop"))
     draw = functools.partial(rng.uniform, rng.fold(key, "chain"))
     kind, strength, sign, length = draw(3 * depth + 1, views * chains).split([depth, depth, depth, 1])
     op = (kind * len(OPS)).to(torch.int64)

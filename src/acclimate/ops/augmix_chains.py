@@ -25,16 +25,9 @@ class ChainsOnCpu(torch.autograd.Function):
     def forward(
         base: Tensor, op: Tensor, amount: Tensor, matrix: Tensor, weight: Tensor, keep: Tensor, apply: Apply
     ) -> Tensor:
-        views, chains, depth = op.shape
-        image = base.repeat_interleave(chains, 0)
-        for t in range(depth):
-            drawn, amounts, maps = (each[:, :, t].flatten(0, 1) for each in (op, amount, matrix))
-            for number, at in _who(drawn, maps):
-                some = (each.index_select(0, at) for each in (image, amounts, maps))
-                image.index_copy_(0, at, apply(number, *some))
-        mixed = (weight.view(views, chains, 1, 1, 1) * image.unflatten(0, (views, chains))).sum(1)
-        kept = keep.view(views, 1, 1, 1)
-        return (kept * base + (1.0 - kept) * mixed) / 255.0
+        given = (base, op, amount, matrix, weight, keep)
+        parts = zip(*(each.split(BLOCK) for each in given), strict=True)
+        return torch.cat([_mixture(apply, *part) for part in parts])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -55,6 +48,24 @@ def joined(info: Any, in_dims: tuple[int | None, ...], tensors: list[Tensor]) ->
     ]
 
 
+def _mixture(
+    apply: Apply, base: Tensor, op: Tensor, amount: Tensor, matrix: Tensor, weight: Tensor, keep: Tensor
+) -> Tensor:
+    """The views of some images."""
+    views, chains, depth = op.shape
+    image = base.repeat_interleave(chains, 0)
+    for t in range(depth):
+        drawn, amounts, maps = (each[:, :, t].flatten(0, 1) for each in (op, amount, matrix))
+        for number, at in _who(drawn, maps):
+            some = (each.index_select(0, at) for each in (image, amounts, maps))
+            image.index_copy_(0, at, apply(number, *some))
+    mixed = image.unflatten(0, (views, chains)).mul_(weight.view(views, chains, 1, 1, 1)).sum(1)
+    kept = keep.view(views, 1, 1, 1)
+    return mixed.mul_(1.0 - kept).add_(kept * base).div_(255.0)
+
+
+BLOCK = 256
+"""Views that are computed at once: their chains fit into a processor's caches."""
 WARP = 4
 """The first operation that moves places; those before it change values. All warps are one operation with other maps."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import Key, Loss, Optimizer, Predict, Task, Tree, Work, rng, train, tree
+from ..core import Key, Loss, Optimizer, Predict, Task, Tree, Work, apart, rng, train, tree
 from ..core.gradient import grad, gradient
 from ..core.loops import chunked
 from .augmix import augmix
@@ -47,23 +47,42 @@ def descend(predict: Predict, model: Tree, state: Tree, x: Tensor, update: Updat
     return logits, {"params": tuned, "opt": opt}
 
 
-def map_samples(f: Callable[[Tree, Key], Any], xs: Tree, keys: Tensor, chunk: int, draw: Views | None = None) -> Any:
+def map_samples(
+    f: Callable[[Tree, Key], Any],
+    xs: Tree,
+    keys: Tensor,
+    chunk: int,
+    draw: Views | None = None,
+    model: Tree | None = None,
+) -> Any:
     """`f(row, key)` for every row of the tree `xs` and of `keys`, `chunk` rows at once to bound memory.
 
     `f` may tune a copy of the parameters for its sample, which is `row["x"]`: under `vmap` each row has its own copy,
     which is gone with the row, so resets cost nothing. Nests in an outer `vmap` over clients. What `draw(x, key)` gives
-    is `row["seen"]`, and is drawn for all rows of a chunk together. A row that is alone pays for no `vmap`.
+    is `row["seen"]`, and is drawn for all rows of a chunk together. A `model` is `row["model"]` of all rows: then `f`
+    reads no tensor but its arguments and gives one, and a CPU takes row by row where that is quicker (`core.apart`).
+    A row that is alone pays for no `vmap`.
     """
 
     def several(rows: Tree) -> Any:
         if draw is not None:
             rows = {**rows, "x": {**rows["x"], "seen": vmap(draw)(rows["x"]["x"], rows["k"])}}
-        if len(rows["k"]) > 1:
-            return vmap(f)(rows["x"], rows["k"])
-        one = tree.map(lambda v: v[0], rows)
-        return f(one["x"], one["k"])[None]
+        if model is None:
+            return _mapped(lambda row: f(row["x"], row["k"]), rows)
+
+        def one(model: Tree, row: Tree) -> Any:
+            return f({**row["x"], "model": model}, row["k"])
+
+        if draw is not None and apart.pays(model, rows, math.prod(rows["x"]["seen"].shape[2:])):
+            return apart.one_by_one(one, model, rows)
+        return _mapped(partial(one, model), rows)
 
     return chunked(several, {"x": xs, "k": keys}, chunk)
+
+
+def _mapped(f: Callable[[Tree], Any], rows: Tree) -> Any:
+    """`f` of every row, at once."""
+    return vmap(f)(rows) if len(rows["k"]) > 1 else f(tree.map(lambda v: v[0], rows))[None]
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...core import Adapter, Holdings, NonFinite, Personalizer, Private, Protocol, Shards, Tree, Worker, tree
+from ...core.apart import together
 from ...core.lanes import Place, varied, with_settings
 from ...core.loops import Warming, driven
 from ...core.nn.inputs import example
@@ -95,7 +96,8 @@ class LaneWorker(Worker):
     def adapt(
         self, model: Tree, data: Tree, adapter: Adapter, protocol: Protocol, trace_rows: int | None = None
     ) -> Tree:
-        return self._of(data).adapt(model, _without_lane(data), adapter, protocol, trace_rows)
+        with together(bool(self.settings)):  # a method that predicts with a setting has one per client
+            return self._of(data).adapt(model, _without_lane(data), adapter, protocol, trace_rows)
 
     def _of(self, data: Tree) -> Worker:
         """The client half of the lane that a client is in."""

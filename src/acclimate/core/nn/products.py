@@ -2,12 +2,14 @@
 
 A pixel's channels lie side by side, so one row of a patch is one run of memory, and writing patches out costs little
 beside the product. On ARM the product runs near the limit of the processor, forward and backward; torch's own
-convolutions reach that forward only, and with few channels not even there (`benchmarks/conv_cpu.py` compares them).
+convolutions reach that forward only, and with few channels not even there (`benchmarks/conv_cpu.py` compares them). On
+x86 they are oneDNN's, which are quicker than products both ways: there a client that trains alone takes them.
 """
 
 from __future__ import annotations
 
 import math
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,15 @@ LARGEST = 2**20
 """Numbers in one example's patches up to which they are written out; beyond, torch's own convolution costs less."""
 KEPT = 2**26
 """Numbers in all patches of a convolution up to which they are kept for the gradient of its weights."""
+
+
+def native() -> bool:
+    """Whether this is a kind of processor on which torch's own convolutions are quicker than products."""
+    return platform.machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
+
+
+NATIVE = native()
+"""The same, asked for once. It counts for a client that runs alone; under `vmap` products are used everywhere."""
 
 
 @dataclass(frozen=True)
