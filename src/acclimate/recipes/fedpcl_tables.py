@@ -176,7 +176,7 @@ def tuning(scale: Scale) -> Cells:
     for row, named in {**ROWS, **BESIDE}.items():
         for rate in LEARNING_RATES if scale == "paper" else LEARNING_RATES[1:]:
             tuned = named.but(opt=replace(OPT, lr=rate))
-            training = FrozenFederation(backbones=(0,)).training(tuned, scale, every=step)
+            training = FrozenFederation(backbones=(0,), balanced=False).training(tuned, scale, every=step)
             for point in range(step, last + 1, step):
                 trained = replace(training, rounds=last)
                 yield _cell(f"{row}, lr {rate:g}", f"round {point}", trained, None, f"validation:{point}")
