@@ -33,7 +33,11 @@ BACKBONES = (
 )
 FIFTH = (
     "SynthDigits is not here, from which the paper's clients learn too: with a drawn domain in its place FedAvg has "
-    "75.4 ± 4.0 on MNIST and 21.9 ± 1.9 on SVHN"
+    "75.4 ± 4.0 on MNIST and 21.9 ± 1.9 on SVHN; FedProx is within half a point of FedAvg"
+)
+DRAWINGS = (
+    "our backbone has seen ImageNet, the paper's drawings: on one that has seen sketches Solo and FedPCL rise from "
+    "26.7 and 26.3 to 35.5 and 36.3; the paper has 36.4 and 40.9"
 )
 CAUSES: tuple[Cause, ...] = (
     *(
@@ -50,7 +54,7 @@ CAUSES: tuple[Cause, ...] = (
         "fedicon/table7",
         FIFTH,
         "fedicon/table7-paper.json, causes/fifth-domain.json",
-        where=(("method", ("FedAvg",)), ("domain", ("MNIST", "SVHN"))),
+        where=(("method", ("FedAvg", "FedProx")), ("domain", ("MNIST", "SVHN"))),
     ),
     *(
         Cause(table, BACKBONES, f"{table}-paper.json, causes/backbones.json", where=where)
@@ -59,6 +63,17 @@ CAUSES: tuple[Cause, ...] = (
             ("fedpcl/table11", (("dataset", ("Office-10",)),)),
             ("fedpcl/table15", ()),
         )
+    ),
+    Cause(
+        "fedpcl/table11",
+        DRAWINGS,
+        "fedpcl/table11-paper.json, causes/backbones.json",
+        where=(
+            ("method", ("Solo", "FedPCL")),
+            ("backbone", ("single",)),
+            ("dataset", ("Digit-5",)),
+            ("shift", ("label shift non-IID",)),
+        ),
     ),
 )
 """In the order of the papers."""
