@@ -282,6 +282,26 @@ def test_eata_differs_from_the_paper_as_tent_does():
     assert len(gaps) == 16 and re.search(rf"difference of EATA .* Tent to\s+within {max(gaps):.1f} points", page)
 
 
+def test_what_is_said_of_the_released_classifier_is_in_its_file():
+    found = json.loads((ROOT / "results/causes/tested-classes.json").read_text())["accuracy"]
+    one, three = (found[f"both shift {n} Digit-5"] for n in ("single", "multi"))
+    for row in (one["FedAvg"], three["FedAvg"], one["pFedMe"]):
+        assert f"{row['released']['mean']:.1f} ± {row['released']['std']:.1f} on" in why.CLASSIFIER
+        assert abs(row["released"]["mean"] - row["published"]) < 3.0 < row["recipe"]["mean"] - row["published"]
+    theirs = [f"{row['published']:.1f}" for row in (one["FedAvg"], three["FedAvg"], one["pFedMe"])]
+    assert f"the paper has {theirs[0]}, {theirs[1]} and {theirs[2]}" in why.CLASSIFIER
+
+
+def test_what_is_said_of_equal_weights_is_in_their_file():
+    found = json.loads((ROOT / "results/causes/equal-weights.json").read_text())
+    rows = [found["accuracy"]["fedicon/table2"][f"{row}, Amazon"] for row in ("T3A", "FedAvg")]
+    assert found["study"] == {"seeds": 1, "rounds": 20} and "after 20 rounds on one seed" in why.ALIKE
+    for row in rows:
+        assert f"{row['alike']['mean']:.1f} instead of {row['samples']['mean']:.1f}" in why.ALIKE
+        assert abs(row["alike"]["mean"] - row["published"]) < 3.0 < row["samples"]["mean"] - row["published"]
+    assert f"the paper has {rows[0]['published']:.1f} and {rows[1]['published']:.1f}" in why.ALIKE
+
+
 def test_what_is_said_of_drawings_is_in_their_files():
     seen = json.loads((ROOT / "results/causes/backbones.json").read_text())["backbones"]["sketches"]["accuracy"]
     cells = json.loads((ROOT / "results/fedpcl/table11-paper.json").read_text())["cells"]
