@@ -10,6 +10,7 @@ than whether each is above zero, as in the published code.
         [--out results/causes/backbones.json]
 
 Percent, seed 0, last round. `own` is the backbone's accuracy on a tenth of its own set that it was not trained on.
+Under both shifts clients are tested on a mix of classes of their own, as when this was measured.
 What is in the file already is not run again.
 """
 

@@ -45,8 +45,8 @@ CLASSIFIER = (
     "three, pFedMe 22.6 ± 0.7 on one; the paper has 31.0, 33.0 and 25.1"
 )
 ALIKE = (
-    "clients count by their images here, and alike in the code that the first author released with FedPCL: so, after 20 "
-    "rounds on one seed, T3A has 41.8 instead of 50.9 on Amazon and FedAvg 43.8 instead of 51.6; the paper has 39.8 "
+    "clients count by their images here, and alike in the code that the first author released with FedPCL: so, after "
+    "20 rounds on one seed, T3A has 41.8 instead of 50.9 on Amazon and FedAvg 43.8 instead of 51.6; the paper has 39.8 "
     "and 44.9"
 )
 _BOTH_DIGITS = (("dataset", ("Digit-5",)), ("shift", ("feature & label shift non-IID",)))
