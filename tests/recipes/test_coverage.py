@@ -262,6 +262,60 @@ def test_what_is_said_of_a_fifth_domain_is_in_its_file():
         assert abs(five["mean"] - published) < 4.303 * five["std"] / 3**0.5  # 95 % of three seeds
 
 
+def test_fedprox_is_fedavg_to_half_a_point_where_the_fifth_domain_speaks_for_it():
+    cells = json.loads((ROOT / "results/fedicon/table7-paper.json").read_text())["cells"]
+    ours = {(c["row"], c["column"]): c for c in cells}
+    found = json.loads((ROOT / "results/causes/fifth-domain.json").read_text())["accuracy"]["fedicon/table7"]
+    for domain in ("MNIST", "SVHN"):
+        assert abs(ours["FedProx", domain]["mean"] - ours["FedAvg", domain]["mean"]) < 0.5
+        five, published = found[f"FedAvg, {domain}"]["five"], ours["FedProx", domain]["published"]["mean"]
+        assert abs(five["mean"] - published) < 4.303 * five["std"] / 3**0.5  # 95 % of three seeds
+
+
+def test_eata_differs_from_the_paper_as_tent_does():
+    here = coverage_page.covered(RECIPES, ROOT / "results", "")
+    tables = {f"fedicon/table{n}" for n in (1, 2, 5, 7)}
+    found = {(s.table, s.fields["domain"], s.fields["method"]): s for s in here.standings if s.table in tables}
+    pairs = [(s, found[table, domain, "Tent"]) for (table, domain, row), s in found.items() if row == "EATA" and s.ours]
+    gaps = [abs(eata.difference - tent.difference) for eata, tent in pairs]
+    page = (ROOT / "docs/papers/fedicon.md").read_text()
+    assert len(gaps) == 16 and re.search(rf"difference of EATA .* Tent to\s+within {max(gaps):.1f} points", page)
+
+
+def test_what_is_said_of_the_released_classifier_is_in_its_file():
+    found = json.loads((ROOT / "results/causes/tested-classes.json").read_text())["accuracy"]
+    one, three = (found[f"both shift {n} Digit-5"] for n in ("single", "multi"))
+    for row in (one["FedAvg"], three["FedAvg"], one["pFedMe"]):
+        assert f"{row['released']['mean']:.1f} ± {row['released']['std']:.1f} on" in why.CLASSIFIER
+        assert abs(row["released"]["mean"] - row["published"]) < 3.0 < row["recipe"]["mean"] - row["published"]
+    theirs = [f"{row['published']:.1f}" for row in (one["FedAvg"], three["FedAvg"], one["pFedMe"])]
+    assert f"the paper has {theirs[0]}, {theirs[1]} and {theirs[2]}" in why.CLASSIFIER
+
+
+def test_what_is_said_of_equal_weights_is_in_their_file():
+    found = json.loads((ROOT / "results/causes/equal-weights.json").read_text())
+    rows = [found["accuracy"]["fedicon/table2"][f"{row}, Amazon"] for row in ("T3A", "FedAvg")]
+    assert found["study"] == {"seeds": 1, "rounds": 20} and "after 20 rounds on one seed" in why.ALIKE
+    for row in rows:
+        assert f"{row['alike']['mean']:.1f} instead of {row['samples']['mean']:.1f}" in why.ALIKE
+        assert abs(row["alike"]["mean"] - row["published"]) < 3.0 < row["samples"]["mean"] - row["published"]
+    assert f"the paper has {rows[0]['published']:.1f} and {rows[1]['published']:.1f}" in why.ALIKE
+
+
+def test_what_is_said_of_drawings_is_in_their_files():
+    seen = json.loads((ROOT / "results/causes/backbones.json").read_text())["backbones"]["sketches"]["accuracy"]
+    cells = json.loads((ROOT / "results/fedpcl/table11-paper.json").read_text())["cells"]
+    ours = {c["row"]: c for c in cells if c["column"] == "label shift single Digit-5"}
+    rows = ("Solo", "FedPCL")
+    numbers = (
+        [ours[r]["mean"] for r in rows],
+        [seen["Digit-5, label shift"][r] for r in rows],
+        [ours[r]["published"]["mean"] for r in rows],
+    )
+    before, after, theirs = (" and ".join(f"{v:.1f}" for v in pair) for pair in numbers)
+    assert f"rise from {before} to {after}; the paper has {theirs}" in why.DRAWINGS
+
+
 def test_every_order_names_rows_and_columns_of_its_recipe():
     for order in orders.ORDERS:
         cells = coverage.cells(RECIPES[order.recipe])

@@ -18,7 +18,7 @@ from .own import Arrays, HuggingFace, ImageFolder
 from .partition import IID, Dirichlet, Partition, Pathological
 from .phrases import Phrases
 from .public_set import Public, PublicWorld
-from .splits import Counted, PerClass, Split, TrainTest
+from .splits import BalancedTest, Counted, PerClass, Split, TrainTest
 from .tables import Table
 from .text import Text
 from .tinyimagenet import TinyImageNet
@@ -40,6 +40,7 @@ __all__ = [
     "SVHN",
     "USPS",
     "Arrays",
+    "BalancedTest",
     "ByClient",
     "ByDomain",
     "BySuperclass",

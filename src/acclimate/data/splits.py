@@ -105,3 +105,42 @@ class Counted(Split):
         train = min(self.train, math.floor(len(y) * self.most + 1e-9))
         val = min(self.val, (len(y) - train) // 2)  # so that something is left to test on
         return order[:train], order[train : train + val], order[train + val :]
+
+
+@dataclass(frozen=True)
+class BalancedTest(Split):
+    """Training examples in a class mix of the client's own, and test examples of all classes alike.
+
+    FedPCL's clients under feature and label shift, as its released code deals: of every class a client trains on its
+    share of `train` times `clients` examples, drawn from Dirichlet(alpha) over so many clients, and it is tested on
+    classes that it hardly knows as often as on others. Every client draws for itself, so that what clients have of a
+    class adds up on average alone.
+    """
+
+    train: int = 10
+    """Training examples of a class, on average over clients and classes; shares are rounded down."""
+    test: int = 100
+    """Test examples of every class, as far as `most` allows."""
+    most: float = 0.75
+    """The largest share of the examples of a class that is for testing."""
+    alpha: float = 1.0
+    clients: int = 5
+    """Among how many clients the training examples of a class are dealt."""
+
+    def __post_init__(self) -> None:
+        check.whole(self, "train", 1)
+        check.whole(self, "test", 1)
+        check.within(self, "most", 0.0, 1.0)
+        check.positive(self, "alpha")
+        check.whole(self, "clients", 2)
+
+    def cut(self, y: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
+        order, classes = rng.permutation(rng.fold(key, "order"), len(y)), y.unique().tolist()
+        shares = rng.dirichlet(rng.fold(key, "mix"), self.alpha, len(classes), self.clients)[:, 0]
+        train, test = [order[:0]], [order[:0]]
+        for c, share in zip(classes, shares.tolist(), strict=True):
+            rows = order[y[order] == c]
+            tested = min(self.test, math.floor(len(rows) * self.most + 1e-9))
+            test.append(rows[:tested])
+            train.append(rows[tested:][: math.floor(share * self.train * self.clients)])
+        return torch.cat(train), order[:0], torch.cat(test)

@@ -54,6 +54,7 @@ SPLITS: dict[str, data.Split] = {
     "per-class": data.PerClass(),
     "train-test": data.TrainTest(),
     "counted": data.Counted(),
+    "balanced-test": data.BalancedTest(),
 }
 
 STREAMS: dict[str, shifts.Shift] = {
