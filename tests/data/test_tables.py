@@ -141,7 +141,7 @@ def test_the_client_column_names_the_clients():
         assert set(world.examples.users[rows].tolist()) == {c}
     assert table(clients=2).world().clients == 2
     assert table(new_clients=1).clients == 2 and len(table(new_clients=1).world().new) == 1
-    assert Table(file="t.csv", label="kind", partition=Dirichlet(1.0)).clients == 10
+    assert Table(file="t.csv", label="kind", partition=Dirichlet(1.0)).clients == 2  # of few rows
 
 
 def test_medians_and_scale_are_those_of_training_rows():
@@ -469,8 +469,9 @@ def test_folders_of_sites_are_clients():
     assert (data.clients, data.partition) == (3, ByClient())
     assert [world.examples.domain[r].unique().tolist() for r in world.train] == [[0], [1], [2]]
     assert ImageFolder(path="photos", held_out=("yard",)).world().clients == 2
-    assert ImageFolder(path="photos/north", levels="class").clients == 10
-    assert ImageFolder(path="photos", partition=Dirichlet(1.0)).clients == 10
+    assert ImageFolder(path="photos/north", levels="class").clients == 2  # of ten images
+    assert ImageFolder(path="photos", partition=Dirichlet(1.0)).clients == 2
+    assert ImageFolder(path="photos", partition=Dirichlet(1.0), split=(1.0, 0.0, 0.0), new_clients=1).clients == 1
 
 
 def test_the_guide_tells_what_was_measured():

@@ -25,17 +25,18 @@ class Measured(Dataset):
     partition: Partition = ByClient()
     """Clients are those that the data names; where it names none, it is dealt by Dirichlet(0.1)."""
     clients: int = 0
-    """How many clients train; 0: all that the data names, or 10 where it names none."""
+    """How many clients train; 0: all that the data names. Where it names none 10, or of fewer examples so many that
+    each trains on 32, but at least 2."""
     scale: Literal["all", "client", "none"] = "all"
     """Numbers less their mean and divided by their deviation: over the training rows of all clients, of each client on
     its own (newcomers, who have none, by those of all), or not at all."""
 
     def __post_init__(self) -> None:
-        if self.clients == 0 and (count := self._named()) is not None:
-            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
-        if self.clients == 0:  # known once the data is there
+        if self.clients == 0:
             replace(self, clients=1)  # checks the other fields
-            return
+            if (count := self._named()) is None:  # known once the data is there
+                return
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
         super().__post_init__()
         check.choices(self)
 
@@ -44,13 +45,14 @@ class Measured(Dataset):
         return None
 
     def _named(self) -> int | None:
-        """How many clients the data names; None where it is not there."""
+        """How many clients the data names, or can be dealt to; None where it is not there."""
         found = self._pool()
         if found is None:
             return None
         kept = [i for i, name in enumerate(found.domains) if name not in self.held_out]
         rows = torch.isin(found.domain, torch.tensor(kept)).nonzero().flatten()
-        return self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 10
+        named = self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 0
+        return named or self.sharers(len(rows))
 
     def world(self, seed: int = 0) -> World:
         """Deal and split: fixed by the seed, on any machine."""
