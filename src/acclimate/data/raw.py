@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ..ops import text as text_ids
-from . import columns
+from . import columns, dates
 from .tokenizing import Tokenizing
 from .world import Feature, Scale
 
@@ -30,8 +30,8 @@ class RawRows:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that are read, and of each `number` or `word`."""
-        return {f.column: "word" if f.kind == "word" else "number" for f in self.features}
+        """The columns that are read, and of each `number`, `date`, `time` or `word`."""
+        return {f.column: f.kind for f in self.features if f.kind != "missing"}
 
     def of(self, table: Any, where: str) -> np.ndarray:
         """Inputs [N, features] of a data frame, or of a dict of columns; other columns are left alone."""
@@ -42,7 +42,8 @@ class RawRows:
         if len(set(rows.values())) > 1:
             raise ValueError(f"{where}: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows")
         x = np.empty((len(next(iter(given.values()))), len(self.features)), np.float32)
-        read = {n: _numbers(given[n], n, where) if k == "number" else _words(given[n]) for n, k in self.columns.items()}
+        readers = {"number": _numbers, "date": _dates, "time": _times}
+        read = {n: readers.get(k, _words)(given[n], n, where) for n, k in self.columns.items()}
         with np.errstate(over="ignore"):
             for i, feature in enumerate(self.features):
                 x[:, i] = _input(feature, read[feature.column])
@@ -155,7 +156,17 @@ def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
     return found.numbers
 
 
-def _words(values: np.ndarray) -> np.ndarray:
+def _dates(values: np.ndarray, name: str, where: str) -> np.ndarray:
+    """Days since 1970, NaN where a date is missing."""
+    return dates.numbers(columns.of_values(name, values), "days", where)
+
+
+def _times(values: np.ndarray, name: str, where: str) -> np.ndarray:
+    """Hours since midnight, NaN where a time is missing."""
+    return dates.numbers(columns.of_values(name, values), "hours", where)
+
+
+def _words(values: np.ndarray, name: str, where: str) -> np.ndarray:
     """Words as text, empty where one is missing."""
     cells = ("" if v is None or v != v else str(v).strip() for v in map(columns.known, values.tolist()))
     return np.array(["" if c.casefold() in columns.MISSING else c for c in cells], dtype=object)
@@ -165,6 +176,8 @@ def _input(feature: Feature, values: np.ndarray) -> np.ndarray:
     if feature.kind == "word":
         return np.equal(values, feature.word)
     missing = np.isnan(values)
+    if feature.kind == "date":
+        values = values - cast(float, dates.days(feature.word))
     return missing if feature.kind == "missing" else np.where(missing, feature.fill, values)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core import check, rng
+from . import dates
 from .cache import Parsed
 from .columns import MOST, ValueColumn
 from .dataset import Inputs
@@ -93,9 +94,11 @@ class Windows(TableRows):
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         if words := next((c for c in inputs if c.numbers is None), None):
+            is_time = bool(dates.read(words, False, where).unit)
+            dated = f", or name it as the column of time, data.time={words.name}" if is_time else ""
             raise ValueError(
                 f"{where}: the column {words.name!r} holds words, and readings are numbers; leave it out with "
-                f"data.drop={words.name}"
+                f"data.drop={words.name}{dated}"
             )
         x = np.stack([_carried(c) for c in inputs], 1).astype(np.float32)
         return x, tuple(Feature(c.name) for c in inputs)

@@ -20,10 +20,16 @@ class Feature(NamedTuple):
 
     column: str
     kind: str = "number"
-    """`number`, `missing` or `word`."""
+    """`number`, `date` (in days), `time` (in hours since midnight), `missing` or `word`."""
     word: str = ""
+    """The word; of dates the day from which days are counted, that of the first training row."""
     fill: float = 0.0
     """What a missing number is filled with: the median of the training rows."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is a number, a date or a time."""
+        return self.kind in ("number", "date", "time")
 
 
 class Scale(NamedTuple):
@@ -55,6 +61,8 @@ class Examples:
     """What the columns of inputs stand for, where these come from a table or from sensors."""
     text: bool = False
     """Whether token ids are bytes of text: UTF-8 plus 1, and 0 for padding. Then text can be shifted."""
+    notes: tuple[str, ...] = ()
+    """What was done when the examples were read, in sentences."""
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, classes: Iterable[str]) -> Examples:

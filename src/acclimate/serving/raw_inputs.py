@@ -103,4 +103,4 @@ def described(raw: Raw | None) -> list[dict[str, Any]]:
     if isinstance(raw, RawTexts):
         return [{"name": raw.column, "datatype": "BYTES", "shape": [-1]}]
     kinds = raw.columns if raw is not None else {}
-    return [{"name": n, "datatype": "BYTES" if k == "word" else "FP64", "shape": [-1]} for n, k in kinds.items()]
+    return [{"name": n, "datatype": "FP64" if k == "number" else "BYTES", "shape": [-1]} for n, k in kinds.items()]
