@@ -83,6 +83,18 @@ def test_few_rows_of_named_clients_lower_the_batch_too(here):
     assert code == 2 and "client 0 has 12 training examples, fewer than a batch (method.work.batch=16)" in err
 
 
+def test_the_first_comparison_runs_with_any_number_of_clients(here):
+    """FedTTA's batch of 64 is more than 20 clients have of the embedded digits: nobody chose it."""
+    few = ["data.clients=20", "data.new_clients=0", "rounds=1", "method.work.epochs=1", "adapters=none"]
+    code, _, err = here("run", *few, "streams=original", "-o", "few")
+    assert code == 0, err
+    assert "batches of at most 32, not 64: a client has 53 training examples (method.work.batch)" in err
+    work = {f.experiment().label: f.experiment().method.work.batch for f in store.find_runs(Path("few"))}
+    assert len(work) == 4 and set(work.values()) == {32}
+    code, _, err = here("run", *few, "method=fedtta", "-o", "chosen")
+    assert code == 2 and "client 0 has 54 training examples, fewer than a batch (method.work.batch=64)" in err
+
+
 def test_windows_run_at_once(here):
     rows = "\n".join(
         f"{s},{'ab'[t // 160 % 2]},{np.sin(t / (1 + t // 160 % 2)):.3f},{s}" for s in range(2) for t in range(640)

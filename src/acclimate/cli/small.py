@@ -21,12 +21,12 @@ def is_own(data: Any) -> bool:
 def fitted(experiments: Sequence[Experiment], given: set[str]) -> tuple[list[Experiment], list[str]]:
     """The experiments with batches that all clients can fill, and a sentence that says so.
 
-    Nothing changes where somebody chose a batch or a number of clients: then an error says what does not fit.
+    Nothing changes where somebody chose a batch, or both method and number of clients, or the method for data of a
+    known size: then an error says what does not fit.
     """
     same = list(experiments)
-    if "data.clients" in given or any(key.endswith(".batch") for key in given):
-        return same, []
-    if not all(is_own(e.data) for e in same):
+    own = "data.clients" not in given and all(is_own(e.data) for e in same)
+    if any(key.endswith(".batch") for key in given) or not (own or "method" not in given):
         return same, []
     worlds = {(e.data, e.seed): e.data.world(e.seed) for e in same}
     fewest = min(len(rows) for world in worlds.values() for rows in world.train)
