@@ -159,6 +159,23 @@ def test_columns_that_tell_nothing_are_named():
         Table.of({k: visits()[k] for k in ("name", "kind")}, label="kind", clients=2).load()
 
 
+def test_a_column_without_a_name_is_left_out():
+    """As pandas writes the numbers of rows."""
+    with open("p.csv", "w") as file:
+        file.write(",a,kind\n" + "".join(f"{i},{i * i},{'xy'[i % 2]}\n" for i in range(30)))
+    found = Table(file="p.csv", label="kind", clients=2).load()
+    assert [f.column for f in found.features] == ["a"] and found.x[:3, 0].tolist() == [0.0, 1.0, 4.0]
+    assert found.notes == ("the column without a name, as of a data frame's row numbers, is left out",)
+
+
+def test_yes_and_no_are_one_and_zero_in_new_rows_too():
+    rows = raw.RawRows((Feature("flag"), Feature("age")))
+    for flags in (np.array([True, False]), [True, False], ["True", "False"], ["true", " FALSE"], [1, 0], ["1", "0"]):
+        assert rows.of({"flag": flags, "age": [2.5, 3]}, "here").tolist() == [[1.0, 2.5], [0.0, 3.0]]
+    with pytest.raises(ValueError, match="here: the column 'flag' holds 'yes' in row 1, and is a column of numbers"):
+        rows.of({"flag": ["yes", "no"], "age": [2.5, 3]}, "here")
+
+
 def test_the_cache_keeps_what_was_said():
     data = Table(file=written(visits()), label="kind", clients=2)
     first = data.load()

@@ -141,7 +141,7 @@ def _values(values: Any, name: str, where: str) -> np.ndarray:
 def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
     """Numbers, NaN where one is missing."""
     if values.dtype.kind in "OUT":
-        cells = [columns.number(v) if isinstance(v, str) else v for v in values]
+        cells = [_number(columns.known(v)) for v in values]
         bad = [i for i, c in enumerate(cells) if c is None and isinstance(values[i], str)]
         if bad:
             says = f"holds {values[bad[0]][:40]!r} in row {bad[0] + 1}, and is a column of numbers"
@@ -154,6 +154,16 @@ def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
     if found.numbers is None:
         raise ValueError(f"{where}: the column {name!r} holds {found.words[0]!r}, and is a column of numbers")
     return found.numbers
+
+
+def _number(value: Any) -> Any:
+    """A cell as a number: yes and no of a data frame are 1 and 0, as True and False in text; None where it is none."""
+    if isinstance(value, bool | np.bool_):
+        return float(value)
+    if not isinstance(value, str):
+        return value
+    truth = {"true": 1.0, "false": 0.0}.get(value.strip().casefold())
+    return columns.number(value) if truth is None else truth
 
 
 def _dates(values: np.ndarray, name: str, where: str) -> np.ndarray:

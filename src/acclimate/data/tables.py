@@ -178,12 +178,15 @@ class Table(TableRows):
 
     def _useful(self, inputs: list[ValueColumn], where: str) -> tuple[list[ValueColumn], tuple[str, ...]]:
         read = [dates.read(c, c.name in self.dates, where) for c in inputs]
-        kept = [c for c in read if c.name in self.columns or not wordy(c)]
+        kept = [c for c in read if c.name in self.columns or (c.name and not wordy(c))]
         names = [c.name for c in kept]
-        left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name not in names]
+        left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name and c.name not in names]
         if not kept:
             raise ValueError(f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words")
         notes = [f"left out, as they have too many different words: {', '.join(left)} (data.columns)"] * bool(left)
+        notes += ["the column without a name, as of a data frame's row numbers, is left out"] * (
+            "" in [c.name for c in read]
+        )
         numbers = [c.name for c in kept if counts_rows(c)]
         notes += [f"{n!r} counts the rows, which tells nothing about new ones (data.drop={n})" for n in numbers]
         return kept, tuple(notes)
