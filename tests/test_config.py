@@ -265,7 +265,10 @@ def test_what_only_some_records_of_a_sweep_lack_is_no_reason_to_drop_it(beside):
         ("method.mu=1", "FedAvg has no 'mu'; it is a field of method=fedprox, .*allowed: "),
         ("data.file=a.csv", "Digits has no 'file'; it is a field of data=table, windows, arrays, text; allowed: "),
         ("data.nobody=1", "data.nobody: Digits has no 'nobody'; allowed: partition"),
-        ("data=v.csv", "'v.csv' is a file; write data=table data.file=v.csv data.label=COLUMN; or for texts data=text "),
+        (
+            "data=v.csv",
+            "'v.csv' is a file; write data=table data.file=v.csv data.label=COLUMN; or for texts data=text ",
+        ),
         ("data=v.tsv.gz", "'v.tsv.gz' is a file; write data=table data.file=v.tsv.gz data.label=COLUMN"),
         ("data=v.pq", "'v.pq' is a file; write data=table data.file=v.pq"),
         ("data=lines.txt", "'lines.txt' is a file; write data=text data.file=lines.txt$"),

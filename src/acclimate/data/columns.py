@@ -126,6 +126,18 @@ def of_values(name: str, values: np.ndarray) -> ValueColumn:
     return _of_words(name, [str(c).strip() for c in cells])
 
 
+def carried(column: ValueColumn) -> np.ndarray:
+    """Numbers whose gaps hold the last reading before them; at the beginning, the first one."""
+    values = column.numbers
+    assert values is not None
+    known = ~np.isnan(values)
+    if not known.any():
+        raise ValueError(f"the column {column.name!r} has no reading at all; leave it out with data.drop={column.name}")
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    found: np.ndarray = values[np.where(last < 0, int(np.argmax(known)), last)]
+    return found
+
+
 def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) -> None:
     """Refuse columns that are not there, naming the setting and the nearest names. `wanted` is columns by setting."""
     there = list(names)

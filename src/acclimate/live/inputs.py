@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import Task
-from ..data.raw import Raw, RawRows, RawTexts
+from ..data.raw import Raw, RawTexts
 
 ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
 SLACK = 0.01
@@ -28,7 +28,7 @@ def read(x: Samples, raw: Raw | None, who: str) -> Tensor | np.ndarray:
         return given
     if isinstance(raw, RawTexts) and (isinstance(x, str) or not isinstance(x, Sequence)):
         raise ValueError(f"{who}: x is a {type(x).__name__}, expected a list of texts, or a tensor or array of ids")
-    if isinstance(raw, RawRows) and not isinstance(x, Mapping) and not hasattr(x, "columns"):
+    if not isinstance(raw, RawTexts) and not isinstance(x, Mapping) and not hasattr(x, "columns"):
         kinds = "a data frame or a dict of columns, or a tensor or array of numbers"
         raise ValueError(f"{who}: x is a {type(x).__name__}, expected {kinds}")
     return raw.of(x, who)
