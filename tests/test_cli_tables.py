@@ -51,6 +51,7 @@ def test_a_csv_runs_at_once_and_says_what_was_chosen(here, tmp_path):
     assert code == 0, err
     assert "240 vectors of 8 numbers, scaled by training rows, 3 clients; model=mlp-bn" in err
     assert "streams=original,corrupted,out-of-client,mixture (shifts: noise, offset, missing, scale, dropped)" in err
+    assert "data: clients are 0 0, 1 1, 2 2\n" in err
     assert "3 columns have missing values (x, y, z): filled with the median of the training rows" in err
     assert "original" in out and "mixture" in out and "not run" not in out
     assert (tmp_path / "runs" / "001-fedavg" / "report.html").stat().st_size > 10_000
@@ -79,6 +80,8 @@ def test_few_rows_of_named_clients_lower_the_batch_too(here):
     assert "dealt" not in err and "batches of at most 8, not 32: a client has 12 training examples" in err
     (folder,) = store.find_runs(Path("few"))
     assert (folder.experiment().method.work.batch, folder.experiment().personal.work.batch) == (8, 8)
+    code, out, err = here("deploy", "few", "adapters=none", "--client", "0", "-o", "live")
+    assert code == 0 and "clients are 0 0, 1 1, 2 2\nwrote live" in out, err
     code, _, err = here("run", *settings, *QUICK, "method.work.batch=16", "-o", "chosen")
     assert code == 2 and "client 0 has 12 training examples, fewer than a batch (method.work.batch=16)" in err
 

@@ -139,6 +139,9 @@ def test_the_client_column_names_the_clients():
     for c in range(3):
         rows = torch.cat([world.train[c], world.val[c], world.test[c]])
         assert set(world.examples.users[rows].tolist()) == {c}
+    assert world.client_names == ("s0", "s1", "s2")
+    assert len(table(clients=2).world().client_names) == 2
+    assert Table(file="t.csv", label="kind", clients=2).world().client_names == ()
     assert table(clients=2).world().clients == 2
     assert table(new_clients=1).clients == 2 and len(table(new_clients=1).world().new) == 1
     assert Table(file="t.csv", label="kind", partition=Dirichlet(1.0)).clients == 2  # of few rows
@@ -471,7 +474,9 @@ def test_folders_of_sites_are_clients():
     world = data.world()
     assert (data.clients, data.partition) == (3, ByClient())
     assert [world.examples.domain[r].unique().tolist() for r in world.train] == [[0], [1], [2]]
+    assert world.client_names == ("north", "south", "yard")
     assert ImageFolder(path="photos", held_out=("yard",)).world().clients == 2
+    assert ImageFolder(path="photos", partition=Dirichlet(1.0), clients=2).world().client_names == ()
     assert ImageFolder(path="photos/north", levels="class").clients == 2  # of ten images
     assert ImageFolder(path="photos", partition=Dirichlet(1.0)).clients == 2
     assert ImageFolder(path="photos", partition=Dirichlet(1.0), split=(1.0, 0.0, 0.0), new_clients=1).clients == 1

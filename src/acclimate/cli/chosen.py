@@ -16,7 +16,8 @@ def chosen(experiment: Experiment, given: set[str]) -> list[str]:
     if kind == "images" and not is_own(experiment.data):
         return []
     world = experiment.data.world(experiment.seed)
-    dealt = _dealt(experiment, world) if "data.clients" not in given else []
+    dealt = client_names(world) if is_own(experiment.data) else []
+    dealt += _dealt(experiment, world) if "data.clients" not in given else []
     if kind == "images":
         return dealt
     size = " x ".join(map(str, world.shape))
@@ -28,6 +29,13 @@ def chosen(experiment: Experiment, given: set[str]) -> list[str]:
     what = f"{size} numbers, {scale}" if kind != "texts" else f"{size} {'bytes' if world.examples.text else 'tokens'}"
     line = f"{len(world.examples.y):,} {kind} of {what}, {world.clients} clients"
     return ["; ".join((line, *said)), *dealt, *world.notes]
+
+
+def client_names(world: World, most: int = 10) -> list[str]:
+    """Which client is whom, where the data says so."""
+    names = [f"{c} {name}" for c, name in enumerate(world.client_names)]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return [f"clients are {', '.join(names[:most])}{more}"] if names else []
 
 
 def _dealt(experiment: Experiment, world: World) -> list[str]:

@@ -79,7 +79,9 @@ class TableRows(Measured):
         users = None if p.users is None else torch.from_numpy(np.array(p.users))
         x, y, domain = (torch.from_numpy(np.array(v)) for v in (p.x, p.y, p.domain))
         features = tuple(Feature(*f) for f in p.features)
-        return Examples(x, y, p.classes, domain, p.domains, users, None, features, notes=p.notes)
+        return Examples(
+            x, y, p.classes, domain, p.domains, users, None, features, notes=p.notes, user_names=p.user_names
+        )
 
     def fetch(self) -> Parsed:
         """The arrays from the cache, where they are put on the first call; those of a data frame as they are."""
