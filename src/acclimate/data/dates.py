@@ -109,5 +109,6 @@ def _spread(column: ValueColumn, found: list[float]) -> np.ndarray:
     values, places = np.array([*found, np.nan]), column.codes
     if column.numbers is not None:
         places = np.searchsorted(np.unique(column.numbers[~column.missing]), column.numbers)
+    assert places is not None
     spread: np.ndarray = values[np.where(column.missing, len(found), places)]
     return spread
