@@ -2,10 +2,12 @@
 
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from acclimate import store
 from acclimate.cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
@@ -49,9 +51,51 @@ def test_a_csv_runs_at_once_and_says_what_was_chosen(here, tmp_path):
     assert code == 0, err
     assert "240 vectors of 8 numbers, scaled by training rows, 3 clients; model=mlp-bn" in err
     assert "streams=original,corrupted,out-of-client,mixture (shifts: noise, offset, missing, scale, dropped)" in err
+    assert "data: clients are 0 0, 1 1, 2 2\n" in err
     assert "3 columns have missing values (x, y, z): filled with the median of the training rows" in err
     assert "original" in out and "mixture" in out and "not run" not in out
     assert (tmp_path / "runs" / "001-fedavg" / "report.html").stat().st_size > 10_000
+
+
+def test_few_rows_without_clients_train_and_report(here):
+    """150 rows: two clients whose training rows fill a batch of 32, which FedTTA's of 64 is lowered to."""
+    Path("few.csv").write_text(har(rows=150))
+    quick = ["rounds=1", "method=fedavg,fedtta", "adapters=none", "streams=original"]
+    code, out, err = here(
+        "run", "data=table", "data.file=few.csv", "data.label=activity", "data.drop=subject", *quick, "-o", "few"
+    )
+    assert code == 0, err
+    assert "no clients are named: dealt to 2, each with 45 training, 15 validation, 15 test examples" in err
+    assert "batches of at most 32, not 64: a client has 45 training examples (method.work.batch)" in err
+    assert "fedavg " in out and "fedtta(method.work.batch=32)" in out
+    runs = {f.experiment().label: f.experiment().method.work.batch for f in store.find_runs(Path("few"))}
+    assert sorted(runs.values()) == [32, 32]
+
+
+def test_few_rows_of_named_clients_lower_the_batch_too(here):
+    Path("few.csv").write_text(har(rows=60))
+    settings = ["data=table", "data.file=few.csv", "data.label=activity", "data.client=subject"]
+    code, _, err = here("run", *settings, *QUICK, "streams=original", "personal=finetune", "-o", "few")
+    assert code == 0, err
+    assert "dealt" not in err and "batches of at most 8, not 32: a client has 12 training examples" in err
+    (folder,) = store.find_runs(Path("few"))
+    assert (folder.experiment().method.work.batch, folder.experiment().personal.work.batch) == (8, 8)
+    code, out, err = here("deploy", "few", "adapters=none", "--client", "0", "-o", "live")
+    assert code == 0 and "clients are 0 0, 1 1, 2 2\nwrote live" in out, err
+    code, _, err = here("run", *settings, *QUICK, "method.work.batch=16", "-o", "chosen")
+    assert code == 2 and "client 0 has 12 training examples, fewer than a batch (method.work.batch=16)" in err
+
+
+def test_the_first_comparison_runs_with_any_number_of_clients(here):
+    """FedTTA's batch of 64 is more than 20 clients have of the embedded digits: nobody chose it."""
+    few = ["data.clients=20", "data.new_clients=0", "rounds=1", "method.work.epochs=1", "adapters=none"]
+    code, _, err = here("run", *few, "streams=original", "-o", "few")
+    assert code == 0, err
+    assert "batches of at most 32, not 64: a client has 53 training examples (method.work.batch)" in err
+    work = {f.experiment().label: f.experiment().method.work.batch for f in store.find_runs(Path("few"))}
+    assert len(work) == 4 and set(work.values()) == {32}
+    code, _, err = here("run", *few, "method=fedtta", "-o", "chosen")
+    assert code == 2 and "client 0 has 54 training examples, fewer than a batch (method.work.batch=64)" in err
 
 
 def test_windows_run_at_once(here):
@@ -94,7 +138,7 @@ def test_data_without_clients_is_dealt_and_pictures_run_as_before(here):
         (["data=arrays", "data.file=har.csv"], "is a table; use data=table and name its labels with data.label="),
         (["data=table", "data.file=har.csv", "data.label=activty"], "did you mean 'activity'?"),
         (
-            ["data=table", "data.file=har.csv", "data.label=activity", "data.partition=iid"],
+            ["data=table", "data.file=har.csv", "data.label=activity", "data.partition=iid", "data.clients=10"],
             "client 0 has 14 training examples, fewer than a batch (method.work.batch=32); set method.work.batch=14, "
             "or use fewer clients (data.clients=10, of equal size at most 4)",
         ),

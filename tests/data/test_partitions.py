@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from acclimate.core import rng
 from acclimate.data import ByDomain, BySuperclass, Digits, Dirichlet, NaturalUsers, Pool
-from acclimate.data.dealing import REVISIONS
+from acclimate.data.dealing import REVISIONS, sharers
 
 
 def pool(n=600, classes=6, domains=3, users=12, seed=0):
@@ -24,6 +24,16 @@ def pool(n=600, classes=6, domains=3, users=12, seed=0):
         torch.randint(0, users, (n,), generator=g),
         (0, 0, 1, 1, 2, 2)[:classes],
     )
+
+
+@pytest.mark.parametrize(
+    ("examples", "train", "clients"),
+    [(150, 0.6, 2), (160, 0.6, 3), (533, 0.6, 9), (534, 0.6, 10), (10**6, 0.6, 10), (534, 0.3, 5), (4, 0.6, 2)],
+)
+def test_examples_that_name_no_clients_are_dealt_to_as_many_as_can_fill_a_batch(examples, train, clients):
+    assert sharers(examples, train) == clients
+    assert replace(Digits(), split=(train, 0.1, 0.9 - train)).sharers(examples) == clients
+    assert replace(Digits(), split=(train, 0.1, 0.9 - train), fraction=0.5).sharers(2 * examples) == clients
 
 
 def disjoint(parts):

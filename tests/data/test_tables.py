@@ -85,10 +85,10 @@ def test_columns_are_chosen_and_dropped():
 def test_a_second_reading_comes_from_the_cache_and_a_changed_file_does_not(monkeypatch):
     people()
     first = table().load()
-    monkeypatch.setattr(columns, "read", lambda *a: pytest.fail("read again"))
-    again = table().load()
+    with monkeypatch.context() as patch:
+        patch.setattr(columns, "read", lambda *a: pytest.fail("read again"))
+        again = table().load()
     assert torch.equal(first.x, again.x) and first.features == again.features
-    monkeypatch.undo()
     people(rows=44)
     assert len(table().load().y) == 44
 
@@ -139,9 +139,12 @@ def test_the_client_column_names_the_clients():
     for c in range(3):
         rows = torch.cat([world.train[c], world.val[c], world.test[c]])
         assert set(world.examples.users[rows].tolist()) == {c}
+    assert world.client_names == ("s0", "s1", "s2")
+    assert len(table(clients=2).world().client_names) == 2
+    assert Table(file="t.csv", label="kind", clients=2).world().client_names == ()
     assert table(clients=2).world().clients == 2
     assert table(new_clients=1).clients == 2 and len(table(new_clients=1).world().new) == 1
-    assert Table(file="t.csv", label="kind", partition=Dirichlet(1.0)).clients == 10
+    assert Table(file="t.csv", label="kind", partition=Dirichlet(1.0)).clients == 2  # of few rows
 
 
 def test_medians_and_scale_are_those_of_training_rows():
@@ -181,7 +184,10 @@ def test_a_word_that_no_training_row_has_is_all_zeros_and_said():
     world = table().world()
     assert [f.word for f in world.examples.features] == ["", "blue", "red"]
     assert world.examples.x[row, 1:].tolist() == [0, 0]
-    assert world.notes == ("words that no training row has count as unknown, all zeros: colour=mauve",)
+    assert world.notes == (
+        "'age' counts the rows, which tells nothing about new ones (data.drop=age)",
+        "words that no training row has count as unknown, all zeros: colour=mauve",
+    )
     assert world.card()["notes"] == list(world.notes)
 
 
@@ -344,7 +350,7 @@ def test_arrays_in_memory_that_cannot_be(x, y, more, message):
         ("a,a,kind,site\n1,2,x,y\n", {}, "has the column 'a' twice"),
         (
             HEAD + "".join(f"s,1,w{i},{'ab'[i % 2]}\n" for i in range(120)),
-            {},
+            {"columns": ("age", "colour")},
             "'colour' has 120 different words.*data.drop=colour",
         ),
         (HEAD + "s,inf,red,cat\n", {}, "the column 'age' is infinite in row 1"),
@@ -468,9 +474,12 @@ def test_folders_of_sites_are_clients():
     world = data.world()
     assert (data.clients, data.partition) == (3, ByClient())
     assert [world.examples.domain[r].unique().tolist() for r in world.train] == [[0], [1], [2]]
+    assert world.client_names == ("north", "south", "yard")
     assert ImageFolder(path="photos", held_out=("yard",)).world().clients == 2
-    assert ImageFolder(path="photos/north", levels="class").clients == 10
-    assert ImageFolder(path="photos", partition=Dirichlet(1.0)).clients == 10
+    assert ImageFolder(path="photos", partition=Dirichlet(1.0), clients=2).world().client_names == ()
+    assert ImageFolder(path="photos/north", levels="class").clients == 2  # of ten images
+    assert ImageFolder(path="photos", partition=Dirichlet(1.0)).clients == 2
+    assert ImageFolder(path="photos", partition=Dirichlet(1.0), split=(1.0, 0.0, 0.0), new_clients=1).clients == 1
 
 
 def test_the_guide_tells_what_was_measured():

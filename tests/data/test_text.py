@@ -71,7 +71,9 @@ def test_clients_are_those_of_the_column():
     d = reviews(content, client="shop")
     assert d.clients == 3 and [len(r) for r in d.world(0).train] == [12, 12, 12]
     assert reviews(content, client="shop", new_clients=1).clients == 2
-    assert reviews(content).clients == 10 and len(reviews(content).world(0).train) == 10
+    assert reviews(content).clients == 2 and [len(r) for r in reviews(content).world(0).train] == [18, 18]
+    many = content + "".join(f"more {i},{i % 2},shop\n" for i in range(480))
+    assert reviews(many).clients == 10 and [len(r) for r in reviews(many).world(0).train] == [32] * 10
     assert data.Text(file="later.csv", client="shop").clients == 0  # known once the file is there
 
 

@@ -346,3 +346,16 @@ def test_whatever_comes_is_samples_or_a_refusal(fit):
             done["read"] += 1
             assert x.shape[1:] == live.worker.task.shape and bool(torch.isfinite(x).all())
     assert sum(done.values()) == 1500 and min(done.values()) > 100
+
+
+def test_whole_numbers_and_truth_are_taken_as_training_took_them():
+    x = np.random.default_rng(0).integers(-9, 9, (60, 3))
+    data = ac.data.of(x, x[:, 0] > 0, clients=2)
+    fit = ac.train(ac.Experiment(data=data, method=ac.methods.FedAvg(work=ac.Work(epochs=1, batch=8)), rounds=1))
+    live = fit.deploy(0, ac.adapters.NoAdapt())
+    want = live.predict(x.astype(np.float32))
+    for given in (x, x.astype(np.int16), torch.from_numpy(x)):
+        assert torch.equal(live.predict(given), want)
+    assert torch.equal(live.predict(x > 0), live.predict((x > 0).astype(np.float32)))
+    with pytest.raises(ValueError, match="x is of type torch.uint8, and these inputs are no pixels"):
+        live.predict((x + 9).astype(np.uint8))

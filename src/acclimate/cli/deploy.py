@@ -37,6 +37,7 @@ def deploy(
     from ..experiment import labels
     from ..live.folder import CARD
     from ..running import run as api
+    from .chosen import client_names
     from .join import chosen
 
     target = out or run / "live"
@@ -55,4 +56,6 @@ def deploy(
     finally:
         fit.engine.close()
     typer.echo(f"{len(places)} client(s) with {labels.name(live.adapter)}, model of round {live.record['round']}")
+    for line in client_names(fit.world):
+        typer.echo(line)
     typer.echo(f"wrote {target}")

@@ -94,11 +94,13 @@ def run(
     root = out
     try:
         experiments = _experiments(settings or [], config, seeds)
-        if not quiet:
-            from .chosen import chosen
+        from .chosen import chosen
+        from .small import fitted
 
-            for line in chosen(experiments[0], _given(settings or [], config)):
-                typer.echo(f"data: {line}", err=True)
+        given = _given(settings or [], config)
+        experiments, smaller = fitted(experiments, given)
+        for line in [] if quiet else [*chosen(experiments[0], given), *smaller]:
+            typer.echo(f"data: {line}", err=True)
         from .. import store
         from ..running import run as api
         from ..running import track as tracking

@@ -55,6 +55,8 @@ class Parsed:
     user_names: tuple[str, ...] = ()
     features: tuple[tuple[str, str, str], ...] = ()
     """What the columns of x stand for, where they come from a table (`world.Feature`)."""
+    notes: tuple[str, ...] = ()
+    """What was done when it was read, in sentences."""
 
     def __post_init__(self) -> None:
         n = len(self.y)
@@ -136,6 +138,7 @@ def _open(entry: Path) -> Parsed | None:
             arrays[name] = array
         arrays |= {k: tuple(meta[k]) for k in ("classes", "domains", "user_names")}
         arrays["features"] = tuple((c, kind, word) for c, kind, word in meta.get("features", ()))
+        arrays["notes"] = tuple(str(note) for note in meta.get("notes", ()))
         return Parsed(**arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError):
         return None
@@ -197,6 +200,7 @@ def _write(parsed: Parsed, folder: Path) -> None:
     names = {"classes": parsed.classes, "domains": parsed.domains, "user_names": parsed.user_names}
     meta: dict[str, Any] = {"schema": SCHEMA, "arrays": described, **{k: list(v) for k, v in names.items()}}
     meta |= {"features": [list(f) for f in parsed.features]} if parsed.features else {}
+    meta |= {"notes": list(parsed.notes)} if parsed.notes else {}
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 

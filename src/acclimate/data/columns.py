@@ -34,6 +34,8 @@ class ValueColumn(NamedTuple):
     numbers: np.ndarray | None = None
     words: tuple[str, ...] = ()
     codes: np.ndarray | None = None
+    unit: str = ""
+    """`days` (since 1970) or `hours` (since midnight), where numbers stand for dates or times."""
 
     def __len__(self) -> int:
         return len(self.codes if self.numbers is None else self.numbers)  # type: ignore[arg-type]
@@ -107,12 +109,14 @@ def of_frame(frame: Any) -> dict[str, ValueColumn]:
 
 
 def of_values(name: str, values: np.ndarray) -> ValueColumn:
-    """A column of an array: numbers, dates (as seconds), words, or Python objects of these."""
+    """A column of an array: numbers, dates (as days), durations (as seconds), words, or Python objects of these."""
     if values.ndim != 1:
         raise ValueError(f"Table: the column {name} has shape {values.shape}; it must have one value per row")
     if values.dtype.kind in "mM":
         blank = np.isnat(values)
         numbers = values.astype("datetime64[ns]" if values.dtype.kind == "M" else "timedelta64[ns]").astype(np.int64)
+        if values.dtype.kind == "M":
+            return ValueColumn(name, np.where(blank, np.nan, numbers / 86400e9), unit="days")
         return ValueColumn(name, np.where(blank, np.nan, numbers / 1e9))
     if values.dtype.kind in "iufb":
         return _of_numbers(name, values.astype(np.float64))
@@ -120,6 +124,18 @@ def of_values(name: str, values: np.ndarray) -> ValueColumn:
     if all(c == "" or (isinstance(c, int | float | np.number) and not isinstance(c, bool)) for c in cells):
         return _of_numbers(name, np.array([np.nan if isinstance(c, str) else float(c) for c in cells], np.float64))
     return _of_words(name, [str(c).strip() for c in cells])
+
+
+def carried(column: ValueColumn) -> np.ndarray:
+    """Numbers whose gaps hold the last reading before them; at the beginning, the first one."""
+    values = column.numbers
+    assert values is not None
+    known = ~np.isnan(values)
+    if not known.any():
+        raise ValueError(f"the column {column.name!r} has no reading at all; leave it out with data.drop={column.name}")
+    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
+    found: np.ndarray = values[np.where(last < 0, int(np.argmax(known)), last)]
+    return found
 
 
 def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core import Augment, check, rng
 from ..ops.augment import rotate
+from . import dealing
 from .partition import Dirichlet, Partition
 from .raw import Raw, RawRows, RawTexts
 from .splits import Split
@@ -115,6 +116,11 @@ class Dataset:
     def inputs(self) -> Inputs:
         """What kind of inputs it has, as far as that is known before it is read: it decides what fits by default."""
         return "images"
+
+    def sharers(self, examples: int) -> int:
+        """How many clients so many examples are dealt to, where they name none and nobody says how many."""
+        train = 0.6 if isinstance(self.split, Split) else self.split[0]
+        return dealing.sharers(int(examples * self.fraction), train)
 
     def _rows(self, examples: Examples, key: rng.Key) -> tuple[Tensor, Tensor]:
         """The rows to deal out, and those of held-out domains."""

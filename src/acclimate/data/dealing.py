@@ -16,6 +16,9 @@ from ..core import rng
 from .counts import balanced, largest_remainders
 from .world import Pool
 
+BATCH = 32
+"""How many training examples a client should have, where the number of clients is chosen: a batch of the defaults."""
+
 
 def deal(order: Tensor, parts: int) -> tuple[Tensor, ...]:
     """Rows in as many parts, whose sizes differ by one at most."""
@@ -84,6 +87,11 @@ def enough(examples: Pool, clients: int) -> None:
         raise ValueError(f"clients={clients} must be at least 1")
     if clients > len(examples.y):
         raise ValueError(f"clients={clients} must be at most the number of examples, {len(examples.y)}")
+
+
+def sharers(examples: int, train: float) -> int:
+    """How many clients share examples that name none: 10; or fewer, so that each trains on `BATCH`; at least 2."""
+    return min(10, max(2, int(examples * train) // BATCH))
 
 
 class Dealing(NamedTuple):

@@ -102,7 +102,8 @@ class FileDataset(Dataset):
         assert isinstance(p.x, np.ndarray)
         users = None if p.users is None else torch.from_numpy(p.users)
         y, domain = torch.from_numpy(p.y), torch.from_numpy(p.domain)
-        return Examples(_tensor(p.x), y, p.classes, domain, p.domains, users, self.superclass)
+        names = p.user_names if users is not None else ()
+        return Examples(_tensor(p.x), y, p.classes, domain, p.domains, users, self.superclass, user_names=names)
 
     def official_test(self) -> Tensor:
         """True for the rows of `load()` that belong to the official test set."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from ..core import check
+from . import dates
 from .dataset import Dataset
 from .group_partitions import ByClient
 from .partition import Partition
 from .raw import Raw, RawRows
 from .splits import Split
-from .world import Examples, Scale, World
+from .world import Examples, Feature, Scale, World
+
+MANY = 20
+"""A column of more different words gets a note."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +30,18 @@ class Measured(Dataset):
     partition: Partition = ByClient()
     """Clients are those that the data names; where it names none, it is dealt by Dirichlet(0.1)."""
     clients: int = 0
-    """How many clients train; 0: all that the data names, or 10 where it names none."""
+    """How many clients train; 0: all that the data names. Where it names none 10, or of fewer examples so many that
+    each trains on 32, but at least 2."""
     scale: Literal["all", "client", "none"] = "all"
     """Numbers less their mean and divided by their deviation: over the training rows of all clients, of each client on
     its own (newcomers, who have none, by those of all), or not at all."""
 
     def __post_init__(self) -> None:
-        if self.clients == 0 and (count := self._named()) is not None:
-            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
-        if self.clients == 0:  # known once the data is there
+        if self.clients == 0:
             replace(self, clients=1)  # checks the other fields
-            return
+            if (count := self._named()) is None:  # known once the data is there
+                return
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
         super().__post_init__()
         check.choices(self)
 
@@ -44,13 +50,14 @@ class Measured(Dataset):
         return None
 
     def _named(self) -> int | None:
-        """How many clients the data names; None where it is not there."""
+        """How many clients the data names, or can be dealt to; None where it is not there."""
         found = self._pool()
         if found is None:
             return None
         kept = [i for i, name in enumerate(found.domains) if name not in self.held_out]
         rows = torch.isin(found.domain, torch.tensor(kept)).nonzero().flatten()
-        return self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 10
+        named = self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 0
+        return named or self.sharers(len(rows))
 
     def world(self, seed: int = 0) -> World:
         """Deal and split: fixed by the seed, on any machine."""
@@ -65,7 +72,7 @@ class Measured(Dataset):
         world = _filled(world)
         if self.scale == "none" or world.mean:
             return world
-        numbers = torch.tensor([f.kind == "number" for f in world.examples.features])
+        numbers = torch.tensor([f.measured for f in world.examples.features])
         numbers = numbers if len(numbers) else torch.ones(world.shape[0], dtype=torch.bool)
         train = torch.cat(world.train)
         mean, std = moments(world.examples.x[train], numbers)
@@ -96,19 +103,23 @@ def moments(x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 def _filled(world: World) -> World:
     """Missing numbers get the median of the training rows, and columns that are 0 in all of these go."""
-    x, features, notes = world.examples.x, world.examples.features, list(world.notes)
+    x, features, notes = world.examples.x, world.examples.features, [*world.notes, *world.examples.notes]
     if x.dim() != 2 or not features:
-        return world
+        return replace(world, notes=tuple(notes))
     x, train = x.clone(), torch.cat(world.train)
-    fills = dict[int, float]()
+    fills, since = dict[int, float](), dict[int, str]()
     marks = {f.column: i for i, f in enumerate(features) if f.kind == "missing"}
     for i, f in enumerate(features):
-        if f.kind == "number":
+        if f.measured:
             gone = x[:, marks[f.column]] > 0 if f.column in marks else torch.zeros(len(x), dtype=torch.bool)
             known = x[train[~gone[train]], i]
+            if f.kind == "date" and len(known):
+                first = known.min().floor()
+                x[:, i], known = x[:, i] - first, known - first
+                since[i] = dates.iso(cast(float, dates.days(f.word)) + float(first))
             fills[i] = float(known.median()) if len(known) else 0.0
             x[gone, i] = fills[i]
-    kept = [i for i, f in enumerate(features) if f.kind == "number" or bool((x[train, i] > 0).any())]
+    kept = [i for i, f in enumerate(features) if f.measured or bool((x[train, i] > 0).any())]
     unknown = sorted({(f.column, f.word) for i, f in enumerate(features) if f.kind == "word" and i not in kept})
     if marks:
         notes.append(
@@ -118,10 +129,24 @@ def _filled(world: World) -> World:
     if unknown:
         words = _some([f"{column}={word}" for column, word in unknown])
         notes.append(f"words that no training row has count as unknown, all zeros: {words}")
-    filled = [f._replace(fill=fills.get(i, 0.0)) for i, f in enumerate(features)]
+    filled = [f._replace(fill=fills.get(i, 0.0), word=since.get(i, f.word)) for i, f in enumerate(features)]
+    notes += _about([filled[i] for i in kept], x[train][:, kept])
     constants = [tuple(v[i] for i in kept) if v else () for v in (world.mean, world.std)]
     examples = replace(world.examples, x=x[:, kept], features=tuple(f for i, f in enumerate(filled) if i in kept))
     return replace(world, examples=examples, mean=constants[0], std=constants[1], notes=tuple(notes))
+
+
+def _about(features: Sequence[Feature], rows: Tensor) -> list[str]:
+    """What to know about columns, of which these are the training rows: dates, many words, and no change."""
+    notes = [f"{f.column!r} holds dates: read as days since {f.word}" for f in features if f.kind == "date"]
+    notes += [f"{f.column!r} holds times: read as hours since midnight" for f in features if f.kind == "time"]
+    words = Counter(f.column for f in features if f.kind == "word")
+    notes += [f"{c!r} has {n} different words, an input each (data.drop)" for c, n in words.items() if n > MANY]
+    same = (rows == rows[:1]).all(0).tolist()
+    varied = {f.column for f, flat in zip(features, same, strict=True) if not flat}
+    if flat := [c for c in dict.fromkeys(f.column for f in features) if c not in varied]:
+        notes.append(f"the same in all training rows, which tells nothing: {_some(flat)} (data.drop)")
+    return notes
 
 
 def in_order(rows: Tensor, shares: tuple[float, float, float] | Split, gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -111,11 +111,11 @@ class ByClient(Partition):
     otherwise: Partition = Dirichlet(alpha=0.1)
 
     def count(self, examples: Pool) -> int:
-        """How many clients the data names; 10 where it names none."""
+        """How many clients the data names, which may be 0."""
         if examples.users is not None:
             return len(examples.users.unique())
         domains = len(examples.domain.unique())
-        return domains if domains > 1 else 10
+        return domains if domains > 1 else 0
 
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         if examples.users is None:

@@ -60,10 +60,11 @@ def of(
     if not len(inputs):
         raise ValueError("data.of: x has no rows; give at least one example of two classes")
     labels, names = _labels(marks["y"], tuple(map(str, classes)))
-    users = torch.from_numpy(_grouped("client", marks)[0]) if client is not None else None
+    whose, people = _grouped("client", marks) if client is not None else (None, ())
+    users = None if whose is None else torch.from_numpy(whose)
     where, domains = _grouped("domain", marks) if domain is not None else (np.zeros(len(inputs), np.int64), ("all",))
     y_, domain_ = torch.from_numpy(labels), torch.from_numpy(where)
-    examples = Examples(torch.from_numpy(inputs), y_, names, domain_, domains, users, None, features)
+    examples = Examples(torch.from_numpy(inputs), y_, names, domain_, domains, users, None, features, user_names=people)
     return InMemory(data=Held(f"{len(inputs)} examples", examples), **settings)
 
 

@@ -191,7 +191,8 @@ class ImageFolder(OwnFiles):
 
     partition: Partition = ByClient()
     clients: int = 0
-    """How many clients train; 0: one per domain, or 10 where there are no domains."""
+    """How many clients train; 0: one per domain. Where there are no domains 10, or of fewer images so many that each
+    trains on 32, but at least 2."""
     path: str = ""
     """The outermost folder, absolute or in the data root."""
     levels: Literal["domain/class", "class", "part/class", "part/domain/class"] = "domain/class"
@@ -201,24 +202,24 @@ class ImageFolder(OwnFiles):
 
     def __post_init__(self) -> None:
         if self.clients == 0:
+            replace(self, clients=1)  # checks the other fields
             if (count := self._sites()) is None:  # known once the folder is there
-                replace(self, clients=1)  # checks the other fields
                 return
             object.__setattr__(self, "clients", max(count - self.new_clients, 1))
         super().__post_init__()
 
     def _sites(self) -> int | None:
-        """How many domains are trained on, 10 where clients are no domains; None where the folder is not there."""
+        """How many domains are trained on, or clients can be dealt to; None where the folder is not there."""
         root = self.folder()
         tried = [*([root / self.path] if root else []), Path(self.path).expanduser()]
         base = next((p for p in tried if self.path and p.is_dir()), None)
         if base is None:
             return None
         if not isinstance(self.partition, ByClient) or "domain" not in self.levels:
-            return 10
+            return self.sharers(len(self.sources().files))
         outer = [p for part, p in self._parts(base) if part in self.wanted] if "part" in self.levels else [base]
         names = {p.name for folder in outer for p in images.subfolders(folder)} - set(self.held_out)
-        return len(names) if len(names) > 1 else 10
+        return len(names) if len(names) > 1 else self.sharers(len(self.sources().files))
 
     def world(self, seed: int = 0) -> World:
         """Deal and split: fixed by the seed, on any machine."""

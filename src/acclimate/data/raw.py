@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ..ops import text as text_ids
-from . import columns
+from . import columns, dates
 from .tokenizing import Tokenizing
 from .world import Feature, Scale
 
@@ -30,19 +30,16 @@ class RawRows:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that are read, and of each `number` or `word`."""
-        return {f.column: "word" if f.kind == "word" else "number" for f in self.features}
+        """The columns that are read, and of each `number`, `date`, `time` or `word`."""
+        return {f.column: f.kind for f in self.features if f.kind != "missing"}
 
     def of(self, table: Any, where: str) -> np.ndarray:
         """Inputs [N, features] of a data frame, or of a dict of columns; other columns are left alone."""
         names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
-        self._check(names, where)
-        given = {n: _values(table[n], n, where) for n in self.columns}
-        rows = {name: len(values) for name, values in given.items()}
-        if len(set(rows.values())) > 1:
-            raise ValueError(f"{where}: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows")
+        given = _given(table, names, list(self.columns), where)
         x = np.empty((len(next(iter(given.values()))), len(self.features)), np.float32)
-        read = {n: _numbers(given[n], n, where) if k == "number" else _words(given[n]) for n, k in self.columns.items()}
+        readers = {"number": _numbers, "date": _dates, "time": _times}
+        read = {n: readers.get(k, _words)(given[n], n, where) for n, k in self.columns.items()}
         with np.errstate(over="ignore"):
             for i, feature in enumerate(self.features):
                 x[:, i] = _input(feature, read[feature.column])
@@ -51,30 +48,54 @@ class RawRows:
             raise ValueError(
                 f"{where}: the column {self.features[i].column!r} is beyond 32 bits in row {row + 1}, above 3e38"
             )
-        if self.scale is None:
-            return x
-        mean, std = (np.array(v, np.float32) for v in self.scale)
-        scaled: np.ndarray = (x - mean) / std
-        return scaled
-
-    def _check(self, names: Sequence[Any], where: str) -> None:
-        for name in self.columns:
-            if name not in names:
-                near = difflib.get_close_matches(name, map(str, names), n=1, cutoff=0.5)
-                hint = f" (is it {near[0]!r}?)" if near else ""
-                raise ValueError(
-                    f"{where}: has no column {name!r}{hint}; the model takes {_some(list(self.columns))}, "
-                    f"and given are {_some(list(map(str, names))) or 'none'}"
-                )
+        return _scaled(x, self.scale)
 
     def file(self, path: Path) -> np.ndarray:
         """Inputs of the rows of a CSV or Parquet file."""
-        self._check(columns.names_in(path), str(path))
+        _check(columns.names_in(path), list(self.columns), str(path))
         return self.of(columns.cells(path, list(self.columns)), str(path))
 
     def card(self) -> dict[str, Any]:
         """As JSON."""
         found = {"rows": [list(f) for f in self.features]}
+        return found if self.scale is None else {**found, "scale": [list(v) for v in self.scale]}
+
+
+@dataclass(frozen=True)
+class RawWindows:
+    """Readings of one series, one row after the other: windows that follow each other without overlap."""
+
+    sensors: tuple[str, ...]
+    window: int
+    """How many readings a window has. What is left over at the end is no window."""
+    scale: Scale | None = None
+    """The client's own mean and deviation of every sensor, where its readings are scaled by these."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that are read, all of numbers."""
+        return dict.fromkeys(self.sensors, "number")
+
+    def of(self, table: Any, where: str) -> np.ndarray:
+        """Inputs [N, sensors, window] of a data frame, or of a dict of columns; other columns are left alone."""
+        names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
+        given = _given(table, names, self.sensors, where)
+        read = [columns.ValueColumn(n, _numbers(values, n, where)) for n, values in given.items()]
+        count = len(read[0]) // self.window
+        if not count:
+            raise ValueError(f"{where}: has {len(read[0])} readings, fewer than the model's window of {self.window}")
+        series = np.stack([columns.carried(c) for c in read]).astype(np.float32)[:, : count * self.window]
+        x = series.reshape(len(read), count, self.window).transpose(1, 0, 2)
+        return np.ascontiguousarray(_scaled(x, self.scale))
+
+    def file(self, path: Path) -> np.ndarray:
+        """Inputs of the readings in a CSV or Parquet file."""
+        _check(columns.names_in(path), self.sensors, str(path))
+        return self.of(columns.cells(path, self.sensors), str(path))
+
+    def card(self) -> dict[str, Any]:
+        """As JSON."""
+        found: dict[str, Any] = {"windows": {"sensors": list(self.sensors), "window": self.window}}
         return found if self.scale is None else {**found, "scale": [list(v) for v in self.scale]}
 
 
@@ -116,7 +137,7 @@ class RawTexts:
         return {"texts": asdict(self)}
 
 
-Raw: TypeAlias = RawRows | RawTexts
+Raw: TypeAlias = RawRows | RawWindows | RawTexts
 """How what a user has becomes inputs."""
 
 
@@ -127,7 +148,40 @@ def of_card(card: Mapping[str, Any] | None) -> Raw | None:
     if "texts" in card:
         return RawTexts(**card["texts"])
     scale = Scale(*map(tuple, card["scale"])) if "scale" in card else None
+    if "windows" in card:
+        return RawWindows(tuple(card["windows"]["sensors"]), card["windows"]["window"], scale)
     return RawRows(tuple(Feature(*f) for f in card["rows"]), scale)
+
+
+def _check(names: Sequence[Any], wanted: Sequence[str], where: str) -> None:
+    """Refuse a table that lacks a column."""
+    for name in wanted:
+        if name not in names:
+            near = difflib.get_close_matches(name, map(str, names), n=1, cutoff=0.5)
+            hint = f" (is it {near[0]!r}?)" if near else ""
+            raise ValueError(
+                f"{where}: has no column {name!r}{hint}; the model takes {_some(wanted)}, "
+                f"and given are {_some(list(map(str, names))) or 'none'}"
+            )
+
+
+def _given(table: Any, names: Sequence[Any], wanted: Sequence[str], where: str) -> dict[str, np.ndarray]:
+    """The columns that are wanted, all of one length."""
+    _check(names, wanted, where)
+    given = {n: _values(table[n], n, where) for n in wanted}
+    rows = {name: len(values) for name, values in given.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"{where}: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows")
+    return given
+
+
+def _scaled(x: np.ndarray, scale: Scale | None) -> np.ndarray:
+    """Inputs [N, C, ...] less the mean of C and divided by its deviation."""
+    if scale is None:
+        return x
+    mean, std = (np.array(v, np.float32).reshape(-1, *[1] * (x.ndim - 2)) for v in scale)
+    scaled: np.ndarray = (x - mean) / std
+    return scaled
 
 
 def _values(values: Any, name: str, where: str) -> np.ndarray:
@@ -140,7 +194,7 @@ def _values(values: Any, name: str, where: str) -> np.ndarray:
 def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
     """Numbers, NaN where one is missing."""
     if values.dtype.kind in "OUT":
-        cells = [columns.number(v) if isinstance(v, str) else v for v in values]
+        cells = [_number(columns.known(v)) for v in values]
         bad = [i for i, c in enumerate(cells) if c is None and isinstance(values[i], str)]
         if bad:
             says = f"holds {values[bad[0]][:40]!r} in row {bad[0] + 1}, and is a column of numbers"
@@ -155,7 +209,27 @@ def _numbers(values: np.ndarray, name: str, where: str) -> np.ndarray:
     return found.numbers
 
 
-def _words(values: np.ndarray) -> np.ndarray:
+def _number(value: Any) -> Any:
+    """A cell as a number: yes and no of a data frame are 1 and 0, as True and False in text; None where it is none."""
+    if isinstance(value, bool | np.bool_):
+        return float(value)
+    if not isinstance(value, str):
+        return value
+    truth = {"true": 1.0, "false": 0.0}.get(value.strip().casefold())
+    return columns.number(value) if truth is None else truth
+
+
+def _dates(values: np.ndarray, name: str, where: str) -> np.ndarray:
+    """Days since 1970, NaN where a date is missing."""
+    return dates.numbers(columns.of_values(name, values), "days", where)
+
+
+def _times(values: np.ndarray, name: str, where: str) -> np.ndarray:
+    """Hours since midnight, NaN where a time is missing."""
+    return dates.numbers(columns.of_values(name, values), "hours", where)
+
+
+def _words(values: np.ndarray, name: str, where: str) -> np.ndarray:
     """Words as text, empty where one is missing."""
     cells = ("" if v is None or v != v else str(v).strip() for v in map(columns.known, values.tolist()))
     return np.array(["" if c.casefold() in columns.MISSING else c for c in cells], dtype=object)
@@ -165,6 +239,8 @@ def _input(feature: Feature, values: np.ndarray) -> np.ndarray:
     if feature.kind == "word":
         return np.equal(values, feature.word)
     missing = np.isnan(values)
+    if feature.kind == "date":
+        values = values - cast(float, dates.days(feature.word))
     return missing if feature.kind == "missing" else np.where(missing, feature.fill, values)
 
 

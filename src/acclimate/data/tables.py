@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import check, rng
 from ..ops.places import data_root
-from . import cache, columns
+from . import cache, columns, dates
 from .cache import Parsed
 from .columns import ValueColumn
 from .dataset import Dataset, Inputs
@@ -21,9 +21,11 @@ from .fitting import Measured, in_order, refuse_split
 from .held import Held
 from .world import Examples, Feature
 
-_WORDS = 100
+WORDS = 100
 """How many different words a column of features may have."""
 _CLASSES = 1000
+FEW = 20
+"""In so few rows, words that all differ may be chance."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,10 @@ class TableRows(Measured):
         p = self.fetch()
         users = None if p.users is None else torch.from_numpy(np.array(p.users))
         x, y, domain = (torch.from_numpy(np.array(v)) for v in (p.x, p.y, p.domain))
-        return Examples(x, y, p.classes, domain, p.domains, users, None, tuple(Feature(*f) for f in p.features))
+        features = tuple(Feature(*f) for f in p.features)
+        return Examples(
+            x, y, p.classes, domain, p.domains, users, None, features, notes=p.notes, user_names=p.user_names
+        )
 
     def fetch(self) -> Parsed:
         """The arrays from the cache, where they are put on the first call; those of a data frame as they are."""
@@ -88,7 +93,7 @@ class TableRows(Measured):
         federation = {f.name for f in fields(Dataset)} | {"root", "file", "data", "scale"}
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in federation}
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return cache.fetch(name, {**options, "reader": 1}, path.parent, [path], lambda: self._read(path))
+        return cache.fetch(name, {**options, "reader": 2}, path.parent, [path], lambda: self._read(path))
 
     def place(self, must: bool = True) -> Path | None:
         """Where the file is: in the data root, or as it stands. None where it is not there and need not be."""
@@ -130,10 +135,14 @@ class TableRows(Measured):
         domain, domains = _grouped(table[self.domain], where, "domain") if self.domain else one
         if self.time:
             _check_time(table[self.time], users, names, where)
-        x, features = self._inputs([column for name, column in table.items() if name not in roles], where)
-        return Parsed(
-            x, y, classes, domain, domains, np.zeros(len(y), bool), users, names, tuple(f[:3] for f in features)
-        )
+        inputs, notes = self._useful([column for name, column in table.items() if name not in roles], where)
+        x, features = self._inputs(inputs, where)
+        about = (users, names, tuple(f[:3] for f in features), notes)
+        return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), *about)
+
+    def _useful(self, inputs: list[ValueColumn], where: str) -> tuple[list[ValueColumn], tuple[str, ...]]:
+        """The columns that become inputs, and sentences about the others."""
+        return inputs, ()
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         raise TypeError(f"{type(self).__name__} must define _inputs(inputs, where)")
@@ -144,8 +153,13 @@ class Table(TableRows):
     """A table whose rows are examples: numbers as they are, words one-hot, and what is missing filled and marked.
 
     Medians, scales and the words that are known come from training rows alone. Where `time` names a column, every
-    client trains on its earlier rows and is tested on its later ones.
+    client trains on its earlier rows and is tested on its later ones. Dates as ISO 8601 writes them become days since
+    the first training row, times such as 08:30 hours. A column with a word of its own in every row, or with more than
+    100 words, is left out unless `columns` names it.
     """
+
+    dates: tuple[str, ...] = ()
+    """Columns to read as dates that would be numbers or words otherwise, such as 20240531 or 2024/05/31."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,11 +169,49 @@ class Table(TableRows):
     def inputs(self) -> Inputs:
         return "vectors"
 
+    def _wanted(self, names: list[str], where: str) -> list[str]:
+        found = super()._wanted(names, where)
+        columns.need(names, {"dates": self.dates}, where)
+        if unused := [
+            c for c in self.dates if c not in found or c in (self.label, self.client, self.domain, self.time)
+        ]:
+            raise ValueError(f"{where}: data.dates has {unused[0]!r}, which is no column of inputs")
+        return found
+
+    def _useful(self, inputs: list[ValueColumn], where: str) -> tuple[list[ValueColumn], tuple[str, ...]]:
+        read = [dates.read(c, c.name in self.dates, where) for c in inputs]
+        kept = [c for c in read if c.name in self.columns or (c.name and not wordy(c))]
+        names = [c.name for c in kept]
+        left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name and c.name not in names]
+        if not kept:
+            raise ValueError(f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words")
+        notes = [f"left out, as they have too many different words: {', '.join(left)} (data.columns)"] * bool(left)
+        notes += ["the column without a name, as of a data frame's row numbers, is left out"] * (
+            "" in [c.name for c in read]
+        )
+        numbers = [c.name for c in kept if counts_rows(c)]
+        notes += [f"{n!r} counts the rows, which tells nothing about new ones (data.drop={n})" for n in numbers]
+        return kept, tuple(notes)
+
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         return encoded(inputs, where)
 
     def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
         return in_order(rows, self.split) if self.time else super()._cut(examples, rows, key)
+
+
+def wordy(column: ValueColumn) -> bool:
+    """Whether its words tell rows apart, as names and texts do, and not groups of them."""
+    count, rows = len(column.words), int((~column.missing).sum())
+    return column.numbers is None and (count > WORDS or (count == rows and rows > FEW))
+
+
+def counts_rows(column: ValueColumn) -> bool:
+    """Whether it holds every whole number of a range once, as numbers of rows do."""
+    if column.numbers is None or column.unit or column.missing.any() or len(column) <= FEW:
+        return False
+    values = np.sort(column.numbers)
+    return bool((np.diff(values) == 1).all() and values[0] == np.round(values[0]))
 
 
 def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
@@ -168,15 +220,17 @@ def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Fe
     for column in inputs:
         gone = column.missing
         if column.numbers is not None:
-            parts.append(np.where(gone, 0.0, column.numbers))
-            features.append(Feature(column.name))
+            kind = {"days": "date", "hours": "time"}.get(column.unit, "number")
+            first = np.floor(np.nanmin(column.numbers)) if kind == "date" and not gone.all() else 0.0
+            parts.append(np.where(gone, 0.0, column.numbers - first))
+            features.append(Feature(column.name, kind, dates.iso(first) if kind == "date" else ""))
             if gone.any():
                 parts.append(gone)
                 features.append(Feature(column.name, "missing"))
             continue
-        if len(column.words) > _WORDS:
+        if len(column.words) > WORDS:
             raise ValueError(
-                f"{where}: the column {column.name!r} has {len(column.words):,} different words, and at most {_WORDS} "
+                f"{where}: the column {column.name!r} has {len(column.words):,} different words, and at most {WORDS} "
                 f"are encoded; leave it out with data.drop={column.name}"
             )
         assert column.codes is not None

@@ -51,7 +51,8 @@ class Text(OwnFiles):
     partition: Partition = ByClient()
     """Clients are those that the file names; where it names none, texts are dealt by Dirichlet(0.1)."""
     clients: int = 0
-    """How many clients train; 0: all that the file names, or 10 where it names none."""
+    """How many clients train; 0: all that the file names. Where it names none 10, or of fewer texts so many that each
+    trains on 32, but at least 2."""
     file: str = ""
     """The file, absolute or in the data root."""
     text: str = "text"
@@ -75,11 +76,11 @@ class Text(OwnFiles):
     needs: ClassVar[str] = "CSV file of texts and labels, or file of lines with a label in front"
 
     def __post_init__(self) -> None:
-        if self.clients == 0 and (count := self._named()) is not None:
-            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
-        if self.clients == 0:  # known once the file is there
+        if self.clients == 0:
             replace(self, clients=1)  # checks the other fields
-            return
+            if (count := self._named()) is None:  # known once the file is there
+                return
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
         super().__post_init__()
         check.choices(self)
         check.whole(self, "length", 1, 65536)
@@ -108,14 +109,14 @@ class Text(OwnFiles):
         return "texts"
 
     def _named(self) -> int | None:
-        """How many clients the file names, 10 where it names none; None where the file is not there."""
+        """How many clients the file names, or can be dealt to; None where it is not there."""
         root = self.folder()
         tried = [*([root / self.file] if root else []), Path(self.file).expanduser()]
         if not self.file or not any(p.is_file() for p in tried):
             return None
-        if not self.client or not isinstance(self.partition, ByClient):
-            return 10
-        return len(self.fetch().user_names)
+        found = self.fetch()
+        named = self.client and isinstance(self.partition, ByClient)
+        return len(found.user_names) if named else self.sharers(len(found.y))
 
     def world(self, seed: int = 0) -> World:
         """Deal and split: fixed by the seed, on any machine."""

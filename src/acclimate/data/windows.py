@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ..core import check, rng
+from . import dates
 from .cache import Parsed
-from .columns import MOST, ValueColumn
+from .columns import MOST, ValueColumn, carried
 from .dataset import Inputs
 from .fitting import in_order, refuse_split
 from .group_partitions import ByClient, NaturalUsers
+from .raw import Raw, RawWindows
 from .tables import TableRows
 from .world import Examples, Feature, World
 
@@ -93,12 +95,18 @@ class Windows(TableRows):
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         if words := next((c for c in inputs if c.numbers is None), None):
+            is_time = bool(dates.read(words, False, where).unit)
+            dated = f", or name it as the column of time, data.time={words.name}" if is_time else ""
             raise ValueError(
                 f"{where}: the column {words.name!r} holds words, and readings are numbers; leave it out with "
-                f"data.drop={words.name}"
+                f"data.drop={words.name}{dated}"
             )
-        x = np.stack([_carried(c) for c in inputs], 1).astype(np.float32)
+        x = np.stack([carried(c) for c in inputs], 1).astype(np.float32)
         return x, tuple(Feature(c.name) for c in inputs)
+
+    def raw(self, world: World, client: int | None) -> Raw | None:
+        own = world.scales[-1 if client is None else client] if world.scales else None
+        return RawWindows(tuple(f.column for f in world.examples.features), self.window, own)
 
     def _cut(self, examples: Examples, rows: Tensor, key: rng.Key) -> tuple[Tensor, Tensor, Tensor]:
         gap = -(-self.window // self.step) - 1
@@ -119,15 +127,3 @@ class Windows(TableRows):
         overlap = f"{left} windows that overlap with those of another part are left out" if left else ""
         said = (*world.notes, "earlier windows of a class train, later ones test", *filter(None, (overlap,)))
         return replace(world, notes=said) if self.fraction == 1 else world
-
-
-def _carried(column: ValueColumn) -> np.ndarray:
-    """Numbers whose gaps hold the last reading before them; at the beginning, the first one."""
-    values = column.numbers
-    assert values is not None
-    known = ~np.isnan(values)
-    if not known.any():
-        raise ValueError(f"the column {column.name!r} has no reading at all; leave it out with data.drop={column.name}")
-    last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
-    carried: np.ndarray = values[np.where(last < 0, int(np.argmax(known)), last)]
-    return carried

@@ -20,10 +20,16 @@ class Feature(NamedTuple):
 
     column: str
     kind: str = "number"
-    """`number`, `missing` or `word`."""
+    """`number`, `date` (in days), `time` (in hours since midnight), `missing` or `word`."""
     word: str = ""
+    """The word; of dates the day from which days are counted, that of the first training row."""
     fill: float = 0.0
     """What a missing number is filled with: the median of the training rows."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is a number, a date or a time."""
+        return self.kind in ("number", "date", "time")
 
 
 class Scale(NamedTuple):
@@ -55,6 +61,10 @@ class Examples:
     """What the columns of inputs stand for, where these come from a table or from sensors."""
     text: bool = False
     """Whether token ids are bytes of text: UTF-8 plus 1, and 0 for padding. Then text can be shifted."""
+    notes: tuple[str, ...] = ()
+    """What was done when the examples were read, in sentences."""
+    user_names: tuple[str, ...] = ()
+    """What the data calls its users, by number, where it says so."""
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, classes: Iterable[str]) -> Examples:
@@ -185,6 +195,16 @@ class World:
     def clients(self) -> int:
         """How many clients there are."""
         return len(self.train)
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """What the data calls each client: the person or device of its examples, else their domain. Where a client has
+        several of them, or all have the same, nobody has a name."""
+        e = self.examples
+        own, names = (e.users, e.user_names) if e.users is not None else (e.domain, e.domains)
+        found = [own[torch.cat(parts)].unique().tolist() for parts in zip(self.train, self.val, self.test, strict=True)]
+        known = all(len(of) == 1 and of[0] < len(names) for of in found) and len({of[0] for of in found}) > 1
+        return tuple(names[of[0]] for of in found) if known else ()
 
     @property
     def num_classes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -38,6 +39,33 @@ def below(values: Mapping[str, Any], name: str, prefix: str = "") -> list[str]:
             inner = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             out += [f"{path}{name}"] * (name in inner) + below(inner, name, path)
     return sorted(out, key=lambda setting: setting.count("."))
+
+
+def own_data(name: str) -> str:
+    """How a file or folder in the place of a data set is written; empty where it is none."""
+    end = name.lower().removesuffix(".gz").rpartition(".")[2] if "." in name else ""
+    if end in ("csv", "tsv", "parquet", "pq"):
+        return (
+            f"'{name}' is a file; write data=table data.file={name} data.label=COLUMN; or for texts data=text "
+            f"data.file={name} data.text=COLUMN data.label=COLUMN"
+        )
+    if end in ("txt", "npz"):
+        return f"'{name}' is a file; write data={'text' if end == 'txt' else 'arrays'} data.file={name}"
+    return f"'{name}' is a folder; write data=image-folder data.path={name}" if os.path.isdir(name) else ""
+
+
+def having(key: str) -> str:
+    """Which records of the same kind have the field that a setting names, such as `data.file`: of a field nobody has,
+    and of one further down, nothing."""
+    part, _, name = key.partition(".")
+    kind = next((k for k in catalogue.KINDS if FIELDS.get(k.name) == part), None)
+    found = [n for n, r in kind.entries.items() if name in {f.name for f in _fields(r)}] if kind and name else []
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"it is a field of {part}={', '.join(found[:5])}{more}; " if found else ""
+
+
+def _fields(record: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(record) if dataclasses.is_dataclass(record) else ()
 
 
 def warn_of_twice(typed: Sequence[tuple[str, Any]]) -> None:

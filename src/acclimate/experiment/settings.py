@@ -219,7 +219,9 @@ def _meant(draft: _Draft, names: list[str], key: str, name: str) -> str:
     """The nearest field, or one of that name in a record further down; then all that are allowed."""
     told = nearest(name, names)
     found = hints.below({n: _chosen(draft.get(n)) for n in names}, name, key.removesuffix(name))
-    return told if not found or told.startswith("did") else f"did you mean {' or '.join(map(repr, found[:2]))}? {told}"
+    if told.startswith("did"):
+        return told
+    return f"did you mean {' or '.join(map(repr, found[:2]))}? {told}" if found else hints.having(key) + told
 
 
 def _chosen(value: Any) -> Any:
@@ -335,7 +337,7 @@ def _lookup(name: Any, kind: catalogue.Kind | None, key: str) -> Any:
     if kind.name == "adapter" and (made := catalogue.guarded(name)):
         return made
     if name not in kind.entries:
-        if kind.name == "data set" and name.lower().endswith((".csv", ".parquet")):
-            raise ConfigError(f"{key}: '{name}' is a file; write data=table data.file={name} data.label=COLUMN")
+        if kind.name == "data set" and (told := hints.own_data(name)):
+            raise ConfigError(f"{key}: {told}")
         raise ConfigError(f"{key}: there is no {kind.name} '{name}'; {nearest(name, list(kind.entries))}{own}")
     return kind.entries[name]

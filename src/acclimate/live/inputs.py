@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import Task
-from ..data.raw import Raw, RawRows, RawTexts
+from ..data.raw import Raw, RawTexts
 
 ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
 SLACK = 0.01
@@ -28,7 +28,7 @@ def read(x: Samples, raw: Raw | None, who: str) -> Tensor | np.ndarray:
         return given
     if isinstance(raw, RawTexts) and (isinstance(x, str) or not isinstance(x, Sequence)):
         raise ValueError(f"{who}: x is a {type(x).__name__}, expected a list of texts, or a tensor or array of ids")
-    if isinstance(raw, RawRows) and not isinstance(x, Mapping) and not hasattr(x, "columns"):
+    if not isinstance(raw, RawTexts) and not isinstance(x, Mapping) and not hasattr(x, "columns"):
         kinds = "a data frame or a dict of columns, or a tensor or array of numbers"
         raise ValueError(f"{who}: x is a {type(x).__name__}, expected {kinds}")
     return raw.of(x, who)
@@ -36,7 +36,7 @@ def read(x: Samples, raw: Raw | None, who: str) -> Tensor | np.ndarray:
 
 def taken(task: Task, x: Tensor | np.ndarray, dtype: torch.dtype, who: str) -> Tensor:
     """Samples in the form that the federation's data has, or an error that says what is wrong with them."""
-    x = checked(task, x, who)
+    x = checked(task, _as_features(x) if dtype.is_floating_point and len(task.shape) < 3 else x, who)
     if dtype == torch.uint8 and x.is_floating_point() and len(task.shape) == 3:
         low, high = float(x.min()), float(x.max())
         if low < -SLACK or high > 1.0 + SLACK:  # pixels up to 255 would all be white, and answered without a word
@@ -47,6 +47,15 @@ def taken(task: Task, x: Tensor | np.ndarray, dtype: torch.dtype, who: str) -> T
     if dtype.is_floating_point and x.dtype == torch.uint8 and len(task.shape) != 3:
         raise ValueError(f"{who}: x is of type torch.uint8, and these inputs are no pixels; give them as floats")
     return alike(x, dtype)
+
+
+def _as_features(x: Tensor | np.ndarray) -> Tensor | np.ndarray:
+    """Whole numbers, true and false as floats, as training took them; uint8 stands for pixels, and stays."""
+    if isinstance(x, Tensor):
+        whole = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.uint8)
+        return x.float() if whole else x
+    whole = isinstance(x, np.ndarray) and x.dtype.kind in "iub" and x.dtype != np.uint8
+    return x.astype(np.float32) if whole else x
 
 
 def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:

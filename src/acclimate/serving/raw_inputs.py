@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.raw import Raw, RawRows, RawTexts
+from ..data.raw import Raw, RawTexts
 
 NUMBERS = {
     f"{word}{8 * size}": f"<{kind}{size}" for word, kind in (("UINT", "u"), ("INT", "i")) for size in (1, 2, 4, 8)
@@ -41,7 +41,7 @@ def read(inputs: Sequence[Mapping[str, Any]], rest: bytes, raw: Raw, most: int) 
         found[name], rest = _cells(one, rest, most, f"inputs[{i}]")
     if rest:
         raise ValueError(f"body: {len(rest)} bytes behind the last tensor")
-    if isinstance(raw, RawRows):
+    if not isinstance(raw, RawTexts):
         return raw.of(found, "inputs")
     if len(found) > 1:
         raise ValueError(f"inputs: {len(found)} tensors must be one: the texts")
@@ -103,4 +103,4 @@ def described(raw: Raw | None) -> list[dict[str, Any]]:
     if isinstance(raw, RawTexts):
         return [{"name": raw.column, "datatype": "BYTES", "shape": [-1]}]
     kinds = raw.columns if raw is not None else {}
-    return [{"name": n, "datatype": "BYTES" if k == "word" else "FP64", "shape": [-1]} for n, k in kinds.items()]
+    return [{"name": n, "datatype": "FP64" if k == "number" else "BYTES", "shape": [-1]} for n, k in kinds.items()]

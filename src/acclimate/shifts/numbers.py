@@ -36,11 +36,11 @@ def units(examples: Any, train: Tensor) -> Units:
     flat = rows if rows.dim() == 2 else rows.transpose(1, 2).flatten(0, 1)
     two = ((flat == 0) | (flat == 1)).all(0)
     features = getattr(examples, "features", ())
-    numbers = torch.tensor([f.kind == "number" for f in features]) if features else ~two
+    numbers = torch.tensor([f.measured for f in features]) if features else ~two
     marks = torch.full((flat.shape[1],), -1)
     at = {f.column: i for i, f in enumerate(features) if f.kind == "missing"}
     for i, f in enumerate(features):
-        marks[i] = at.get(f.column, -1) if f.kind == "number" else -1
+        marks[i] = at.get(f.column, -1) if f.measured else -1
     std = flat.std(0, correction=0)
     return Units(flat.mean(0), std, torch.where(numbers, flat.median(0).values, 0.0), numbers, marks)
 
