@@ -133,6 +133,9 @@ def test_weights_go_back_one_by_one_and_the_teacher_is_not_touched():
     assert restored(other, source, 0.0, KEY) is other
     every, none = replace(PLAIN, ema=0.9, restore=1.0), replace(PLAIN, ema=0.9)
     a, b = (f.step(t, predict, model, {**f.init(t, model), "params": other}, x, KEY)[1] for f in (every, none))
+    third = replace(PLAIN, ema=0.9, restore=0.3)
+    c = third.step(t, predict, model, {**third.init(t, model), "params": other}, x, KEY)[1]
+    assert equal(c["params"], restored(b["params"], source, 0.3, rng.fold(KEY, "restore")))  # draws of its own
     assert equal(a["params"], source) and equal(a["teacher"], b["teacher"]) and gap(b["teacher"], source) > 1e-4
 
 
