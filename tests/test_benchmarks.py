@@ -529,3 +529,23 @@ def test_a_round_of_pfllib_is_made_of_its_own_parts(bench, tmp_path, monkeypatch
         ends.append(net.state_dict())
     for name, value in state().items():
         torch.testing.assert_close(value, (ends[0][name] + ends[1][name]) / 2)
+
+
+def test_the_study_of_sharing_knows_groups_weights_and_differences(bench):
+    sharing = bench("sharing")
+    assert sharing.same_kind(4, 3).tolist() == [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
+    total = {"move": {"w": torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 1.0], [-4.0, -3.0]])}}  # their mean is zero
+    known = sharing.GroupKnown(kinds=2).exchange(None, {}, total, None)["own"]["move"]["w"]
+    assert known.tolist() == [[2.0, 0.5], [-2.0, -0.5], [2.0, 0.5], [-2.0, -0.5]]
+    sharing.WATCHED.clear()
+    near = sharing.Watching(kinds=2, temperature=1.0, itself="nearest")
+    mixed = near.exchange(None, {}, total, None)["own"]["move"]["w"]
+    cosine = 2 / 5**0.5  # of the first to the third, its nearest; to the others 0 and -0.8
+    shares = torch.tensor([cosine, 0.0, cosine, -0.8]).softmax(0)
+    torch.testing.assert_close(mixed[0], shares @ total["move"]["w"])
+    assert len(sharing.WATCHED) == 1 and sharing.WATCHED[0][0] < 0.5
+    each = {"1": {"similarity": 0.6, "own": 0.5, "uniform": 0.7, "group known": 0.6}}
+    each["2"] = {**each["1"], "own": 0.58}
+    told = sharing.summary(each)
+    assert told["mean"]["own"] == 0.54 and told["similarity_above"]["own"] == [10.0, 2.0]
+    assert told["similarity_above"]["uniform"] == [-10.0, -10.0]

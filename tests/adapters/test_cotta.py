@@ -127,9 +127,15 @@ def test_weights_go_back_one_by_one_and_the_teacher_is_not_touched():
     back = torch.cat([(some[k] == source[k]).flatten() for k in source])
     assert float(back.float().mean()) == pytest.approx(0.3, abs=0.06) and back.numel() > 250
     assert all(bool(((some[k] == source[k]) | (some[k] == other[k])).all()) for k in source)
+    for name, p in other.items():  # every weight has the chance that its own name draws
+        chosen = rng.bernoulli(rng.fold(KEY, name), 0.3, *p.shape)
+        assert torch.equal(some[name], torch.where(chosen, source[name], p))
     assert restored(other, source, 0.0, KEY) is other
     every, none = replace(PLAIN, ema=0.9, restore=1.0), replace(PLAIN, ema=0.9)
     a, b = (f.step(t, predict, model, {**f.init(t, model), "params": other}, x, KEY)[1] for f in (every, none))
+    third = replace(PLAIN, ema=0.9, restore=0.3)
+    c = third.step(t, predict, model, {**third.init(t, model), "params": other}, x, KEY)[1]
+    assert equal(c["params"], restored(b["params"], source, 0.3, rng.fold(KEY, "restore")))  # draws of its own
     assert equal(a["params"], source) and equal(a["teacher"], b["teacher"]) and gap(b["teacher"], source) > 1e-4
 
 

@@ -133,6 +133,13 @@ def test_with_patience_the_least_entropy_of_the_steps_answers(variant):
             break
     chosen = best if variant == "paper" else 0
     assert float(state["record"]["chosen_step"]) == chosen
+    taken = step if variant == "paper" else 2
+    assert float(state["record"]["steps_taken"]) == taken
+    assert taken < 6  # the search ends early, and what is recorded stays as it was at its end
+    losses = [float(loss_of(w, X, "batch")) for w in models]
+    for name, each in (("entropy", values), ("learned_loss", losses)):
+        expected = [*each[: taken + 1], *[each[taken]] * (6 - taken)]
+        assert state["record"][name].tolist() == pytest.approx(expected, rel=1e-6)
     torch.testing.assert_close(state["params"]["w"], models[chosen], rtol=1e-7, atol=1e-9)
 
 

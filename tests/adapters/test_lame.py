@@ -122,3 +122,11 @@ def test_a_single_iteration_starts_from_each_samples_own_answer():
     first, second = (np.exp(row) / np.exp(row).sum() for row in ([1.0, 0.0], [0.0, 2.0]))
     wanted = np.array([[1.0, 0.0] + second + 1.0, [0.0, 2.0] + 3 * first])
     np.testing.assert_allclose(agreed(logits, fixed, weight, 1).numpy(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("affinity", ["knn", "rbf", "linear"])
+def test_nodes_that_are_not_real_have_no_weight_wherever_they_are(affinity):
+    unit = torch.nn.functional.normalize(torch.tensor([[1.0, 0.2], [0.3, 1.0], [1.0, 1.0]]), dim=-1)
+    nodes, real = torch.cat((unit, unit[:2])), torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])
+    found = LAME(affinity=affinity, k=2).affinities(unit, nodes, real)
+    assert not found[:, 3].any() and bool(found[1, 4] > 0)

@@ -132,3 +132,13 @@ def test_refusals_and_bad_fields():
         UnMixTNS(components=0)
     with pytest.raises(ValueError, match="must be 'train', 'eval', 'adapt', 'still', a Blend"):
         task().apply(task().init(rng.key(0)), torch.zeros(1, 3, 10, 10), "unmix")
+
+
+def test_components_start_from_the_seed_alone():
+    """The same seed gives the same start, with draws of its own: a deployed adapter answers alike on every machine."""
+    made, model = live(filled(Net()))[:2]
+    running = running_of(made, model["vars"]["buffers"])
+    for seed in (0, 3):
+        expected = components(running, 4, rng.fold(rng.key(seed), "unmix"))
+        found = UnMixTNS(components=4, seed=seed).init(made, model)["buffers"]
+        assert found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in expected)

@@ -26,6 +26,19 @@ def test_draws_are_equal_under_vmap_and_a_prefix_of_longer_draws(seed):
     assert torch.equal(rng.uniform(keys[0], 10)[:4], rng.uniform(keys[0], 4))
 
 
+@given(SEEDS)
+def test_draws_of_many_keys_together_are_those_of_each(seed):
+    shapes, keys = [(3, 5), (), (7,), (2, 0), (4, 1, 2)], rng.rows(rng.key(seed), 5)
+    drawn = rng.uniforms(list(keys), shapes)
+    assert [d.shape for d in drawn] == [torch.Size(shape) for shape in shapes]
+    assert all(torch.equal(d, rng.uniform(k, *shape)) for d, k, shape in zip(drawn, keys, shapes, strict=True))
+    clients = rng.fold(keys, "other")[:, None] + torch.arange(3)
+    mapped = vmap(lambda *each: rng.uniforms(each, shapes))(*clients)
+    for i, k in enumerate(clients):
+        assert torch.equal(mapped[i], torch.stack([rng.uniform(own, *shapes[i]) for own in k]))
+    assert rng.uniforms([], []) == []
+
+
 @given(SEEDS, st.integers(1, 40), st.integers(0, 30))
 def test_order_does_not_depend_on_padding(seed, n, padding):
     k = rng.key(seed)

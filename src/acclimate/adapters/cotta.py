@@ -106,7 +106,7 @@ def restored(params: Tree, source: Tree, chance: float, key: rng.Key) -> Tree:
     """Every single weight as it is or, with this chance, as in the source."""
     if not chance:
         return params
+    draws = rng.uniforms([rng.fold(key, name) for name in params], [p.shape for p in params.values()])
     return {
-        name: torch.where(rng.bernoulli(rng.fold(key, name), chance, *p.shape), source[name], p)
-        for name, p in params.items()
+        name: torch.where(draw < chance, source[name], p) for (name, p), draw in zip(params.items(), draws, strict=True)
     }

@@ -100,7 +100,7 @@ class FedTTA(Adapter):
         last = {} if self.patience is None else look(search.params)[1]
         search = search.judged(self.steps, last)
         parts = [tree.map(lambda v: v[None], first), seen, tree.map(lambda v: v[None], last)]
-        curves = {n: torch.cat([p[n] for p in parts if n in p]) for n in ("entropy", "learned_loss")}
+        curves = {n: search.curve(torch.cat([p[n] for p in parts if n in p])) for n in ("entropy", "learned_loss")}
         return {"params": search.best, "record": {**curves, "chosen_step": search.chosen, "steps_taken": search.taken}}
 
     def step(

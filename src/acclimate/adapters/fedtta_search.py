@@ -1,8 +1,8 @@
 """Which of FedTTA++'s adapted models answers, and when adaptation ends. Ye et al., 'UPFL', 2023, Sec. 3.3.2.
 
 Of the models after each step, the one whose predictions have the least mean entropy answers; adaptation ends after
-`patience` steps in a row without a new least. A client that has ended is masked, so that clients that stop at different
-steps run together. Without `patience` (FedTTA) the model after the last step answers.
+`patience` steps in a row without a new least. Clients that stop at different steps run together: one that has ended
+walks on, and nothing of that counts. Without `patience` (FedTTA) the model after the last step answers.
 """
 
 from __future__ import annotations
@@ -82,8 +82,15 @@ class StepSearch:
         )
 
     def moved(self, params: Tree) -> Self:
-        """One step further, where adaptation has not ended."""
-        return replace(self, params=params if self.patience is None else tree.where(self.active, params, self.params))
+        """One step further; where adaptation has ended, nobody asks where to."""
+        return replace(self, params=params)
+
+    def curve(self, each: Tensor) -> Tensor:
+        """What was measured of each model, [models]; after the end it stays as it was there."""
+        if self.patience is None:
+            return each
+        step = torch.arange(len(each), device=each.device)
+        return each.gather(0, torch.minimum(step, self.taken.to(step.dtype)))
 
 
 @dataclass(frozen=True)

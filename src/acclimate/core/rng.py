@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -141,6 +143,15 @@ def bits(k: Key, *shape: int) -> Tensor:
 def uniform(k: Key, *shape: int) -> Tensor:
     """float32 in [0, 1), 24 random bits each, so 1.0 is never returned."""
     return _shift(bits(k, *shape), 40).to(torch.float32) * 2.0**-24
+
+
+def uniforms(keys: Sequence[Key], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """`uniform` of every key, each with its own shape, drawn together: as few kernels as for one."""
+    sizes = [math.prod(shape) for shape in shapes]
+    # a sequence that begins so much earlier has the key's own numbers at its place among all
+    begun = [advance(k, -before).expand(n) for k, before, n in zip(keys, accumulate([0, *sizes]), sizes, strict=False)]
+    parts = uniform(torch.cat(begun), sum(sizes)).split(sizes) if begun else []
+    return [part.reshape(tuple(shape)) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def normal(k: Key, *shape: int) -> Tensor:

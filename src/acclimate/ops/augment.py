@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -184,13 +185,14 @@ def luma(x: Tensor) -> Tensor:
     """How bright each pixel of images [B, C, H, W] is: [B, 1, H, W]. Grey images are it themselves."""
     if x.shape[1] != 3:
         return x
-    return sum(weight * x[:, i : i + 1] for i, weight in enumerate(LUMA))  # type: ignore[return-value]
+    return reduce(torch.add, (weight * x[:, i : i + 1] for i, weight in enumerate(LUMA)))
 
 
 def hue_turned(x: Tensor, turn: Tensor) -> Tensor:
     """RGB images [B, 3, H, W] whose hue goes round by shares of the circle [B, 1, 1]; value and saturation stay."""
     r, g, b = x.unbind(1)
-    top, span = x.amax(1), x.amax(1) - x.amin(1)
+    top = x.amax(1)
+    span = top - x.amin(1)
     safe = torch.where(span > 0, span, 1.0)
     sixths = torch.where(top == g, 2.0 + (b - r) / safe, 4.0 + (r - g) / safe)
     sixths = torch.where(top == r, (g - b) / safe, sixths) + 6.0 * turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ class StrongViews:
 
     def views(self, x: Tensor, key: rng.Key) -> Tensor:
         """One random view of every image [B, C, H, W] (uint8, or floats in 0..1): floats in 0..1."""
-        x = (x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x).clamp(0.0, 1.0)
+        x = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x.clamp(0.0, 1.0)
         draws = 2.0 * rng.uniform(rng.fold(key, "factors"), 9, x.shape[0]) - 1.0
         light, contrast, saturation, gamma = (
             (1.0 + by * draw)[:, None, None, None]
@@ -84,5 +85,5 @@ def blurred(x: Tensor, sigma: Tensor) -> Tensor:
     for axis in (-2, -1):
         edges = (2, 2, 0, 0) if axis == -1 else (0, 0, 2, 2)
         wide, size = F.pad(x, edges, mode="replicate"), x.shape[axis]
-        x = sum(weight[:, i, None, None, None] * wide.narrow(axis, i, size) for i in range(5))  # type: ignore[assignment]
+        x = reduce(torch.add, (weight[:, i, None, None, None] * wide.narrow(axis, i, size) for i in range(5)))
     return x
