@@ -141,6 +141,9 @@ def test_all_that_is_stored_holds_and_the_table_is_made_again_to_the_byte():
             assert (BOARD / f"{name}.md").read_text() == pages.markdown(found, name)
             if name == "small":
                 assert_all_are_there(found)
+            else:
+                told = f"`{name}` has {len(found)} submissions with {sum(map(count, found.values()))} rows"
+                assert told in (ROOT / "docs" / "leaderboard.md").read_text()
 
 
 def assert_all_are_there(found):
