@@ -183,7 +183,7 @@ def _place(row):
 class Replayed:
     """Stands for a recording: the function of the first call is replayed, whatever later ones close over."""
 
-    def __init__(self, f, inputs, slot):
+    def __init__(self, f, inputs, slot, tidy):
         self.f = f
 
     def __call__(self, *inputs, room=None):

@@ -356,7 +356,7 @@ def test_recordings_that_were_not_used_for_longest_are_dropped(monkeypatch):
     made = []
 
     class Pretend:
-        def __init__(self, f, inputs, slot):
+        def __init__(self, f, inputs, slot, tidy):
             made.append(inputs)
             self.f = f
 

@@ -41,8 +41,14 @@ RULES = {"delta": Mean("n"), "n": Sum()}
 def test_both_backends_agree(name):
     method = METHODS[list(STACKS).index(name) % 2 + (name in DP)]
     serial, many = trained(method, STACKS[name]), trained(method, STACKS[name], "vmap")
-    assert gap(serial.server, many.server) < 1e-5 and gap(serial.mine, many.mine) < 1e-5
     assert serial.cost == many.cost
+    if "int8" not in name:
+        assert gap(serial.server, many.server) < 1e-5 and gap(serial.mine, many.mine) < 1e-5
+        return
+    # rounding may take a number to the next level; then it is a level off, and seldom
+    a, b = (torch.cat([x.flatten() for x in tree.leaves(state.server)]) for state in (serial, many))
+    off = (a - b).abs() > 1e-5
+    assert off.double().mean() < 0.005 and gap(serial.server, many.server) < 1e-4
 
 
 def test_no_filter_and_the_base_record_change_nothing():
