@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from acclimate.adapters import mbsl_contrast
 from acclimate.adapters.mbsl_contrast import contrastive, principal, repeated
 from acclimate.adapters.mbsl_equations import Equations
 from acclimate.adapters.mbsl_released import ReleasedEquations
@@ -112,3 +113,19 @@ def test_directions_and_centre_are_no_way_for_gradients():
     p, q = ((view - centre) @ basis for view in features)
     (want,) = torch.autograd.grad(contrastive(p, q, who, 0.5).mean(), features)
     torch.testing.assert_close(ours, want)
+
+
+def test_directions_stay_finite_where_products_round_to_ten_bits(monkeypatch):
+    """As with TF32, whose products of nearly equal columns have roots that are no numbers."""
+    exact, found = mbsl_contrast.products, []
+
+    def rounded(y):
+        found.append((exact(y).view(torch.int32) + 4096).bitwise_and(-8192).view(torch.float32))
+        return found[-1]
+
+    monkeypatch.setattr(mbsl_contrast, "products", rounded)
+    g = torch.Generator().manual_seed(0)
+    alike = torch.randn(32, 1, generator=g) @ torch.randn(1, 64, generator=g)
+    x = alike + 1e-3 * torch.randn(32, 64, generator=g)
+    assert torch.isfinite(principal(x, 8)).all()
+    assert min(float(torch.linalg.eigvalsh(products).min()) for products in found) < -1e-6  # without the bound: no root

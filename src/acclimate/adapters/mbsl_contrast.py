@@ -9,6 +9,9 @@ from torch import Tensor
 from ..core import rng
 from ..ops.masks import mean_of
 
+LEAST = 1e-6
+"""What is added to the products of columns with themselves, whose sum is one."""
+
 
 def repeated(who: Tensor) -> Tensor:
     """Which places of a batch hold a sample that an earlier place has: a client may have fewer samples than a batch."""
@@ -56,18 +59,25 @@ def principal(x: Tensor, components: int, rounds: int = 6) -> Tensor:
 def _orthonormal(y: Tensor) -> Tensor:
     """The columns made orthonormal through the Cholesky factor of their products, twice for accuracy.
 
-    By elimination, row by row: a library's factorisation may wait for the device.
+    By elimination, row by row: a library's factorisation may wait for the device. Where products round (TF32), those of
+    columns that are nearly alike need not be positive definite any more: no pivot is below what was added to it.
     """
     count = y.shape[1]
     place = torch.arange(count, device=y.device)[:, None]
     for _ in range(2):
         y = y / y.square().sum().sqrt().clamp_min(1e-20)
         eye = torch.eye(count, dtype=y.dtype, device=y.device)
-        rows = torch.cat((y.mT @ y + 1e-6 * eye, y.mT), 1)
+        rows = torch.cat((products(y) + LEAST * eye, y.mT), 1)
         for i in range(count):
-            pivot = rows[i] / rows[i, i].sqrt()
+            root = rows[i, i].clamp_min(LEAST).sqrt()
+            pivot = rows[i] / root
             # as in a factorisation, rows above are done, the pivot's is scaled, those below lose their share of it
-            share = rows[:, i : i + 1] / rows[i, i].sqrt()
+            share = rows[:, i : i + 1] / root
             rows = torch.where(place == i, pivot, torch.where(place > i, rows - share * pivot, rows))
         y = rows[:, count:].mT
     return y
+
+
+def products(y: Tensor) -> Tensor:
+    """Of every two columns."""
+    return y.mT @ y
