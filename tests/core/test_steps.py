@@ -151,31 +151,18 @@ def test_parameters_are_kept_in_both_precisions_for_the_tasks_own_loss_alone(mon
     assert seen[0] is not None and seen[0]["w"].dtype == torch.bfloat16
 
 
+def flattening(bias: bool) -> nn.Sequential:
+    """A network that pools images and flattens them."""
+    first, last = nn.Conv2d(3, 8, 3, bias=bias), nn.Linear(72, 5, bias=bias)
+    return nn.Sequential(first, nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), last, nn.ReLU())
+
+
 @works
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_network_whose_images_are_flattened_is_that_of_its_layers(
     bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain_net = nn.Sequential(
-        *(
-            nn.Conv2d(3, 8, 3, bias=bias),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(72, 5, bias=bias),
-            nn.ReLU(),
-        )
-    )
-    ours = nn.Sequential(
-        *(
-            nn.Conv2d(3, 8, 3, bias=bias),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(72, 5, bias=bias),
-            nn.ReLU(),
-        )
-    ).to(HERE)
+    plain_net, ours = flattening(bias), flattening(bias).to(HERE)
     purify(ours)
     monkeypatch.setattr(linear, "LONG", 16)
     flags: list[tuple[bool, bool]] = []
