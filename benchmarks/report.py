@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import environment
 
 import acclimate as ac
 from acclimate import store
@@ -178,7 +179,7 @@ def main() -> None:
             found["open_seconds"] = summary([o.clock for o in opened])
             found["thread_seconds"] = summary([o.thread for o in opened])
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps({**found, "environment": environment(torch.device("cpu"))}, indent=1))
         return
     size = f"{len(METHODS)} methods x {len(ADAPTERS)} adapters x {len(STREAMS)} streams x {args.seeds} seeds"
     print(f"{size}, {args.clients} clients: {found['bytes'] / 1e6:.2f} MB, written in {written:.1f} s")

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,14 +74,10 @@ def fine(dataset: FileDataset) -> None:
 
 def test_cifar10(root: Root) -> None:
     dataset = CIFAR10(root=root("cifar10", CIFAR10()))
-    began = time.process_time()
     examples = dataset.load()
-    read = time.process_time() - began
-    began = time.process_time()
-    again = dataset.load()
-    opened = time.process_time() - began
-    assert read < 10
-    assert opened < 0.5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileDataset, "_fit", lambda *_: pytest.fail("the files were read again"))
+        again = dataset.load()
     assert examples.x.shape == (60000, 3, 32, 32)
     assert torch.equal(again.x[::1000], examples.x[::1000])
     fine(dataset)
@@ -125,9 +120,7 @@ def test_digit5(root: Root) -> None:
 
 def test_pacs(root: Root) -> None:
     dataset = PACS(root=root("pacs", PACS()))
-    began = time.perf_counter()
     examples = dataset.load()
-    assert time.perf_counter() - began < 30
     assert examples.x.shape[:2] == (9991, 3)
     fine(dataset)
 

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -122,13 +121,12 @@ def test_fedthes_figure_16_has_the_grid_that_can_be_tuned():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_runs_at_smoke_scale(name, tmp_path):
-    began, found = time.process_time(), RECIPES[name]
+    found = RECIPES[name]
     todo = plan(found, "smoke")
     result = run(todo, tmp_path)
     assert not todo.left_out
     assert [(c["row"], c["column"]) for c in result["cells"]] == [(c.row, c.column) for c in found.cells("smoke")]
     assert all(math.isfinite(v) for c in result["cells"] for v in c["ours"])
-    assert time.process_time() - began < 180
 
 
 # --- running --------------------------------------------------------------------------------------------------------
