@@ -37,22 +37,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(data_app, name="data")
-app.command()(join)
-app.command()(deploy)
-app.command()(predict)
-app.command()(serve)
-app.command()(replay)
-app.command()(tokens)
-app.command()(export)
-app.command()(compare)
-app.command()(tune)
-app.command()(submit)
-app.command()(leaderboard)
-app.add_typer(fleet_app, name="fleet")
-app.add_typer(reproduce_app, name="reproduce")
-
-
 Settings = Annotated[
     list[str] | None,
     typer.Argument(help="key=value settings, e.g. method=fedprox method.mu=0.01", autocompletion=completion.settings),
@@ -203,6 +187,14 @@ def doctor(as_json: Json = False) -> None:
         typer.echo(document("doctor", findings=[dict(zip(("what", "ok", "says"), f, strict=True)) for f in findings()]))
     else:
         typer.echo(examine())
+
+
+# after `run` and its neighbours: `--help` lists commands in this order
+for other in (compare, tune, deploy, predict, serve, replay, tokens, join, export, submit, leaderboard):
+    app.command()(other)
+app.add_typer(data_app, name="data")
+app.add_typer(fleet_app, name="fleet")
+app.add_typer(reproduce_app, name="reproduce")
 
 
 def _experiments(settings: list[str], config: Path | None, seeds: int) -> list[Any]:
