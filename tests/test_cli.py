@@ -49,7 +49,51 @@ def test_help_needs_no_torch_and_names_every_command():
     assert done.returncode == 0
     for command in ("run", "resume", "report", "list", "show", "doctor"):
         assert command in done.stdout
+    listed = [line.split()[1] for line in done.stdout.partition("Commands")[2].splitlines() if line[2:3].isalpha()]
+    assert listed[:8] == [
+        "run",
+        "resume",
+        "report",
+        "list",
+        "show",
+        "doctor",
+        "compare",
+        "tune",
+    ]  # what most need first
     assert cli("--version").stdout.startswith("acclimate 0.")
+
+
+def test_the_package_runs_as_a_module():
+    words = [sys.executable, "-m", "acclimate", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0 and done.stdout.startswith("acclimate 0.")
+
+
+OWN = """
+from dataclasses import dataclass
+import acclimate as ac
+
+@dataclass(frozen=True)
+class Own(ac.methods.FedAvg):
+    pass
+"""
+
+
+def test_commands_that_ask_for_trust_take_it(tmp_path, here, monkeypatch):
+    monkeypatch.setenv("ACCLIMATE_ALLOW", "")  # --trust sets it: put it back in the end
+    (tmp_path / "own_of_cli.py").write_text(OWN)
+    (tmp_path / "own.toml").write_text('method = "own_of_cli:Own"\nmodel = "mlp"\nstreams = ["original"]\n')
+    asks = here("data", "preview", "-c", "own.toml", "data.clients=3")
+    assert asks.returncode == 2 and "trust it: --trust" in asks.stderr
+    assert here("data", "preview", "-c", "own.toml", "data.clients=3", "--trust").returncode == 0
+    for command in ("submit", "leaderboard"):
+        assert "--trust" in here(command, "--help").stdout
+
+
+def test_tune_says_how_settings_with_a_class_of_ones_own_are_run(tmp_path, here):
+    (tmp_path / "own_of_tune.py").write_text(OWN)
+    done = here("tune", "method=own_of_tune:Own", "method.opt.lr=0.1,0.2", *QUICK, "-q", "-o", "search")
+    assert done.stdout.endswith("test it: acclimate run -c search/best.toml --trust\n")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import typer
 
 from . import completion, index
 from .json_out import Json, document
+from .trust import Trust
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -97,6 +98,7 @@ def preview(
     ] = None,
     config: Annotated[Path | None, typer.Option("-c", "--config", help="A TOML file of settings.")] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("preview.html"),
+    trust: Trust = False,
 ) -> None:
     """Show an experiment's data on a page: clients and classes, training examples, and every stream. Trains nothing."""
     experiment = _experiment(settings or [], config)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .json_out import Json, document
+from .trust import Trust
 
 Folder = Annotated[Path, typer.Option("--folder", help="Where submissions lie, a folder per track.")]
 ROOT = Path("results/leaderboard/brfl-v1")
@@ -21,6 +22,7 @@ def submit(
     ] = "defaults",
     note: Annotated[str, typer.Option(help="A sentence that the page shows.")] = "",
     folder: Folder = ROOT,
+    trust: Trust = False,
 ) -> None:
     """Write a run as one JSON file for the leaderboard; refuse what is not of the track.
 
@@ -38,6 +40,7 @@ def leaderboard(
     rerun: Annotated[Path | None, typer.Option(help="Instead, run one row of this submission again.")] = None,
     adapter: Annotated[str, typer.Option(help="The row's adapter.")] = "none",
     seed: Annotated[int, typer.Option(help="The row's seed.")] = 0,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Check all submissions and write the leaderboard as one static page, with a Markdown table per track."""

@@ -166,7 +166,7 @@ def _show(search: Search, as_json: bool) -> None:
     )
     typer.echo("".join(f"  {key} = {value}\n" for key, value in best.values.items()), nl=False)
     typer.echo(f"all trials: {root / 'tune.json'} and {root / 'report.html'}")
-    typer.echo(f"test it: acclimate run -c {root / 'best.toml'}")
+    typer.echo(f"test it: acclimate run -c {root / 'best.toml'}{_trust()}")
 
 
 def _show_choice(choice: Selected, as_json: bool) -> None:
@@ -182,7 +182,14 @@ def _show_choice(choice: Selected, as_json: bool) -> None:
     typer.echo(f"{choice.strategy}{labels} chose {choice.name} over all streams")
     typer.echo(f"chosen stream by stream, it is {gap:.1f} points below the oracle, which knows the test labels")
     typer.echo(f"all scores: {choice.path / 'select.json'}")
-    typer.echo(f"test it: acclimate run -c {choice.path / 'best.toml'}")
+    typer.echo(f"test it: acclimate run -c {choice.path / 'best.toml'}{_trust()}")
+
+
+def _trust() -> str:
+    """The word that a file needs which names classes of the user's own; empty where there are none."""
+    from ..experiment.names import own_names
+
+    return " --trust" if own_names() else ""
 
 
 def selection_text(selection: Selection) -> str:

@@ -54,7 +54,8 @@ def submission(
     runs = sorted((f.load() for f in found), key=lambda r: r["results"]["seed"])
     labels = {r["results"]["label"] for r in runs}
     if len(labels) != 1:
-        raise Unfit(f"{run}: a submission is of one method, and there are {', '.join(sorted(labels))}")
+        of = ", ".join(sorted(labels)) or "none"
+        raise Unfit(f"{run}: a submission is of one method, with a run per seed in a folder of its own; here are {of}")
     first, refused = runs[0], _refusals(runs)
     body = {
         "schema": SCHEMA,
