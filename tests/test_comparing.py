@@ -98,6 +98,13 @@ def two(tmp_path):
     return tmp_path
 
 
+def test_rows_without_any_difference_are_level(tmp_path):
+    for label in ("fedavg", "fedthe"):
+        run_folder(tmp_path / label, label, 0, {("original", "last"): [0.5, 0.6]})
+    [said] = compare.compare(tmp_path, rows=["fedthe", "fedavg"]).sentences()
+    assert said.startswith("On original, fedthe is level with fedavg (55.0 against 55.0 %; 95 % interval +0.0 to +0.0)")
+
+
 def test_runs_are_compared_in_words_and_numbers(two):
     found = compare.compare(two, rows=["fedthe", "fedavg"])
     [said] = found.sentences()

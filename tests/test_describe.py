@@ -68,7 +68,7 @@ def test_names_longer_than_half_of_a_window_go_on_in_the_next_line():
 
 def test_square_brackets_in_results_are_printed_as_they_are(tmp_path, capsys):
     rows = table(("fedavg[a]",), ("none[b]",)).rows
-    refused = {"adapter": "tent", "reason": "it needs more: pip install 'acclimate[backbones]'"}
+    refused = {"method": "fedavg[a]", "adapter": "tent", "reason": "it needs more: pip install 'acclimate[backbones]'"}
     results_table(Table(tuple({**r, "stream": f"{r['stream']}[c]"} for r in rows), (refused,)), tmp_path / "run[1]")
     printed = capsys.readouterr().out
     assert "fedavg[a]" in printed and "none[b]" in printed and "original[c]" in printed
@@ -89,6 +89,14 @@ def test_adapters_that_did_not_run_for_one_reason_share_a_line(tmp_path, capsys)
         "not run: the: fedavg has one head",
         "not run: the: fedprox has one head",
     ]
+
+
+def test_an_adapter_that_ran_with_some_methods_is_named_with_the_others(tmp_path, capsys):
+    refused = [
+        {"method": "fedavg", "personal": p, "adapter": "the", "reason": "one head"} for p in ("none", "finetune")
+    ]
+    results_table(Table(table(("fedavg", "fedthe"), ("the",)).rows, tuple(refused)), tmp_path)
+    assert "not run: the with fedavg, fedavg+finetune: one head\n" in capsys.readouterr().out
 
 
 def test_the_best_of_a_stream_stands_out():

@@ -90,6 +90,9 @@ def test_rows_that_had_more_training_are_named():
     assert first.unequal(expand(["method=fedavg,fedtta"])) == (
         "rows differ in local work (5 epochs, batch 32: fedavg; 20 steps, batch 64: fedtta)"
     )
+    assert first.unequal(expand(["method=fedavg", "method.work.epochs=1,2"])) == (
+        "rows differ in local work (1 epoch, batch 32: fedavg; 2 epochs, batch 32: fedavg)"
+    )
     assert "rounds (5: fedavg; 6: fedavg)" in first.unequal(expand(["rounds=5,6"]))
 
 

@@ -360,7 +360,9 @@ def test_ttt_serves_alike_on_serial_and_vmap(online):
 
 def test_ttt_refuses_by_name():
     t, _, model = deployed()
-    assert TTT().refusal(t, model) == "TTT needs rotation in the deployed model, which has only vars"
+    assert TTT().refusal(t, model) == (
+        "TTT needs rotation in the deployed model, which has only vars; set method=fedttt"
+    )
     oblong = Task(MODELS["cnn-plain"], (3, 10, 12), CLASSES)
     assert "square images" in (TTT().refusal(oblong, model) or "")
     with pytest.raises(ValueError, match="square images"):
@@ -641,7 +643,9 @@ def test_memory_of_a_padded_client_is_that_of_an_unpadded_one():
 def test_knn_serves_alike_on_serial_and_vmap_over_uneven_clients():
     a, b = served(FedAvg(work=SMALL), KNNPer(k=3), Memory(32))
     assert agree(a, b)
-    assert KNNPer().refusal(*deployed()[::2]) == "KNNPer needs memory in the deployed model, which has only vars"
+    assert KNNPer().refusal(*deployed()[::2]) == (
+        "KNNPer needs memory in the deployed model, which has only vars; set personal=memory"
+    )
     t, _, model, _ = remembering()
     assert "k=11" in KNNPer(k=11).refusal(t, model)
     assert KNNPer(k=11, lam=0.5).refusal(t, model) is None

@@ -4,7 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+import acclimate
 from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, TSA, TTT, FedTTA, KNNPer, Tent, THEPlus
+from acclimate.experiment.catalogue import ADAPTERS
+from acclimate.experiment.settings import expand
+from acclimate.running.deploy import live_model
 
 
 def task(shape, norm=()):
@@ -62,4 +66,24 @@ def test_knn_needs_as_many_noted_neighbours_as_it_asks_where_it_tunes():
     assert KNNPer(k=4).refusal(None, model) is None
     assert KNNPer(k=5, lam=0.5).refusal(None, model) is None
     assert "k=5, and Memory noted 4 neighbours" in KNNPer(k=5).refusal(None, model)
-    assert KNNPer(k=4).refusal(None, {"vars": {}}) == "KNNPer needs memory in the deployed model, which has only vars"
+    assert KNNPer(k=4).refusal(None, {"vars": {}}) == (
+        "KNNPer needs memory in the deployed model, which has only vars; set personal=memory"
+    )
+
+
+HINTED = sorted(name for name, adapter in ADAPTERS.items() if adapter.requires)
+
+
+@pytest.mark.parametrize("name", HINTED)
+def test_a_refusal_names_settings_with_which_the_model_has_what_is_needed(name):
+    adapter = ADAPTERS[name]
+    if name in ("eata", "santa"):  # these say `personalise with ...` themselves
+        assert adapter.made_by == ""
+        return
+    small = ["data.clients=2", "data.fraction=0.1", "rounds=1", "method.work.iterations=1", "method.work.batch=4"]
+    tiny = ["model.base.width=4", "model.base.depth=1", "model.base.heads=1", "model.base.patch=8"]
+    small += tiny if "model=" in adapter.made_by else ["model=mlp", "model.hidden=8"]
+    fit = acclimate.train(expand([*adapter.made_by.split(), *small])[0])
+    task, model = fit.engine.worker_of(0).task, live_model(fit, 0)
+    assert adapter.refusal(task, model) is None
+    assert adapter.refusal(task, {"vars": model["vars"]}).endswith(f"; set {adapter.made_by}")

@@ -352,5 +352,5 @@ def test_fields_out_of_range_are_named(record, field, value):
 
 def test_a_model_without_an_adaptation_net_is_refused(live):
     assert Adapt().refusal(live[0], {"vars": live[2]["vars"]}) == (
-        "FedTTA needs net, inner in the deployed model, which has only vars"
+        "FedTTA needs net, inner in the deployed model, which has only vars; set method=fedtta"
     )

@@ -21,6 +21,7 @@ class ATP(Adapter):
     """Adapts every tensor at its own, learned rate; needs FedATP (Bao et al., NeurIPS 2023)."""
 
     requires: ClassVar[tuple[str, ...]] = ("rates",)
+    made_by: ClassVar[str] = "method=fedatp"
 
     online: bool = False
     """Whether batches add up to a mean model instead of each starting afresh."""

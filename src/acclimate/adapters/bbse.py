@@ -27,6 +27,7 @@ class BBSE(Reweighed):
     """Class frequencies from a confusion matrix of labelled source data (Lipton et al., ICML 2018)."""
 
     requires: ClassVar[tuple[str, ...]] = ("confusion",)
+    made_by: ClassVar[str] = "personal=confusion"
 
     ridge: float = 1e-3
 

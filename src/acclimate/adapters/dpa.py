@@ -27,6 +27,7 @@ class DPA(Adapter):
     """The weight of the local LoRA for a sample that is just like the training examples."""
 
     requires: ClassVar[tuple[str, ...]] = ("share", "anchors")
+    made_by: ClassVar[str] = "method=feddpa model=lora-vit-local"
     traces: ClassVar[Mapping[str, str]] = {"personal_weight": "weight of the local LoRA"}
 
     def __post_init__(self) -> None:

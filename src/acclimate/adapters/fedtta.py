@@ -51,9 +51,9 @@ class FedTTA(Adapter):
     clip: float | None = 10.0
     """The norm to which gradients are scaled down, as released; None leaves them as they are."""
     variant: Literal["paper", "released"] = "paper"
-
     transductive: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("net", "inner")
+    made_by: ClassVar[str] = "method=fedtta"
     traces: ClassVar[Mapping[str, str]] = {
         "entropy": "entropy of its answer, nats",
         "learned_loss": "size of the adaptation net's output",

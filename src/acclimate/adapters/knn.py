@@ -33,6 +33,7 @@ class KNNPer(Adapter):
     """Mixes in the vote of the k nearest training features; no gradient step (Marfoq et al., ICML 2022)."""
 
     requires: ClassVar[tuple[str, ...]] = ("memory",)
+    made_by: ClassVar[str] = "personal=memory"
 
     k: int = 10
     sigma: float = 1.0

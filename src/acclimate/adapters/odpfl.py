@@ -21,6 +21,7 @@ class ODPFL(Adapter):
 
     transductive: ClassVar[bool] = True
     requires: ClassVar[tuple[str, ...]] = ("encoder", "hyper")
+    made_by: ClassVar[str] = "method=odpfl"
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"params": model["vars"]["params"]}

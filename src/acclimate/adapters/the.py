@@ -44,8 +44,8 @@ class THE(Adapter):
     history: bool = True
     """Whether there is a history; without one, h' is the sample's own feature."""
     variant: Literal["paper", "released"] = "paper"
-
     requires: ClassVar[tuple[str, ...]] = ("head", "descriptors")
+    made_by: ClassVar[str] = "method=fedthe"
     traces: ClassVar[Mapping[str, str]] = {
         "personal_weight": "weight of the personal head, 1 - e",
         "feature": "features without history",

@@ -21,6 +21,7 @@ class THELoRA(THE):
     """Mixes the answers of a shared and a local LoRA, with a weight optimised per unlabelled sample."""
 
     requires: ClassVar[tuple[str, ...]] = ("share", "descriptors")
+    made_by: ClassVar[str] = "method=feddpa-the model=lora-vit-local"
 
     def _answer(self, predict: Predict, model: Tree, state: Tree, x: Tensor) -> tuple[Tensor, Tree, Tensor, Tensor]:
         out, personal = predict(share_of(model, 0.0), x), predict(model, x).logits

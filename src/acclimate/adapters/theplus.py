@@ -33,6 +33,7 @@ class THEPlus(Adapter):
     """How many samples of a client are tuned at once; it bounds memory."""
 
     requires: ClassVar[tuple[str, ...]] = THE.requires
+    made_by: ClassVar[str] = THE.made_by
     traces: ClassVar[Mapping[str, str]] = {"personal_weight": THE.traces["personal_weight"]}
 
     def __post_init__(self) -> None:

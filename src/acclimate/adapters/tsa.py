@@ -29,6 +29,7 @@ class TSA(Adapter):
     """Weighs global and personal head by how steady they are under augmentation (Zhang et al., NeurIPS 2022)."""
 
     requires: ClassVar[tuple[str, ...]] = ("head",)
+    made_by: ClassVar[str] = "method=fedthe"
     traces: ClassVar[Mapping[str, str]] = {"personal_weight": "weight of the personal head"}
 
     per: Literal["batch", "sample"] = "batch"

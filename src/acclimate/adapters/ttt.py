@@ -33,6 +33,7 @@ class TTT(Adapter):
     """Tunes the body on predicting the sample's rotation, then answers it (Sun et al., ICML 2020)."""
 
     requires: ClassVar[tuple[str, ...]] = ("rotation",)
+    made_by: ClassVar[str] = "method=fedttt"
 
     online: bool = True
     steps: int = 1

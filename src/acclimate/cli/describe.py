@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import platform
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,15 +200,33 @@ def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
     )
     if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
         print_pivot(out, table, "validation", "accuracy at the validation-selected round")
-    reasons: dict[str, dict[str, None]] = {}
-    for r in table.refused:
-        reasons.setdefault(r["reason"], {})[r["adapter"]] = None
-    for reason, adapters in reasons.items():
-        out.print(f"not run: {', '.join(adapters)}: {reason}", style="dim", highlight=False)
+    for line in _not_run(table):
+        out.print(line, style="dim", highlight=False)
     for note in notes:
         out.print(note, highlight=False)
     report = root / "report.html"
     out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
+
+
+def _not_run(table: Table) -> list[str]:
+    """A line per reason: the adapters and why; where they ran with some methods, also those with which they did not."""
+    reasons: dict[str, dict[str, dict[str, None]]] = {}
+    for r in table.refused:
+        who = reasons.setdefault(r["reason"], {"adapters": {}, "methods": {}})
+        who["adapters"][r["adapter"]] = None
+        who["methods"][_label(r)] = None
+    ran = {r["adapter"] for r in table.rows}
+    lines = []
+    for reason, who in reasons.items():
+        some = f" with {', '.join(who['methods'])}" if ran & set(who["adapters"]) else ""
+        lines.append(f"not run: {', '.join(who['adapters'])}{some}: {reason}")
+    return lines
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """`method` or `method+personal`."""
+    personal = row.get("personal", "none")
+    return row["method"] if personal == "none" else f"{row['method']}+{personal}"
 
 
 def _last(table: Table, row: Any) -> int:

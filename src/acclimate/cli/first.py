@@ -139,6 +139,8 @@ def _plural(said: str) -> str:
 
 def unequal(runs: Sequence[Experiment]) -> str:
     """In which of rate, local work and rounds the rows of a table differ; empty where in none."""
+    from ..eval.ranking import plural
+
     seen: dict[str, dict[str, list[str]]] = {"learning rate": {}, "local work": {}, "rounds": {}}
     for e in runs:
         opt, work = getattr(e.method, "opt", None), getattr(e.method, "work", None)
@@ -146,7 +148,7 @@ def unequal(runs: Sequence[Experiment]) -> str:
         if opt is not None:
             said["learning rate"] = f"{type(opt).__name__} {opt.lr:g}"
         if work is not None:
-            amount = f"{work.iterations} steps" if work.iterations else f"{work.epochs} epochs"
+            amount = plural(work.iterations, "step") if work.iterations else plural(work.epochs, "epoch")
             said["local work"] = f"{amount}, batch {work.batch}"
         for what, value in said.items():
             labels = seen[what].setdefault(value, [])

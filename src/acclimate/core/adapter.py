@@ -33,6 +33,9 @@ class Adapter:
     requires: ClassVar[tuple[str, ...]] = ()
     """Keys of the deployed model, beyond `vars`, without which it cannot work."""
 
+    made_by: ClassVar[str] = ""
+    """The settings with which a model has these keys, such as `method=fedthe`: a refusal names them."""
+
     transductive: ClassVar[bool] = False
     """Whether `prepare` wants to see the whole unlabelled stream before the first batch."""
 
@@ -50,8 +53,9 @@ class Adapter:
     def refusal(self, task: Task, model: Tree) -> str | None:
         """Why this adapter cannot serve this model, in one sentence, or None where it can."""
         if missing := [k for k in self.requires if k not in model]:
-            have = ", ".join(sorted(model))
-            return f"{type(self).__name__} needs {', '.join(missing)} in the deployed model, which has only {have}"
+            name, have = type(self).__name__, ", ".join(sorted(model))
+            hint = f"; set {self.made_by}" if self.made_by else ""
+            return f"{name} needs {', '.join(missing)} in the deployed model, which has only {have}{hint}"
         return None
 
     def calibrate(self, task: Task, predict: Predict, model: Tree, data: Tree) -> Tree:

@@ -56,8 +56,11 @@ class Comparison:
         return [self._sentence(d) for d in self.differences if d.selection == selection]
 
     def _sentence(self, d: Difference) -> str:
-        text = f"On {d.stream}, {self.first} is {100 * abs(d.mean):.1f} points {'above' if d.mean >= 0 else 'below'} "
-        text += f"{self.second} ({100 * d.first:.1f} against {100 * d.second:.1f} %; 95 % interval "
+        by = f"{100 * abs(d.mean):.1f} points {'above' if d.mean > 0 else 'below'}"
+        if not d.differs and abs(d.mean) < 0.0005:
+            by = "level with"
+        text = f"On {d.stream}, {self.first} is {by} {self.second} "
+        text += f"({100 * d.first:.1f} against {100 * d.second:.1f} %; 95 % interval "
         text += f"{100 * d.low:+.1f} to {100 * d.high:+.1f}): "
         if not d.differs:
             return text + "no difference can be told from chance."
