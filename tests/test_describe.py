@@ -91,6 +91,13 @@ def test_adapters_that_did_not_run_for_one_reason_share_a_line(tmp_path, capsys)
     ]
 
 
+def test_the_title_of_a_narrow_table_is_one_line(tmp_path, capsys):
+    narrow = Table(tuple(r for r in table(("fedavg",), ("none",)).rows if r["stream"] == STREAMS[0]))
+    results_table(narrow, tmp_path)
+    first = capsys.readouterr().out.splitlines()[0].rstrip()
+    assert first == "accuracy at the last round, % ± std over clients; upload per client and round"
+
+
 def test_an_adapter_that_ran_with_some_methods_is_named_with_the_others(tmp_path, capsys):
     refused = [
         {"method": "fedavg", "personal": p, "adapter": "the", "reason": "one head"} for p in ("none", "finetune")

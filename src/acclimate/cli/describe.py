@@ -239,12 +239,13 @@ def print_pivot(out: Console, table: Table, selection: str, title: str) -> None:
     wide = _pivot(table, selection, table.streams(), out.width)
     fold = _width(out, wide) > min(out.width, NARROW)
     for stream in table.streams():
-        wider = _pivot(table, selection, [*blocks[-1], stream], out.width, fold=fold)
+        wider = _pivot(table, selection, [*blocks[-1], stream], out.width, fold)
         if blocks[-1] and _width(out, wider) > out.width:
             blocks.append([])
         blocks[-1].append(stream)
-    for i, streams in enumerate(blocks):
-        out.print(_pivot(table, selection, streams, out.width, None if i else title, fold))
+    out.print(title, style="italic", highlight=False)
+    for streams in blocks:
+        out.print(_pivot(table, selection, streams, out.width, fold))
 
 
 def _width(out: Console, table: RichTable) -> int:
@@ -257,14 +258,10 @@ def _folded(stream: str) -> str:
     return f"{head}{hyphen}\n{last}" if head and len(stream) > 9 else stream
 
 
-def _pivot(
-    table: Table, selection: str, streams: list[str], room: int, title: str | None = None, fold: bool = False
-) -> RichTable:
+def _pivot(table: Table, selection: str, streams: list[str], room: int, fold: bool = False) -> RichTable:
     """A block of streams. Names of methods are whole up to half of the room, and go on in the next line beyond it."""
     upload, exchanged = table.uploads(), table.exchanged(selection)
     out = RichTable(
-        title=title,
-        title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
