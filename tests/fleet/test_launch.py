@@ -71,9 +71,20 @@ def test_a_server_that_ends_without_a_word_is_noticed(tmp_path, fleet):
 
 
 def test_a_run_that_never_starts_ends_the_wait(tmp_path, fleet, monkeypatch):
-    monkeypatch.setattr(launch, "START_SECONDS", 0.2)
-    with pytest.raises(store.RunError, match="did not start the run within 0 s"):
+    monkeypatch.setenv("ACCLIMATE_FLEET_SECONDS", "0.2")
+    with pytest.raises(store.RunError, match="did not start the run within 0 s; .* ACCLIMATE_FLEET_SECONDS=300 waits"):
         pass_on(tmp_path / "nothing.jsonl", fleet, Seen())
+
+
+def test_how_long_a_start_may_take_is_90_seconds_or_what_the_environment_says(monkeypatch):
+    monkeypatch.delenv("ACCLIMATE_FLEET_SECONDS", raising=False)
+    assert local_processes.start_seconds() == 90.0
+    monkeypatch.setenv("ACCLIMATE_FLEET_SECONDS", "300")
+    assert local_processes.start_seconds() == 300.0
+    for wrong in ("soon", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv("ACCLIMATE_FLEET_SECONDS", wrong)
+        with pytest.raises(ValueError, match=f"ACCLIMATE_FLEET_SECONDS='{wrong}' must be a number of seconds above 0"):
+            local_processes.start_seconds()
 
 
 def test_an_interrupt_asks_the_run_to_end_its_round(tmp_path, fleet):

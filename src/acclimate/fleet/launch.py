@@ -18,8 +18,8 @@ from ..running import run as api
 from ..running.watch import Watch
 from . import admin
 from .app_folder import quoted
-from .local_processes import Process
-from .loopback import CONNECTION, DEFAULT_FOLDER, START_SECONDS, Fleet, flwr, tail
+from .local_processes import LONGER, Process, start_seconds
+from .loopback import CONNECTION, DEFAULT_FOLDER, Fleet, flwr, tail
 from .server_app import PROGRESS, STOP
 
 log = logging.getLogger("acclimate")
@@ -106,7 +106,7 @@ def submit(folder: Path, task: str, fleet: Fleet, **more: str) -> Iterator[dict[
 def follow(progress: Path, fleet: Fleet) -> Iterator[dict[str, Any]]:
     """Events as they are written, until the run ends. An error where its process ends without an event that says so."""
     server: Process | None = None
-    ended, deadline = False, time.monotonic() + START_SECONDS
+    ended, deadline = False, time.monotonic() + start_seconds()
     for event in _lines(progress):
         if event is None:
             _check(server, ended, deadline, progress, fleet)
@@ -122,7 +122,7 @@ def _check(server: Process | None, ended: bool, deadline: float, progress: Path,
     """Raise an error where no event will come any more."""
     if server is None and time.monotonic() > deadline:
         raise store.RunError(
-            f"the fleet did not start the run within {START_SECONDS:.0f} s; the link's log ends with:\n"
+            f"the fleet did not start the run within {start_seconds():.0f} s; {LONGER}; the link's log ends with:\n"
             f"{tail(fleet.log('link'))}"
         )
     if ended:

@@ -7,6 +7,7 @@ No other process is ever sent a signal.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -17,6 +18,21 @@ from pathlib import Path
 
 STOP_SECONDS = 10.0
 """How long a process may take to end before it is killed."""
+START = "ACCLIMATE_FLEET_SECONDS"
+"""The environment variable that says how long a start may take."""
+LONGER = f"on a busy machine try again: {START}=300 waits longer"
+
+
+def start_seconds() -> float:
+    """How long the SuperLink, then all nodes together, and then a run may take to start: 90 s, or what START says."""
+    given = os.environ.get(START, "90")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{START}={given!r} must be a number of seconds above 0")
+    return seconds
 
 
 @dataclass(frozen=True)

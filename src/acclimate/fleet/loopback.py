@@ -21,13 +21,11 @@ from typing import Any
 from ..store import RunError, read_json, write
 from . import admin, audit, guard, keys, registry
 from .app_folder import write_app, write_guards, write_superexec
-from .local_processes import Process, check_port, free_ports, listening, started, stop
+from .local_processes import LONGER, Process, check_port, free_ports, listening, start_seconds, started, stop
 
 SCHEMA = "acclimate.fleet/1"
 RECORD = "fleet.json"
 DEFAULT_FOLDER = Path("fleet")
-START_SECONDS = 90.0
-"""How long the SuperLink, and then all nodes together, may take to start."""
 JOINED = "SuperNode ID:"
 """A node prints this when the link has accepted it."""
 CONNECTION = "fleet"
@@ -240,7 +238,7 @@ def start_node(fleet: Fleet, node: int) -> Fleet:
     return start(fleet, node_name(node), node_command(fleet, node), fleet.environment(node=True))
 
 
-def rejoin(fleet: Fleet, node: int, seconds: float = 2 * START_SECONDS) -> Fleet:
+def rejoin(fleet: Fleet, node: int, seconds: float = 180.0) -> Fleet:
     """Start a node again after its end, until it is accepted.
 
     A link takes a node for connected until it has missed heartbeats for up to a minute, and until then refuses it.
@@ -314,12 +312,12 @@ def flwr(fleet: Fleet, *arguments: str, seconds: float = 60.0) -> str:
 
 
 def wait(ready: Callable[[], bool], fleet: Fleet, name: str, otherwise: str) -> None:
-    """Wait until `ready()`, as long as the process lives, and at most START_SECONDS."""
-    deadline = time.monotonic() + START_SECONDS
+    """Wait until `ready()`, as long as the process lives, and at most `start_seconds()`."""
+    deadline = time.monotonic() + start_seconds()
     while not ready():
         ended = not fleet.process(name).alive
         if ended or time.monotonic() > deadline:
-            why = "it ended" if ended else f"within {START_SECONDS:.0f} s"
+            why = "it ended" if ended else f"within {start_seconds():.0f} s; {LONGER}"
             raise RunError(f"{otherwise} ({why}); its log ends with:\n{tail(fleet.log(name))}")
         time.sleep(0.1)
 
