@@ -325,12 +325,12 @@ def test_arrays_in_memory_that_cannot_be(x, y, more, message):
         (
             HEAD + "s,1,red,cat\n" * 3,
             {"label": "kinds"},
-            r"has no column 'kinds' \(data.label\); did you mean 'kind'\?",
+            r"has no column 'kinds' \(data.label\); did you mean 'kind'\? Its columns are site, age",
         ),
         (
             HEAD + "s,1,red,cat\n",
             {"client": "clinic"},
-            r"no column 'clinic' \(data.client\).* Its columns are site, age",
+            r"no column 'clinic' \(data.client\); its columns are site, age",
         ),
         (HEAD + "s,1,red,cat\n", {"columns": ("agee",)}, r"no column 'agee' \(data.columns\); did you mean 'age'\?"),
         (HEAD + "s,1,red,cat\n", {"label": ""}, "which column says the class\\? Set data.label="),
@@ -495,3 +495,17 @@ def test_the_guide_tells_what_was_measured():
         streams = [s.strip() for s in lines[begin + 2].strip("|").split("|")][2:]
         told = [[c.strip() for c in line.strip("|").split("|")] for line in lines[begin + 4 : begin + 4 + len(cells)]]
         assert {(m, a): dict(zip(streams, v, strict=True)) for m, a, *v in told} == cells
+
+
+def test_columns_in_the_wrong_place_are_answered_with_the_right_one():
+    frame = {"age": [1.0, 2.0], "kind": ["a", "b"]}
+    with pytest.raises(ValueError, match=r"^Table: partition is a dict, not a record .* given as Table.of\(...\)$"):
+        ac.data.Table(frame, label="kind")
+    with pytest.raises(ValueError, match=r"^Digits: partition is a str, not a record such as IID\(\)$"):
+        ac.data.Digits(partition="iid")
+    for given in (frame, "visits.csv"):
+        kind = type(given).__name__
+        with pytest.raises(
+            ValueError, match=rf"data is a {kind}, .*Table.of\(frame, label=...\), arrays as ac.data.of"
+        ):
+            ac.Experiment(data=given)

@@ -145,9 +145,9 @@ def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) 
         for column in columns:
             if column not in there:
                 near = difflib.get_close_matches(column, there, n=3, cutoff=0.5)
-                hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+                hint = f"did you mean {' or '.join(map(repr, near))}? Its" if near else "its"
                 some = ", ".join(there[:12]) + (f" and {len(there) - 12} more" if len(there) > 12 else "")
-                raise ValueError(f"{where}: has no column {column!r} (data.{field}); {hint}Its columns are {some}")
+                raise ValueError(f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some}")
 
 
 def known(value: Any) -> Any:

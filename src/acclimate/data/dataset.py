@@ -52,6 +52,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        if not isinstance(self.partition, Partition):
+            rows = f"; rows in memory are given as {name}.of(...)" if hasattr(self, "of") else ""
+            kind = type(self.partition).__name__
+            raise check.FieldError(f"{name}: partition is a {kind}, not a record such as IID(){rows}", "partition")
         check.whole(self, "clients", 1)
         check.whole(self, "new_clients", 0)
         if self.seed is not None:

@@ -75,6 +75,13 @@ class Experiment:
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.data, Dataset):
+            raise check.FieldError(
+                f"Experiment: data is a {type(self.data).__name__}, not a data record such as Digits(); a data frame "
+                "becomes one as ac.data.Table.of(frame, label=...), arrays as ac.data.of(x, y), and a CSV file as "
+                "ac.data.Table(file=..., label=...)",
+                "data",
+            )
         if self.model == IMAGE_MODEL and (fitting := _fitting(self.data)):
             object.__setattr__(self, "model", fitting)
         for name in ("rounds", "eval_every", "checkpoint_every"):
