@@ -340,3 +340,37 @@ def test_what_cannot_be_vectorised_is_named():
 def test_what_is_no_model_is_refused_with_what_would_be_one(model, says):
     with pytest.raises(ValueError, match=says):
         Task(model, (3, 8, 8), CLASSES)
+
+
+class Tied(nn.Module):
+    """One matrix as embedding and as linear layer, and one buffer that two layers hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.words = nn.Embedding(VOCABULARY, 6), nn.Linear(6, VOCABULARY, bias=False)
+        self.words.weight = self.table.weight
+        self.last = nn.Linear(VOCABULARY, CLASSES)
+        self.register_buffer("scale", torch.full((6,), 0.5))
+        self.table.register_buffer("scale", self.scale)
+
+    def forward(self, ids):
+        return self.last(self.words(self.table(ids).mean(1) * self.scale + self.table.scale))
+
+
+def test_tied_weights_are_one_parameter_in_every_layer_that_holds_it():
+    torch.manual_seed(0)
+    net, (x, y) = Tied(), sequences(6)
+    t = Task(net, (LENGTH,), CLASSES, tokens=VOCABULARY)
+    assert t.params == ("table.weight", "last.weight", "last.bias")
+    v = t.init(rng.key(0))
+    assert list(v["buffers"]) == ["scale"]
+    with torch.no_grad():  # other values than those that the module came with
+        v["params"]["table.weight"] += 1
+        v["buffers"]["scale"] *= 3
+        net.table.weight += 1
+        net.scale *= 3
+    torch.testing.assert_close(t.apply(v, x).logits, net(x))
+    torch.testing.assert_close(t.module(v)(x)[1], net(x))
+    F.cross_entropy(net(x), y).backward()
+    ours = grad(lambda p: t.loss({**v, "params": p}, {"x": x, "y": y}, rng.key(1))[0])(v["params"])
+    torch.testing.assert_close(ours, {n: p.grad for n, p in net.named_parameters()})

@@ -160,7 +160,7 @@ class Task:
         constants = {n: b for n, b in base.named_buffers() if not b.is_floating_point() and n not in self.dropout_keys}
         self._constants = {torch.device("cpu"): constants}
         self._initial: dict[int, Tree] = {}
-        self._skeletons: dict[Mode, nn.Module] = skeletons(base.to("meta"))
+        self._skeletons: dict[Mode, nn.Module] = skeletons(base)
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)

@@ -181,8 +181,32 @@ def normalising(module: nn.Module, way: Normaliser | None) -> Iterator[None]:
             layer.normaliser = None
 
 
+def _weightless(module: nn.Module) -> nn.Module:
+    """The module, its tensors without memory. One that several layers hold (tied weights) stays one: `Module.to` makes
+    one for each layer, and a call that gives values to the first would leave the others without."""
+    names: dict[int, list[str]] = {}
+    for name, held in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(held), []).append(name)
+    module.to("meta")
+    for first, *others in names.values():
+        one = _owner(module, first)
+        for other in others:
+            setattr(*_owner(module, other), getattr(*one))
+    return module
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The layer that holds a tensor, and the tensor's name in it."""
+    layer, _, part = name.rpartition(".")
+    return module.get_submodule(layer), part
+
+
 def skeletons(base: nn.Module) -> dict[Any, nn.Module]:
     """One weightless copy per mode, so that a forward pass never flips a training flag."""
+    base = _weightless(base)
     train, evaluate, adapt = base.train(), copy.deepcopy(base).eval(), copy.deepcopy(base).eval()
     for layer in adapt.modules():
         if isinstance(layer, PureBatchNorm):
