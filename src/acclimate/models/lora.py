@@ -83,7 +83,7 @@ class Trunk:
     """A frozen model's tensors by name: no module, so that they are no variables; one copy per device and precision."""
 
     def __init__(self, module: nn.Module) -> None:
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = dict(_named(module))
         self.tensors = {n: t.detach() for n, t in tensors.items() if t.is_floating_point()}
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
@@ -113,6 +113,12 @@ def _trunk(base: Any, shape: tuple[int, ...], num_classes: int, written: int) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Trunk(base.build(shape, num_classes))
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, each under every name that it has: a tied weight has several."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
 
 
 class _Pair(nn.Module):
@@ -185,7 +191,7 @@ class OnTrunk(nn.Module):
             yield
         finally:
             for owner, part, _ in places:
-                del owner.__dict__[part]
+                owner.__dict__.pop(part, None)  # a layer that has two names comes twice
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         dtype = x.dtype if x.is_floating_point() else next(self.parameters()).dtype
@@ -234,8 +240,8 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _free(spec: Any, module: nn.Module, head: str) -> frozenset[str]:
     """The base's own variables that are trained: batch norm, and what `train` names."""
-    names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
-    kinds = dict(module.named_modules())
+    names = [n for n, _ in _named(module)]
+    kinds = dict(module.named_modules(remove_duplicate=False))
 
     def of(name: str, kind: Any) -> bool:
         return bool(kind(kinds[name.rpartition(".")[0]]))
