@@ -65,14 +65,25 @@ class _Mirror(nn.Module):
         return features, self.head(features)
 
 
-def test_tied_weights_of_the_base_are_frozen_under_all_their_names():
-    t = task(LoRA(Mirror(), rank=2, targets=("there",)))
+@pytest.mark.parametrize(("target", "twin"), [("there", "back"), ("back", "there")])
+def test_tied_weights_of_the_base_are_frozen_under_all_their_names(target, twin):
+    t = task(LoRA(Mirror(), rank=2, targets=(target,)))
     vars, x = t.init(rng.key(0)), torch.rand(4, *SHAPE)
     assert sorted(n for n in t.params if "shared" not in n) == ["trunk.head.bias", "trunk.head.weight"]
     full = trunk(Mirror(), SHAPE, CLASSES).tensors
     plain = _Mirror(math.prod(SHAPE), CLASSES)
     plain.load_state_dict({**full, **{f"head.{p}": vars["params"][f"trunk.head.{p}"] for p in ("weight", "bias")}})
     torch.testing.assert_close(t.apply(vars, x).logits, plain(x)[1])
+    with pytest.raises(
+        ValueError, match=f"'{target}.weight' is one weight with '{twin}.weight'.* out of LoRA's targets"
+    ):
+        merged(t, vars)
+
+
+@pytest.mark.parametrize("spec", [LoRA(TINY, train=("norm",)), LoRA(TINY, train=()), Prompts(TINY, train=("norm",))])
+def test_a_head_that_nobody_trains_is_refused(spec):
+    with pytest.raises(ValueError, match=r"train=\(.*\) leaves out the head, which clients train at least; add head"):
+        task(spec)
 
 
 def test_a_layer_gives_what_the_paper_says():

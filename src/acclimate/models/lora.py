@@ -259,6 +259,11 @@ def _free(spec: Any, module: nn.Module, head: str) -> frozenset[str]:
                 "train",
             )
         free |= found
+    if f"{head}.weight" not in free:
+        raise check.FieldError(
+            f"{type(spec).__name__}: train={spec.train!r} leaves out the head, which clients train at least; add head",
+            "train",
+        )
     return frozenset(free)
 
 
@@ -281,4 +286,10 @@ def merged(task: Task, vars: Tree) -> tuple[Task, Tree]:
         return out
 
     fresh = plain.init(torch.zeros((), dtype=torch.int64))
+    for name in [n for n in full if f"trunk.{n.removesuffix('.weight')}.shared.a" in own]:
+        if twins := [n for n, t in full.items() if n != name and t.data_ptr() == full[name].data_ptr()]:
+            raise ValueError(
+                f"merged: '{name}' is one weight with '{twins[0]}', so the product beside it cannot be added to it; "
+                "leave this layer out of LoRA's targets, or use the model as it is"
+            )
     return plain, {kind: {name: value(name) for name in fresh[kind]} for kind in ("params", "buffers")}
