@@ -166,12 +166,12 @@ def _summand(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, torch.finfo(like.dtype).min / 2)
 
 
-def _recurrent(kind: recurrent.Cell) -> _Own:
+def _recurrent(kind: recurrent.Step) -> _Own:
     """What answers a call for recurrent layers of this kind."""
     return lambda calls, *args: recurrent.layers(kind, lambda x, p: _dropout(calls, x, p), *args)
 
 
-def _cell(kind: recurrent.Cell) -> _Own:
+def _cell(kind: recurrent.Step) -> _Own:
     """What answers a call for one step of this kind."""
     return lambda calls, *args: recurrent.cell(kind, *args)
 

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 
-State: TypeAlias = tuple[Tensor, ...]
+Carried: TypeAlias = tuple[Tensor, ...]
 """What goes from step to step: h, and in an LSTM c."""
 
 
-class Weights(NamedTuple):
+class Recurrence(NamedTuple):
     """What one layer does with what it remembers."""
 
     hidden: Tensor
@@ -28,11 +28,11 @@ class Weights(NamedTuple):
     """For an LSTM with `proj_size`: from c to a shorter h."""
 
 
-Cell: TypeAlias = Callable[[Tensor, State, Weights], State]
+Step: TypeAlias = Callable[[Tensor, Carried, Recurrence], Carried]
 """The next state, of what a layer makes of its input, W x + b, and of the state before."""
 
 
-def lstm(given: Tensor, state: State, w: Weights) -> State:
+def lstm(given: Tensor, state: Carried, w: Recurrence) -> Carried:
     """Four gates: what comes in, what stays, the new value, what goes out."""
     h, c = state
     enter, stay, new, leave = (given + F.linear(h, w.hidden, w.bias)).chunk(4, -1)
@@ -41,7 +41,7 @@ def lstm(given: Tensor, state: State, w: Weights) -> State:
     return h if w.project is None else F.linear(h, w.project), c
 
 
-def gru(given: Tensor, state: State, w: Weights) -> State:
+def gru(given: Tensor, state: Carried, w: Recurrence) -> Carried:
     """Two gates: how much of the state the new value sees, and how much of it stays."""
     (h,) = state
     (see, stay, new), (h_see, h_stay, h_new) = given.chunk(3, -1), F.linear(h, w.hidden, w.bias).chunk(3, -1)
@@ -49,17 +49,17 @@ def gru(given: Tensor, state: State, w: Weights) -> State:
     return ((1 - stay) * (new + (see + h_see).sigmoid() * h_new).tanh() + stay * h,)
 
 
-def tanh(given: Tensor, state: State, w: Weights) -> State:
+def tanh(given: Tensor, state: Carried, w: Recurrence) -> Carried:
     """No gates."""
     return ((given + F.linear(state[0], w.hidden, w.bias)).tanh(),)
 
 
-def relu(given: Tensor, state: State, w: Weights) -> State:
+def relu(given: Tensor, state: Carried, w: Recurrence) -> Carried:
     """No gates."""
     return ((given + F.linear(state[0], w.hidden, w.bias)).relu(),)
 
 
-def layers(kind: Cell, dropped: Callable[[Tensor, float], Tensor], input: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def layers(kind: Step, dropped: Callable[[Tensor, float], Tensor], input: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """What torch's function for these layers gives: outputs, and the last state of each layer and direction.
 
     `rest` is (states, weights, has biases, layers, dropout, training, both ways, batch first), or for a packed sequence
@@ -69,10 +69,10 @@ def layers(kind: Cell, dropped: Callable[[Tensor, float], Tensor], input: Tensor
     sizes = _numbers(rest[0]) if packed else None
     start, flat, biases, count, dropout, training, both = rest[1:8] if packed else rest[:7]
     first = not packed and rest[7]
-    states: State = tuple(start) if isinstance(start, list | tuple) else (start,)
+    states: Carried = tuple(start) if isinstance(start, list | tuple) else (start,)
     ways = 2 if both else 1
     size = len(flat) // (count * ways)
-    ends: list[State] = []
+    ends: list[Carried] = []
     x = input.transpose(0, 1) if first else input
     for layer in range(count):
         outs = []
@@ -97,14 +97,14 @@ def _numbers(t: Tensor) -> list[int]:
 
 
 def _one_way(
-    kind: Cell, x: Tensor, sizes: Sequence[int] | None, state: State, own: Any, biases: bool, backwards: bool
-) -> tuple[Tensor, State]:
+    kind: Step, x: Tensor, sizes: Sequence[int] | None, state: Carried, own: Any, biases: bool, backwards: bool
+) -> tuple[Tensor, Carried]:
     """One layer in one direction: outputs in the order of the steps, and the last state of every sequence.
 
     Sequences are sorted, the longest first. A packed step holds the first `size` of them; the others' states wait.
     """
     bias_in, bias = (own[2], own[3]) if biases else (None, None)
-    weights = Weights(own[1], bias, own[-1] if len(own) in (3, 5) else None)
+    weights = Recurrence(own[1], bias, own[-1] if len(own) in (3, 5) else None)
     given = F.linear(x, own[0], bias_in)
     steps = list(given.unbind(0) if sizes is None else given.split(list(sizes)))
     outs: list[Tensor] = []
@@ -136,9 +136,9 @@ def padded(data: Tensor, sizes: Tensor, batch_first: bool, filler: float, length
 
 
 def cell(
-    kind: Cell, input: Tensor, state: Any, w_in: Tensor, w: Tensor, b_in: Tensor | None = None, b: Tensor | None = None
+    kind: Step, input: Tensor, state: Any, w_in: Tensor, w: Tensor, b_in: Tensor | None = None, b: Tensor | None = None
 ) -> Any:
     """One step of one layer, as torch's function for a cell gives it."""
-    before: State = tuple(state) if isinstance(state, list | tuple) else (state,)
-    after = kind(F.linear(input, w_in, b_in), before, Weights(w, b))
+    before: Carried = tuple(state) if isinstance(state, list | tuple) else (state,)
+    after = kind(F.linear(input, w_in, b_in), before, Recurrence(w, b))
     return after if isinstance(state, list | tuple) else after[0]
