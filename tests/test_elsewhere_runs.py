@@ -177,6 +177,33 @@ def test_an_exported_file_takes_ids(trained, tmp_path):
     assert done.about["input"] == {"shape": ["batch", LENGTH], "dtype": "int64"} and done.difference < 1e-4
 
 
+class Kinds(Encoder):
+    """Words, and of each its kind, 0 or 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = nn.Embedding(2, 8)
+
+    def forward(self, ids, kinds):
+        return self.out((self.table(ids) + self.kinds(kinds)).mean(1))
+
+
+@dataclass(frozen=True)
+class WordsOfKinds(Words):
+    def load(self):
+        x, y = sequences(160)
+        return Examples.of(torch.stack((x, (x > 9).long()), 1), y, [f"word {c}" for c in range(CLASSES)])
+
+
+def test_a_model_of_two_inputs_is_exported_with_values_that_both_take(tmp_path):
+    from acclimate.running.export import export
+
+    two = ac.wrap(Kinds(), inputs=("ids", "kinds"))
+    fit = ac.train(words(two, data=WordsOfKinds(clients=2, partition=ac.data.IID()), rounds=1))
+    done = export(fit, 0, tmp_path / "model.pt2", to="torch-export")
+    assert done.about["input"]["shape"] == ["batch", 2, LENGTH] and done.difference < 1e-4
+
+
 @pytest.mark.parametrize(
     ("x", "says"),
     [

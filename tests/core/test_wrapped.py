@@ -1,6 +1,7 @@
 """Modules from elsewhere: what their head is, what their features are, and what is refused."""
 
 import pickle
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -322,7 +323,8 @@ def test_what_cannot_be_vectorised_is_named():
     assert reason.startswith(
         "model Peeks cannot be vectorised over clients, because of `if x.sum() > 0:` (test_wrapped.py"
     )
-    with pytest.raises(ValueError, match=r"cannot be differentiated by torch.func.grad: `.*numpy\(\)\)\)` "):
+    fails = r"cannot be differentiated by torch.func.grad: `.*numpy\(\)\)\)` .* in plain tensor operations, or"
+    with pytest.raises(ValueError, match=fails):
         refusal(Task(Leaves(), (6,), CLASSES))
 
 
@@ -340,3 +342,110 @@ def test_what_cannot_be_vectorised_is_named():
 def test_what_is_no_model_is_refused_with_what_would_be_one(model, says):
     with pytest.raises(ValueError, match=says):
         Task(model, (3, 8, 8), CLASSES)
+
+
+class PeeksAtTests(Plain):
+    def forward(self, x):
+        return super().forward(x) if self.training or (x > 0).any() else super().forward(-x)
+
+
+def test_answers_are_tried_too_before_a_model_is_vectorised():
+    reason = refusal(Task(PeeksAtTests(), (6,), CLASSES))
+    assert re.search(r"cannot be vectorised .* because of `.*\(x > 0\).any\(\)", reason)
+
+
+class Positions(nn.Embedding):
+    """As BART has it: called with token ids, of which it takes the length alone."""
+
+    def forward(self, ids):
+        return super().forward(torch.arange(ids.shape[1]))
+
+
+class WithPositions(Encoder):
+    def __init__(self):
+        super().__init__()
+        self.positions = Positions(LENGTH, 8)
+
+    def forward(self, ids):
+        return self.out(self.layers(self.table(ids) + self.positions(ids)).mean(1))
+
+
+def test_an_embedding_of_positions_that_is_given_ids_is_not_taken_for_a_small_vocabulary():
+    t = Task(WithPositions(), (LENGTH,), CLASSES, tokens=VOCABULARY)
+    assert t.vocabulary == VOCABULARY > LENGTH
+
+
+class Tied(nn.Module):
+    """One matrix as embedding and as linear layer, and one buffer that two layers hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.words = nn.Embedding(VOCABULARY, 6), nn.Linear(6, VOCABULARY, bias=False)
+        self.words.weight = self.table.weight
+        self.last = nn.Linear(VOCABULARY, CLASSES)
+        self.register_buffer("scale", torch.full((6,), 0.5))
+        self.table.register_buffer("scale", self.scale)
+
+    def forward(self, ids):
+        return self.last(self.words(self.table(ids).mean(1) * self.scale + self.table.scale))
+
+
+def test_tied_weights_are_one_parameter_in_every_layer_that_holds_it():
+    torch.manual_seed(0)
+    net, (x, y) = Tied(), sequences(6)
+    t = Task(net, (LENGTH,), CLASSES, tokens=VOCABULARY)
+    assert t.params == ("table.weight", "last.weight", "last.bias")
+    v = t.init(rng.key(0))
+    assert list(v["buffers"]) == ["scale"]
+    with torch.no_grad():  # other values than those that the module came with
+        v["params"]["table.weight"] += 1
+        v["buffers"]["scale"] *= 3
+        net.table.weight += 1
+        net.scale *= 3
+    torch.testing.assert_close(t.apply(v, x).logits, net(x))
+    torch.testing.assert_close(t.module(v)(x)[1], net(x))
+    F.cross_entropy(net(x), y).backward()
+    ours = grad(lambda p: t.loss({**v, "params": p}, {"x": x, "y": y}, rng.key(1))[0])(v["params"])
+    torch.testing.assert_close(ours, {n: p.grad for n, p in net.named_parameters()})
+
+
+def partly_frozen():
+    """A module of which the head alone is trained."""
+    net = Residual()
+    net.requires_grad_(False).fc.requires_grad_(True)
+    return net
+
+
+def test_frozen_parameters_are_neither_trained_nor_sent():
+    torch.manual_seed(0)
+    net, x, y = partly_frozen(), torch.randn(5, *SHAPE), torch.arange(5) % CLASSES
+    t = Task(net, SHAPE, CLASSES)
+    v = t.init(rng.key(0))
+    assert set(t.params) == set(v["params"]) == {"fc.weight", "fc.bias"}
+    assert t.norm == {f"{n}.{b}" for n in ("bn1", "block.1") for b in ("running_mean", "running_var")}
+    torch.testing.assert_close(t.apply(v, x).logits, net.eval()(x))
+    torch.testing.assert_close(t.module(v)(x)[1], net(x))
+    F.cross_entropy(net.train()(x), y).backward()
+    ours = grad(lambda p: t.loss({**v, "params": p}, {"x": x, "y": y}, rng.key(1))[0])(v["params"])
+    torch.testing.assert_close(ours, {n: p.grad for n, p in net.named_parameters() if p.requires_grad})
+    half = t.computing(torch.bfloat16)
+    torch.testing.assert_close(half.apply(v, x).logits, t.apply(v, x).logits, rtol=0.1, atol=0.05)
+    torch.testing.assert_close(half.module(v)(x)[1], t.module(v)(x)[1])
+    assert refusal(t) is None
+
+
+def test_what_a_function_freezes_is_the_same_in_every_task_and_for_every_seed():
+    def make(shape, classes):
+        return partly_frozen()
+
+    (one, other), x = (Task(make, SHAPE, CLASSES) for _ in range(2)), torch.randn(5, *SHAPE)
+    v = one.init(rng.key(7))
+    assert torch.equal(one.apply(v, x).features, other.apply(other.init(rng.key(8)), x).features)
+    torch.testing.assert_close(one.module(v)(x)[1], one.apply(v, x).logits)
+
+
+def test_a_frozen_head_is_refused():
+    net = partly_frozen()
+    net.fc.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"Residual: its head 'fc' has requires_grad=False.*fc.requires_grad_\(True\)"):
+        Task(net, SHAPE, CLASSES)

@@ -1,10 +1,13 @@
 """LoRA: equalities with its base, a trunk that clients share, and what is refused."""
 
+import math
 import os
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,6 +43,47 @@ def test_zero_b_is_the_base_to_the_bit_and_merged_is_unmerged(base):
     plain, added = merged(t, moved)
     assert float((plain.apply(added, x).logits - t.apply(vars, x).logits).abs().max()) > 1e-2
     torch.testing.assert_close(plain.apply(added, x).logits, t.apply(moved, x).logits, rtol=1e-5, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Two layers that share a weight, and one that is there under two names."""
+
+    def build(self, shape, num_classes):
+        return _Mirror(math.prod(shape), num_classes)
+
+
+class _Mirror(nn.Module):
+    def __init__(self, width, classes):
+        super().__init__()
+        self.there, self.back, self.again = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.back.weight, self.other = self.there.weight, self.again
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        features = self.other(self.again(self.back(self.there(x.flatten(1)).tanh()).tanh()).tanh()).tanh()
+        return features, self.head(features)
+
+
+@pytest.mark.parametrize(("target", "twin"), [("there", "back"), ("back", "there")])
+def test_tied_weights_of_the_base_are_frozen_under_all_their_names(target, twin):
+    t = task(LoRA(Mirror(), rank=2, targets=(target,)))
+    vars, x = t.init(rng.key(0)), torch.rand(4, *SHAPE)
+    assert sorted(n for n in t.params if "shared" not in n) == ["trunk.head.bias", "trunk.head.weight"]
+    full = trunk(Mirror(), SHAPE, CLASSES).tensors
+    plain = _Mirror(math.prod(SHAPE), CLASSES)
+    plain.load_state_dict({**full, **{f"head.{p}": vars["params"][f"trunk.head.{p}"] for p in ("weight", "bias")}})
+    torch.testing.assert_close(t.apply(vars, x).logits, plain(x)[1])
+    with pytest.raises(
+        ValueError, match=f"'{target}.weight' is one weight with '{twin}.weight'.* out of LoRA's targets"
+    ):
+        merged(t, vars)
+
+
+@pytest.mark.parametrize("spec", [LoRA(TINY, train=("norm",)), LoRA(TINY, train=()), Prompts(TINY, train=("norm",))])
+def test_a_head_that_nobody_trains_is_refused(spec):
+    with pytest.raises(ValueError, match=r"train=\(.*\) leaves out the head, which clients train at least; add head"):
+        task(spec)
 
 
 def test_a_layer_gives_what_the_paper_says():

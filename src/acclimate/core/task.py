@@ -20,18 +20,21 @@ from .nn.calls import PureCalls
 from .nn.cross_entropy import cross_entropy
 from .nn.iabn import InstanceAwareBatchNorm
 from .nn.inputs import Inputs, kind_of
-from .nn.layers import Normaliser, PureBatchNorm, is_norm, purify
+from .nn.layers import Normaliser, PureBatchNorm, purify
 from .nn.modules import (
     Changes,
     answers,
     changing,
     check_outputs,
     check_purified,
+    constants,
     head_width,
     made,
+    norm_names,
     normalising,
     skeletons,
     steady,
+    trained,
 )
 from .nn.reading import read
 from .nn.wrapped import Wrap, Wrapped
@@ -124,6 +127,7 @@ class Task:
         self.mean, self.std = tuple(mean), tuple(std)
         self.augment = augment
         with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # so that what is frozen in a model that a function makes is the same everywhere
             base = self._made()
             self.foreign = type(base).__module__.partition(".")[0] != __name__.partition(".")[0]
             """Whether its module comes from elsewhere: then functions that it calls are swapped, as layers are."""
@@ -140,15 +144,10 @@ class Task:
         self.dropout_keys = purify(base)
         if before is not None:
             check_purified(before, base, self.shape, tokens)
-        self.params = tuple(n for n, _ in base.named_parameters())
+        self.params = tuple(trained(base, head, self.kind))
         self.head = frozenset(n for n in self.params if n.startswith(f"{head}."))
         self.body = frozenset(self.params) - self.head  # `select("body")` has statistics, too
-        self.norm = frozenset(
-            f"{n}.{p}" if n else p
-            for n, m in base.named_modules()
-            if is_norm(m)
-            for p, _ in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
-        )
+        self.norm = norm_names(base)
         self.head_weight, self.head_bias = f"{head}.weight", f"{head}.bias"
         self.norm_eps = {n: m.eps for n, m in base.named_modules() if isinstance(m, PureBatchNorm)}
         """What batch norm layers, by name, add to a variance."""
@@ -157,10 +156,10 @@ class Task:
         self.has_batch_norm = any(isinstance(m, PureBatchNorm) for m in base.modules())
         self.has_iabn = any(isinstance(m, InstanceAwareBatchNorm) for m in base.modules())
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in base.modules())
-        constants = {n: b for n, b in base.named_buffers() if not b.is_floating_point() and n not in self.dropout_keys}
-        self._constants = {torch.device("cpu"): constants}
+        self._constants = constants(base, self.dropout_keys)
+        self._there: dict[torch.device, Tree] = {}
         self._initial: dict[int, Tree] = {}
-        self._skeletons: dict[Mode, nn.Module] = skeletons(base.to("meta"))
+        self._skeletons: dict[Mode, nn.Module] = skeletons(base)
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
@@ -219,7 +218,7 @@ class Task:
             torch.manual_seed(seed)
             module = self._build()
         purify(module)
-        params = {n: p.detach().clone() for n, p in module.named_parameters()}
+        params = {n: p.detach().clone() for n, p in trained(module).items()}
         buffers = {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}
         return {"params": params, "buffers": buffers}
 
@@ -229,16 +228,17 @@ class Task:
             module = self._build()
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, value in {**vars["params"], **vars["buffers"]}.items():
+            for name, value in {**self._constants, **vars["params"], **vars["buffers"]}.items():
                 own[name].copy_(value)
         return module.eval()
 
     def _fixed(self, device: torch.device) -> Tree:
-        """Buffers that are not numbers to train or average (index tables): kept out of the variables."""
-        if device not in self._constants:
+        """What no client changes (see `constants`), in the precision of the passes: kept out of the variables."""
+        if device not in self._there:
             with outside_transforms():  # as in `pixels.constant`
-                self._constants[device] = tree.to(self._constants[torch.device("cpu")], device)
-        return self._constants[device]
+                there = tree.to(self._constants, device)
+                self._there[device] = there if self.dtype is None else many.cast(there, self.dtype)
+        return self._there[device]
 
     def apply(
         self, vars: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None, change: Changes | None = None

@@ -1,13 +1,15 @@
 """Whether a model from elsewhere can be vectorised over clients, and if not, which of its operations stands in the way.
 
 vmap cannot run what looks at the values of a tensor (`if mask.all()`), what draws from torch's global generator, and
-what writes a client's own values into a shared tensor. A model is tried once, with two clients of two samples each.
+what writes a client's own values into a shared tensor. A model is tried once, with two clients of two samples each: a
+step of training, and answers.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,11 +42,21 @@ def refusal(task: Task, device: torch.device | str = "cpu") -> str | None:
     def both(t: Any) -> Any:
         return t.expand(2, *t.shape)
 
-    several = tree.map(both, vars["params"]), both(x), keys
-    if (error := _fails(lambda: vmap(train)(*several))) is None:
-        return None
-    if (alone := _fails(lambda: train(vars["params"], x, keys[0]))) is not None:
-        raise ValueError(f"model {task.kind} cannot be differentiated by torch.func.grad: {operation(alone)} fails")
+    def answer(params: Any, x: Any) -> Any:
+        return task.apply({**vars, "params": params}, x).logits
+
+    params, xs = tree.map(both, vars["params"]), both(x)
+    with warnings.catch_warnings(action="ignore"):  # torch's own, of operations that it maps in a loop
+        error = _fails(lambda: vmap(train)(params, xs, keys)) or _fails(lambda: vmap(answer)(params, xs))
+        if error is None:
+            return None
+        alone = _fails(lambda: train(vars["params"], x, keys[0]))
+    if alone is not None:
+        said = str(alone).strip().partition("\n")[0]
+        raise ValueError(
+            f"model {task.kind} cannot be differentiated by torch.func.grad: {operation(alone)} fails ({said}); write "
+            "that part in plain tensor operations, or compute it once, as a part of the data"
+        )
     return f"model {task.kind} cannot be vectorised over clients, because of {operation(error)}"
 
 

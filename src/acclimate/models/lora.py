@@ -83,7 +83,7 @@ class Trunk:
     """A frozen model's tensors by name: no module, so that they are no variables; one copy per device and precision."""
 
     def __init__(self, module: nn.Module) -> None:
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        tensors = dict(_named(module))
         self.tensors = {n: t.detach() for n, t in tensors.items() if t.is_floating_point()}
         self._placed: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
 
@@ -113,6 +113,12 @@ def _trunk(base: Any, shape: tuple[int, ...], num_classes: int, written: int) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Trunk(base.build(shape, num_classes))
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, each under every name that it has: a tied weight has several."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
 
 
 class _Pair(nn.Module):
@@ -185,7 +191,7 @@ class OnTrunk(nn.Module):
             yield
         finally:
             for owner, part, _ in places:
-                del owner.__dict__[part]
+                owner.__dict__.pop(part, None)  # a layer that has two names comes twice
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         dtype = x.dtype if x.is_floating_point() else next(self.parameters()).dtype
@@ -234,8 +240,8 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _free(spec: Any, module: nn.Module, head: str) -> frozenset[str]:
     """The base's own variables that are trained: batch norm, and what `train` names."""
-    names = [n for n, _ in (*module.named_parameters(), *module.named_buffers())]
-    kinds = dict(module.named_modules())
+    names = [n for n, _ in _named(module)]
+    kinds = dict(module.named_modules(remove_duplicate=False))
 
     def of(name: str, kind: Any) -> bool:
         return bool(kind(kinds[name.rpartition(".")[0]]))
@@ -253,6 +259,11 @@ def _free(spec: Any, module: nn.Module, head: str) -> frozenset[str]:
                 "train",
             )
         free |= found
+    if f"{head}.weight" not in free:
+        raise check.FieldError(
+            f"{type(spec).__name__}: train={spec.train!r} leaves out the head, which clients train at least; add head",
+            "train",
+        )
     return frozenset(free)
 
 
@@ -275,4 +286,10 @@ def merged(task: Task, vars: Tree) -> tuple[Task, Tree]:
         return out
 
     fresh = plain.init(torch.zeros((), dtype=torch.int64))
+    for name in [n for n in full if f"trunk.{n.removesuffix('.weight')}.shared.a" in own]:
+        if twins := [n for n, t in full.items() if n != name and t.data_ptr() == full[name].data_ptr()]:
+            raise ValueError(
+                f"merged: '{name}' is one weight with '{twins[0]}', so the product beside it cannot be added to it; "
+                "leave this layer out of LoRA's targets, or use the model as it is"
+            )
     return plain, {kind: {name: value(name) for name in fresh[kind]} for kind in ("params", "buffers")}

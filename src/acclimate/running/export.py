@@ -118,7 +118,10 @@ def _inputs(count: int, task: Task, dtype: str) -> Tensor:
     """Random inputs, the same every time; drawn beside torch's global generator."""
     x = torch.rand(count, *task.shape, generator=torch.Generator().manual_seed(count))
     if task.tokens is not None:
-        return (x * task.tokens).to(torch.int64)
+        ids = (x * task.tokens).to(torch.int64)
+        if isinstance(task.inputs, tuple):
+            ids[:, 1:] %= 2  # masks and kinds of tokens, which have few values
+        return ids
     return (x * 255).round().to(torch.uint8) if dtype == "uint8" else x
 
 

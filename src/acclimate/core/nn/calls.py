@@ -1,8 +1,9 @@
 """Functions that modules from elsewhere call, in a form that can be vmapped, differentiated twice and captured.
 
-`purify` swaps layers; this swaps functions, while a module runs: torch's fused attention has no second derivative, and
-what draws random numbers takes them from a global generator. `PureCalls` answers these calls with plain tensor code and
-with numbers drawn from a key. Its attention holds all weights of a layer in memory, as the formula does.
+`purify` swaps layers; this swaps functions, while a module runs: torch's fused attention and recurrent layers have no
+second derivative, and what draws random numbers takes them from a global generator. `PureCalls` answers these calls
+with plain tensor code and with numbers drawn from a key. Its attention holds all weights of a layer in memory, as the
+formula does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .. import rng
+from . import recurrent
+
+_Own: TypeAlias = Callable[..., Any]
+"""What answers a call: a function of the `PureCalls` and of the call's own arguments."""
 
 
 class PureCalls(TorchFunctionMode):
@@ -161,7 +166,16 @@ def _summand(mask: Tensor | None, like: Tensor) -> Tensor | None:
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, torch.finfo(like.dtype).min / 2)
 
 
-_Own: TypeAlias = Callable[..., Any]
+def _recurrent(kind: recurrent.Step) -> _Own:
+    """What answers a call for recurrent layers of this kind."""
+    return lambda calls, *args: recurrent.layers(kind, lambda x, p: _dropout(calls, x, p), *args)
+
+
+def _cell(kind: recurrent.Step) -> _Own:
+    """What answers a call for one step of this kind."""
+    return lambda calls, *args: recurrent.cell(kind, *args)
+
+
 _OWN: dict[Any, _Own] = {
     F.dropout: _dropout,
     torch.dropout: lambda calls, input, p, train: _dropout(calls, input, p, train),
@@ -172,5 +186,15 @@ _OWN: dict[Any, _Own] = {
     F.hardsigmoid: _hardsigmoid,
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head,
+    torch.lstm: _recurrent(recurrent.lstm),
+    torch.gru: _recurrent(recurrent.gru),
+    torch.rnn_tanh: _recurrent(recurrent.tanh),
+    torch.rnn_relu: _recurrent(recurrent.relu),
+    torch._pack_padded_sequence: lambda calls, *args: recurrent.packed(*args),
+    torch._pad_packed_sequence: lambda calls, *args: recurrent.padded(*args),
+    torch.lstm_cell: _cell(recurrent.lstm),
+    torch.gru_cell: _cell(recurrent.gru),
+    torch.rnn_tanh_cell: _cell(recurrent.tanh),
+    torch.rnn_relu_cell: _cell(recurrent.relu),
 }
 """Functions, and what answers in their place."""

@@ -8,7 +8,7 @@ import functools
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .calls import PureCalls
 from .inputs import example
-from .layers import Normaliser, PureBatchNorm
+from .layers import Normaliser, PureBatchNorm, is_norm
 
 Changes: TypeAlias = Mapping[str, Callable[[Tensor], Tensor | None]]
 """Functions of the outputs of named modules."""
@@ -181,8 +181,63 @@ def normalising(module: nn.Module, way: Normaliser | None) -> Iterator[None]:
             layer.normaliser = None
 
 
+def trained(module: nn.Module, head: str | None = None, label: str = "") -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name: all but those with requires_grad=False, to which the head may not
+    belong."""
+    found = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if head is not None and f"{head}.weight" not in found:
+        raise ValueError(
+            f"model {label}: its head '{head}' has requires_grad=False, and the head is what clients train at least; "
+            f"call module.{head}.requires_grad_(True)"
+        )
+    return found
+
+
+def norm_names(module: nn.Module) -> frozenset[str]:
+    """Trained parameters and statistics of layers that normalise."""
+    return frozenset(
+        f"{layer}.{name}" if layer else name
+        for layer, m in module.named_modules()
+        if is_norm(m)
+        for name, held in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
+        if held.requires_grad or not isinstance(held, nn.Parameter)
+    )
+
+
+def constants(module: nn.Module, keys: Collection[str]) -> dict[str, Tensor]:
+    """What clients neither train nor send: frozen parameters, and buffers that are no numbers to average, such as index
+    tables. `keys` are the buffers into which a key for dropout is put."""
+    frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+    tables = {n: b for n, b in module.named_buffers() if not b.is_floating_point() and n not in keys}
+    return {**frozen, **tables}
+
+
+def _weightless(module: nn.Module) -> nn.Module:
+    """The module, its tensors without memory. One that several layers hold (tied weights) stays one: `Module.to` makes
+    one for each layer, and a call that gives values to the first would leave the others without."""
+    names: dict[int, list[str]] = {}
+    for name, held in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(held), []).append(name)
+    module.to("meta")
+    for first, *others in names.values():
+        one = _owner(module, first)
+        for other in others:
+            setattr(*_owner(module, other), getattr(*one))
+    return module
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The layer that holds a tensor, and the tensor's name in it."""
+    layer, _, part = name.rpartition(".")
+    return module.get_submodule(layer), part
+
+
 def skeletons(base: nn.Module) -> dict[Any, nn.Module]:
     """One weightless copy per mode, so that a forward pass never flips a training flag."""
+    base = _weightless(base)
     train, evaluate, adapt = base.train(), copy.deepcopy(base).eval(), copy.deepcopy(base).eval()
     for layer in adapt.modules():
         if isinstance(layer, PureBatchNorm):

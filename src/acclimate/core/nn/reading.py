@@ -77,7 +77,7 @@ def _try(module: nn.Module, inputs: Inputs, x: Tensor, tokens: int | None) -> _T
     hooks += [
         m.register_forward_pre_hook(lambda m, args, n=n: look(n, m, args[0]))
         for n, m in layers
-        if isinstance(m, nn.Embedding)
+        if isinstance(m, nn.Embedding) and type(m).forward is nn.Embedding.forward  # BART's positions take no ids
     ]
     args, named = arguments(inputs, x, next((p.dtype for p in module.parameters()), x.dtype))
     training = module.training
