@@ -17,7 +17,7 @@ def mean_of(rows: Tensor, real: Tensor) -> Tensor:
     """The mean over the real ones of rows [size, ...]; zero where there is none. Others may hold what is no number."""
     weight = real.to(rows.dtype)
     each = weight.view(-1, *[1] * (rows.dim() - 1))
-    return (torch.where(each != 0, rows, 0.0) * each).sum(0) / weight.sum().clamp_min(1.0)
+    return (rows.masked_fill(each == 0, 0.0) * each).sum(0) / weight.sum().clamp_min(1.0)
 
 
 def own_share(shares: Tensor, client: Tensor) -> Tensor:
