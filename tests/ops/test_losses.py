@@ -6,7 +6,7 @@ import torch
 
 from acclimate.core import SGD, Out, Work, rng, tree
 from acclimate.core.optim import StepDecay
-from acclimate.ops import losses, masks, nets, params, unlabelled
+from acclimate.ops import losses, masks, nets, params, prototypes, unlabelled
 from support import client_data, gap, shards, task
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 3.0], [1.0, 1.0, 1.0]])
@@ -40,6 +40,15 @@ def test_counts_and_means_leave_padding_out():
     assert masks.mean_of(rows, torch.arange(4) == 3).tolist() == [9.0, 10.0, 11.0]
     assert masks.real_rows(4, torch.tensor(2)).tolist() == [True, True, False, False]
     assert masks.own_share(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor(1)).tolist() == [3.0, 4.0]
+
+
+def test_a_mean_over_rows_does_not_look_at_others_that_are_no_numbers():
+    rows, real = torch.tensor([[1.0, 2.0], [3.0, 6.0], [torch.nan, torch.inf]]), torch.tensor([True, True, False])
+    assert masks.mean_of(rows, real).tolist() == [2.0, 4.0]
+    slope = torch.func.grad(lambda r: masks.mean_of(r, real).sum())(rows)
+    assert slope.tolist() == [[0.5, 0.5], [0.5, 0.5], [0.0, 0.0]]
+    means, counts = prototypes.class_means(rows, torch.tensor([0, 1, 1]), torch.tensor(2), 2)
+    assert means.tolist() == [[1.0, 2.0], [3.0, 6.0]] and counts.tolist() == [1.0, 1.0]
 
 
 def test_balanced_softmax_by_hand():

@@ -113,7 +113,7 @@ class _Gradient(Function):
     @staticmethod
     def forward(g: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor, heads: int) -> Tensor:
         if trials.serves_attention(qkv, heads):
-            return by_heads.back(qkv.contiguous(), out.contiguous(), g.contiguous(), sums, heads)
+            return by_heads.back(qkv.contiguous(), out.contiguous(), g.contiguous(), sums.contiguous(), heads)
         kept = (*_apart(g, heads, 1), *_apart(qkv, heads, 3), *_apart(out, heads, 1), sums)
         tokens = qkv.shape[-2]
         if not qkv.is_cuda:

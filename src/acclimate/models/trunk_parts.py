@@ -99,7 +99,8 @@ class _NormBack(Function):
     ) -> Tensor:
         if trials.serves_rows(s):
             beside = None if more is None else more.contiguous()
-            return trials.norm_back(beside, g.contiguous(), s.contiguous(), weight, mean, unit)
+            g, s, mean, unit = (t.contiguous() for t in (g, s, mean, unit))
+            return trials.norm_back(beside, g, s, weight, mean, unit)
         about = ([s.shape[-1]], mean[..., None], unit[..., None], weight, None, [True, False, False])
         out: Tensor = torch.ops.aten.native_layer_norm_backward(g, s, *about)[0]
         return out if more is None else more + out

@@ -14,9 +14,10 @@ def real_rows(size: int, n: Tensor) -> Tensor:
 
 
 def mean_of(rows: Tensor, real: Tensor) -> Tensor:
-    """The mean over the real ones of rows [size, ...]; zero where there is none."""
+    """The mean over the real ones of rows [size, ...]; zero where there is none. Others may hold what is no number."""
     weight = real.to(rows.dtype)
-    return (rows * weight.view(-1, *[1] * (rows.dim() - 1))).sum(0) / weight.sum().clamp_min(1.0)
+    each = weight.view(-1, *[1] * (rows.dim() - 1))
+    return (rows.masked_fill(each == 0, 0.0) * each).sum(0) / weight.sum().clamp_min(1.0)
 
 
 def own_share(shares: Tensor, client: Tensor) -> Tensor:

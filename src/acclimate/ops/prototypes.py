@@ -18,11 +18,12 @@ from .nets import features_of
 
 
 def class_means(features: Tensor, y: Tensor, n: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Prototypes and counts of the first `n` rows (FedPCL's Eq. 5); rows of unseen classes are zero."""
+    """Prototypes and counts of the first `n` rows (FedPCL's Eq. 5); rows of unseen classes are zero. Rows from n on may
+    hold what is no number."""
     real = real_rows(y.shape[-1], n)
     member = ((y[:, None] == torch.arange(num_classes, device=y.device)) & real[:, None]).to(features.dtype)
     counts = member.sum(0)
-    return (member.mT @ features) / counts.clamp_min(1.0)[:, None], counts
+    return (member.mT @ torch.where(real[:, None], features, 0.0)) / counts.clamp_min(1.0)[:, None], counts
 
 
 def mean_of_means(means: Tree) -> Tensor:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Personalizer, Predict, Task, Tree, check, rng
+from ..ops.masks import real_rows
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Memory(Personalizer):
         outs = [predict(model, data["x"][rows]) for rows in kept.split(256, dim=-1)]
         z, logits = (torch.cat([getattr(o, part).detach() for o in outs]) for part in ("features", "logits"))
         y, n = data["y"][kept], data["n"].clamp_max(self.capacity)
+        z, logits = (torch.where(real_rows(size, n)[:, None], t, 0.0) for t in (z, logits))  # padding is not kept
         asked = {"logits": logits[: self.tune], "y": y[: self.tune], **self._others(z, y, n)}
         asked = {k: padded(v, self.tune) for k, v in asked.items()}
         memory = {"z": padded(z, self.capacity), "y": padded(y, self.capacity), "n": n, "asked": asked}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .cutting import Layer, Tile, channels_last, cut
-from .ends import activated, end, ends, larger
+from .ends import activated, addend, end, ends, larger
 from .kernels import AVAILABLE, jit
 from .rehearsal import blank, late
 
@@ -144,7 +144,7 @@ def pooled(
     y, which, plane = ends(x, layer, planar)
     flags = (False, True, bias is not None, relu)
     rows = w.permute(0, 1, 3, 4, 2).flatten(2)
-    _launch(x, rows, y, layer, tile, precision, (y if bias is None else bias, which), flags, plane)
+    _launch(x, rows, y, layer, tile, precision, (addend(bias, y), which), flags, plane)
     return y, which
 
 
@@ -154,7 +154,7 @@ def _plain(
 ) -> Tensor:  # fmt: skip
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
     y = blank(*size, dtype=x.dtype, device=x.device)
-    more = (y if bias is None else bias, y)
+    more = (addend(bias, y), y)
     _launch(x, rows, y, layer, tile, precision, more, (back, False, bias is not None, relu))
     return y.permute(0, 1, 4, 2, 3)
 

@@ -66,3 +66,11 @@ def ends(x: Tensor, layer: Layer, planar: bool) -> tuple[Tensor, Tensor, int]:
     if planar:
         return blank(*which.shape, dtype=x.dtype, device=x.device), which, tall * wide
     return blank(*size, dtype=x.dtype, device=x.device).permute(0, 1, 4, 2, 3), which, 0
+
+
+def addend(bias: Tensor | None, unread: Tensor) -> Tensor:
+    """The bias [G, O] as kernels read it, its numbers one after the other; where there is none, what is not read.
+
+    Where one client alone has several views, `vmap` gives them its bias as one row with steps of zero between them:
+    a kernel that went on from there would read whatever lies behind it."""
+    return unread if bias is None else bias.contiguous()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .cutting import Layer, Tile, channels_last, cut
-from .ends import ends
+from .ends import addend, ends
 from .implicit_kernels import FEW, _convolve, parts_of, room
 from .kernels import AVAILABLE, jit
 from .rehearsal import blank, late
@@ -98,7 +98,7 @@ def pooled(
     )  # fmt: skip
     tiles = cut(y[0].numel() // layer.outputs, tile.rows) * cut(large.outputs, tile.columns)
     _convolve[(tiles * clients,)](
-        channels_last(x), rows, y, y if bias is None else bias, which, batch, *large, length, True,
+        channels_last(x), rows, y, addend(bias, y), which, batch, *large, length, True,
         False, bias is not None, relu, True, plane, *tile[:3], precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y, which

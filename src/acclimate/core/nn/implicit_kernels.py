@@ -19,7 +19,7 @@ from torch import Tensor
 from .cutting import Layer as Layer
 from .cutting import Tile as Tile
 from .cutting import channels_last, cut
-from .ends import activated, end, ends, larger
+from .ends import activated, addend, end, ends, larger
 from .kernels import AVAILABLE, jit
 from .rehearsal import blank, late
 from .spread_kernels import spread as spread
@@ -233,7 +233,7 @@ def convolve(
     [G, O] and ReLU after it."""
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
     y = blank(*size, dtype=x.dtype, device=x.device)
-    _launch(x, w, y, layer, tile, precision, (y if bias is None else bias, y), (False, bias is not None, relu))
+    _launch(x, w, y, layer, tile, precision, (addend(bias, y), y), (False, bias is not None, relu))
     return y.permute(0, 1, 4, 2, 3)
 
 
@@ -244,7 +244,7 @@ def pooled(
     """2 x 2 maxima of `convolve`, bias and ReLU after them, and which of four each was (uint8; 4 where ReLU lets
     nothing through). Maxima lie channel by channel where `planar` says so; w may lack the last channels of x."""
     y, which, plane = ends(x, layer, planar)
-    more = (y if bias is None else bias, which)
+    more = (addend(bias, y), which)
     _launch(x, w, y, layer, tile, precision, more, (True, bias is not None, relu), plane)
     return y, which
 

@@ -329,7 +329,7 @@ def unpool(dy: Tensor, which: Tensor, size: tuple[int, int]) -> Tensor:
 def pick(x: Tensor, which: Tensor) -> Tensor:
     """The entries of x that `pool` chose: the gradient of `unpool`."""
     y = blank(*which.shape, dtype=x.dtype, device=x.device)
-    _pick[_grid(y.numel())](x.contiguous(), which, y, y.numel(), *x.shape[1:], BLOCK)
+    _pick[_grid(y.numel())](x.contiguous(), which.contiguous(), y, y.numel(), *x.shape[1:], BLOCK)
     return y
 
 
