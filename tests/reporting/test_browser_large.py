@@ -12,7 +12,7 @@ from test_verdict import large
 
 from acclimate.leaderboard import page as leaderboard
 from acclimate.reporting.report import render
-from chromium import CHROMIUM, MARKS, playwright
+from chromium import CHROMIUM, MARKS, patient, playwright
 
 pytestmark = MARKS
 WHOLE = "section{content-visibility:visible!important}"
@@ -49,7 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def opened(browser: Any, report: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The page at a width; fails where anything was logged."""
-    page, trouble = browser.new_page(viewport={"width": request.param, "height": 800}), []
+    page, trouble = patient(browser.new_page(viewport={"width": request.param, "height": 800})), []
     page.on("console", lambda m: trouble.append(m.text))
     page.on("pageerror", lambda e: trouble.append(str(e)))
     page.goto(report.as_uri())
@@ -140,7 +140,7 @@ def test_a_leaderboard_is_narrowed_by_words_and_to_one_row_per_method(browser: A
     for name in ("local.v1.json", "local.v2.json", "fedper.v1.json"):
         shutil.copy(board / name, tmp_path / "small")
     (tmp_path / "board.html").write_text(leaderboard.html(tmp_path))
-    page = browser.new_page(viewport={"width": width, "height": 800})
+    page = patient(browser.new_page(viewport={"width": width, "height": 800}))
     page.goto((tmp_path / "board.html").as_uri())
     rows = """() => Array.from(document.querySelector('table.board').tBodies[0].rows)
         .filter(r => r.offsetParent).map(r => r.cells[0].textContent + '/' + r.cells[1].textContent)"""
