@@ -23,6 +23,9 @@ LINK_HERE, TABLES_HERE = "<!-- board -->", "<!-- tracks -->"
 COLUMNS = "td:nth-child(7) { min-width: 12rem; } td:nth-child(8) { min-width: 9rem; overflow-wrap: anywhere; }"
 """Of the index of results: room for its sentences, none for the names of files."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
+INLINE = re.compile(r"<code>([^<]*)</code>")
+OPTION = re.compile(r'((?:^| |<span class="w"> +</span>))(--?[A-Za-z][\w-]*)')
+"""An option in code. A narrow window may break a line at its hyphens, and a lone hyphen misleads."""
 PICTURE = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
     r'<img alt="([^"]+)" src="([^"]+)">\s*</picture>'
@@ -50,7 +53,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         text = text.replace(LINK_HERE, link).replace(TABLES_HERE, tracks())
     if uri == PAGES["results/index.md"]:
         text += f"\n<style>{COLUMNS}</style>\n"
+        page.meta["hide"] = ["toc"]  # it has one heading: the room is its wide table's
     return PICTURE.sub(palettes, text)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Keep options whole, in commands and in sentences."""
+    whole = r'\1<span class="option">\2</span>'
+    html = INLINE.sub(lambda match: f"<code>{OPTION.sub(whole, match[1])}</code>", html)
+    return re.sub(r'<span class="gp">.*', lambda match: OPTION.sub(whole, match[0]), html)
 
 
 def palettes(match: re.Match[str]) -> str:
@@ -76,8 +87,11 @@ def relinked(markdown: str, uri: str) -> str:
             there = path.removeprefix("docs/")
         elif path in PAGES:
             there = PAGES[path]
+        elif text == path:
+            return f"`{path}`"
         else:
-            return f"{text} (`{path}`)" if text != path else f"`{path}`"
+            around = markdown[max(match.start() - 1, 0) : match.end() + 1]
+            return f"{text}: `{path}`" if around[0] + around[-1] == "()" else f"{text} (`{path}`)"
         return f"[{text}]({posixpath.relpath(there, posixpath.dirname(uri) or '.')}{anchor})"
 
     return LINK.sub(turned, markdown)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,9 @@ MARKS = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: run scripts/install-chromium.sh"),
 ]
+
+
+def patient(opened: Any) -> Any:
+    """The page or context, without Playwright's limit of 30 s: a busy machine needs more, and pytest has a limit."""
+    opened.set_default_timeout(0)
+    return opened

@@ -10,6 +10,8 @@ from acclimate.experiment import catalogue
 from partners import PARTNERS
 from support import QUICK, fitted, shards, small
 
+pytestmark = pytest.mark.timeout(7200)
+"""For what hangs. Beside ten busy processes, four of these tests that computed for 80 seconds took ten minutes."""
 LITTLE = Work(epochs=1, batch=16)
 """What is trained here answers at random: it need only be there."""
 PERSONALS = {k: small(v, LITTLE) for k, v in catalogue.PERSONALS.items()}

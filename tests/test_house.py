@@ -181,3 +181,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def test_source_files_that_docs_name_exist(page):
     named = re.findall(r"`((?:\w+/)+\w+\.py)[`:]", page.read_text())
     assert [n for n in named if not any((base / n).exists() for base in (SRC, ROOT))] == []
+
+
+def test_no_page_of_a_test_has_the_browsers_own_limit():
+    """Playwright gives up after 30 seconds, which a busy machine may need."""
+    opened = r"(.*)\b(?:browser|context)\.new_page\("
+    lines = [m[1] for p in (ROOT / "tests").rglob("test_*.py") for m in re.finditer(opened, p.read_text())]
+    assert len(lines) >= 8 and [line for line in lines if not line.endswith("patient(")] == []

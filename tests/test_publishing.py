@@ -128,6 +128,11 @@ def test_the_image_starts_what_fleet_init_writes():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = re.search(r"\$\{wheel\}\[([\w,]+)\]", (ROOT / "Dockerfile").read_text())[1].split(",")
     assert {"flower", "serve"} <= set(asked) <= set(extras)
+    guide = (ROOT / "docs" / "fleet.md").read_text().partition("### In a container")[2].partition("\n### ")[0]
+    may = {rest.partition("=")[0] for word, rest in instructions() if word == "ARG"}
+    assert set(re.findall(r"--build-arg (\w+)=", guide)) == may
+    mounts = {place.removesuffix("/start.sh") for place in entry[1:]}
+    assert set(re.findall(r"-v \S+?:(/\w+)", guide)) == mounts
 
 
 def test_the_documentation_is_published_by_version():

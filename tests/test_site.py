@@ -135,6 +135,27 @@ def test_links_of_the_repository_are_turned_into_links_of_the_site(site):
     assert site.relinked("[a](../../CONTRIBUTING.md#code)", "guides/tour.md") == "[a](../contributing.md#code)"
     assert site.relinked("[a](docs/fleet.md) [b](LICENSE)", "contributing.md") == "[a](fleet.md) b (`LICENSE`)"
     assert site.relinked("![a](gallery.md.png)", "index.md") == "![a](gallery.md.png)"
+    within = site.relinked("so ([a](results/x.json)) and [b](LICENSE))", "contributing.md")
+    assert within == "so (a: `results/x.json`) and b (`LICENSE`))"
+
+
+def test_no_line_breaks_within_an_option(site):
+    gap = '<span class="w"> </span>'
+    page = "<p><code>up --site A-B</code> and <code>-o</code>, a--b, <code>a-b --</code></p>\n"
+    page += (
+        f'<code><span class="gp">$ </span>run{gap}--all-rows{gap}-o{gap}x-y\n<span class="go">said --so</span></code>'
+    )
+    kept = site.on_page_content(page, None, None, None)
+    options = re.findall(r'<span class="option">([^<]*)</span>', kept)
+    assert options == ["--site", "-o", "--all-rows", "-o"]
+    assert re.sub(r'<span class="option">([^<]*)</span>', r"\1", kept) == page
+    assert ".option { white-space: nowrap; }" in (DOCS / "site.css").read_text()
+
+
+def test_the_index_of_results_has_the_width_of_the_page(site):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="reproduced.md"), meta={})
+    site.on_page_markdown("# Reproduced\n", page, None, None)
+    assert page.meta == {"hide": ["toc"]}
 
 
 def test_pictures_follow_the_palette(site):

@@ -13,7 +13,7 @@ import pytest
 
 from acclimate.experiment import catalogue
 from acclimate.leaderboard import page as leaderboard
-from chromium import CHROMIUM, MARKS, playwright
+from chromium import CHROMIUM, MARKS, patient, playwright
 
 pytestmark = [
     *MARKS,
@@ -83,7 +83,7 @@ def looked_at(address, built, width):
     wrong = {}
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page, errors = browser.new_page(viewport={"width": width, "height": 900}), []
+        page, errors = patient(browser.new_page(viewport={"width": width, "height": 900})), []
         page.on("pageerror", lambda e: errors.append(str(e)))
         for path in sorted(p.relative_to(built).as_posix() for p in built.rglob("*.html")):
             page.goto(f"{address}/{path}")

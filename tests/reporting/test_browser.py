@@ -22,7 +22,7 @@ from acclimate.reporting.preview import preview
 from acclimate.reporting.report import render
 from acclimate.reporting.style import deviation
 from acclimate.shifts import Corrupted, Original
-from chromium import CHROMIUM, MARKS, playwright
+from chromium import CHROMIUM, MARKS, patient, playwright
 
 ROOT = Path(__file__).parents[2]
 pytestmark = MARKS
@@ -60,7 +60,7 @@ def opened(browser: Any, report: Path, request: pytest.FixtureRequest) -> Iterat
         color_scheme=asked["color_scheme"],
         java_script_enabled=asked["javascript"],
     )
-    page, trouble = context.new_page(), []
+    page, trouble = patient(context.new_page()), []
     page.on("console", lambda m: trouble.append(m.text))
     page.on("pageerror", lambda e: trouble.append(str(e)))
     page.on("request", lambda r: trouble.append(r.url) if not r.url.startswith(("data:", "blob:")) else None)
@@ -190,7 +190,7 @@ def test_names_cannot_break_a_download(browser: Any, tmp_path: Path) -> None:
         t |= {"method": odd, "stream": EVIL if t["stream"] == "natural" else t["stream"]}
     path = tmp_path / "odd.html"
     path.write_text(render([run]))
-    page = browser.new_page()
+    page = patient(browser.new_page())
     page.goto(path.as_uri())
     rows = list(csv.DictReader(io.StringIO(saved(page, "CSV"))))
     assert {r["method"] for r in rows} == {odd} and EVIL in {r["stream"] for r in rows}
@@ -275,7 +275,7 @@ def test_pictures_and_traces_are_drawn(opened: Any) -> None:
 def test_a_preview_of_data_shows_its_images_and_fetches_nothing(browser: Any, tmp_path: Path, width: int) -> None:
     data = Digits(domains=("plain", "inverted"), partition=ByDomain(), clients=2, fraction=0.2)
     path = preview(Experiment(data=data, streams=(Original(), Corrupted())), tmp_path / "preview.html")
-    page, asked = browser.new_page(viewport={"width": width, "height": 800}), []
+    page, asked = patient(browser.new_page(viewport={"width": width, "height": 800})), []
     page.on("request", lambda r: asked.append(r.url) if not r.url.startswith("data:") else None)
     page.goto(path.as_uri())
     page.add_style_tag(content="section{content-visibility:visible!important}")

@@ -12,7 +12,7 @@ from test_verdict import large
 
 from acclimate.leaderboard import page as leaderboard
 from acclimate.reporting.report import render
-from chromium import CHROMIUM, MARKS, playwright
+from chromium import CHROMIUM, MARKS, patient, playwright
 
 pytestmark = MARKS
 WHOLE = "section{content-visibility:visible!important}"
@@ -49,7 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def opened(browser: Any, report: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The page at a width; fails where anything was logged."""
-    page, trouble = browser.new_page(viewport={"width": request.param, "height": 800}), []
+    page, trouble = patient(browser.new_page(viewport={"width": request.param, "height": 800})), []
     page.on("console", lambda m: trouble.append(m.text))
     page.on("pageerror", lambda e: trouble.append(str(e)))
     page.goto(report.as_uri())
@@ -133,14 +133,19 @@ def test_on_paper_nothing_is_cut_off_and_tools_are_left_out(opened: Any) -> None
     assert len(opened.pdf(format="A4")) > 50_000
 
 
+def made_board(folder: Path) -> None:
+    """The page board.html of three stored submissions, two of them of one method."""
+    board = Path(__file__).parents[2] / "results" / "leaderboard" / "brfl-v1" / "small"
+    (folder / "small").mkdir()
+    for name in ("local.v1.json", "local.v2.json", "fedper.v1.json"):
+        shutil.copy(board / name, folder / "small")
+    (folder / "board.html").write_text(leaderboard.html(folder))
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_leaderboard_is_narrowed_by_words_and_to_one_row_per_method(browser: Any, tmp_path: Path, width: int) -> None:
-    board = Path(__file__).parents[2] / "results" / "leaderboard" / "brfl-v1" / "small"
-    (tmp_path / "small").mkdir()
-    for name in ("local.v1.json", "local.v2.json", "fedper.v1.json"):
-        shutil.copy(board / name, tmp_path / "small")
-    (tmp_path / "board.html").write_text(leaderboard.html(tmp_path))
-    page = browser.new_page(viewport={"width": width, "height": 800})
+    made_board(tmp_path)
+    page = patient(browser.new_page(viewport={"width": width, "height": 800}))
     page.goto((tmp_path / "board.html").as_uri())
     rows = """() => Array.from(document.querySelector('table.board').tBodies[0].rows)
         .filter(r => r.offsetParent).map(r => r.cells[0].textContent + '/' + r.cells[1].textContent)"""
@@ -157,4 +162,29 @@ def test_a_leaderboard_is_narrowed_by_words_and_to_one_row_per_method(browser: A
     assert page.locator("form.narrow output").text_content() == f"2 of {len(whole)} rows"
     page.locator("table.board thead button").nth(4).click()  # sorting keeps what is hidden hidden
     assert sorted(page.evaluate(rows)) == sorted(kept)
+    page.close()
+
+
+def test_a_leaderboard_is_sorted_by_keys_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    """Every heading is reached and seen: the first column stays, its heading with it, and hides no other."""
+    made_board(tmp_path)
+    page = patient(browser.new_page(viewport={"width": 390, "height": 800}))
+    page.goto((tmp_path / "board.html").as_uri())
+    heads = page.locator("table.board").first.locator("thead button")
+    page.get_by_label("the best row of every method").focus()
+    page.keyboard.press("Tab")  # the table itself, which arrow keys scroll
+    read = "b => [b === document.activeElement, b.getBoundingClientRect().left]"
+    edge = "t => [t.tHead.rows[0].cells[0], t.tBodies[0].rows[0].cells[0]].map(c => c.getBoundingClientRect().right)"
+    for number in range(heads.count()):
+        page.keyboard.press("Tab")
+        focused, left = heads.nth(number).evaluate(read)
+        first, below = page.locator("table.board").first.evaluate(edge)
+        assert focused and first == pytest.approx(below) and (number == 0 or left >= first - 1), number
+    values = "t => Array.from(t.tBodies[0].rows).map(r => Number(r.cells[4].dataset.v))"
+    heads.nth(4).focus()
+    for key, word in (("Space", "descending"), ("Enter", "ascending")):
+        page.keyboard.press(key)
+        assert page.locator("table.board").first.locator("th").nth(4).get_attribute("aria-sort") == word
+        found = page.locator("table.board").first.evaluate(values)
+        assert len(set(found)) > 5 and found == sorted(found, reverse=word == "descending")
     page.close()

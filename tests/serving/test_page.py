@@ -13,7 +13,7 @@ from acclimate.serving.app import Front
 from acclimate.serving.host import Host
 from acclimate.serving.service import Service
 from acclimate.serving.tokens import Tokens, hashed
-from chromium import CHROMIUM, MARKS, playwright
+from chromium import CHROMIUM, MARKS, patient, playwright
 
 pytestmark = MARKS
 
@@ -42,7 +42,7 @@ def front(tmp_path):
 def test_the_page_shows_clients_and_its_buttons_act(front):
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM)
-        page = browser.new_page(viewport={"width": 360, "height": 740})
+        page = patient(browser.new_page(viewport={"width": 360, "height": 740}))
         asked, errors = [], []
         page.on("request", lambda r: asked.append(r.url))
         page.on("pageerror", lambda e: errors.append(str(e)))
@@ -75,7 +75,7 @@ def test_the_page_shows_clients_and_its_buttons_act(front):
 def test_the_page_asks_for_a_token_once_and_leaves_the_keyboard_where_it_is(front):
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM)
-        page = browser.new_page(viewport={"width": 390, "height": 740})
+        page = patient(browser.new_page(viewport={"width": 390, "height": 740}))
         asked, replies = [], [None, "secret"]
 
         def answer(dialog):
