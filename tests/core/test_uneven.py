@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acclimate.core import SGD, Work, local, rng, tree
 from acclimate.core.loops import Stepwise, driven
-from acclimate.core.nn import choice_kernels, kernels, many, sum_kernels
+from acclimate.core.nn import choice_kernels, kernels, many, soundness, sum_kernels
 from acclimate.core.optim import Adam, AdamW, Optimizer
 from acclimate.core.tree import Tree
 
@@ -22,8 +22,16 @@ works = pytest.mark.skipif(
     not (kernels.AVAILABLE and (torch.cuda.is_available() or kernels.INTERPRETED)),
     reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
 )
-SHAPES = [(1025,), (2, 3, 4), (), *[(2,)] * 14]
-"""Of one client: a tensor of more than one program, and more tensors than one launch takes."""
+SHAPES = [(17,), (2, 3, 4), (), (2,)]
+"""Of one client."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program has few numbers, and a launch few tensors, so that there are several of both."""
+    for module in (sum_kernels, choice_kernels, soundness):
+        monkeypatch.setattr(module, "BLOCK", 16)
+        monkeypatch.setattr(module, "MOST", 3)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -51,7 +59,9 @@ def test_a_sum_leaves_clients_that_are_done_as_they_are(over: bool, coarse: torc
     again = sum_kernels.sums(x, y, -0.3, over, active)
     for a, b, c, full, old in zip(found, again, lows, all_learn, given, strict=True):
         assert torch.equal(a[::2], full[::2]) and torch.equal(a[1], old[1]) and torch.equal(a, b)
-        assert torch.equal(c, a.to(torch.bfloat16)) and a.stride() == b.stride() == old.stride()
+        assert c.dtype == torch.bfloat16 and a.stride() == b.stride() == c.stride() == old.stride()
+        torch.testing.assert_close(c.double(), a.double(), rtol=2**-7, atol=1e-30)
+        assert not over or torch.equal(c[1], old[1].to(torch.bfloat16))
     assert ([a.data_ptr() for a in again] == places) is over
     assert over or all(torch.equal(a, b) for a, b in zip(x, given, strict=True))
 
@@ -225,3 +235,29 @@ def test_a_step_of_uneven_clients_takes_no_kernel_for_every_parameter(momentum: 
     # the count of batches is a whole number, which is chosen by itself: once a step
     assert uneven["where"] - even["where"] == 9
     assert uneven["index_select"] == even["index_select"] == 9
+
+
+@works
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(wrong: float) -> None:
+    for i in range(len(SHAPES)):
+        each = {str(k): turned(drawn(3, *s, seed=k)) for k, s in enumerate(SHAPES)}
+        each["count"] = torch.arange(3, device=HERE)
+        assert soundness.finite(each).item() and vmap(soundness.finite)(each).tolist() == [True] * 3
+        place = each[str(i)][1]
+        place[(-1,) * place.dim()] = wrong
+        assert vmap(soundness.finite)(each).tolist() == [True, False, True]
+        assert not soundness.finite(each) and not tree.finite(each)
+        pairs = tree.map(lambda x: x.expand(2, *x.shape), each)
+        assert vmap(vmap(soundness.finite))(pairs).tolist() == [[True, False, True]] * 2
+        one = tree.take(each, 1)
+        alike = vmap(lambda x, one=one: soundness.finite({"x": x, **one}))(drawn(2, 5))
+        assert alike.tolist() == [False, False]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_difference_is_that_of_each_leaf(shared: bool) -> None:
+    a = {"a": turned(drawn(2, 3, 4, 5)), "n": torch.arange(2, device=HERE), "d": drawn(2, 3).double()}
+    b = tree.map(lambda x: x[0] - 3 if shared else x.flip(0) - 3, a)
+    found = vmap(many.sub, in_dims=(0, None if shared else 0))(a, b)
+    assert all(torch.equal(found[name], a[name] - b[name]) for name in a)

@@ -140,8 +140,7 @@ def _updated(opt: Optimizer, work: Work, grads: Tree, now: Tree, scale: Scalar, 
 
 def difference(loss: Loss, vars: Tree, data: Tree, opt: Optimizer, work: Work, key: rng.Key) -> Tree:
     """What local training adds to the variables: the message of a method that averages model differences."""
-    delta: Tree = tree.sub(train(loss, vars, data, opt, work, key), vars)
-    return delta
+    return many.sub(train(loss, vars, data, opt, work, key), vars)
 
 
 def clip(grads: Tree, limit: float) -> Tree:

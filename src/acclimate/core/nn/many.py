@@ -5,10 +5,10 @@ A model's parameters are many small tensors. A kernel for each takes longer to s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,10 +39,49 @@ def add(a: Tree, b: Tree, scale: Scalar, active: Tensor | None = None) -> Tree:
     names = list(tree.flatten(a))
     x, y = ([flat[n] for n in names] for flat in (tree.flatten(a), tree.flatten(b)))
     if isinstance(scale, Tensor) or not all(map(_serves, x, y)):
+        if not isinstance(scale, Tensor) and active is None and _is_one(x, y):
+            return _each(torch._foreach_add(x, y, alpha=scale), a)
         sum: Tree = tree.add(a, b, scale)
         return sum if active is None else where(active, sum, a)
-    found = iter(_Add.apply(scale, _over.get(), active, *x, *y) if x else ())
-    return tree.map(lambda _: next(found), a)
+    return _each(_Add.apply(scale, _over.get(), active, *x, *y) if x else (), a)
+
+
+def _each(found: Iterable[Tensor], a: Tree) -> Tree:
+    """Tensors in the place of the leaves of a tree."""
+    them = iter(found)
+    return tree.map(lambda _: next(them), a)
+
+
+def _is_one(x: list[Tensor], y: list[Tensor]) -> bool:
+    """Whether these are plain tensors of a GPU, of the server or of a client that runs alone."""
+    plain = not torch._C._are_functorch_transforms_active() and len(x) > 1
+    return plain and all(t.is_cuda and t.is_floating_point() and not t.requires_grad for t in (*x, *y))
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """`a - b`, as `tree.sub`; b may be one for all clients."""
+    together, others = _apart(a, b, _subtracts)
+    found = _Add.apply(-1.0, False, None, *together) if together else ()
+    return _woven(found, [x - y for x, y in others], a, b, _subtracts)
+
+
+Fits: TypeAlias = Callable[[Tensor, Tensor], bool]
+"""Whether a kernel takes two tensors."""
+
+
+def _apart(a: Tree, b: Tree, fits: Fits) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
+    """The leaves of two trees that a kernel takes together, those of the first before those of the second, and the
+    other pairs."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    tree.map(lambda x, y: pairs.append((x, y)), a, b)
+    some = [pair for pair in pairs if fits(*pair)]
+    return [pair[k] for k in range(2) for pair in some], [pair for pair in pairs if not fits(*pair)]
+
+
+def _woven(some: Iterable[Tensor], others: Iterable[Tensor], a: Tree, b: Tree, fits: Fits) -> Tree:
+    """What was made of either kind of leaves, each in its place."""
+    first, second = iter(some), iter(others)
+    return tree.map(lambda x, y: next(first) if fits(x, y) else next(second), a, b)
 
 
 def add_both(a: Tree, low: Tree, b: Tree, scale: Scalar, active: Tensor | None = None) -> tuple[Tree, Tree]:
@@ -55,22 +94,15 @@ def add_both(a: Tree, low: Tree, b: Tree, scale: Scalar, active: Tensor | None =
         coarse = tree.map(lambda s, old: s.to(old.dtype), sum, low)
         return (sum, coarse) if active is None else (where(active, sum, a), where(active, coarse, low))
     found = _AddBoth.apply(scale, _over.get(), active, *x, *c, *y)
-    fine, coarse = iter(found[: len(x)]), iter(found[len(x) :])
-    return tree.map(lambda _: next(fine), a), tree.map(lambda _: next(coarse), a)
+    return _each(found[: len(x)], a), _each(found[len(x) :], a)
 
 
 def where(active: Tensor, new: Tree, old: Tree) -> Tree:
     """`new` of clients whose scalar `active` is not zero, else `old`, as `tree.where`."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    tree.map(lambda a, b: pairs.append((a, b)), new, old)
-    together = [_alike(a, b) for a, b in pairs]
-    some = [pair for pair, fits in zip(pairs, together, strict=True) if fits]
-    kept = iter(_Where.apply(_over.get(), active, *(a for a, _ in some), *(b for _, b in some)) if some else ())
-    holds = active if all(together) else active != 0
-    found = iter(
-        [next(kept) if fits else torch.where(holds, *pair) for pair, fits in zip(pairs, together, strict=True)]
-    )
-    return tree.map(lambda _: next(found), new)
+    together, others = _apart(new, old, _alike)
+    kept = _Where.apply(_over.get(), active, *together) if together else ()
+    holds = active != 0 if others else active
+    return _woven(kept, [torch.where(holds, *pair) for pair in others], new, old, _alike)
 
 
 def cast(a: Tree, dtype: torch.dtype) -> Tree:
@@ -90,6 +122,10 @@ def _serves(x: Tensor, y: Tensor) -> bool:
 def _alike(new: Tensor, old: Tensor) -> bool:
     same = new.dtype == old.dtype and new.shape == old.shape
     return same and kernels.takes(new) and kernels.takes(old) and is_batched(new)
+
+
+def _subtracts(x: Tensor, y: Tensor) -> bool:
+    return _alike(x, y) and x.dtype == torch.float32
 
 
 def _wide(active: Tensor, like: Tensor) -> Tensor:

@@ -171,10 +171,18 @@ def by_client(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if is_shared(y) and not is_shared(x):
         y, x = by_client(y, x)
         return x, y
-    y = y if _dense(y) and (len(y) == 1 or y.stride(0) * len(y) == y.numel()) else y.contiguous()
+    y = y if in_pieces(y) and not is_shared(y) else y.contiguous()
     if is_shared(x) and _order(x[0]) == _order(y[0]):
         return x, y
     return (x if _order(x) == _order(y) else torch.empty_like(y, dtype=x.dtype).copy_(x)), y
+
+
+def in_pieces(x: Tensor) -> bool:
+    """Whether the numbers of every client, along the first axis, are one piece of memory, one after the other or one
+    for all."""
+    if is_shared(x):
+        return _dense(x[0])
+    return _dense(x) and (len(x) == 1 or x.stride(0) * len(x) == x.numel())
 
 
 def is_shared(x: Tensor) -> bool:
