@@ -54,6 +54,8 @@ def _sums_by_client(
     sizes,
     x_steps,
     y_steps,
+    befores,
+    before_steps,
     clients,
     active,
     apart,
@@ -64,7 +66,8 @@ def _sums_by_client(
     BLOCK: tl.constexpr,
 ):
     """`_sums` of tensors [clients, size]. A summand that is one for all clients has a step of 0 from one to the next.
-    With SOME, clients whose number in `active` is zero have xs in outs; with OVER it is there already."""
+    With SOME, clients whose number in `active` is zero have xs in outs, and befores in lows; with OVER they are there
+    already."""
     program = tl.program_id(0)
     for i in tl.static_range(len(xs)):
         blocks = tl.cdiv(sizes[i], BLOCK)
@@ -86,7 +89,8 @@ def _sums_by_client(
                     x = tl.load(xs[i] + client * x_steps[i] + at, mask=real, other=0.0)
                     tl.store(outs[i] + out, x, mask=real)
                     if LOW:
-                        tl.store(lows[i] + out, x.to(lows[i].dtype.element_ty), mask=real)
+                        low = tl.load(befores[i] + client * before_steps[i] + at, mask=real, other=0.0)
+                        tl.store(lows[i] + out, low, mask=real)
         program -= count
 
 
@@ -101,10 +105,10 @@ def sums(
 ) -> list[Tensor]:
     """x + scale * y of each pair of one shape; `over` writes it where x was, if y lies in memory as x does. The sum
     lies there as y does. Clients, along the first axis, whose `active` [clients] is zero keep x."""
-    over = over and all(_order(a) == _order(b) and not is_shared(a) for a, b in zip(x, y, strict=True))
+    over = over and all(_placed(active, *pair) for pair in zip(x, y, strict=True))
     pairs = _pairs(x, y, active)
     outs = [a if over else memory_for(a, b) for a, b in pairs]
-    _run(pairs, outs, outs, scale, active, low=False, over=over)
+    _run(pairs, outs, outs, [a for a, _ in pairs], scale, active, low=False, over=over)
     return outs
 
 
@@ -117,12 +121,12 @@ def sums_in_both(
     active: Tensor | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The same, and once more in the precision of `low`, which has x in it before."""
-    alike = (_order(a) == _order(b) == _order(c) and not is_shared(a) for a, b, c in zip(x, y, low, strict=True))
-    over = over and all(alike)
+    over = over and all(_placed(active, *three) for three in zip(x, y, low, strict=True))
     pairs = _pairs(x, y, active)
     outs = [a if over else memory_for(a, b) for a, b in pairs]
     lows = [c if over else memory_for(a, b, c.dtype) for c, (a, b) in zip(low, pairs, strict=True)]
-    _run(pairs, outs, lows, scale, active, low=True, over=over)
+    befores = low if active is None else [by_client(c, b)[0] for c, (_, b) in zip(low, pairs, strict=True)]
+    _run(pairs, outs, lows, befores, scale, active, low=True, over=over)
     return outs, lows
 
 
@@ -130,6 +134,7 @@ def _run(
     pairs: list[tuple[Tensor, Tensor]],
     outs: list[Tensor],
     lows: list[Tensor],
+    befores: Sequence[Tensor],
     scale: float,
     active: Tensor | None,
     low: bool,
@@ -146,12 +151,20 @@ def _run(
         else:
             clients = len(x[0])
             sizes = tuple(t.numel() // max(clients, 1) for t in x)
-            steps = [tuple(0 if is_shared(t) else n for t, n in zip(ts, sizes, strict=True)) for ts in (x, y)]
+            before = tuple(befores[some])
+            steps = [tuple(0 if is_shared(t) else n for t, n in zip(ts, sizes, strict=True)) for ts in (x, y, before)]
             who, apart = (x[0], 0) if active is None else (active, active.stride(0))
             kernel = _sums_by_client
-            more = [*steps, clients, who, apart, float(scale), low, active is not None, over, BLOCK]
+            more = [*steps[:2], before, steps[2], clients, who, apart, float(scale)]
+            more += [low, active is not None, over, BLOCK]
         if programs := clients * sum(-(-n // BLOCK) for n in sizes):
             kernel[(programs,)](*tensors, sizes, *more)
+
+
+def _placed(active: Tensor | None, x: Tensor, *others: Tensor) -> bool:
+    """Whether a sum can be written where x is: all lie in memory alike, and as the kernel reads them."""
+    alike = all(_order(x) == _order(other) for other in others) and not is_shared(x)
+    return alike and (_dense(x) if active is None else in_pieces(x))
 
 
 def _pairs(x: Sequence[Tensor], y: Sequence[Tensor], active: Tensor | None) -> list[tuple[Tensor, Tensor]]:
