@@ -60,8 +60,7 @@ class FedAvg(Weighted):
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         old, delta = server["vars"], total["delta"]
-        downhill = tree.scale(delta["params"], -1.0)
-        params, opt = self.server_opt.update(downhill, server["opt"], old["params"])
+        params, opt = self.server_opt.update(tree.scale(delta["params"], -1.0), server["opt"], old["params"])
         return {"vars": {"params": params, "buffers": tree.add(old["buffers"], delta["buffers"])}, "opt": opt}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
