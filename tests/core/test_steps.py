@@ -98,14 +98,19 @@ def test_an_update_of_both_precisions_is_the_update(opt: SGD, scale: float) -> N
 def test_the_agenda_of_a_step_is_what_its_parts_say() -> None:
     data = {"rows": torch.tensor([5, 3, 8, 1]), "y": torch.arange(10) * 7}
     positions, keys = torch.tensor([[0, 1], [3, 2], [1, 3]]), torch.tensor([11, -12, 13])
+    happens = torch.tensor([True, True, False])
     for labels in (data["y"], data["y"].float(), torch.arange(20).view(10, 2)):
-        agenda = Agenda.of({**data, "y": labels}, positions, keys)
-        assert len(agenda.parts) == (1 if labels.dtype == torch.int64 and labels.dim() == 1 else 3)
+        together = labels.dtype == torch.int64 and labels.dim() == 1
+        agenda, even = (Agenda.of({**data, "y": labels}, positions, keys, which) for which in (happens, None))
+        assert (len(agenda.parts), len(even.parts)) == ((1, 1) if together else (4, 3))
         for t in (0, 1, 2):
             for time in (t, torch.tensor(t)):
-                rows, y, key = agenda.at(time)
+                rows, y, key, real = agenda.at(time)
                 assert torch.equal(rows, data["rows"][positions[t]])
                 assert torch.equal(y, labels[rows]) and torch.equal(key, keys[t])
+                assert real is not None and real.dtype == torch.int64 and bool(real) == happens[t]
+                for a, b in zip(even.at(time), (rows, y, key, None), strict=True):
+                    assert a is b if b is None else torch.equal(a, b)
 
 
 def test_a_row_is_one_selection_for_all_clients_and_differentiable_twice() -> None:

@@ -22,29 +22,33 @@ from .tree import Tree
 
 @dataclass(frozen=True)
 class Agenda:
-    """Rows [steps, batch], labels [steps, batch, ...] and keys [steps] of all steps; where all are whole numbers, side
-    by side in one table, of which a step takes one row."""
+    """Rows [steps, batch], labels [steps, batch, ...] and keys [steps] of all steps, and where some clients have fewer
+    of them which are real (int64 [steps]); where all are whole numbers, side by side in one table, of which a step
+    takes one row."""
 
     parts: tuple[Tensor, ...]
     batch: int
+    uneven: bool
 
     @classmethod
-    def of(cls, data: Tree, positions: Tensor, keys: rng.Key) -> Agenda:
+    def of(cls, data: Tree, positions: Tensor, keys: rng.Key, real: Tensor | None = None) -> Agenda:
         """The steps that see a client's examples at these positions [steps, batch]."""
         rows = data["rows"][positions]
         labels = data["y"][rows]
-        parts: tuple[Tensor, ...] = (rows, labels, keys)
+        scalars = (keys,) if real is None else (keys, real.to(torch.int64))
+        parts: tuple[Tensor, ...] = (rows, labels, *scalars)
         if labels.dim() == 2 and all(part.dtype == torch.int64 for part in parts):
-            parts = (torch.cat((rows, labels, keys.unsqueeze(1)), 1),)
-        return cls(parts, positions.shape[1])
+            parts = (torch.cat((rows, labels, *(part.unsqueeze(1) for part in scalars)), 1),)
+        return cls(parts, positions.shape[1], real is not None)
 
-    def at(self, t: Time) -> tuple[Tensor, Tensor, rng.Key]:
-        """Rows, labels and the key of one step."""
-        if len(self.parts) == 1:
-            line = at(self.parts[0], t)
-            return line[: self.batch], line[self.batch : -1], line[-1]
-        rows, labels, keys = (at(part, t) for part in self.parts)
-        return rows, labels, keys
+    def at(self, t: Time) -> tuple[Tensor, Tensor, rng.Key, Tensor | None]:
+        """Rows, labels and the key of one step, and whether it is real (not zero); None where all are."""
+        if len(self.parts) > 1:
+            rows, labels, key, *real = (at(part, t) for part in self.parts)
+            return rows, labels, key, real[0] if real else None
+        line = at(self.parts[0], t)
+        rows, labels = line[: self.batch], line[self.batch : -2 if self.uneven else -1]
+        return (rows, labels, line[-2], line[-1]) if self.uneven else (rows, labels, line[-1], None)
 
 
 def arranged(params: Tree) -> Tree:

@@ -14,6 +14,7 @@ from . import message, rng, tree
 from .adapter import Adapter
 from .backend import Engine, Fault, Reply
 from .message import Partial
+from .nn import soundness
 from .personal import Personalizer
 from .poisson import poisson
 from .private import Private
@@ -242,7 +243,7 @@ def update(
     if look is not None:
         look(total)
     server = method.server(task, server, total, worker.key("server", round, like=like))
-    if not bool(tree.finite(server)):
+    if not bool(soundness.finite(server)):
         raise ArithmeticError(f"round {round}: the server's state is not finite after {type(method).__name__}.server")
     return server
 

@@ -3,7 +3,7 @@
 Client data is a tree: `x`, `y` (a whole data set, shared by all clients), `rows` (which of its rows are this client's,
 padded to the bucket's length), `n` (how many are real), `id`, `round`, and `ragged` where padded. The plan of batches
 is drawn from the key, on the device. Batches are always full (an epoch's last one wraps around), so batch norm never
-sees padding; steps beyond a client's own number compute and are undone with `where`.
+sees padding; steps beyond a client's own number compute, and change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from . import check, rng, tree
 from .agenda import Agenda, arranged, lower, plain
 from .gradient import gradient
-from .loops import Needed, Time, at, owned, repeat
+from .loops import Needed, Time, owned, repeat
 from .nn import many
 from .optim import Optimizer
 from .tree import Scalar, Tree
@@ -97,11 +97,12 @@ def train(
         params, frozen = tree.pick(params, only), tree.drop(params, only)
     params = arranged(params)
     clock = torch.arange(positions.shape[0], device=active.device)
-    agenda = Agenda.of(data, positions, rng.fold(key, "step", clock))
-    low = None if "ragged" in data else lower(loss, params)
+    uneven = "ragged" in data and work.iterations is None  # a number of iterations is the same for all
+    agenda = Agenda.of(data, positions, rng.fold(key, "step", clock), active if uneven else None)
+    low = lower(loss, params)
 
     def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
-        rows, labels, k = agenda.at(t)
+        rows, labels, k, real = agenda.at(t)
         batch = {"x": data["x"][rows], "y": labels}
 
         def objective(p: Tree) -> tuple[Tensor, Tree]:
@@ -109,36 +110,37 @@ def train(
 
         grads, buffers = gradient(objective, now["p"] if low is None else now["low"])
         time = clock[t] if isinstance(t, int) else t
-        with many.over(owned() and "ragged" not in data):
-            new = _updated(opt, work, grads, now, opt.scale(data["round"], time))
-        new["b"] = buffers
-        return tree.where(at(active, t), new, now) if "ragged" in data else new, {}
+        with many.over(owned()):
+            new = _updated(opt, work, grads, now, opt.scale(data["round"], time), real)
+            new["b"] = buffers if real is None else many.where(real, buffers, now["b"])
+        return new, {}
 
     start = {"p": params, "s": opt.init(params), "b": vars["buffers"], **({} if low is None else {"low": low})}
     # what is undone need not be done
-    needed = Needed(data["rows"].shape[-1], work.steps) if "ragged" in data else None
+    needed = Needed(data["rows"].shape[-1], work.steps) if uneven else None
     end, _ = repeat(step, start, positions.shape[0], active, needed)
     merged = {**frozen, **plain(end["p"])}
     return {"params": {name: merged[name] for name in vars["params"]}, "buffers": end["b"]}
 
 
-def _updated(opt: Optimizer, work: Work, grads: Tree, now: Tree, scale: Scalar) -> Tree:
+def _updated(opt: Optimizer, work: Work, grads: Tree, now: Tree, scale: Scalar, real: Tensor | None) -> Tree:
     """Parameters and the optimiser's state after a step; where gradients are those of parameters in the precision of
-    the passes, these, too."""
+    the passes, these, too. A step that is not `real` (zero) leaves them as they are."""
     low = now.get("low")
     if work.clip is not None:
         grads = clip(grads if low is None else many.cast(grads, torch.float32), work.clip)
-    if low is None:
+    if real is not None:
+        params, state, low = opt.update_some(real, grads, now["s"], now["p"], low, scale)
+    elif low is None:
         params, state = opt.update(grads, now["s"], now["p"], scale)
-        return {"p": params, "s": state}
-    params, state, low = opt.update_both(grads, now["s"], now["p"], low, scale)
-    return {"p": params, "s": state, "low": low}
+    else:
+        params, state, low = opt.update_both(grads, now["s"], now["p"], low, scale)
+    return {"p": params, "s": state, **({} if low is None else {"low": low})}
 
 
 def difference(loss: Loss, vars: Tree, data: Tree, opt: Optimizer, work: Work, key: rng.Key) -> Tree:
     """What local training adds to the variables: the message of a method that averages model differences."""
-    delta: Tree = tree.sub(train(loss, vars, data, opt, work, key), vars)
-    return delta
+    return many.sub(train(loss, vars, data, opt, work, key), vars)
 
 
 def clip(grads: Tree, limit: float) -> Tree:

@@ -94,7 +94,7 @@ def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = N
                 given = ups[rule.by].to(torch.float32)
                 weight = given * there.reshape(there.shape + (1,) * (given.dim() - 1))
             weights[name] = weight.sum(0)
-        sums[name] = tree.map(lambda x, w=weight: weighted.total(x, w), ups[name])
+        sums[name] = tree.at_once(lambda xs, w=weight: weighted.totals(xs, w), ups[name])
     return Partial(clients, sums, weights, each)
 
 
@@ -126,6 +126,10 @@ def finish(rules: Rules, part: Partial, cohort: Tensor) -> Tree:
 
 def _divided(sums: Any, weight: Tensor) -> Any:
     """Sums over their weights; zero where the weight is."""
+    leaves = tree.leaves(sums)
+    if leaves and (found := weighted.means(leaves, weight)) is not None:
+        each = iter(found)
+        return tree.map(lambda _: next(each), sums)
     kinds = {x.dtype: weight.to(x.dtype) for x in tree.leaves(sums)}
     nothing = {kind: w == 0 for kind, w in kinds.items()}
     safe = {kind: w.masked_fill(nothing[kind], 1) for kind, w in kinds.items()}

@@ -106,6 +106,19 @@ class Optimizer:
         params, state = self.update(many.cast(grads, fine), state, params, scale)
         return params, state, many.cast(params, coarse)
 
+    def update_some(
+        self, active: Tensor, grads: Tree, state: Tree, params: Tree, low: Tree | None, scale: Scalar = 1.0
+    ) -> tuple[Tree, Tree, Tree | None]:
+        """`update`, or `update_both` where there is a lower precision, of clients whose scalar `active` is not zero;
+        the others keep what they have, to the bit."""
+        with many.over(False):
+            if low is None:
+                new = dict(zip("ps", self.update(grads, state, params, scale), strict=True))
+            else:
+                new = dict(zip("psl", self.update_both(grads, state, params, low, scale), strict=True))
+        kept = many.where(active, new, {"p": params, "s": state, "l": low})
+        return kept["p"], kept["s"], kept.get("l")
+
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
@@ -124,22 +137,44 @@ class SGD(Optimizer):
         return {"velocity": tree.zeros(params)} if _takes_part(self.momentum) else {}
 
     def update(self, grads: Tree, state: Tree, params: Tree, scale: Scalar = 1.0) -> tuple[Tree, Tree]:
-        if _takes_part(self.weight_decay):
-            grads = tree.add(grads, params, self.weight_decay)
-        step = grads
-        if _takes_part(self.momentum):
-            velocity = tree.add(grads, state["velocity"], self.momentum)
-            step = tree.add(grads, velocity, self.momentum) if self.nesterov else velocity
-            state = {"velocity": velocity}
+        step, state = self._step(grads, state, params)
         return many.add(params, step, -self.lr * scale), state
+
+    def _step(self, grads: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
+        """What parameters move against, and the new state."""
+        with many.over(False):  # what is added to is read again, or belongs to others
+            if _takes_part(self.weight_decay):
+                grads = many.add(grads, params, self.weight_decay)
+            if not _takes_part(self.momentum):
+                return grads, state
+            velocity = many.add(grads, state["velocity"], self.momentum)
+            return many.add(grads, velocity, self.momentum) if self.nesterov else velocity, {"velocity": velocity}
 
     def update_both(
         self, grads: Tree, state: Tree, params: Tree, low: Tree, scale: Scalar = 1.0
     ) -> tuple[Tree, Tree, Tree]:
-        if _takes_part(self.weight_decay) or _takes_part(self.momentum):
+        if not self._plain:
             return super().update_both(grads, state, params, low, scale)
         params, low = many.add_both(params, low, grads, -self.lr * scale)
         return params, state, low
+
+    def update_some(
+        self, active: Tensor, grads: Tree, state: Tree, params: Tree, low: Tree | None, scale: Scalar = 1.0
+    ) -> tuple[Tree, Tree, Tree | None]:
+        rate = -self.lr * scale
+        if self._plain and low is not None:
+            params, low = many.add_both(params, low, grads, rate, active)
+            return params, state, low
+        if low is not None or type(self).update is not SGD.update:
+            return super().update_some(active, grads, state, params, low, scale)
+        step, new = self._step(grads, state, params)
+        return many.add(params, step, rate, active), many.where(active, new, state), None
+
+    @property
+    def _plain(self) -> bool:
+        """Whether a step is the gradient times the rate, and nothing else."""
+        known = type(self).update is SGD.update
+        return known and not (_takes_part(self.weight_decay) or _takes_part(self.momentum))
 
 
 def _takes_part(number: Scalar) -> bool:

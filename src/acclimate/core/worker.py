@@ -16,6 +16,7 @@ from .filter import Arrived, Filter, Sender, before_each, refusal
 from .limits import Limits
 from .message import Rules
 from .method import Method
+from .nn import soundness
 from .personal import Personalizer
 from .task import Mode, Out, Task
 from .tree import Tree
@@ -100,7 +101,7 @@ class Worker:
             up = f.client(up, rng.fold(key, "filter", i), sender)
         # also before the filters: what one makes of NaN may be whole numbers, which are always finite
         seen = {"before": before, "mine": new}
-        return up, new, tree.finite({**seen, "up": up} if self.filters else seen)
+        return up, new, soundness.finite({**seen, "up": up} if self.filters else seen)
 
     def read(self, ups: Tree) -> Tree:
         """Messages with a leading client axis, as they arrived, in the form in which `uplink` combines them."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core import SGD, Optimizer, Rules, Task, Tree, Weighted, Work, check, rng, train, tree
+from ..core.nn import many
 from ..ops.losses import local_loss
 from ..ops.params import merge, private, shared
 
@@ -54,13 +55,12 @@ class FedAvg(Weighted):
         only = frozenset(task.params) - task.select(self.frozen) if self.frozen else None
         loss = local_loss(task, data, self.balanced)
         w = train(loss, self._whole(down, mine), data, self.opt, self.work, key, only)
-        up = {"delta": tree.sub(shared(w, names), down["vars"]), "n": data["n"]}
+        up = {"delta": many.sub(shared(w, names), down["vars"]), "n": data["n"]}
         return tree.pick(up, self.uplink), {"vars": private(w, names)} if names else {}
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         old, delta = server["vars"], total["delta"]
-        downhill = tree.scale(delta["params"], -1.0)
-        params, opt = self.server_opt.update(downhill, server["opt"], old["params"])
+        params, opt = self.server_opt.update(tree.scale(delta["params"], -1.0), server["opt"], old["params"])
         return {"vars": {"params": params, "buffers": tree.add(old["buffers"], delta["buffers"])}, "opt": opt}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
