@@ -6,7 +6,7 @@ since its FedAvg trains on the first of the two; and both. Of testing: `own size
 the pixels that their sets were released with (USPS 16, MNIST and MNIST-M 28) in the middle of 32, where training images
 are enlarged to 32. Rows are run by their recipes, which have none of these.
 
-    python benchmarks/fedicon_readings.py [--seeds 3] [--tables fedicon/table1] [--rows Local FedAvg]
+    python benchmarks/fedicon_readings.py [--seeds 3] [--tables fedicon/table1] [--rows Local FedAvg] [--domains USPS]
         [--readings "as it is" views] [--device cuda] [--work FOLDER] [--out results/causes/fedicon-readings.json]
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
@@ -126,7 +126,9 @@ def read_so(table: str, reading: str) -> Recipe:
 
 def ran(table: str, reading: str, given: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The numbers of a table in one reading, by row and column."""
-    plan = recipes.plan(read_so(table, reading), "paper", given.rows, rounds=given.rounds)
+    recipe = read_so(table, reading)
+    columns = [c.column for c in recipe.make("paper") if c.column.split(", ")[0] in given.domains]
+    plan = recipes.plan(recipe, "paper", given.rows, list(dict.fromkeys(columns)), rounds=given.rounds)
     found: dict[str, Any] = {}
     for cell in recipes.run(plan, work / reading.replace(" ", "-"), range(given.seeds), given.device)["cells"]:
         if cell["row"] in given.rows and cell["mean"] is not None:
@@ -143,6 +145,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=["fedicon/table1"])
     parser.add_argument("--rows", nargs="+", default=["Local", "FedAvg"])
     parser.add_argument("--readings", nargs="+", choices=list(READINGS), default=list(READINGS))
+    parser.add_argument("--domains", nargs="+", default=[*TEN.domains, *FIFTH.domains], metavar="DOMAIN")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path)
