@@ -11,7 +11,8 @@ are enlarged to 32. Rows are run by their recipes, which have none of these.
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
 Table 1 are tested as the recipe does (`MNIST`), without corruption (`MNIST, plain`) and at their own size (`MNIST, own
-size`). `--work` keeps trainings, so that the same command goes on where it was stopped.
+size`). `--work` keeps trainings, so that the same command goes on where it was stopped. A file that has numbers of
+as many seeds and rounds already is added to; `runs` has the commands that made it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from harness import environment
 from torch import Tensor
@@ -124,18 +124,29 @@ def read_so(table: str, reading: str) -> Recipe:
     return replace(recipe, make=make)
 
 
-def ran(table: str, reading: str, given: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """The numbers of a table in one reading, by row and column."""
+def ran(table: str, reading: str, given: argparse.Namespace, work: Path) -> tuple[dict[str, Any], set[str]]:
+    """The numbers of a table in one reading, by row and column, and the commits at which their models were trained."""
     recipe = read_so(table, reading)
     columns = [c.column for c in recipe.make("paper") if c.column.split(", ")[0] in given.domains]
     plan = recipes.plan(recipe, "paper", given.rows, list(dict.fromkeys(columns)), rounds=given.rounds)
+    results = recipes.run(plan, work / reading.replace(" ", "-"), range(given.seeds), given.device)
     found: dict[str, Any] = {}
-    for cell in recipes.run(plan, work / reading.replace(" ", "-"), range(given.seeds), given.device)["cells"]:
+    for cell in results["cells"]:
         if cell["row"] in given.rows and cell["mean"] is not None:
             published = (cell["published"] or {}).get("mean")
             row = {"mean": cell["mean"], "std": cell["std"], "published": published}
             found.setdefault(cell["row"], {})[cell["column"]] = row
-    return found
+    return found, {record["environment"]["commit"] for record in results["records"]}
+
+
+def kept(out: Path, study: dict[str, Any]) -> dict[str, Any]:
+    """What the file has of the same study already, to which this run adds."""
+    if not out.exists():
+        return {"study": study, "runs": [], "accuracy": {}}
+    body: dict[str, Any] = json.loads(out.read_text())
+    if body["study"] != study:
+        raise SystemExit(f"{out} has study={body['study']}, and this is {study}; name another --out")
+    return body
 
 
 def main() -> None:
@@ -151,16 +162,18 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/causes/fedicon-readings.json"))
     given = parser.parse_args()
-    torch.set_flush_denormal(True)
-    study = {"seeds": given.seeds, "rounds": given.rounds or 100, "severity": 5, "own sizes": OWN}
-    found: dict[str, Any] = {}
+    body = kept(given.out, {"seeds": given.seeds, "rounds": given.rounds or 100, "severity": 5, "own sizes": OWN})
+    made = {**environment(device_of(given.device)), "trained at": list[str]()}
+    body["runs"].append(made)
     with tempfile.TemporaryDirectory() as scratch:
         for table in given.tables:
             for reading in given.readings:
-                rows = ran(table, reading, given, given.work or Path(scratch))
-                found.setdefault(table, {})[reading] = rows
+                rows, commits = ran(table, reading, given, given.work or Path(scratch))
+                made["trained at"] = sorted({*made["trained at"], *commits})
                 print(table, reading, json.dumps(rows), flush=True)
-                body = {"study": study, "environment": environment(device_of(given.device)), "accuracy": found}
+                for row, columns in rows.items():
+                    places = body["accuracy"].setdefault(table, {}).setdefault(reading, {})
+                    places.setdefault(row, {}).update(columns)
                 given.out.parent.mkdir(parents=True, exist_ok=True)
                 store.write(given.out, json.dumps(body, indent=1) + "\n")
 
