@@ -302,6 +302,23 @@ def test_what_is_said_of_equal_weights_is_in_their_file():
     assert f"the paper has {rows[0]['published']:.1f} and {rows[1]['published']:.1f}" in why.ALIKE
 
 
+def test_what_is_said_of_fedicons_readings_is_in_their_file():
+    found = json.loads((ROOT / "results/causes/fedicon-readings.json").read_text())
+    own, read = (found["accuracy"]["fedicon/table1"][n]["Local"] for n in ("as it is", "views and momentum 0.5"))
+    assert found["study"]["seeds"] == 1 and "on one seed" in why.VIEWED and "on one seed" in why.SMALL
+    svhn = read["SVHN"]
+    assert f"{svhn['mean']:.1f} instead of {own['SVHN']['mean']:.1f} on SVHN" in why.VIEWED
+    assert f"the paper has {svhn['published']:.1f}" in why.VIEWED and abs(svhn["mean"] - svhn["published"]) < 3.0
+    for domain in ("USPS", "MNIST"):
+        small, usual = read[f"{domain}, own size"], read[domain]
+        assert re.search(rf"{small['mean']:.1f} instead of {usual['mean']:.1f} on\s+{domain}", why.SMALL)
+        assert abs(small["mean"] - small["published"]) < 3.0 < usual["mean"] - usual["published"]
+    theirs = [f"{read[d]['published']:.1f}" for d in ("USPS", "MNIST")]
+    assert f"the paper has {theirs[0]} and {theirs[1]}" in why.SMALL
+    shared = found["accuracy"]["fedicon/table1"]["views and momentum 0.5"]["FedAvg"]
+    assert all(shared[f"{d}, own size"]["mean"] < shared[d]["published"] - 3.0 for d in ("USPS", "MNIST"))
+
+
 def test_what_is_said_of_drawings_is_in_their_files():
     seen = json.loads((ROOT / "results/causes/backbones.json").read_text())["backbones"]["sketches"]["accuracy"]
     cells = json.loads((ROOT / "results/fedpcl/table11-paper.json").read_text())["cells"]

@@ -1,6 +1,7 @@
 """Readings of what FedICON's paper leaves open (benchmarks/fedicon_readings.py): each changes what it names alone."""
 
 import importlib
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -77,3 +78,17 @@ def test_corrupted_digits_are_tested_in_three_ways_and_the_rest_as_it_is(reading
     assert {type(c.stream) for c in unseen} == {UnseenDomain} and len(unseen) == 5
     office = [c for c in readings.read_so("fedicon/table5", "as it is").make("paper") if c.row == "Local"]
     assert [c.column for c in office] == ["Amazon", "Caltech", "DSLR", "Webcam"]
+
+
+def test_the_page_has_the_numbers_of_the_file():
+    found = json.loads((ROOT / "results/causes/fedicon-readings.json").read_text())["accuracy"]["fedicon/table1"]
+    page = (ROOT / "docs/papers/fedicon.md").read_text()
+    domains = ("MNIST", "SVHN", "USPS", "MNIST-M")
+    for row in ("Local", "FedAvg"):
+        for reading, said in (("as it is", "as the recipe"), ("views and momentum 0.5", "views and momentum 0.5")):
+            cells = found[reading][row]
+            for test in ("", ", own size"):
+                numbers = " | ".join(f"{cells[d + test]['mean']:.1f}" for d in domains)
+                assert f"| {row}, {said}{test} | {numbers} |" in page
+        theirs = " | ".join(f"{found['as it is'][row][d]['published']:.1f}" for d in domains)
+        assert f"| {row}, paper | {theirs} |" in page
