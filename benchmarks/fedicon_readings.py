@@ -10,8 +10,8 @@ are enlarged to 32. Rows are run by their recipes, which have none of these.
         [--readings "as it is" views] [--device cuda] [--work FOLDER] [--out results/causes/fedicon-readings.json]
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
-Table 1 are tested as the recipe does (`MNIST`), without corruption (`MNIST, plain`) and at their own size (`MNIST, own
-size`). `--work` keeps trainings, so that the same command goes on where it was stopped. A file that has numbers of
+Digit-5 are tested as the recipe does (`MNIST`) and at their own size (`MNIST, own size`), those of Table 1 without
+corruption too (`MNIST, plain`). `--work` keeps trainings, so that the same command goes on where it was stopped. A file that has numbers of
 as many seeds and rounds already is added to; `runs` has the commands that made it.
 """
 
@@ -37,7 +37,7 @@ from acclimate.recipes.federations import Kit
 from acclimate.recipes.fedicon import FIFTH, TEN
 from acclimate.recipes.record import Cell, Derived, Recipe, Scale, Training
 from acclimate.running.build import device_of
-from acclimate.shifts import Corrupted, Original, Shift
+from acclimate.shifts import Corrupted, Original, Shift, UnseenDomain
 from acclimate.shifts.base import Federation, Stream
 
 TABLES = {"fedicon/table1": TEN, "fedicon/table7": TEN, "fedicon/table2": FIFTH, "fedicon/table5": FIFTH}
@@ -63,22 +63,35 @@ class _Resized:
     examples: Any
 
 
+def resized(world: Federation) -> Federation:
+    """The federation with images at the size that their sets were released with."""
+    examples = world.examples
+    x = examples.x.clone()
+    for number, name in enumerate(examples.domains):
+        if name in OWN:
+            rows = (examples.domain == number).nonzero().squeeze(1)
+            x[rows] = at_own_size(x[rows], OWN[name])
+    return _Resized(world.train, world.test, world.new, world.held, replace(examples, x=x))
+
+
 @dataclass(frozen=True)
 class OwnSize(Corrupted):
     """The client's own test images at the size that their set was released with, corrupted."""
 
     def build(self, world: Federation, key: rng.Key) -> Stream:
-        examples = world.examples
-        x = examples.x.clone()
-        for number, name in enumerate(examples.domains):
-            if name in OWN:
-                rows = (examples.domain == number).nonzero().squeeze(1)
-                x[rows] = at_own_size(x[rows], OWN[name])
-        resized = replace(examples, x=x)
-        return super().build(_Resized(world.train, world.test, world.new, world.held, resized), key)
+        return super().build(resized(world), key)
+
+
+@dataclass(frozen=True)
+class UnseenOwnSize(UnseenDomain):
+    """The images of a domain that nobody trained on, at the size that their set was released with."""
+
+    def build(self, world: Federation, key: rng.Key) -> Stream:
+        return super().build(resized(world), key)
 
 
 allow(OwnSize)
+allow(UnseenOwnSize)
 
 
 def with_momentum(training: Training, kit: Kit) -> Training:
@@ -101,13 +114,16 @@ READINGS: dict[str, Callable[[Training, Kit], Training]] = {
     "views": with_views,
     "views and momentum 0.5": lambda training, kit: with_views(with_momentum(training, kit), kit),
 }
-TESTS: dict[str, Shift] = {"": Corrupted(), ", plain": Original(), ", own size": OwnSize()}
-"""What a column's name has behind it, and how its trainings are tested."""
+TESTS: dict[Shift, dict[str, Shift]] = {
+    Corrupted(): {"": Corrupted(), ", plain": Original(), ", own size": OwnSize()},
+    UnseenDomain(): {"": UnseenDomain(), ", own size": UnseenOwnSize()},
+}
+"""For a table's own test: what a column's name has behind it, and how its trainings are tested."""
 
 
 def tests_of(cell: Cell, kit: Kit) -> dict[str, Shift]:
-    """The cell's own test, and where that is corrupted digits the others."""
-    return TESTS if kit is TEN and cell.stream == Corrupted() else {"": cell.stream}
+    """The cell's own test, and with digits the others."""
+    return TESTS[cell.stream] if kit is TEN else {"": cell.stream}
 
 
 def read_so(table: str, reading: str) -> Recipe:

@@ -53,6 +53,17 @@ def test_a_stream_at_own_size_changes_the_sets_that_were_smaller(readings, monke
     assert not torch.equal(after.shards.x[domains == 1], before.shards.x[domains == 1])
 
 
+def test_a_domain_that_nobody_has_seen_is_met_at_its_own_size(readings, monkeypatch):
+    world = Digits(clients=1, fraction=0.1, domains=("plain", "clutter"), held_out=("clutter",)).world(0)
+    key = rng.key(3)
+    monkeypatch.setattr(readings, "OWN", {"clutter": 8})
+    before, after = UnseenDomain().build(world, key), readings.UnseenOwnSize().build(world, key)
+    assert torch.equal(before.shards.y, after.shards.y)
+    seen = world.examples.domain == list(world.examples.domains).index("plain")
+    assert torch.equal(after.shards.x[seen], before.shards.x[seen])
+    assert torch.equal(after.shards.x[~seen], readings.at_own_size(before.shards.x[~seen], 8))
+
+
 def test_a_reading_of_training_changes_one_setting(readings):
     own = first(recipes.recipe("fedicon/table1"), "FedAvg").training
     moved, seen = (first(readings.read_so("fedicon/table1", n), "FedAvg").training for n in ("momentum 0.5", "views"))
@@ -75,7 +86,7 @@ def test_corrupted_digits_are_tested_in_three_ways_and_the_rest_as_it_is(reading
     assert [c.column for c in cells[:3]] == ["MNIST", "MNIST, plain", "MNIST, own size"]
     assert isinstance(cells[2].stream, readings.OwnSize) and len({c.training for c in cells}) == 1
     unseen = [c for c in readings.read_so("fedicon/table7", "as it is").make("paper") if c.row == "Local"]
-    assert {type(c.stream) for c in unseen} == {UnseenDomain} and len(unseen) == 5
+    assert [type(c.stream) for c in unseen] == [UnseenDomain, readings.UnseenOwnSize] * 5
     office = [c for c in readings.read_so("fedicon/table5", "as it is").make("paper") if c.row == "Local"]
     assert [c.column for c in office] == ["Amazon", "Caltech", "DSLR", "Webcam"]
 
