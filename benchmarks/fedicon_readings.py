@@ -11,8 +11,8 @@ are enlarged to 32. Rows are run by their recipes, which have none of these.
 
 Percent, mean and deviation over seeds, by table, reading, row and domain, and the `published` numbers. Trainings of
 Digit-5 are tested as the recipe does (`MNIST`) and at their own size (`MNIST, own size`), those of Table 1 without
-corruption too (`MNIST, plain`). `--work` keeps trainings, so that the same command goes on where it was stopped. A file that has numbers of
-as many seeds and rounds already is added to; `runs` has the commands that made it.
+corruption too (`MNIST, plain`). `--work` keeps trainings, so that the same command goes on where it was stopped. A file
+that has numbers of as many seeds and rounds already is added to; `runs` has the commands that made it.
 """
 
 from __future__ import annotations
