@@ -94,6 +94,9 @@ def test_corrupted_digits_are_tested_in_three_ways_and_the_rest_as_it_is(reading
 def test_the_page_has_the_numbers_of_the_file():
     found = json.loads((ROOT / "results/causes/fedicon-readings.json").read_text())["accuracy"]
     page = (ROOT / "docs/papers/fedicon.md").read_text()
+    usps = found["fedicon/table7"].pop("as it is")["FedAvg"]
+    said = (f"{usps[column]['mean']:.1f}" for column in ("USPS", "USPS, own size"))
+    assert "FedAvg has {} on an enlarged USPS and {} at its own size".format(*said) in page
     rows = [(r, row, c) for table in found.values() for r, rows in table.items() for row, c in rows.items()]
     assert len(rows) == 8
     for reading, row, cells in rows:
