@@ -302,6 +302,27 @@ def test_what_is_said_of_equal_weights_is_in_their_file():
     assert f"the paper has {rows[0]['published']:.1f} and {rows[1]['published']:.1f}" in why.ALIKE
 
 
+def test_what_is_said_of_fedicons_readings_is_in_their_file():
+    found = json.loads((ROOT / "results/causes/fedicon-readings.json").read_text())
+    table = found["accuracy"]["fedicon/table1"]
+    svhn, own = table["views and momentum 0.5"]["Local"]["SVHN"], table["as it is"]["Local"]["SVHN"]
+    assert found["study"]["seeds"] == 1 and "on one seed" in why.VIEWED and "of one seed" in why.SMALL
+    assert f"{svhn['mean']:.1f} instead of {own['mean']:.1f} on SVHN" in why.VIEWED
+    assert f"the paper has {svhn['published']:.1f}" in why.VIEWED and abs(svhn["mean"] - svhn["published"]) < 3.0
+    usps = found["accuracy"]["fedicon/table7"]["views and momentum 0.5"]["FedAvg"]["USPS"]
+    assert f"{usps['mean']:.1f} on an unseen USPS, where the paper has {usps['published']:.1f}" in why.VIEWED
+    said = []
+    for domain, error in (("USPS", 4.55), ("MNIST", 4.79)):  # the paper's standard errors
+        small = [reading["Local"][f"{domain}, own size"]["mean"] for reading in table.values()]
+        published = table["as it is"]["Local"][domain]["published"]
+        assert len(small) == 4 and all(abs(v - published) < 2 * error for v in small)
+        assert f"{min(small):.1f} to {max(small):.1f} on {domain}" in why.SMALL
+        said.append(f"{published:.1f}")
+    assert f"the paper has {said[0]} and {said[1]}" in why.SMALL
+    shared = table["views and momentum 0.5"]["FedAvg"]
+    assert all(shared[f"{d}, own size"]["mean"] < shared[d]["published"] - 3.0 for d in ("USPS", "MNIST"))
+
+
 def test_what_is_said_of_drawings_is_in_their_files():
     seen = json.loads((ROOT / "results/causes/backbones.json").read_text())["backbones"]["sketches"]["accuracy"]
     cells = json.loads((ROOT / "results/fedpcl/table11-paper.json").read_text())["cells"]

@@ -1,0 +1,108 @@
+"""Readings of what FedICON's paper leaves open (benchmarks/fedicon_readings.py): each changes what it names alone."""
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from acclimate import recipes
+from acclimate.core import SGD, rng
+from acclimate.data import Digits
+from acclimate.ops.augment import Views
+from acclimate.shifts import Corrupted, UnseenDomain
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def readings():
+    """The benchmark's module."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield importlib.import_module("fedicon_readings")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def first(recipe, row):
+    """The first cell of a row."""
+    return next(c for c in recipe.make("paper") if c.row == row)
+
+
+def test_own_size_is_the_image_made_smaller_in_the_middle_of_black(readings):
+    x = torch.full((2, 3, 32, 32), 200, dtype=torch.uint8)
+    small = readings.at_own_size(x, 16)
+    assert small.dtype == torch.uint8 and small.shape == x.shape
+    assert (small[:, :, 8:24, 8:24] == 200).all()
+    assert int(small.sum(dtype=torch.int64)) == 200 * 2 * 3 * 16 * 16
+    ramp = torch.arange(32, dtype=torch.uint8).expand(1, 1, 32, 32)
+    assert readings.at_own_size(ramp, 16)[0, 0, 16, 9:23].tolist() == [round(2 * i + 0.5) for i in range(1, 15)]
+
+
+def test_a_stream_at_own_size_changes_the_sets_that_were_smaller(readings, monkeypatch):
+    world = Digits(clients=2, fraction=0.1, domains=("plain", "clutter")).world(0)
+    key = rng.key(3)
+    before, same = Corrupted().build(world, key), readings.OwnSize().build(world, key)
+    assert torch.equal(before.shards.x, same.shards.x)
+    monkeypatch.setattr(readings, "OWN", {"clutter": 8})
+    after = readings.OwnSize().build(world, key)
+    domains = world.examples.domain[after.copied]
+    assert torch.equal(after.shards.x[domains == 0], before.shards.x[domains == 0])
+    assert not torch.equal(after.shards.x[domains == 1], before.shards.x[domains == 1])
+
+
+def test_a_domain_that_nobody_has_seen_is_met_at_its_own_size(readings, monkeypatch):
+    world = Digits(clients=1, fraction=0.1, domains=("plain", "clutter"), held_out=("clutter",)).world(0)
+    key = rng.key(3)
+    monkeypatch.setattr(readings, "OWN", {"clutter": 8})
+    before, after = UnseenDomain().build(world, key), readings.UnseenOwnSize().build(world, key)
+    assert torch.equal(before.shards.y, after.shards.y)
+    seen = world.examples.domain == list(world.examples.domains).index("plain")
+    assert torch.equal(after.shards.x[seen], before.shards.x[seen])
+    assert torch.equal(after.shards.x[~seen], readings.at_own_size(before.shards.x[~seen], 8))
+
+
+def test_a_reading_of_training_changes_one_setting(readings):
+    own = first(recipes.recipe("fedicon/table1"), "FedAvg").training
+    moved, seen = (first(readings.read_so("fedicon/table1", n), "FedAvg").training for n in ("momentum 0.5", "views"))
+    assert moved == replace(own, method=own.method.but(opt=SGD(lr=0.01, momentum=0.5, weight_decay=5e-4)))
+    assert seen == replace(own, data=replace(own.data, augment=Views(flip=False)))
+    both = first(readings.read_so("fedicon/table1", "views and momentum 0.5"), "FedAvg").training
+    assert both == replace(moved, data=seen.data)
+    assert first(readings.read_so("fedicon/table1", "as it is"), "FedAvg").training == own
+
+
+def test_office_is_seen_mirrored_and_fedicon_keeps_its_own_views(readings):
+    office = first(readings.read_so("fedicon/table5", "views"), "Local").training
+    assert office.data.augment == Views(flip=True)
+    own = first(recipes.recipe("fedicon/table1"), "FedICON").training
+    assert first(readings.read_so("fedicon/table1", "views"), "FedICON").training == own
+
+
+def test_corrupted_digits_are_tested_in_three_ways_and_the_rest_as_it_is(readings):
+    cells = [c for c in readings.read_so("fedicon/table1", "as it is").make("paper") if c.row == "Local"]
+    assert [c.column for c in cells[:3]] == ["MNIST", "MNIST, plain", "MNIST, own size"]
+    assert isinstance(cells[2].stream, readings.OwnSize) and len({c.training for c in cells}) == 1
+    unseen = [c for c in readings.read_so("fedicon/table7", "as it is").make("paper") if c.row == "Local"]
+    assert [type(c.stream) for c in unseen] == [UnseenDomain, readings.UnseenOwnSize] * 5
+    office = [c for c in readings.read_so("fedicon/table5", "as it is").make("paper") if c.row == "Local"]
+    assert [c.column for c in office] == ["Amazon", "Caltech", "DSLR", "Webcam"]
+
+
+def test_the_page_has_the_numbers_of_the_file():
+    found = json.loads((ROOT / "results/causes/fedicon-readings.json").read_text())["accuracy"]
+    page = (ROOT / "docs/papers/fedicon.md").read_text()
+    usps = found["fedicon/table7"].pop("as it is")["FedAvg"]
+    said = (f"{usps[column]['mean']:.1f}" for column in ("USPS", "USPS, own size"))
+    assert "FedAvg has {} on an enlarged USPS and {} at its own size".format(*said) in page
+    rows = [(r, row, c) for table in found.values() for r, rows in table.items() for row, c in rows.items()]
+    assert len(rows) == 8
+    for reading, row, cells in rows:
+        said = f"{row}, {'as the recipe' if reading == 'as it is' else reading}"
+        for test in ("", ", own size"):
+            numbers = " | ".join(f"{cells[d + test]['mean']:.1f}" for d in ("MNIST", "SVHN", "USPS", "MNIST-M"))
+            assert f"| {said}{test} | {numbers} |" in page
+        theirs = " | ".join(f"{cells[d]['published']:.1f}" for d in ("MNIST", "SVHN", "USPS", "MNIST-M"))
+        assert f"| {row}, paper | {theirs} |" in page
