@@ -21,7 +21,9 @@ LAYERS = [
     {"cli"},
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
+DOORS = {SRC / "__init__.py", SRC / "__main__.py"}
+"""What imports from the top, for users: of no layer."""
+FILES = sorted(p for p in SRC.rglob("*.py") if p not in DOORS)
 LIGHT = [
     "core",
     "ops",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import proven
 from .kernels import AVAILABLE, jit
 from .sum_kernels import BLOCK, MOST, by_client, is_shared, memory_for
 
@@ -58,6 +59,17 @@ def chosen(new: Sequence[Tensor], old: Sequence[Tensor], active: Tensor, over: b
                 news, olds, tuple(outs[some]), sizes, *steps, clients, active, active.stride(0), over, BLOCK
             )
     return outs
+
+
+@proven.trial
+def _right(device: torch.device) -> bool:
+    """Choices between new and old of three clients, as torch's operations make them, in place and not."""
+    active = torch.tensor([0, 1, 0], device=device)
+    new = [proven.sample(device, 3, 7, 5), proven.sample(device, 3, 1300)]
+    old = [a + 4 for a in new]
+    expected = [torch.where(active.view(-1, *[1] * (a.dim() - 1)) != 0, a, b) for a, b in zip(new, old, strict=True)]
+    found = [*chosen(new, old, active, False), *chosen(new, old, active, True)]
+    return all(map(torch.equal, found, expected * 2))
 
 
 def _apart(new: Sequence[Tensor], old: Sequence[Tensor]) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import tree
 from ..tree import Scalar, Tree
-from . import choice_kernels, kernels, sum_kernels
+from . import choice_kernels, kernels, proven, sum_kernels
 from .mapping import is_batched
 
 LESS = (torch.bfloat16, torch.float16)
@@ -145,7 +145,7 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def forward(scale: float, over: bool, active: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         x, y = list(tensors[: len(tensors) // 2]), list(tensors[len(tensors) // 2 :])
-        if sum_kernels.takes(x, y) and (active is None or active.dim() == 1):
+        if sum_kernels.takes(x, y, active):
             return tuple(sum_kernels.sums(x, y, scale, over, active))
         if active is not None:
             sums = torch._foreach_add(x, y, alpha=scale)
@@ -198,7 +198,7 @@ class _AddBoth(torch.autograd.Function):
     def forward(scale: float, over: bool, active: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         each = len(tensors) // 3
         x, low, y = tensors[:each], tensors[each : 2 * each], tensors[2 * each :]
-        if sum_kernels.takes(x, y) and (active is None or active.dim() == 1):
+        if sum_kernels.takes(x, y, active):
             fine, coarse = sum_kernels.sums_in_both(x, low, y, scale, over, active)
             return *fine, *coarse
         sums = [torch.add(a, b, alpha=scale) for a, b in zip(x, y, strict=True)]
@@ -240,7 +240,7 @@ class _Where(torch.autograd.Function):
     @staticmethod
     def forward(over: bool, active: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         new, old = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
-        if active.dim() == 1 and all(map(kernels.takes, tensors)):
+        if active.dim() == 1 and proven.on(active.device) and all(map(kernels.takes, tensors)):
             return tuple(choice_kernels.chosen(new, old, active, over))
         return tuple(torch.where(_wide(active, a), a, b) for a, b in zip(new, old, strict=True))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
-from . import kernels
+from . import kernels, proven
 from .kernels import AVAILABLE, jit
 from .rehearsal import late
 from .sum_kernels import BLOCK, MOST, in_pieces, is_shared
@@ -43,7 +43,7 @@ def _unsound(xs, found, sizes, steps, clients, BLOCK: tl.constexpr):
 def finite(a: Any) -> Tensor:
     """A boolean scalar: every floating-point entry is finite, as `tree.finite` says."""
     leaves = [x for x in tree.leaves(a) if x.is_floating_point() and x.numel()]
-    if not leaves or not all(map(kernels.takes, leaves)):
+    if not leaves or not all(map(kernels.takes, leaves)) or not proven.on(leaves[0].device):
         return tree.finite(a)
     sound: Tensor = _Finite.apply(0, *leaves)
     return sound
@@ -60,6 +60,14 @@ def _found(x: Sequence[Tensor]) -> Tensor:
         steps = tuple(0 if is_shared(t) else n for t, n in zip(some, sizes, strict=True))
         _unsound[(clients * sum(-(-n // BLOCK) for n in sizes),)](some, found, sizes, steps, clients, BLOCK)
     return found
+
+
+@proven.trial
+def _right(device: torch.device) -> bool:
+    """Three clients, of which one has a number that is none and one is infinite."""
+    x = [proven.sample(device, 3, 1300), proven.sample(device, 3, 7), proven.sample(device, 5).expand(3, 5)]
+    x[0][1, 1299], x[1][2, 0] = float("nan"), float("-inf")
+    return _found(x).tolist() == [0, 1, 1]
 
 
 class _Finite(torch.autograd.Function):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import kernels, proven
 from .kernels import AVAILABLE, jit
 
 if AVAILABLE:
@@ -94,9 +94,28 @@ def _sums_by_client(
         program -= count
 
 
-def takes(x: Sequence[Tensor], y: Sequence[Tensor]) -> bool:
-    """Whether the kernel adds these: numbers in float32, and others in that or less."""
+@proven.trial
+def _right(device: torch.device) -> bool:
+    """Sums of clients of which one is done, with one parameter for all, as torch's operations make them."""
+    active = torch.tensor([1, 0, 1], device=device)
+    x = [proven.sample(device, 3, 7, 5), proven.sample(device, 1300).expand(3, 1300)]
+    y = [proven.sample(device, 3, *a.shape[1:]) + 1 for a in x]
+    sums = [torch.where(active.view(-1, *[1] * (a.dim() - 1)) != 0, a - 0.5 * b, a) for a, b in zip(x, y, strict=True)]
+    low = [a.to(torch.bfloat16) for a in x]
+    fine, coarse = sums_in_both(x, low, y, -0.5, False, active)
+    kept = all(torch.equal(c[1], a[1].to(c.dtype)) for a, c in zip(x, coarse, strict=True))
+    return (
+        kept
+        and all(map(proven.near, fine, sums))
+        and all(torch.equal(a[1], b[1]) for a, b in zip(x, fine, strict=True))
+    )
+
+
+def takes(x: Sequence[Tensor], y: Sequence[Tensor], active: Tensor | None = None) -> bool:
+    """Whether the kernels add these: numbers in float32, and others in that or less."""
     known = (torch.float32, torch.bfloat16, torch.float16)
+    if active is not None and not (active.dim() == 1 and proven.on(active.device)):
+        return False
     return all(kernels.takes(a) and a.dtype == torch.float32 and b.dtype in known for a, b in zip(x, y, strict=True))
 
 
@@ -169,7 +188,7 @@ def _placed(active: Tensor | None, x: Tensor, *others: Tensor) -> bool:
 
 def _pairs(x: Sequence[Tensor], y: Sequence[Tensor], active: Tensor | None) -> list[tuple[Tensor, Tensor]]:
     """Summands as the kernels read them."""
-    apart = active is not None or any(map(is_shared, (*x, *y)))
+    apart = active is not None or (any(map(is_shared, (*x, *y))) and proven.on(x[0].device))
     return [by_client(a, b) if apart else _laid(a, b) for a, b in zip(x, y, strict=True)]
 
 

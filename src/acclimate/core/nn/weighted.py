@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import kernels
+from . import kernels, proven
 from .kernels import AVAILABLE, jit
 from .rehearsal import blank, blank_like, late
 from .sum_kernels import MOST
@@ -63,6 +63,10 @@ def means(x: Sequence[Tensor], w: Tensor) -> list[Tensor] | None:
     alike = w.dim() == 0 and all(kernels.takes(t) and t.dtype == w.dtype == torch.float32 for t in x)
     if not alike or torch._C._are_functorch_transforms_active() or not all(t.numel() for t in x):
         return None
+    return _means_by_kernel(x, w) if proven.on(w.device) else None
+
+
+def _means_by_kernel(x: Sequence[Tensor], w: Tensor) -> list[Tensor]:
     made: list[Tensor] = []
     for at in range(0, len(x), MOST):
         some = tuple(t.contiguous() for t in x[at : at + MOST])
@@ -80,7 +84,8 @@ def total(x: Tensor, w: Tensor) -> Tensor:
 
 def totals(x: Sequence[Tensor], w: Tensor) -> list[Tensor]:
     """`total` of each of these, in one kernel where there is one."""
-    fits = [kernels.takes(t) and t.dtype == torch.float32 and w.dim() == 1 and t.numel() > 0 for t in x]
+    served = w.dim() == 1 and (not w.is_cuda or proven.on(w.device))
+    fits = [served and kernels.takes(t) and t.dtype == torch.float32 and t.numel() > 0 for t in x]
     by_kernel = iter(_by_kernel([t for t, fit in zip(x, fits, strict=True) if fit], w))
     return [next(by_kernel) if fit else _plain(t, w) for t, fit in zip(x, fits, strict=True)]
 
@@ -98,3 +103,15 @@ def _by_kernel(x: Sequence[Tensor], w: Tensor) -> list[Tensor]:
         sizes = tuple(t.numel() for t in y)
         _weighted[(sum(-(-n // BLOCK) for n in sizes),)](some, w, y, sizes, len(w), CLIENTS, BLOCK)
     return made
+
+
+@proven.trial
+def _right(device: torch.device) -> bool:
+    """Sums over clients, one of which counts nothing and has no number, and means of them."""
+    x, w = [proven.sample(device, 18, 1300), proven.sample(device, 18, 7, 5)], proven.sample(device, 18)
+    w[3], x[0][3, 5] = 0.0, float("nan")
+    sums, weight = _by_kernel(x, w), w.sum()
+    means = [*_means_by_kernel(sums, weight), *_means_by_kernel(sums, torch.zeros_like(weight))]
+    expected = [_plain(t, w) for t in x]
+    wanted = [*expected, *(t / weight for t in expected), *(torch.zeros_like(t) for t in expected)]
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip([*sums, *means], wanted, strict=True))
