@@ -1,7 +1,9 @@
 """The CIFAR-10 tracks of the leaderboard, from a run to the page, with a few made-up pictures in CIFAR-10's place."""
 
 import importlib
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from acclimate.leaderboard import __main__ as plain
 from acclimate.leaderboard.folder import read
 from acclimate.store import origin
 
+ROOT = Path(__file__).resolve().parents[1]
 submission = importlib.import_module("acclimate.leaderboard.submission")  # the package has a function of that name
 FEW = ("method=fedavg", "method.work.epochs=1", "personal=lp", "adapters=none,t3a")
 
@@ -77,3 +80,19 @@ def test_a_run_becomes_a_row_and_the_real_track_refuses_it(few, tmp_path, monkey
     body["digest"] = submission.digest(body)
     with pytest.raises(Unfit, match="seed 0: the hash of examples is [0-9a-f]{16}, the track's is a5a49dea680f9e85"):
         check(body)
+
+
+def test_lone_clients_have_numbers_with_memo_like_the_others():
+    """What docs/leaderboard.md says of the two clients that ran alone, when kernels read beyond a bias."""
+    rows = json.loads((ROOT / "results/leaderboard/brfl-v1/cifar10-cnn/fedavg.v1.json").read_text())["rows"]
+    by = {(r["adapter"], r["stream"], r["seed"]): r["per_client"] for r in rows}
+    lone, others = [], []
+    for seed, client in ((0, 15), (2, 17)):
+        for stream in {r["stream"] for r in rows}:
+            pairs = zip(by["memo", stream, seed], by["none", stream, seed], strict=True)
+            gains = [100 * (a - b) for a, b in pairs]
+            lone.append(gains.pop(client))
+            others += gains
+    said = f"these two clients are {-min(lone):.1f} points below to {max(lone):.1f} above themselves without it"
+    said += f", as the others are ({-min(others):.1f} below to {max(others):.1f} above)"
+    assert said in (ROOT / "docs/leaderboard.md").read_text()
