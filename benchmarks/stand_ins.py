@@ -12,8 +12,10 @@ before any of FedPCL's rows was run with it, and was not changed afterwards:
 
 The network is the paper's: a ResNet-18 whose first layer has kernels of 5 pixels. It sees at most `--images` images of
 its set, nine tenths for training, first enlarged or reduced to 32 pixels and at last to 64, the side at which the
-released code shows images to its backbones. Adam's rate rises and falls once (one cycle); images are mirrored and
-moved at random. The defaults take five to six minutes of one CPU core each.
+released code shows images to its backbones. The rate rises and falls once (one cycle, momentum 0.9, weight decay
+5e-4); images are mirrored and moved at random. The defaults take about five minutes of one CPU core each. How it is
+trained matters: of a network that Adam trained without weight decay, 470 of 512 features were above zero for all or
+for none of 317 images of Office-10, so that nothing is left of them where features are cut to 0 and 1.
 
     python benchmarks/stand_ins.py [drawings machines animals] [--epochs 4 2] [--images 4000] [--seed 0]
         [--device cpu] [--out stand-ins]
@@ -43,8 +45,8 @@ from acclimate.running.build import device_of
 
 SIDES = (32, 64)
 """Pixels of the two phases."""
-BATCH, RATE, SHIFT = 32, 2e-3, 8
-"""Images of a step, Adam's highest rate, and by which part of its side an image is moved at most (an eighth)."""
+BATCH, RATE, SHIFT = 32, 0.03, 8
+"""Images of a step, the highest rate, and by which part of its side an image is moved at most (an eighth)."""
 SOURCES: dict[str, tuple[str, ...]] = {
     "drawings": (),
     "machines": ("airplane", "automobile", "ship", "truck"),
@@ -83,7 +85,7 @@ def shown(x: Tensor, side: int, moved: bool) -> Tensor:
 def trained(x: Tensor, y: Tensor, epochs: tuple[int, int], device: torch.device) -> nn.Sequential:
     """A ResNet-18 and its classifier, trained from random weights."""
     net = nn.Sequential(_ResNet18(kernel=5), nn.Linear(512, int(y.max()) + 1)).to(device).train()
-    opt = torch.optim.Adam(net.parameters(), lr=RATE)
+    opt = torch.optim.SGD(net.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4)
     sides = [side for side, count in zip(SIDES, epochs, strict=True) for _ in range(count)]
     cycle = torch.optim.lr_scheduler.OneCycleLR(opt, RATE, total_steps=len(sides) * (len(x) // BATCH))
     for epoch, side in enumerate(sides):

@@ -215,7 +215,7 @@ class Recipe:
     takes: tuple[str, ...] = ()
     """Where these are several: their names, each of which is a file NAME.safetensors (`weights=FOLDER`)."""
     counts: bool = False
-    """Whether coverage counts its numbers for the table of its published numbers, and those of no other recipe."""
+    """Whether, in the columns that it has numbers of, coverage counts these and those of no other recipe."""
 
     @property
     def paper(self) -> str:
