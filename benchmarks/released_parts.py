@@ -1,8 +1,8 @@
 """What each point of FedPCL's published code does to its rows: the tables as that code has them, with one point undone.
 
-`fedpcl/released-table2` and `fedpcl/released-table11` cut features to 0 and 1 and bound the classifier's logits. Here
+`fedpcl/released-table11` cuts features to 0 and 1 and bounds the logits of classifiers. Here
 rows with one backbone are run with features as they are, with an ordinary classifier, and with both; all else is as in
-the recipes, whose own numbers are read from `results/fedpcl`.
+the recipe, whose own numbers are read from `results/fedpcl`.
 
     python benchmarks/released_parts.py --weights stand-ins [--seeds 1] [--rows FedAvg Solo FedPCL] [--device cpu]
         [--keep FOLDER] [--out results/causes/released-parts.json]
@@ -30,8 +30,8 @@ from acclimate.recipes.fedpcl import ROWS
 from acclimate.recipes.record import Cell, Derived, Scale, Training
 from acclimate.running.build import device_of
 
-TABLES = {"fedpcl/released-table2": "single Avg", "fedpcl/released-table11": "single"}
-"""The recipes, and the words of the columns that are run."""
+TABLES = {"fedpcl/released-table11": "single"}
+"""The recipe, and the words of the columns that are run."""
 UNDONE = {"cut": (True, False), "classifier": (False, True), "neither": (True, True)}
 """What is undone: features cut to 0 and 1, the bounded classifier."""
 
@@ -81,7 +81,7 @@ def main() -> None:
                 at = own[cell["row"], cell["column"]]
                 place = found.setdefault(cell["column"], {}).setdefault(cell["row"], {"released": at["mean"]})
                 place |= {name: cell["mean"], "published": (cell["published"] or {}).get("mean")}
-            print(table, name, {c["column"]: c["mean"] for c in cells if c["percent"]}, flush=True)
+            print(table, name, {f"{c['row']}, {c['column']}": c["mean"] for c in cells}, flush=True)
             study = {"seeds": given.seeds, "rows": given.rows}
             body = {"study": study, "environment": environment(device_of(given.device)), "accuracy": found}
             given.out.parent.mkdir(parents=True, exist_ok=True)
