@@ -3,8 +3,7 @@
 A published accuracy counts once, whatever number of recipes compares with it. Ours counts where it was measured at
 paper scale, with the rounds and the data of its recipe. Where several files hold a number, the recipe of the table
 itself goes before other recipes, a file that a recipe wrote before a converted one, then the latest (`written`), then
-the one with more seeds. Where a recipe `counts` for a table and has any number of a column, no other recipe's numbers
-of that column count, whether they are nearer or not: FedPCL's tables count as its published code has them.
+the one with more seeds.
 """
 
 from __future__ import annotations
@@ -136,7 +135,6 @@ def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection
     here: set[Place] = set()
     known: set[Place] = set()
     by_recipe: dict[str, list[Ours]] = {}
-    chosen: dict[Place, set[str]] = {}
     for number in found:
         by_recipe.setdefault(number.recipe, []).append(number)
     for recipe in recipes:
@@ -146,25 +144,16 @@ def standings(recipes: Iterable[Recipe], found: Iterable[Ours], have: Collection
         for number in by_recipe.get(recipe.name, ()):
             if (number.row, number.column) in at:
                 beside.setdefault(at[number.row, number.column], []).append(number)
-        for place in _counted(recipe, by_recipe.get(recipe.name, ())):
-            chosen.setdefault(place, set()).add(recipe.name)
     out = []
     for table in published.tables():
         for i, row in published.accuracies(table):
             place = (table, i)
-            own = [o for o in beside.get(place, ()) if o.recipe in chosen.get(place, {o.recipe})]
-            ours = max(own, key=lambda o: o.rank(table), default=None)
+            ours = max(beside.get(place, ()), key=lambda o: o.rank(table), default=None)
             # what has no recipe is not measured for another reason than missing data
             there = place in here or place not in known or ours is not None
             fields = {k: v for k, v in row.items() if k not in ("mean", "std", "doubt")}
             out.append(Standing(table, fields, published.number(row), ours, there))
     return out
-
-
-def _counted(recipe: Recipe, found: Iterable[Ours]) -> list[Place]:
-    """All places of the columns that a recipe which counts has any number of."""
-    columns = {number.column for number in found} if recipe.counts else set()
-    return [place for (_, column), place in places(recipe).items() if column in columns]
 
 
 def runnable(recipe: Recipe, have: Collection[str]) -> set[tuple[str, str]]:

@@ -214,8 +214,6 @@ class Recipe:
     """Whether its models start from pre-trained weights, so that a user may give others (`weights=FILE`)."""
     takes: tuple[str, ...] = ()
     """Where these are several: their names, each of which is a file NAME.safetensors (`weights=FOLDER`)."""
-    counts: bool = False
-    """Whether, in the columns that it has numbers of, coverage counts these and those of no other recipe."""
 
     @property
     def paper(self) -> str:
