@@ -292,6 +292,18 @@ def test_what_is_said_of_the_released_classifier_is_in_its_file():
     assert f"the paper has {theirs[0]}, {theirs[1]} and {theirs[2]}" in why.CLASSIFIER
 
 
+def test_what_is_said_of_the_stand_in_is_in_its_files():
+    found = json.loads((ROOT / "results/causes/nearest-means.json").read_text())["accuracy"]
+    domains = ("mnist", "usps")
+    (ours, bare) = ([found[n][d]["whole"] for d in domains] for n in ("stand-in", "untrained"))
+    page = (ROOT / "docs/papers/fedpcl.md").read_text()
+    assert f"{ours[0]} % of MNIST's and {ours[1]} % of USPS' digits" in page and f"{bare[0]} % and {bare[1]} %" in page
+    parts = json.loads((ROOT / "results/causes/released-parts.json").read_text())["accuracy"]
+    digits = [row for column, rows in parts.items() if "Digit-5" in column for row in rows.values()]
+    undone = [row[name] - row["published"] for row in digits for name in ("released", "cut", "classifier", "neither")]
+    assert len(undone) == 24 and max(undone) < -10
+
+
 def test_what_is_said_of_equal_weights_is_in_their_file():
     found = json.loads((ROOT / "results/causes/equal-weights.json").read_text())
     rows = [found["accuracy"]["fedicon/table2"][f"{row}, Amazon"] for row in ("T3A", "FedAvg")]
@@ -323,7 +335,7 @@ def test_what_is_said_of_fedicons_readings_is_in_their_file():
     assert all(shared[f"{d}, own size"]["mean"] < shared[d]["published"] - 3.0 for d in ("USPS", "MNIST"))
 
 
-def test_what_is_said_of_drawings_is_in_their_files():
+def test_what_the_page_says_of_drawings_is_in_their_files():
     seen = json.loads((ROOT / "results/causes/backbones.json").read_text())["backbones"]["sketches"]["accuracy"]
     cells = json.loads((ROOT / "results/fedpcl/table11-paper.json").read_text())["cells"]
     ours = {c["row"]: c for c in cells if c["column"] == "label shift single Digit-5"}
@@ -334,7 +346,8 @@ def test_what_is_said_of_drawings_is_in_their_files():
         [ours[r]["published"]["mean"] for r in rows],
     )
     before, after, theirs = (" and ".join(f"{v:.1f}" for v in pair) for pair in numbers)
-    assert f"rise from {before} to {after}; the paper has {theirs}" in why.DRAWINGS
+    page = (ROOT / "docs/papers/fedpcl.md").read_text()
+    assert f"rise from {before} to {after} (paper {theirs.replace(' and', ',')})" in page
 
 
 def test_every_order_names_rows_and_columns_of_its_recipe():

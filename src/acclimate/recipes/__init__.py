@@ -10,7 +10,7 @@ papers' numbers. `planning` finds what can run (`needs`: what data is missing), 
 from __future__ import annotations
 
 from ..experiment import ConfigError, catalogue
-from . import fedicon, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_fashion, fedtta_tables
+from . import fedicon, fedpcl_released, fedpcl_tables, fedspl, fedspl_pacs, fedthe, fedtta_fashion, fedtta_tables
 from .adapters import FixedHeads, TentOnce
 from .federations import Few
 from .index import index
@@ -20,7 +20,7 @@ from .records import table
 from .runner import run
 from .streams import Redealt
 
-PAPERS = (fedthe, fedtta_tables, fedtta_fashion, fedicon, fedspl, fedspl_pacs, fedpcl_tables)
+PAPERS = (fedthe, fedtta_tables, fedtta_fashion, fedicon, fedspl, fedspl_pacs, fedpcl_tables, fedpcl_released)
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for paper in PAPERS for recipe in paper.RECIPES}
 """Every recipe by name."""
 OMITTED: dict[str, str] = {name: why for paper in PAPERS for name, why in getattr(paper, "OMITTED", {}).items()}

@@ -108,7 +108,7 @@ def fitted(cell: Cell, have: Have = None) -> tuple[Cell | None, tuple[str, ...]]
 def _without(data: Dataset, have: Have) -> tuple[Dataset | None, tuple[str, ...]]:
     """A data set without the domains whose files are not there, each of which was one client or was held out."""
     lacks = missing(data, have)
-    inner = getattr(data, "data", data)
+    inner = _innermost(data)
     if not lacks or not isinstance(inner, Domains) or len(lacks) > 1:
         return (None if lacks else data), lacks
     gone = tuple(d for d in inner.domains if missing(replace(inner, domains=(d,)), have))
@@ -119,9 +119,19 @@ def _without(data: Dataset, have: Have) -> tuple[Dataset | None, tuple[str, ...]
     trains = len(inner.domains) - len(data.held_out)
     clients = data.clients // trains * (len(there) - len(data.held_out)) if data.clients % trains == 0 else data.clients
     reason = (f"{type(inner).__name__} lacks {', '.join(gone)}: run with {', '.join(there)}",)
-    if inner is data:
-        return replace(less, clients=clients), reason
-    return replace(data, data=less, clients=clients), reason  # type: ignore[call-arg]
+    return replace(_around(data, less), clients=clients), reason
+
+
+def _innermost(data: Dataset) -> Dataset:
+    """The set that is read, inside all that is made from it."""
+    inner = getattr(data, "data", None)
+    return _innermost(inner) if isinstance(inner, Dataset) else data
+
+
+def _around(data: Dataset, less: Dataset) -> Dataset:
+    """A data set with another one innermost."""
+    inner = getattr(data, "data", None)
+    return replace(data, data=_around(inner, less)) if isinstance(inner, Dataset) else less  # type: ignore[call-arg]
 
 
 def _stream(stream: Shift, have: Have) -> tuple[Shift | None, tuple[str, ...]]:

@@ -53,6 +53,7 @@ _ICON: dict[str, tuple[tuple[str, ...], str]] = {
 }
 _SETS = ("Digit-5", "Office-10")
 _SKEWED = tuple(f"{s} {b}" for s in SHIFTS[1:] for b in ("single", "multi"))
+_CODES = {"released-": "as the published code", "": "ordinary classifier"}
 ORDERS = (
     *(
         Order("fedthe/table1", (f"{where} mixture",), ("FedTHE+", "FedTHE", OTHERS), f"mixture, {where}")
@@ -72,13 +73,13 @@ ORDERS = (
         for d in _SETS
     ),
     *(
-        Order(
-            "fedpcl/table2", tuple(f"{b} {d}" for d in DIGITS), ("FedPCL", OTHERS), f"Digit-5, {b}, ordinary classifier"
-        )
+        Order(f"fedpcl/{t}table2", tuple(f"{b} {d}" for d in DIGITS), ("FedPCL", OTHERS), f"Digit-5, {b}, {how}")
+        for t, how in _CODES.items()
         for b in ("single", "multi")
     ),
     *(
-        Order("fedpcl/table11", tuple(f"{s} {d}" for s in _SKEWED), ("FedPCL", OTHERS), f"{d}, ordinary classifier")
+        Order(f"fedpcl/{t}table11", tuple(f"{s} {d}" for s in _SKEWED), ("FedPCL", OTHERS), f"{d}, {how}")
+        for t, how in _CODES.items()
         for d in _SETS
     ),
 )

@@ -212,6 +212,8 @@ class Recipe:
     """Rough seconds of a round at paper scale on a large GPU."""
     starts: bool = False
     """Whether its models start from pre-trained weights, so that a user may give others (`weights=FILE`)."""
+    takes: tuple[str, ...] = ()
+    """Where these are several: their names, each of which is a file NAME.safetensors (`weights=FOLDER`)."""
 
     @property
     def paper(self) -> str:
@@ -225,7 +227,7 @@ class Recipe:
         kind = next((k for k in ("Table", "Figure") if word.startswith(k.lower())), None)
         return f"{kind} {word.removeprefix(kind.lower())}" if kind else "not in the paper"
 
-    def cells(self, scale: Scale, backbone: str | None = None) -> list[Cell | Derived]:
+    def cells(self, scale: Scale, backbone: str | tuple[str, ...] | None = None) -> list[Cell | Derived]:
         """All cells, in the order of the paper; `backbone` names weights that they start from instead of their own."""
         if scale not in SCALES:
             raise ConfigError(f"scale='{scale}' must be one of {', '.join(SCALES)}")

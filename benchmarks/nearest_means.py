@@ -1,0 +1,72 @@
+"""How good the features of a stand-in for FedPCL's backbone are, without FedPCL: nearest class means.
+
+Ten images of every class give its mean, fifty others are told by the most similar mean (cosine), with features as they
+are and cut to 0 and 1. Beside the stand-in of benchmarks/stand_ins.py stands the same network with random weights.
+
+    python benchmarks/nearest_means.py --weights stand-ins/drawings.safetensors
+        [--out results/causes/nearest-means.json]
+
+Percent, by network, domain, and `whole` or `cut` features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from harness import environment
+from torch import Tensor, nn
+
+import acclimate as ac
+from acclimate import store
+from acclimate.models.encoders import IMAGENET, _ResNet18, column, resnet18
+
+TRAIN, TEST, SIDE = 10, 50, 64
+DIGITS = ("mnist", "svhn", "usps", "mnistm")
+
+
+def features(net: nn.Module, x: Tensor) -> Tensor:
+    """What the network makes of images at the side of the published code."""
+    x = F.interpolate(x.float() / 255.0, (SIDE, SIDE), mode="bilinear", align_corners=False)
+    with torch.no_grad():
+        out: Tensor = net((x - column(IMAGENET[0], x)) / column(IMAGENET[1], x))
+    return out
+
+
+def accuracy(z: Tensor, y: Tensor) -> float:
+    """Percent that nearest means tell right; the first of every class are for training, the rest is for testing."""
+    z, place = F.normalize(z, dim=-1), torch.stack([(y[: i + 1] == y[i]).sum() for i in range(len(y))])
+    train = place <= TRAIN
+    means = torch.stack([z[train & (y == c)].mean(0) for c in y.unique().tolist()])
+    said = y.unique()[(z[~train] @ F.normalize(means, dim=-1).T).argmax(-1)]
+    return 100.0 * float((said == y[~train]).double().mean())
+
+
+def main() -> None:
+    """Measure both networks on every domain."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/causes/nearest-means.json"))
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    nets = {"stand-in": resnet18(given.weights).eval(), "untrained": _ResNet18(kernel=5).eval()}
+    found: dict[str, dict[str, dict[str, float]]] = {name: {} for name in nets}
+    for domain in DIGITS:
+        data = ac.data.Digit5(domains=(domain,), part="test").load()
+        rows = torch.cat([(data.y == c).nonzero().flatten()[: TRAIN + TEST] for c in range(10)])
+        for name, net in nets.items():
+            z = features(net, data.x[rows])
+            parts = {"whole": z, "cut": (z > 0).to(z.dtype)}
+            found[name][domain] = {how: round(accuracy(part, data.y[rows]), 2) for how, part in parts.items()}
+            print(name, domain, found[name][domain], flush=True)
+    study = {"train": TRAIN, "test": TEST, "side": SIDE}
+    body = {"study": study, "environment": environment(torch.device("cpu")), "accuracy": found}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    store.write(given.out, json.dumps(body, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
