@@ -268,7 +268,7 @@ class FrozenFederation:
 
 
 @dataclass(frozen=True)
-class Version:
+class TableVersion:
     """In which version the tables are run: the setting of all federations, the paper's rows, and others beside them."""
 
     setting: FrozenFederation
@@ -290,14 +290,14 @@ class Version:
         return self.setting.code == "released"
 
 
-ORDINARY = Version(FrozenFederation(), ROWS, BESIDE)
+ORDINARY = TableVersion(FrozenFederation(), ROWS, BESIDE)
 """The paper's equations, and an ordinary classifier."""
 
 
-def released(weights: tuple[str, ...] = ()) -> Version:
+def released(weights: tuple[str, ...] = ()) -> TableVersion:
     """The published code: its settings, its FedPCL, no last, smaller batch, and clients that count alike in means."""
     every = {**ROWS, "FedPCL": BESIDE[RELEASED], PLAIN: ROWS["FedPCL"]}
     rows = {n: m.but(work=replace(WORK, drop_last=True)) for n, m in every.items()}
     rows = {n: m.but(weights="uniform") if hasattr(m.record, "weights") else m for n, m in rows.items()}
     beside = {PLAIN: rows.pop(PLAIN)}
-    return Version(FrozenFederation(code="released", weights=weights), rows, beside)
+    return TableVersion(FrozenFederation(code="released", weights=weights), rows, beside)

@@ -27,7 +27,7 @@ from .fedpcl import (
     TEN,
     FrozenFederation,
     Shift,
-    Version,
+    TableVersion,
 )
 from .record import SMOKE_ROUNDS, Cell, Derived, Named, Recipe, Scale, Training, key
 
@@ -63,7 +63,7 @@ def table1(scale: Scale) -> Cells:
             yield _cell(mode, quantity, trained, key(mode=mode, quantity=quantity), measure)
 
 
-def table2(scale: Scale, version: Version = ORDINARY) -> Cells:
+def table2(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
     """Feature shift on Digit-5: every domain, and what a client sends; Office-10, which the paper does not have."""
     names = DIGIT5.names(scale)
     for backbone, count in KINDS.items():
@@ -85,7 +85,7 @@ def table2(scale: Scale, version: Version = ORDINARY) -> Cells:
                 yield _cell(row, f"{backbone} Office-10", other, None)
 
 
-def table3(scale: Scale, version: Version = ORDINARY) -> Cells:
+def table3(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
     """Office-10 under both shifts, DomainNet's Real under label shift."""
     cases: tuple[tuple[str, Shift], ...] = (("Office-10", "both"), ("DomainNet", "label"))
     for row, trained in version.rows.items():
@@ -124,14 +124,14 @@ def table4(scale: Scale) -> Cells:
             yield _cell(row, data, training, key(backbones=printed, dataset=data))
 
 
-def table5(scale: Scale, version: Version = ORDINARY) -> Cells:
+def table5(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
     """Local losses. The paper's first two rows are its FedAvg and FedProto; FedPCL with their losses stands beside."""
     for row, trained in losses(version.rows).items():
         place = key(method=row) if not row.startswith("FedPCL,") else None
         yield _cell(row, "accuracy", version.at().training(trained, scale), place)
 
 
-def table6(scale: Scale, version: Version = ORDINARY) -> Cells:
+def table6(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
     """Global prototypes, local ones, and both; by the equations, as the published code has no such choice."""
     for row, kinds in (("global only", "global"), ("local only", "local"), ("both", "both")):
         on = {"global_prototypes": kinds != "local", "local_prototypes": kinds != "global"}
@@ -140,7 +140,7 @@ def table6(scale: Scale, version: Version = ORDINARY) -> Cells:
             yield _cell(row, f"{shift} shift", training, key(**on, shift=printed))
 
 
-def table11(scale: Scale, version: Version = ORDINARY) -> Cells:
+def table11(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
     """Seven methods under label shift and under both shifts, with one and with three backbones."""
     shifts: tuple[Shift, ...] = ("label", "both")
     for shift in shifts:
@@ -195,7 +195,7 @@ FAIRNESS |= {"Best 10%": "best10", "Variance": "std"}
 def fairness(clients: int) -> Callable[..., Cells]:
     """Tables 12 and 13: so many clients of MNIST-M, from the worst served to the best."""
 
-    def make(scale: Scale, version: Version = ORDINARY) -> Cells:
+    def make(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
         for row in ("FedAvg", "FedPCL"):
             many = clients if scale == "paper" else clients // 4
             training = version.at(shift="label", clients=many).training(version.rows[row], scale)
@@ -205,7 +205,7 @@ def fairness(clients: int) -> Callable[..., Cells]:
     return make
 
 
-def table14(scale: Scale, version: Version = ORDINARY) -> Cells:
+def table14(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
     """One, two and three backbones: what is trained, what is fixed, and what it gives."""
     quantities = {"training parameters": "trained", "fixed parameters": "fixed", "test accuracy": "accuracy"}
     for count in (1, 2, 3):
@@ -214,7 +214,7 @@ def table14(scale: Scale, version: Version = ORDINARY) -> Cells:
             yield _cell(f"{count} backbones", quantity, training, key(backbones=count, quantity=quantity), measure)
 
 
-def table15(scale: Scale, version: Version = ORDINARY) -> Cells:
+def table15(scale: Scale, version: TableVersion = ORDINARY) -> Cells:
     """Noise on what is sent, or on the images."""
     plain, rows = version.at("Office-10", "label"), version.rows
     for row in ("FedRep", "FedPCL"):
