@@ -98,7 +98,7 @@ def test_the_page_has_the_numbers_of_the_file():
     said = (f"{usps[column]['mean']:.1f}" for column in ("USPS", "USPS, own size"))
     assert "FedAvg has {} on an enlarged USPS and {} at its own size".format(*said) in page
     rows = [(r, row, c) for table in found.values() for r, rows in table.items() for row, c in rows.items()]
-    assert len(rows) == 8
+    assert len(rows) == 9
     for reading, row, cells in rows:
         said = f"{row}, {'as the recipe' if reading == 'as it is' else reading}"
         for test in ("", ", own size"):
