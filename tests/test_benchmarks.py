@@ -412,10 +412,15 @@ def test_peers_train_the_model_that_we_train(bench):
 
 
 def test_cpu_seconds_of_a_process_are_those_that_it_used(bench):
-    began, before = time.process_time(), bench("peers").cpu_seconds(os.getpid())
-    while time.process_time() - began < 0.2:
+    """Between what the process itself has measured inside of it and around it; the system counts in hundredths."""
+    peers, outer = bench("peers"), time.process_time()
+    before = peers.cpu_seconds(os.getpid())
+    inner = time.process_time()
+    while time.process_time() - inner < 0.2:
         pass
-    assert 0.15 <= bench("peers").cpu_seconds(os.getpid()) - before <= 1.0
+    inside = time.process_time() - inner
+    found = peers.cpu_seconds(os.getpid()) - before
+    assert inside - 0.05 <= found <= time.process_time() - outer + 0.05
 
 
 def test_prices_of_a_round_are_found_again(bench):

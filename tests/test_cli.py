@@ -304,7 +304,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     while not (out / "state.safetensors").exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(2)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=250)
     assert process.returncode == 130
     assert f"go on with: acclimate resume {out}" in err
 

@@ -21,7 +21,7 @@ def asked(shell, *words):
         env |= {"COMP_WORDS": "\n".join(cut), "COMP_CWORD": str(len(cut) - 1)}
     else:
         env |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, timeout=250)
     return done.stdout
 
 
@@ -51,7 +51,7 @@ def test_bash_completes_with_the_script_that_is_installed(tmp_path):
     )
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     env["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=250)
     assert done.stdout.strip() == "fedthe", done.stderr
 
 

@@ -84,6 +84,6 @@ def test_an_example_runs_as_a_script(tmp_path):
     """As a user starts it."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / SCRIPT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     check(SCRIPT, done.stdout, tmp_path)

@@ -2,9 +2,11 @@
 
 import copy
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +60,7 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
         return 12.0
 
     monkeypatch.setattr(sweep, "train", train)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr(sweep, "refusal", lambda e, t: "no public set" if e.name == "fedmd" else None)
     monkeypatch.setattr(folder, "submit", lambda run, track_name, chosen, to: to / track_name / f"{run.name}.v1.json")
     names = ["fedavg", "fedbn", "fedmd", "fedprox"]
@@ -107,15 +110,18 @@ def test_what_is_tested_with_every_adapter_is_tested_at_the_last_round_alone():
 
 
 def test_a_sweep_says_something_while_a_row_takes_long(tmp_path, monkeypatch):
-    import time
-
+    """The row takes until three lines have come, however slow the machine is."""
+    assert sweep.EVERY < 15
+    thrice, waiting = threading.Event(), 0
     monkeypatch.setattr(sweep, "EVERY", 0.02)
     monkeypatch.setattr(sweep, "refusal", lambda e, t: None)
-    monkeypatch.setattr(sweep, "train", lambda e, out, shared: time.sleep(0.2) or 0.2)
+    monkeypatch.setattr(sweep, "train", lambda e, out, shared: 0.2 * thrice.wait(250))
     monkeypatch.setattr(folder, "submit", lambda run, track_name, chosen, to: to)
-    lines = list(sweep.fill("small", tmp_path, tmp_path, 1, ["fedavg"], workers=ThreadPoolExecutor))
-    assert sum(line.startswith("0 of 3 seeds") for line in lines) >= 3
-    assert sweep.EVERY < 15
+    for line in sweep.fill("small", tmp_path, tmp_path, 1, ["fedavg"], workers=ThreadPoolExecutor):
+        waiting += line.startswith("0 of 3 seeds")
+        if waiting == 3:
+            thrice.set()
+    assert waiting >= 3 and line.startswith("3 of 3 seeds")
 
 
 def test_all_and_settings_exclude_each_other(tmp_path):

@@ -3,14 +3,22 @@
 import io
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from acclimate.cli.progress import display
 from acclimate.core import State
+from acclimate.running import progress
 from acclimate.running.progress import Lines, duration
 from acclimate.running.watch import Watch
+
+
+@pytest.fixture
+def still(monkeypatch):
+    """A clock that stands: what a line says of times, and when one is due, does not depend on the machine."""
+    monkeypatch.setattr(progress, "time", SimpleNamespace(perf_counter=lambda: 100.0))
 
 
 def console(terminal):
@@ -28,7 +36,7 @@ def one_run(watch, label, rounds=100, tests=40, done=0):
 
 
 @pytest.mark.parametrize("runs", [0, 1, 8, 30])
-def test_without_a_terminal_every_tenth_of_the_work_is_one_plain_line(runs):
+def test_without_a_terminal_every_tenth_of_the_work_is_one_plain_line(runs, still):
     out = console(terminal=False)
     with display(console=out) as watch:
         if runs:
@@ -47,7 +55,7 @@ def test_without_a_terminal_every_tenth_of_the_work_is_one_plain_line(runs):
     assert all(line.endswith(" left") for line in lines[1:-1]) and not lines[-1].endswith(" left")
 
 
-def test_a_line_says_what_is_at_hand_and_how_it_goes():
+def test_a_line_says_what_is_at_hand_and_how_it_goes(still):
     out = console(terminal=False)
     with display(console=out) as watch:
         one_run(watch, "fedavg", rounds=10, tests=10)
@@ -57,14 +65,14 @@ def test_a_line_says_what_is_at_hand_and_how_it_goes():
     assert lines[-1] == "100 %: test fedavg (seed 0), 10 of 10 tests"
 
 
-def test_a_run_that_goes_on_starts_where_it_was():
+def test_a_run_that_goes_on_starts_where_it_was(still):
     out = console(terminal=False)
     with display(console=out) as watch:
         one_run(watch, "fedavg", done=60)
     assert out.file.getvalue().startswith(" 30 %: train fedavg (seed 0), 60 of 100 rounds\n")
 
 
-def test_a_search_trains_and_does_not_test():
+def test_a_search_trains_and_does_not_test(still):
     out = console(terminal=False)
     with display(console=out) as watch:
         watch.suite(2)
@@ -116,14 +124,17 @@ def test_times_are_for_people():
 
 
 def test_a_long_step_is_not_silent(monkeypatch):
+    """Each step goes on until two lines have come while it waited, however slow the machine is."""
     monkeypatch.setattr(Lines, "EVERY", 0.05)
     out = console(terminal=False)
+
+    def wait_for(line, count):
+        while len(re.findall(line, out.file.getvalue())) < count:
+            time.sleep(0.01)
+
+    time_of = r"about \d+ (s|min)"
     with display(console=out) as watch:
         watch.training("fedavg", 0, 0, 2)
-        time.sleep(0.3)
+        wait_for(rf"(?m)^  0 %: train fedavg \(seed 0\), 0 of 2 rounds; {time_of} so far\n", 2)
         watch.round(State(1, {}, {}))
-        time.sleep(0.3)
-    lines = out.file.getvalue().splitlines()
-    assert len(lines) >= 4
-    assert any(line.endswith("0 of 2 rounds; about 0 s so far") for line in lines)
-    assert lines[-1].startswith(" 25 %: train fedavg (seed 0), 1 of 2 rounds; about") and lines[-1].endswith("left")
+        wait_for(rf"(?m)^ 25 %: train fedavg \(seed 0\), 1 of 2 rounds; {time_of} left\n", 3)

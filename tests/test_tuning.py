@@ -271,11 +271,11 @@ class Kill(ac.Watch):
     def round(self, state):
         if state.round == 2:
             print("at work", flush=True)
-            import time; time.sleep(60)
+            input()
 
 tuning.tune({[*SMALL, RATES]!r}, {str(tmp_path)!r}, watch=Kill())
 """
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout.readline() == "at work\n"
         with pytest.raises(RunError, match="another search is at work"):

@@ -135,7 +135,11 @@ def _finished(running: dict[int, tuple[Job, float, Path]]) -> Iterator[Done]:
         log = Path(f"{note}.log")
         text = json.loads(note.read_text()) if note.exists() and ended else None
         yield Done(
-            job.name, os.waitstatus_to_exitcode(status) if ended else None, seconds, text, log.read_text()[-4000:]
+            job.name,
+            os.waitstatus_to_exitcode(status) if ended else None,
+            seconds,
+            text,
+            log.read_text()[-4000:] if log.exists() else "",
         )
         for path in (note, log):
             path.unlink(missing_ok=True)
@@ -166,5 +170,7 @@ def _fork(job: Job, note: Path) -> int:
 def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # on a busy machine it may have no group of its own yet
+        os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)

@@ -13,13 +13,13 @@ import json
 import os
 import random
 import shutil
-import signal
 import tempfile
-import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+from alarm import Hang, at_most
 
 import acclimate as ac
 from acclimate import store
@@ -33,10 +33,6 @@ SENTENCES = (store.RunError, ValueError, FileNotFoundError)
 SECONDS = 30
 FILES = ("config.json", "env.json", "metrics.jsonl", "state.safetensors", "pace.json", "results.json", "report.html")
 FILES += ("index.json",)
-
-
-class Hang(BaseException):
-    """An answer that took too long."""
 
 
 def prepare(root: Path) -> dict[str, Path]:
@@ -115,11 +111,10 @@ def _edited(body: dict, kind: str, draw: random.Random) -> str:
 
 def answer(folder: Path, page: Path, truth: dict) -> tuple[str, str]:
     """What resume and report make of a folder: a word, and the sentence or traceback."""
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(SECONDS)
     try:
-        table = ac.resume(folder)
-        ac.report(folder, out=page)
+        with at_most(SECONDS):
+            table = ac.resume(folder)
+            ac.report(folder, out=page)
         same = json.loads(json.dumps(list(table.rows))) == truth["rows"] and _content(page) == truth["page"]
         return ("same" if same else "different"), ""
     except SENTENCES as e:
@@ -128,12 +123,6 @@ def answer(folder: Path, page: Path, truth: dict) -> tuple[str, str]:
         return "hang", ""
     except Exception:
         return "traceback", traceback.format_exc(limit=-4)
-    finally:
-        signal.alarm(0)
-
-
-def _late(signum, frame):
-    raise Hang
 
 
 def _content(page: Path) -> str:
@@ -165,13 +154,11 @@ class Prepared:
         return cls(root, made, truth)
 
 
-def attack(ready: Prepared, count: int, seed: int = 0, seconds: float = 1e9) -> dict:
-    """Damage folders until `count` are done or the time is over; the counts, and what went wrong."""
-    root, draw, end = ready.root, random.Random(seed), time.monotonic() + seconds
+def attack(ready: Prepared, count: int, seed: int = 0) -> dict:
+    """Damage so many folders; the counts, and what went wrong."""
+    root, draw = ready.root, random.Random(seed)
     counts, kinds, wrong = Counter(), Counter(), []
     for number in range(count):
-        if time.monotonic() > end:
-            break
         name = draw.choice(("finished",) * 6 + ("stopped",) * 2 + ("several",) * 2)
         copy = Path(shutil.copytree(ready.made[name], root / "trial" / name))
         done = damage(copy, draw)

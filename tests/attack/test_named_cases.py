@@ -129,10 +129,10 @@ def test_a_missing_field_of_config_json_is_named_and_other_changes_are_noticed(f
 
 def test_a_folder_has_one_writer(tmp_path):
     (tmp_path / "run").mkdir()
-    held = "import fcntl, os, sys, time\nf = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX)\n"
-    held += "print(os.getpid(), file=f, flush=True); print('in', flush=True); time.sleep(60)"
+    held = "import fcntl, os, sys\nf = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX)\n"
+    held += "print(os.getpid(), file=f, flush=True); print('in', flush=True); input()"
     start = [sys.executable, "-S", "-c", held, str(tmp_path / "run" / "lock")]
-    other = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "in\n"
         assert store.busy(tmp_path / "run")

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import signal
-import time
 import traceback
 from collections import Counter
+
+from alarm import Hang, at_most
 
 from acclimate.experiment import Experiment, catalogue, dumps, loads
 from acclimate.experiment.settings import expand
@@ -68,10 +68,6 @@ WORDS += (
     "cuda:99",
     "auto",
 )
-
-
-class Hang(BaseException):
-    """A list of settings that took too long."""
 
 
 def _keys(record, prefix: str = "", depth: int = 0) -> dict[str, object]:
@@ -145,13 +141,12 @@ def _near(draw: random.Random, usual: object) -> str:
 
 def answer(given: list[str]) -> tuple[str, str]:
     """What the reader of settings makes of a list."""
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(SECONDS)
     try:
-        for e in expand(given)[:3]:
-            if loads(dumps(e)) != e:
-                return "different", str(given)
-        return "made", ""
+        with at_most(SECONDS):
+            for e in expand(given)[:3]:
+                if loads(dumps(e)) != e:
+                    return "different", str(given)
+            return "made", ""
     except ValueError as e:
         return ("refused", "") if str(e).strip() else ("traceback", "an error without a sentence")
     except (FileNotFoundError, ImportError):
@@ -160,21 +155,13 @@ def answer(given: list[str]) -> tuple[str, str]:
         return "hang", ""
     except Exception:
         return "traceback", traceback.format_exc(limit=-4)
-    finally:
-        signal.alarm(0)
 
 
-def _late(signum, frame):
-    raise Hang
-
-
-def attack(count: int, seed: int = 0, seconds: float = 1e9) -> dict:
-    """Try lists of settings until `count` are done or the time is over."""
-    draw, known, keys, end = random.Random(seed), names(), _keys(Experiment()), time.monotonic() + seconds
+def attack(count: int, seed: int = 0) -> dict:
+    """Try so many lists of settings."""
+    draw, known, keys = random.Random(seed), names(), _keys(Experiment())
     counts, wrong = Counter(), []
     for number in range(count):
-        if time.monotonic() > end:
-            break
         given = settings(draw, known, keys)
         word, said = answer(given)
         counts[word] += 1

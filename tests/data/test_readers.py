@@ -425,6 +425,7 @@ def test_a_renamed_file_is_another_set(tmp_path: Path) -> None:
 def test_contents_are_hashed_once_for_settled_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = source(tmp_path)
     stamps = cache_folder() / "stamps"
+    monkeypatch.setattr(cache, "_SETTLED_NS", 10**18)
     before = cache.content(path.parent, [path])
     assert not stamps.exists()  # it changed a moment ago (ctime), and may change again unseen
     monkeypatch.setattr(cache, "_SETTLED_NS", -10_000_000_000)

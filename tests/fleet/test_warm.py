@@ -77,7 +77,7 @@ os.write(1, f"parent {os.getpid()}\\n".encode())
 
 
 def test_every_message_has_a_process_of_its_own_and_a_bad_one_takes_nobody_with_it():
-    done = subprocess.run([sys.executable, "-c", NURSERY], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", NURSERY], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     told = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
     assert set(told) == {"one", "two", "parent"} and "this message fails" in done.stderr

@@ -1,0 +1,31 @@
+"""A limit of time for what may hang, beside the one that pytest has for a whole test."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+
+class Hang(BaseException):
+    """An answer that took too long."""
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise `Hang` in a block that takes longer. The timer that ran before, which is pytest's, goes on after it."""
+
+    def late(signum: int, frame: Any) -> NoReturn:
+        raise Hang
+
+    before, began = signal.signal(signal.SIGALRM, late), time.monotonic()
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 0.001))
