@@ -1,6 +1,7 @@
 """The Flower backend against Serial, and under every fault that a node can make: in one process, without a network."""
 
 import io
+import os
 import random
 from dataclasses import replace
 
@@ -348,7 +349,7 @@ def test_one_node_that_cannot_tell_the_form_of_a_model_does_not_end_a_run(tmp_pa
     assert run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")["table"][0]["clients"] >= 2
 
 
-def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path):
+def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path, monkeypatch):
     """Node 101 cannot tell its clients at first, stays connected, and can in time for the first round."""
     failures = []
 
@@ -358,7 +359,8 @@ def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path):
             return [with_fields(reply, clients=None)]
         return [reply]
 
-    e = replace(of("fedavg", patience=5.0), rounds=1)
+    monkeypatch.setattr(link_module.GridLink, "wait", lambda link, seconds: None)
+    e = replace(of("fedavg", patience=600.0), rounds=1)
     grid = FakeGrid(tmp_path, tamper=tamper)
     assert run(grid, e, tmp_path / "run")["faults"] == []
     assert grid.asked.count((101, "query")) == 4 and grid.asked.count((100, "query")) == 1
@@ -471,7 +473,7 @@ def test_a_slow_node_is_left_behind_at_the_deadline(tmp_path):
 
 def test_a_node_that_goes_away_and_comes_back(tmp_path):
     """Node 101 dies in round 0, with the message, and is back for round 1 with its files and without its memory."""
-    e = of("scaffold", patience=5.0)
+    e = of("scaffold", patience=600.0)
     grid = FakeGrid(tmp_path)
 
     def tamper(node, request, reply):
@@ -733,6 +735,17 @@ def test_a_vault_refuses_what_it_does_not_have(tmp_path):
     next(tmp_path.rglob("*.safetensors")).write_bytes(b"rubbish")
     with pytest.raises(LostState, match="cannot be read"):
         Vault(tmp_path).mine(3, 5, lambda c: {})
+
+
+def test_the_set_of_models_that_was_just_stored_stays_whatever_the_clock_says(tmp_path):
+    """The clock was an hour ahead when the other sets were written, and is right now."""
+    vault = Vault(tmp_path)
+    for age, name in enumerate(("a", "b", "c")):
+        vault.keep_model(name, 0, {"w": torch.zeros(1)})
+        os.utime(tmp_path / "models" / name, (4e9 + age,) * 2)
+    vault.keep_model("d", 0, {"w": torch.ones(1)})
+    assert {p.name for p in (tmp_path / "models").iterdir()} == {"b", "c", "d"}
+    assert float(vault.model("d", 0)["w"]) == 1.0 and vault.model("a", 0) is None
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "/tmp/escaped", "", "a" * 65, "..", "\u00e9"])

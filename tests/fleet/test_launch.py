@@ -103,6 +103,37 @@ def test_an_interrupt_asks_the_run_to_end_its_round(tmp_path, fleet):
     assert (tmp_path / server_app.STOP).exists()
 
 
+@pytest.mark.parametrize("last", [{"event": "interrupted", "round": 1}, {"event": "finished"}])
+def test_an_interrupt_believes_the_last_event_of_a_server_that_has_ended_since(tmp_path, fleet, last):
+    """Its process is gone by the time somebody looks, and the file says how the run ended."""
+    path = told(tmp_path, GONE, {"event": "round", "round": 1, "row": None}, {"event": "tested"}, last)
+
+    class Impatient(Seen):
+        def round(self, state):
+            raise KeyboardInterrupt
+
+    if last["event"] == "finished":
+        launch.watched(launch.follow(path, fleet), Impatient(), tmp_path)
+    else:
+        with pytest.raises(api.Interrupted) as stopped:
+            launch.watched(launch.follow(path, fleet), Impatient(), tmp_path)
+        assert stopped.value.round == 1
+
+
+def test_an_interrupt_of_a_server_that_ended_without_a_word_ends_too(tmp_path, fleet):
+    assert list(launch._stop(told(tmp_path, GONE), None)) == [{"event": "interrupted", "round": None}]
+
+
+def test_flowers_own_commands_may_take_as_long_as_a_start(tmp_path, fleet, monkeypatch):
+    monkeypatch.setenv("ACCLIMATE_FLEET_SECONDS", "0.01")
+    monkeypatch.setattr(loopback.sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "flwr").write_text("#!/bin/sh\nread -r forever < '" + str(tmp_path / "pipe") + "'\n")
+    (tmp_path / "flwr").chmod(0o755)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(store.RunError, match="`flwr run` did not end within 0 s; .* ACCLIMATE_FLEET_SECONDS=300 waits"):
+        loopback.flwr(fleet, "run")
+
+
 def test_a_server_that_is_told_to_stop_writes_a_checkpoint(tmp_path):
     folder, e = tmp_path / "run", experiment()
     store.RunFolder.create(folder, e, api.device_of("cpu"))

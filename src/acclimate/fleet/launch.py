@@ -149,16 +149,20 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | None]:
 def _stop(progress: Path, server: Process | None) -> Iterator[dict[str, Any]]:
     """Let the run end its round and write a checkpoint; where that takes too long, end it."""
     (progress.parent / STOP).touch()
-    end = time.monotonic() + STOP_SECONDS
+    ended, end = False, time.monotonic() + STOP_SECONDS
     for event in _lines(progress):
-        if event is not None and event["event"] in ENDS:
-            yield event
-            return
-        if time.monotonic() > end or (server is not None and not server.alive):
+        if event is not None:
+            server = _server(event) or server
+            if event["event"] in ENDS:
+                yield event
+                return
+        elif ended or time.monotonic() > end:
             if server is not None and server.alive:
                 os.kill(server.pid, signal.SIGTERM)
             yield {"event": "interrupted", "round": None}
             return
+        else:
+            ended = server is not None and not server.alive  # its last event may have come since: look once more
 
 
 def _pass_on(event: dict[str, Any], watch: Watch, folder: Path) -> None:

@@ -296,15 +296,16 @@ def down(folder: Path) -> list[str]:
     return [p.name for p in order]
 
 
-def flwr(fleet: Fleet, *arguments: str, seconds: float = 60.0) -> str:
-    """Run Flower's own command line against the fleet. Returns its output."""
+def flwr(fleet: Fleet, *arguments: str) -> str:
+    """Run Flower's own command line against the fleet, at most `start_seconds()`. Returns its output."""
+    seconds = start_seconds()
     command = [str(Path(sys.executable).parent / "flwr"), *arguments]
     try:
         done = subprocess.run(
             command, env=fleet.environment(), cwd=fleet.folder, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired as e:
-        raise RunError(f"`flwr {arguments[0]}` did not end within {seconds:.0f} s") from e
+        raise RunError(f"`flwr {arguments[0]}` did not end within {seconds:.0f} s; {LONGER}") from e
     if done.returncode:
         output = (done.stdout + done.stderr).strip()[-500:]
         raise RunError(f"`flwr {' '.join(arguments[:2])}` failed: {output}")

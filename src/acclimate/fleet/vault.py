@@ -98,10 +98,11 @@ class Vault:
         return read_tree(path) if path.exists() else None
 
     def keep_model(self, name: str, client: int, model: Tree) -> None:
-        """Store a live model; the oldest sets of models are removed."""
-        write_tree(self._model(name, client), model)
-        sets = sorted((self.folder / "models").iterdir(), key=lambda p: p.stat().st_mtime_ns)
-        for old in sets[:-MODELS_KEPT]:
+        """Store a live model; the oldest other sets of models are removed, whatever the clock says of this one."""
+        path = self._model(name, client)
+        write_tree(path, model)
+        others = [p for p in (self.folder / "models").iterdir() if p != path.parent]
+        for old in sorted(others, key=lambda p: p.stat().st_mtime_ns)[: 1 - MODELS_KEPT]:
             remove(old)
 
     def _session(self, name: str, client: int, stretch: int) -> Path:
