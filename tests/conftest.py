@@ -10,12 +10,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start: they 
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background of a script: tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # two busy workers on two cores; more threads only fight each other
-settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("steady")
 
 

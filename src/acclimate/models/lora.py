@@ -105,11 +105,19 @@ def trunk(base: Model, shape: tuple[int, ...], num_classes: int) -> Trunk:
     record: Any = base
     name = str(getattr(record, "weights", ""))
     file = Path(name.rpartition("#")[0] or name).expanduser()
-    return _trunk(record, tuple(shape), num_classes, file.stat().st_mtime_ns if file.is_file() else 0)
+    return _trunk(record, tuple(shape), num_classes, _stamp(file))
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """What changes with a file: also where another took its place within a tick of the clock, or with its old date."""
+    if not file.is_file():
+        return ()
+    there = file.stat()
+    return there.st_mtime_ns, there.st_ctime_ns, there.st_size, there.st_ino
 
 
 @lru_cache(maxsize=4)
-def _trunk(base: Any, shape: tuple[int, ...], num_classes: int, written: int) -> Trunk:
+def _trunk(base: Any, shape: tuple[int, ...], num_classes: int, written: tuple[int, ...]) -> Trunk:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Trunk(base.build(shape, num_classes))
