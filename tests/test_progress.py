@@ -123,6 +123,14 @@ def test_times_are_for_people():
     assert [duration(s) for s in (0.2, 89, 90, 3600)] == ["about 0 s", "about 89 s", "about 2 min", "about 60 min"]
 
 
+def test_a_line_is_written_in_one_piece(still, monkeypatch):
+    """So that the thread that says that a step takes long does not write into the middle of it."""
+    out, pieces = io.StringIO(), []
+    monkeypatch.setattr(out, "write", pieces.append)
+    one_run(Lines(out), "fedavg", rounds=2, tests=2)
+    assert len(pieces) == 5 and all(re.fullmatch(r" *\d+ %: t.*\n", piece) for piece in pieces)
+
+
 def test_a_long_step_is_not_silent(monkeypatch):
     """Each step goes on until two lines have come while it waited, however slow the machine is."""
     monkeypatch.setattr(Lines, "EVERY", 0.05)

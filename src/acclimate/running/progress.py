@@ -97,7 +97,8 @@ class Lines(Progress):
             self._line()
 
     def say(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+        self._out.write(f"{line}\n")  # at once: `tick` may write from another thread
+        self._out.flush()
 
     def tick(self) -> None:
         """A line, where none was written for ten seconds: also before the first run begins, and after the last."""
@@ -118,7 +119,7 @@ class Lines(Progress):
         here = share - (self._first or 0.0)
         left = f"; {duration(passed / here * (1 - share))} left" if here > 0 and share < 1 else ""
         waits = f"; {duration(passed)} so far" if not left and passed >= self.EVERY and share < 1 else ""
-        print(f"{100 * share:3.0f} %: {self.phase}{at}{note}{left}{waits}", file=self._out, flush=True)
+        self.say(f"{100 * share:3.0f} %: {self.phase}{at}{note}{left}{waits}")
 
 
 @contextlib.contextmanager
