@@ -28,7 +28,7 @@ def no_width_is_set(monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    """What is known to be slow is not stuck after the five minutes of the others, least of all on a busy machine."""
+    """What is known to be slow is not stuck after the fifteen minutes of the others, least of all on a busy machine."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))

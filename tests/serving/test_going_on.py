@@ -79,7 +79,7 @@ def test_a_checkpoint_of_before_the_first_segment_is_not_gone_on_from(tmp_path):
 
 def test_a_server_stops_in_order_where_the_last_checkpoint_has_no_space(tmp_path, monkeypatch, caplog):
     checkpoint.begin(tmp_path, lives(), "digits")
-    service = Service(Host(lives()), tmp_path)
+    service = Service(Host(lives()), tmp_path, Keeping(checkpoint_s=1e9))  # the last is the first
     service.answer([Ask(1, "a", stream(1, 9))])
     before = service.digests()
 
