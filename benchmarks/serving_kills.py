@@ -60,6 +60,9 @@ class Mortal(Service):
     def begin(self, draw: random.Random) -> None:
         """From now on: draw when to end."""
         self.last, self.moment = draw.randint(2, 20), draw.choice(MOMENTS)
+        tear = random.Random(
+            draw.getrandbits(32)
+        )  # how often it draws depends on who asks together, and so on the clock
         append, rotate = self.log.append, self.log.rotate
 
         def torn(head: dict[str, Any], tensors: Any = None) -> int:
@@ -67,14 +70,14 @@ class Mortal(Service):
                 return append(head, tensors)
             if self.moment == MOMENTS[1]:
                 whole, _ = packed(head, tensors or {}, self.log.digest)
-                os.write(self.log.file, whole[: draw.randrange(1, len(whole))])
+                os.write(self.log.file, whole[: tear.randrange(1, len(whole))])
             else:
                 append(head, tensors)
             self._die()
             raise AssertionError
 
         def no_segment() -> None:
-            if draw.random() < 0.5:
+            if tear.random() < 0.5:
                 rotate()
             self._die()
 
