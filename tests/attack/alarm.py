@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -20,12 +19,12 @@ def at_most(seconds: float) -> Iterator[None]:
     def late(signum: int, frame: Any) -> NoReturn:
         raise Hang
 
-    before, began = signal.signal(signal.SIGALRM, late), time.monotonic()
+    before = signal.signal(signal.SIGALRM, late)
     left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        rest, _ = signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 0.001))
+            signal.setitimer(signal.ITIMER_REAL, max(left - (seconds - rest), 0.001))
