@@ -428,7 +428,7 @@ def test_contents_are_hashed_once_for_settled_files(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(cache, "_SETTLED_NS", 10**18)
     before = cache.content(path.parent, [path])
     assert not stamps.exists()  # it changed a moment ago (ctime), and may change again unseen
-    monkeypatch.setattr(cache, "_SETTLED_NS", -10_000_000_000)
+    monkeypatch.setattr(cache, "_SETTLED_NS", -(10**18))
     assert cache.content(path.parent, [path]) == before
     (note,) = stamps.iterdir()
     note.write_text("f" * 64)
