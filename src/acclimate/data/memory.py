@@ -83,17 +83,28 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
 
 
 def _labels(y: np.ndarray, classes: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    numbers, names = labelled(columns.of_values("y", y), "data.of")
+    column = columns.of_values("y", y, mark=True)
+    numbers, names = labelled(column, "data.of")
     if not classes:
         return numbers, names
-    place = {name: i for i, name in enumerate(classes)} | {str(i): i for i in range(len(classes))}
-    if unknown := [n for n in names if n not in place]:
-        raise ValueError(f"data.of: y has {unknown[0]!r}, which classes={classes} does not name")
-    return np.array([place[n] for n in names], np.int64)[numbers], classes
+    by_name, by_number = {name: i for i, name in enumerate(classes)}, {str(i): i for i in range(len(classes))}
+    if len(by_name) < len(classes):
+        raise ValueError(f"data.of: classes={classes} must differ from each other")
+    fitting = [places for places in (by_name, by_number) if all(n in places for n in names)]
+    if not fitting:
+        unknown = next((n for n in names if n not in by_name and n not in by_number), names[0])
+        raise ValueError(f"data.of: y has {unknown!r}, which classes={classes} does not name")
+    found = [[places[n] for n in names] for places in fitting]
+    if column.numbers is not None and found[0] != found[-1]:
+        raise ValueError(
+            f"data.of: y={names[0]} may be the class of that name or of that number in classes={classes}; give y as "
+            "text to name classes, or leave classes out"
+        )
+    return np.array(found[0], np.int64)[numbers], classes
 
 
 def _grouped(name: str, marks: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    column = columns.of_values(name, marks[name])
+    column = columns.of_values(name, marks[name], mark=True)
     if column.missing.any():
         raise ValueError(f"data.of: {name} is missing in row {int(np.flatnonzero(column.missing)[0]) + 1}; fill it")
     return column.groups()
