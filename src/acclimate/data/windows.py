@@ -85,7 +85,8 @@ class Windows(TableRows):
     def _carried(self, table: Mapping[str, ValueColumn], where: str) -> dict[str, ValueColumn]:
         """The table without gaps: every series is filled by its own readings."""
         series, names = grouped(table[self.client], where, "client") if self.client else (None, ())
-        rows = [slice(None)] if series is None else [np.flatnonzero(series == s) for s in range(len(names))]
+        everything = np.arange(len(table[self.label]))
+        rows = [everything] if series is None else [np.flatnonzero(series == s) for s in range(len(names))]
         out = dict(table)
         for name, column in table.items():
             if name in (self.label, self.client, self.domain, self.time) or column.numbers is None:
