@@ -148,6 +148,15 @@ def test_the_number_of_clients_that_data_itself_says_is_no_setting_to_refuse():
         Public(data=replace(table, clients=3))
 
 
+@pytest.mark.parametrize("shape", [(8, 3, 4, 4), (8, 4, 4), (8, 4)])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_what_is_done_to_an_array_later_changes_no_data_set(shape, kind):
+    x, y = np.ones(shape, kind), np.arange(8) % 2
+    data = of(x, y)
+    x[:], y[:] = 0, 0
+    assert bool((data.load().x == 1).all()) and data.load().y.tolist() == [0, 1] * 4
+
+
 # --- names ---------------------------------------------------------------------------------------------------------
 
 

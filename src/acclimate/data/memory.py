@@ -46,7 +46,8 @@ def of(
 
     x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or uint8 images. y
     holds a number or a name per row, `classes` the names of numbers from 0. `client` and `domain` hold any numbers or
-    names. `settings` are fields of the record: clients, partition, split, scale, seed and so on.
+    names. `settings` are fields of the record: clients, partition, split, scale, seed and so on. Arrays are copied:
+    what is done to them later changes no data set.
     """
     inputs, features = _inputs(as_array(x, "x"))
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
@@ -70,7 +71,7 @@ def of(
 
 def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.dtype == np.uint8 and x.ndim in (3, 4):
-        return np.ascontiguousarray(images.channels_first(x, "data.of: x")), ()
+        return np.array(images.channels_first(x, "data.of: x"), order="C"), ()
     if x.dtype.kind not in "iufb":
         raise ValueError(f"data.of: x is of type {x.dtype}; it must hold numbers (of words make a data.Table.of)")
     if x.ndim == 2:
@@ -79,7 +80,7 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.ndim < 2 or not np.isfinite(x).all():
         wrong = f"has shape {x.shape}" if x.ndim < 2 else "holds values that are not finite"
         raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images")
-    return np.ascontiguousarray(x, np.float32), ()
+    return np.array(x, np.float32, order="C"), ()
 
 
 def _labels(y: np.ndarray, classes: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
