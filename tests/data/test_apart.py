@@ -9,7 +9,20 @@ import torch
 
 from acclimate import shifts
 from acclimate.core import rng
-from acclimate.data import IID, Arrays, ByClient, Dirichlet, NaturalUsers, Noisy, Public, Table, Windows, columns, of
+from acclimate.data import (
+    IID,
+    Arrays,
+    ByClient,
+    Dirichlet,
+    NaturalUsers,
+    Noisy,
+    Phrases,
+    Public,
+    Table,
+    Windows,
+    columns,
+    of,
+)
 
 NAN = float("nan")
 
@@ -254,6 +267,28 @@ def test_dates_beyond_what_nanoseconds_count_are_no_others(unit):
 def test_time_may_go_on_beyond_2262():
     frame = {"kind": [0, 1, 0], "when": ["2020-01-01", "2261-01-01", "9999-12-31"], "v": [1.0, 2.0, 3.0]}
     assert len(Table.of(frame, label="kind", time="when").load().y) == 3
+
+
+# --- noise on tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("revision", [1, 2])
+def test_noise_leaves_words_and_marks_of_a_table_alone_and_fills_no_number(revision):
+    frame = {"v": [NAN if i % 4 == 0 else 100.0 + i for i in range(80)], "word": ["r", "g"] * 40, "kind": [0, 1] * 40}
+    table = Table.of(frame, label="kind", scale="none")
+    settings = {"partition": IID(), "clients": 2, "s": 0.05, "p": 0.0, "revision": revision}
+    world = Noisy(data=table, **settings).world()
+    train = torch.cat(world.train)
+    number, mark, g, r = world.examples.x[train].T
+    assert mark.tolist() == [float(i % 4 == 0) for i in train.tolist()]
+    assert torch.equal(r, (train % 2 == 0).float()) and torch.equal(g, 1 - r)
+    off = (number - (100 + train))[mark == 0]
+    assert float(off.abs().max()) < 1 and (revision == 1 or float(off.abs().max()) > 0.01)
+
+
+def test_noise_on_token_ids_is_refused():
+    with pytest.raises(ValueError, match="Noisy: Phrases holds token ids, which are no numbers to add noise to"):
+        Noisy(data=Phrases(each=16), partition=IID(), clients=2).world()
 
 
 # --- streams of tables ---------------------------------------------------------------------------------------------
