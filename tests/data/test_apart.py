@@ -269,6 +269,17 @@ def test_time_may_go_on_beyond_2262():
     assert len(Table.of(frame, label="kind", time="when").load().y) == 3
 
 
+def test_numbers_that_32_bits_do_not_tell_apart_get_a_note():
+    seconds = 1.7e9 + np.arange(80.0)
+    frame = {"at": seconds, "since": seconds - 1.7e9 + 0.5, "kind": [0, 1] * 40}
+    said = [n for n in Table.of(frame, label="kind").world().notes if "32 bits" in n]
+    left = len(set(seconds.astype(np.float32).tolist()))
+    assert left < 5
+    assert said == [
+        f"'at' is so far from 0 that 32 bits tell {left} of its 80 numbers apart; subtract the least one first"
+    ]
+
+
 # --- noise on tables -----------------------------------------------------------------------------------------------
 
 

@@ -195,6 +195,7 @@ class Table(TableRows):
         )
         numbers = [c.name for c in kept if counts_rows(c)]
         notes += [f"{n!r} counts the rows, which tells nothing about new ones (data.drop={n})" for n in numbers]
+        notes += [f"{c.name!r} {said}" for c in kept if (said := blurred(c))]
         return kept, tuple(notes)
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
@@ -216,6 +217,17 @@ def counts_rows(column: ValueColumn) -> bool:
         return False
     values = np.sort(column.numbers)
     return bool((np.diff(values) == 1).all() and values[0] == np.round(values[0]))
+
+
+def blurred(column: ValueColumn) -> str:
+    """What to say of numbers so far from 0 that half of them or more are the same in 32 bits, as times in seconds."""
+    if column.numbers is None or column.unit:
+        return ""
+    values = column.numbers[~column.missing]
+    with np.errstate(over="ignore"):
+        all_, left = len(np.unique(values)), len(np.unique(values.astype(np.float32)))
+    lost = f"is so far from 0 that 32 bits tell {left:,} of its {all_:,} numbers apart; subtract the least one first"
+    return lost if left <= all_ / 2 else ""
 
 
 def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
