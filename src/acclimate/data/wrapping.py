@@ -70,9 +70,9 @@ def refuse_ignored(record: Dataset, inner: Dataset) -> None:
     name, other = type(record).__name__, type(inner).__name__
     for field in fields(inner):
         value = getattr(inner, field.name)
-        if field.name == "clients" and field.default == 0 and replace(inner, clients=0).clients == value:
-            continue
         if field.name in fixed and value not in (field.default, getattr(record, field.name)):
+            if field.name == "clients" and field.default == 0 and replace(inner, clients=0).clients == value:
+                continue
             raise ValueError(
                 f"{name}: {field.name}={value!r} of its data {other} would do nothing; "
                 f"set {field.name} of {name} itself, not of {other}"
