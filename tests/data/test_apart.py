@@ -180,6 +180,13 @@ def test_names_with_underscores_are_no_numbers():
     assert columns.number("1_12") is None and columns.number(" 112 ") == 112.0
 
 
+def test_names_that_begin_with_zeros_keep_them():
+    write("who,kind,v\n" + "\n".join(f"{w},{i % 2},0{i}" for i, w in enumerate(["7", "007", "0", "07"] * 10)))
+    found = Table(file="t.csv", label="kind", client="who").load()
+    assert found.user_names == ("0", "007", "07", "7") and found.users.tolist() == [3, 1, 0, 2] * 10
+    assert found.classes == ("0", "1") and found.x[:, 0].tolist() == list(range(40))  # of inputs they are numbers
+
+
 LARGE = (2**53, 2**53 + 1)
 
 

@@ -26,6 +26,7 @@ LONGEST = 1 << 20
 EXACT = 1 << 53
 """From here on 64-bit floating-point numbers no longer tell whole numbers apart."""
 _PARQUET = (".parquet", ".pq")
+_PADDED = re.compile(r"0\d+")
 _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 
@@ -76,7 +77,8 @@ def names_in(path: Path) -> list[str]:
 def read(path: Path, wanted: Sequence[str], marks: Sequence[str] = ()) -> dict[str, ValueColumn]:
     """These columns of a .parquet file, or else of a text file with a header (CSV; .gz is unpacked).
 
-    `marks` are those whose values tell rows apart, such as clients: numbers that are too large for that become words.
+    `marks` are those whose values tell rows apart, such as clients: numbers that are too large for that, or begin with
+    zeros, become words.
     """
     if path.suffix.lower() in _PARQUET:
         file = _parquet(path)
@@ -250,7 +252,9 @@ def _read_csv(path: Path, wanted: Sequence[str], marks: Sequence[str]) -> dict[s
     for row in _rows_of(path):
         count += 1
         for i, place in enumerate(places):
-            if numeric[i] and ((value := number(row[place])) is None or (wanted[i] in marks and _large(value))):
+            if numeric[i] and (
+                (value := number(row[place])) is None or (wanted[i] in marks and _name(row[place], value))
+            ):
                 numeric[i] = False
         if count * len(wanted) > MOST:
             _bounded(path, count, len(wanted))
@@ -288,9 +292,9 @@ def number(cell: str) -> float | None:
         return np.nan if cell.strip().casefold() in MISSING else None
 
 
-def _large(value: float) -> bool:
-    """Whether a number is too large to be told from its neighbours."""
-    return EXACT <= abs(value) < np.inf
+def _name(cell: str, value: float) -> bool:
+    """Whether the number of a mark is a name that is more than its value: 007, or too large to be told from others."""
+    return EXACT <= abs(value) < np.inf or _PADDED.fullmatch(cell.strip()) is not None
 
 
 def _of_numbers(name: str, values: np.ndarray, where: Any = "Table") -> ValueColumn:

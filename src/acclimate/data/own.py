@@ -277,5 +277,9 @@ class HuggingFace(OwnFiles):
 
 def _column(sets: Sequence[Any], name: str) -> numbering.Numbered:
     values = np.concatenate([np.asarray(d[name]) for d in sets])
-    names = getattr(sets[0].features[name], "names", None)
-    return numbering.numbered(values, None if names is None else np.asarray(names), Path(name), name)
+    first, *others = (getattr(d.features[name], "names", None) for d in sets)
+    if odd := next((n for n in others if n != first), None):
+        raise ValueError(
+            f"HuggingFace: the column {name} names {first} in one split and {odd} in another; read one part"
+        )
+    return numbering.numbered(values, None if first is None else np.asarray(first), Path(name), name)
