@@ -129,6 +129,15 @@ def test_newcomers_of_a_partition_of_their_own_are_other_people(partition, joins
     assert (len(known), len(late)) == (7, 3) and not known & late
 
 
+def test_newcomers_are_no_people_with_too_few_examples():
+    """Of ten people six have enough examples: four train, and two join."""
+    who = np.repeat(np.arange(10), [20, 2] * 4 + [20, 20])
+    data = of(np.arange(len(who))[:, None], np.arange(len(who)) % 2, client=who, partition=NaturalUsers(floor=5))
+    for seed in range(8):
+        world = replace(data, clients=4, new_clients=2, new_partition=NaturalUsers(floor=5)).world(seed)
+        assert sorted(len(r) for r in world.new) == [20, 20] and world.clients == 4
+
+
 def test_newcomers_from_an_official_test_set_of_the_same_people_are_other_people():
     who = np.repeat(np.arange(6), 10)
     arrays = {"x": np.arange(60.0)[:, None], "y": np.arange(60) % 2, "user": who}
@@ -190,7 +199,7 @@ def test_names_that_begin_with_zeros_keep_them():
 LARGE = (2**53, 2**53 + 1)
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.uint64, object, "csv", "parquet"])
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, object, "numpy", "csv", "parquet"])
 def test_people_whose_numbers_are_too_large_for_floating_point_stay_apart(kind):
     who = [LARGE[i % 2] for i in range(40)]
     if kind == "csv":
@@ -202,9 +211,10 @@ def test_people_whose_numbers_are_too_large_for_floating_point_stay_apart(kind):
         parquet.write_table(arrow.table(table), "t.parquet")
         found = Table(file="t.parquet", label="kind", client="who").load()
     else:
-        frame = {"who": np.array(who, kind), "kind": [0, 1] * 20, "v": np.arange(40.0)}
+        kept = np.array([*map(np.int64, who)], object) if kind == "numpy" else np.array(who, kind)
+        frame = {"who": kept, "kind": [0, 1] * 20, "v": np.arange(40.0)}
         found = Table.of(frame, label="kind", client="who").load()
-        again = of(np.zeros((40, 1)), [0, 1] * 20, client=np.array(who, kind)).load()
+        again = of(np.zeros((40, 1)), [0, 1] * 20, client=kept).load()
         assert again.user_names == found.user_names
     assert found.user_names == tuple(map(str, LARGE)) and found.users.tolist() == [0, 1] * 20
 

@@ -134,8 +134,8 @@ def of_values(name: str, values: np.ndarray, mark: bool = False) -> ValueColumn:
     if values.dtype.kind == "m":
         seconds = values.astype("timedelta64[ns]").astype(np.int64) / 1e9
         return ValueColumn(name, np.where(np.isnat(values), np.nan, seconds))
-    if mark and values.dtype.kind in "iuO" and any(isinstance(v, int) and abs(v) >= EXACT for v in values.tolist()):
-        values = np.array([str(v) if isinstance(v, int) else v for v in values.tolist()], dtype=object)
+    if mark and values.dtype.kind in "iuO":
+        values = _told_apart(values)
     if values.dtype.kind in "iufb":
         return _of_numbers(name, values.astype(np.float64))
     if values.dtype.kind == "S":
@@ -144,6 +144,14 @@ def of_values(name: str, values: np.ndarray, mark: bool = False) -> ValueColumn:
     if all(c == "" or (isinstance(c, int | float | np.number) and not isinstance(c, bool)) for c in cells):
         return _of_numbers(name, np.array([np.nan if isinstance(c, str) else float(c) for c in cells], np.float64))
     return _of_words(name, [str(c).strip() for c in cells])
+
+
+def _told_apart(values: np.ndarray) -> np.ndarray:
+    """Marks as they are; where a whole number is too large for floating point, all whole numbers as text."""
+    whole = [isinstance(v, int | np.integer) for v in values.tolist()]
+    if not any(is_one and abs(int(v)) >= EXACT for v, is_one in zip(values.tolist(), whole, strict=True)):
+        return values
+    return np.array([str(v) if is_one else v for v, is_one in zip(values.tolist(), whole, strict=True)], dtype=object)
 
 
 def _days(values: np.ndarray) -> np.ndarray:

@@ -188,7 +188,8 @@ class Dataset:
                 return chosen
         if people is None:
             return rng.uniform(draw, len(pool)) < share
-        named = people.unique()
+        named, each = people.unique(return_counts=True)
+        named = named[each >= (self.partition.floor if isinstance(self.partition, NaturalUsers) else 1)]
         count = min(max(round(len(named) * share), 1), len(named) - 1)
         return torch.isin(people, named[rng.permutation(draw, len(named))[:count]])
 
