@@ -2,6 +2,7 @@
 
 import colorsys
 import math
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from acclimate.experiment.settings import expand
 from acclimate.ops.augment import (
     CropJitter,
     FlipCrop,
+    Views,
     crop_sides,
     flip,
     hue_turned,
@@ -64,6 +66,14 @@ def test_only_training_with_a_key_augments(augment):
     assert torch.equal(t.apply(v, x).logits, plain.apply(v, x).logits)
     assert torch.equal(t.apply(v, x, "train").logits, plain.apply(v, x, "train").logits)
     assert not torch.equal(t.apply(v, x, "train", rng.key(1)).logits, plain.apply(v, x, "train", rng.key(1)).logits)
+
+
+@pytest.mark.parametrize("augment", [FlipCrop(), FlipCrop(pad=0), Views(), CropJitter()], ids=repr)
+@pytest.mark.parametrize("shape", [(9,), (3, 9)])
+def test_columns_of_a_table_and_readings_of_sensors_are_not_mirrored(augment, shape):
+    said = rf"{type(augment).__name__} changes images .* these inputs have shape {re.escape(str(shape))}; leave augment"
+    with pytest.raises(ValueError, match=said):
+        augment.views(torch.rand(5, *shape), rng.key(0))
 
 
 def test_it_is_a_setting():

@@ -135,6 +135,13 @@ def test_brfl_deals_everything_in_groups_of_ten(clients, groups):
         assert min(sizes) >= 6000 // clients // 2
 
 
+def test_brfl_deals_to_a_group_of_one_that_lacks_the_last_class():
+    examples = pool(n=220)
+    lacking = examples._replace(y=examples.y.clamp_max(8))
+    parts = Dirichlet(1.0, sizes="brfl").split(lacking, 11, rng.key(3))
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(220)) and len(parts[10]) == 20
+
+
 def test_brfl_that_cannot_be_says_so():
     with pytest.raises(ValueError, match=r"Dirichlet: with alpha=0.01, 10 clients of a group and 2 classes some"):
         Dirichlet(0.01, sizes="brfl").split(pool(classes=2), 10, rng.key(0))

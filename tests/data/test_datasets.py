@@ -956,6 +956,19 @@ def test_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
         HuggingFace(dataset="who/what", domain="scene").load()
 
 
+def test_hugging_face_splits_that_number_classes_differently_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"img": Image.fromarray(noise(8, 8, 3, seed=i)), "label": i % 2} for i in range(4)]
+    parts = {"train": FakeSplit(rows, "f1"), "test": FakeSplit(rows, "f2")}
+    parts["test"].features["label"].names = ["dog", "cat"]
+    hub = types.SimpleNamespace(load_dataset=lambda name, config: parts)
+    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"column label names \['cat', 'dog'\] in one split and \['dog', 'cat'\] in an"
+    ):
+        HuggingFace(dataset="who/what").load()
+    assert HuggingFace(dataset="who/what", part="test").load().classes == ("dog", "cat")
+
+
 def test_hugging_face_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"pip install 'acclimate\[huggingface\]'"):

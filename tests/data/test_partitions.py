@@ -74,6 +74,22 @@ def test_by_domain_gives_every_client_one_domain_at_a_constant_total():
         ByDomain().split(p, 4, rng.key(0))
 
 
+@pytest.mark.parametrize("partition", [ByDomain(), ByDomain(alpha=0.1), ByDomain(alpha=0.1, revision=1)])
+def test_a_domain_with_fewer_examples_than_clients_is_refused(partition):
+    few = torch.tensor([0] * 40 + [1] * 3)
+    p = Pool(torch.arange(43) % 2, ("a", "b"), few, ("X", "Y"), None, (0, 1))
+    assert [len(r) for r in ByDomain().split(p, 6, rng.key(0))] == [14, 1, 13, 1, 13, 1]
+    with pytest.raises(ValueError, match="ByDomain: the domain 'Y' has 3 examples for 4 clients; use fewer clients"):
+        partition.split(p, 8, rng.key(0))
+
+
+def test_a_superclass_with_fewer_examples_than_clients_is_refused():
+    p = Pool(torch.tensor([0] * 40 + [1] * 3), ("a", "b"), torch.zeros(43, dtype=torch.int64), ("X",), None, (0, 1))
+    assert [len(r) for r in BySuperclass().split(p, 6, rng.key(0))] == [14, 13, 13, 1, 1, 1]
+    with pytest.raises(ValueError, match="BySuperclass: superclass 1 has 3 examples for 4 clients; use fewer clients"):
+        BySuperclass().split(p, 8, rng.key(0))
+
+
 def test_by_domain_with_alpha_shifts_labels_too():
     p = pool(n=6000)
     even = ByDomain().split(p, 6, rng.key(0))

@@ -489,6 +489,22 @@ def test_streams_must_keep_their_promise(tmp_path: Path) -> None:
         parsed(0)
 
 
+def test_files_that_change_while_they_are_read_leave_no_entry(tmp_path: Path) -> None:
+    """Else the entry of the old content would hold the new one, and whoever restores the old would meet it."""
+    path = source(tmp_path)
+    before, read = path.read_bytes(), Counted()
+
+    def changing() -> cache.Parsed:
+        path.write_bytes(before + b"more")
+        return read()
+
+    with pytest.raises(ValueError, match="files of the data set changed while they were read; start again"):
+        cache.fetch("m:Set", {}, path.parent, [path], changing)
+    path.write_bytes(before)
+    cache.fetch("m:Set", {}, path.parent, [path], read)
+    assert read.calls == 2
+
+
 def test_an_unwritable_cache_says_which_variable_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = source(tmp_path)
     (tmp_path / "plain").write_text("a file, not a folder")

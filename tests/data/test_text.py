@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from acclimate import data
 from acclimate.core import Task
 from acclimate.data import grammar
 from acclimate.data import text as reading
+from acclimate.data.tokenizing import Tokenizing
 from acclimate.experiment import Experiment
 from acclimate.models import TextNet
 from acclimate.ops.text import cut, decode, encode
@@ -151,6 +153,12 @@ def test_settings_are_checked():
 
 
 # --- tokenizers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shift", "size"), [(0, 10), (1, 11)])
+def test_a_vocabulary_with_gaps_has_room_for_its_largest_id(shift, size):
+    vocabulary = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "[UNK]": 9}, get_vocab_size=lambda: 3)
+    assert Tokenizing(vocabulary, shift).size == size
 
 
 def test_without_the_package_a_tokenizer_is_refused(monkeypatch, here):

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
 import acclimate as ac
-from acclimate.data import IID, Dataset, Digits, Dirichlet, Examples, Noisy, Public
+from acclimate.data import IID, ByClient, Cells, Dataset, Digits, Dirichlet, Examples, Noisy, Public, Windows
 from acclimate.ops.augment import FlipCrop
 
 
@@ -82,3 +83,31 @@ class Few(Dataset):
 
 def test_the_inner_sets_own_defaults_are_not_settings():
     assert Public(data=Few(), partition=IID()).world().clients == 10
+
+
+def readings(**settings):
+    """Two series of 80 readings, in runs of ten of one class."""
+    frame = {"who": np.arange(160) // 80, "kind": np.arange(160) // 10 % 2, "v": np.arange(160.0)}
+    return Windows.of(frame, label="kind", client="who", window=4, **settings)
+
+
+def test_windows_are_fitted_by_the_split_of_the_outer_record():
+    world = Noisy(data=readings(), partition=ByClient(), clients=2, split=(0.6, 0.4, 0.0), s=0.0, p=0.0).world()
+    assert not sum(map(len, world.test)) and sum(map(len, world.val))  # the inner split has a share for testing
+
+
+def test_public_windows_are_not_said_to_overlap():
+    world = Public(data=readings(stride=4), partition=ByClient(), clients=2).world()
+    assert len(world.public) and [n for n in world.notes if "overlap" in n] == []
+    assert "earlier windows of a class train, later ones test" in world.notes
+
+
+def test_windows_that_overlap_are_no_public_ones_through_several_wrappers():
+    with pytest.raises(ValueError, match="Public: share=0.1 is drawn at random, and examples of Noisy overlap"):
+        Public(data=Noisy(data=readings(stride=2), partition=ByClient(), clients=2), partition=ByClient(), clients=2)
+
+
+def test_clinics_are_as_many_as_the_outer_record_has_clients():
+    world = Public(data=Cells(), partition=ByClient(), clients=6, new_clients=2).world()
+    assert world.clients == 6 and len(world.new) == 2
+    assert len(world.examples.users.unique()) == 8

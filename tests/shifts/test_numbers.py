@@ -92,6 +92,19 @@ def test_missing_columns_have_the_median_and_are_marked():
     assert (out[untouched, mark] == 0).all()
 
 
+@pytest.mark.parametrize("kind", ["missing", "dropped"])
+def test_what_was_missing_before_stays_marked(kind):
+    world = of(_holes(), np.arange(200) % 2, client=np.arange(200) % 2).world()
+    mark = [f.kind for f in world.examples.features].index("missing")
+    for common in range(8):  # of four columns half are dropped, the mark as often as others if it were one
+        x, out, units = under(world, kind, 5, common=common)
+        was = x[:, mark] == 1
+        assert int(was.sum()) == 20
+        assert (out[was, mark] == 1).all() and (out[was, 0] == units.fill[0]).all()
+        if kind == "dropped":
+            assert sum(int((out[:, i] == units.fill[i]).all()) for i in (0, 2, 3)) == 2  # of three columns
+
+
 def _holes():
     x = np.random.default_rng(2).normal(0, 1, (200, 3))
     x[::10, 0] = np.nan

@@ -60,6 +60,14 @@ EVERY = [
 
 
 @pytest.mark.parametrize("shift", EVERY, ids=lambda s: type(s).__name__)
+def test_a_stream_of_copies_says_of_which_examples_they_are(shift):
+    each = torch.arange(len(WORLD.examples.y))  # a label is the number of its example
+    world = replace(WORLD, examples=replace(WORLD.examples, y=each, classes=tuple(map(str, each.tolist()))))
+    built = shift.build(world, KEY)
+    assert torch.equal(built.shards.y, each if built.copied is None else built.copied)
+
+
+@pytest.mark.parametrize("shift", EVERY, ids=lambda s: type(s).__name__)
 def test_no_stream_holds_a_training_example_and_each_is_fixed_by_the_key(shift):
     world = replace(WORLD, examples=replace(WORLD.examples, y=torch.arange(len(WORLD.examples.y)) % 10))
     a, b, other = shift.build(world, KEY), shift.build(world, KEY), shift.build(world, rng.key(12))

@@ -146,3 +146,12 @@ def test_what_does_not_fit_texts_is_refused():
     tokens = data.Examples.of(torch.arange(8).view(4, 2), torch.tensor([0, 1, 0, 1]), "ab")
     with pytest.raises(ValueError, match=r"token ids, and of texts only bytes can be shifted; leave data.tokenizer"):
         kinds_of(tokens)
+
+
+@pytest.mark.parametrize("length", [3, 4, 6, 9, 16])
+def test_a_text_that_fills_all_places_keeps_whole_characters_when_letters_are_doubled(length):
+    texts = [f"{'abcdefghijklmnop'[: length - len(last.encode())]}{last}" for last in ("é", "€", "😀"[: length // 5])]
+    x = torch.from_numpy(encode(texts, length)).repeat(40, 1)
+    assert int((x[:, -1] != 0).sum()) >= 80  # nothing is free behind them
+    out = shift_text(x, "typos", 5, rng.fold(rng.key(0), torch.arange(len(x))))
+    assert "\ufffd" not in "".join(decode(out)) and not torch.equal(out, x)

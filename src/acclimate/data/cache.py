@@ -77,10 +77,8 @@ def fetch(
 
     `name` is that of the record's class, `module:Class`.
     """
-    folder = cache_folder()
-    key = hashlib.sha256(
-        json.dumps([SCHEMA, name, dict(options), content(base, files)], sort_keys=True).encode()
-    ).hexdigest()
+    folder, known = cache_folder(), content(base, files)
+    key = hashlib.sha256(json.dumps([SCHEMA, name, dict(options), known], sort_keys=True).encode()).hexdigest()
     entry = folder / "sets" / f"{name.rpartition(':')[2]}-{key[:32]}"
     if (found := _open(entry)) is not None:
         return found
@@ -88,7 +86,7 @@ def fetch(
         # Another process may have built it while this one waited.
         if (found := _open(entry)) is not None:
             return found
-        return _publish(read(), entry)
+        return _publish(read(), entry, lambda: content(base, files) == known)
 
 
 def content(base: Path, files: Sequence[Path]) -> str:
@@ -155,13 +153,20 @@ def _map(file: Path) -> np.ndarray:
         return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
-def _publish(parsed: Parsed, entry: Path) -> Parsed:
-    """Write an entry beside its place, then move it there in one step: others see all of it or nothing."""
+def _publish(parsed: Parsed, entry: Path, unchanged: Callable[[], bool]) -> Parsed:
+    """Write an entry beside its place, then move it there in one step: others see all of it or nothing.
+
+    Files that are no longer what the entry's name says, once all is read, are refused: it would hold others for ever.
+    """
     fresh = entry.with_name(f"tmp-{secrets.token_hex(8)}")
     try:
         _sweep(entry.parent)
         fresh.mkdir(parents=True)
         _write(parsed, fresh)
+        if not unchanged():
+            raise ValueError(
+                "the files of the data set changed while they were read; start again when they are complete"
+            )
         for _ in range(8):
             try:
                 fresh.rename(entry)

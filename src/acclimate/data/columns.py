@@ -23,7 +23,10 @@ MOST = 1 << 28
 """How many cells are read at most: 2 GiB as 64-bit numbers."""
 LONGEST = 1 << 20
 """How many bytes a line may have: what is longer is no line of text."""
+EXACT = 1 << 53
+"""From here on 64-bit floating-point numbers no longer tell whole numbers apart."""
 _PARQUET = (".parquet", ".pq")
+_PADDED = re.compile(r"0\d+")
 _COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 
@@ -53,6 +56,12 @@ class ValueColumn(NamedTuple):
         if self.numbers is None:
             assert self.codes is not None
             return self.codes.astype(np.int64), self.words
+        if (np.abs(self.numbers) >= EXACT).any():
+            row = int(np.flatnonzero(np.abs(self.numbers) >= EXACT)[0])
+            raise ValueError(
+                f"the column {self.name!r} has {self.numbers[row]:.0f} in row {row + 1}; numbers from {EXACT:,} on "
+                "cannot be told apart: give them as text"
+            )
         found, numbers = np.unique(self.numbers, return_inverse=True)
         return numbers.astype(np.int64), tuple(str(int(v)) if v == int(v) else repr(float(v)) for v in found)
 
@@ -65,14 +74,18 @@ def names_in(path: Path) -> list[str]:
         return names
 
 
-def read(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
-    """These columns of a .parquet file, or else of a text file with a header (CSV; .gz is unpacked)."""
+def read(path: Path, wanted: Sequence[str], marks: Sequence[str] = ()) -> dict[str, ValueColumn]:
+    """These columns of a .parquet file, or else of a text file with a header (CSV; .gz is unpacked).
+
+    `marks` are those whose values tell rows apart, such as clients: numbers that are too large for that, or begin with
+    zeros, become words.
+    """
     if path.suffix.lower() in _PARQUET:
         file = _parquet(path)
         _bounded(path, file.metadata.num_rows, len(wanted))
         table = file.read(columns=list(wanted))
-        return {n: of_values(n, table.column(n).to_numpy()) for n in wanted}
-    return _read_csv(path, wanted)
+        return {n: of_values(n, table.column(n).to_numpy(), n in marks) for n in wanted}
+    return _read_csv(path, wanted, marks)
 
 
 def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
@@ -91,8 +104,8 @@ def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     return {n: np.array(column, dtype=object) for n, column in zip(wanted, found, strict=True)}
 
 
-def of_frame(frame: Any) -> dict[str, ValueColumn]:
-    """The columns of a data frame (pandas, polars) or of a dict of arrays and lists."""
+def of_frame(frame: Any, marks: Sequence[str] = ()) -> dict[str, ValueColumn]:
+    """The columns of a data frame (pandas, polars) or of a dict of arrays and lists; `marks` as in `read`."""
     names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
     if not names:
         raise ValueError(f"Table: a {type(frame).__name__} has no columns; give a data frame, or a dict of columns")
@@ -101,38 +114,65 @@ def of_frame(frame: Any) -> dict[str, ValueColumn]:
     out = {}
     for name in names:
         values = frame[name]
-        out[name] = of_values(name, values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values))
+        array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
+        out[name] = of_values(name, array, name in marks)
     rows = {name: len(column) for name, column in out.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"Table: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows; all need as many")
     return out
 
 
-def of_values(name: str, values: np.ndarray) -> ValueColumn:
-    """A column of an array: numbers, dates (as days), durations (as seconds), words, or Python objects of these."""
+def of_values(name: str, values: np.ndarray, mark: bool = False) -> ValueColumn:
+    """A column of an array: numbers, dates (as days), durations (as seconds), words, or Python objects of these.
+
+    Where it is a `mark`, whole numbers that 64-bit floating-point numbers do not tell apart become words.
+    """
     if values.ndim != 1:
         raise ValueError(f"Table: the column {name} has shape {values.shape}; it must have one value per row")
-    if values.dtype.kind in "mM":
-        blank = np.isnat(values)
-        numbers = values.astype("datetime64[ns]" if values.dtype.kind == "M" else "timedelta64[ns]").astype(np.int64)
-        if values.dtype.kind == "M":
-            return ValueColumn(name, np.where(blank, np.nan, numbers / 86400e9), unit="days")
-        return ValueColumn(name, np.where(blank, np.nan, numbers / 1e9))
+    if values.dtype.kind == "M":
+        return ValueColumn(name, np.where(np.isnat(values), np.nan, _days(values)), unit="days")
+    if values.dtype.kind == "m":
+        seconds = values.astype("timedelta64[ns]").astype(np.int64) / 1e9
+        return ValueColumn(name, np.where(np.isnat(values), np.nan, seconds))
+    if mark and values.dtype.kind in "iuO":
+        values = _told_apart(values)
     if values.dtype.kind in "iufb":
         return _of_numbers(name, values.astype(np.float64))
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "backslashreplace")
     cells = ["" if v is None or v != v or str(v).strip().casefold() in MISSING else v for v in map(known, values)]
     if all(c == "" or (isinstance(c, int | float | np.number) and not isinstance(c, bool)) for c in cells):
         return _of_numbers(name, np.array([np.nan if isinstance(c, str) else float(c) for c in cells], np.float64))
     return _of_words(name, [str(c).strip() for c in cells])
 
 
-def carried(column: ValueColumn) -> np.ndarray:
-    """Numbers whose gaps hold the last reading before them; at the beginning, the first one."""
+def _told_apart(values: np.ndarray) -> np.ndarray:
+    """Marks as they are; where a whole number is too large for floating point, all whole numbers as text."""
+    whole = [isinstance(v, int | np.integer) for v in values.tolist()]
+    if not any(is_one and abs(int(v)) >= EXACT for v, is_one in zip(values.tolist(), whole, strict=True)):
+        return values
+    return np.array([str(v) if is_one else v for v, is_one in zip(values.tolist(), whole, strict=True)], dtype=object)
+
+
+def _days(values: np.ndarray) -> np.ndarray:
+    """Days since 1970 of datetime64; those that 64 bits do not count in nanoseconds (beyond 2262) in microseconds."""
+    far = np.abs(values.astype("datetime64[D]").astype(np.int64)) > 106_750
+    near = np.where(far, np.datetime64("1970-01-01"), values).astype("datetime64[ns]").astype(np.int64)
+    days: np.ndarray = np.where(far, values.astype("datetime64[us]").astype(np.int64) / 86400e6, near / 86400e9)
+    return days
+
+
+def carried(column: ValueColumn, whose: str = "") -> np.ndarray:
+    """Numbers whose gaps hold the last reading before them; at the beginning, the first one.
+
+    They are those of one series; `whose` it is stands in errors.
+    """
     values = column.numbers
     assert values is not None
     known = ~np.isnan(values)
     if not known.any():
-        raise ValueError(f"the column {column.name!r} has no reading at all; leave it out with data.drop={column.name}")
+        of = f" of {whose}" if whose else " at all"
+        raise ValueError(f"the column {column.name!r} has no reading{of}; leave it out with data.drop={column.name}")
     last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
     found: np.ndarray = values[np.where(last < 0, int(np.argmax(known)), last)]
     return found
@@ -212,7 +252,7 @@ def _rows_of(path: Path) -> Iterator[list[str]]:
                 )
 
 
-def _read_csv(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
+def _read_csv(path: Path, wanted: Sequence[str], marks: Sequence[str]) -> dict[str, ValueColumn]:
     """Read twice: what is a number is known only at the end, and memory is taken once its size is known."""
     names = names_in(path)
     places = [names.index(n) for n in wanted]
@@ -220,7 +260,9 @@ def _read_csv(path: Path, wanted: Sequence[str]) -> dict[str, ValueColumn]:
     for row in _rows_of(path):
         count += 1
         for i, place in enumerate(places):
-            if numeric[i] and number(row[place]) is None:
+            if numeric[i] and (
+                (value := number(row[place])) is None or (wanted[i] in marks and _name(row[place], value))
+            ):
                 numeric[i] = False
         if count * len(wanted) > MOST:
             _bounded(path, count, len(wanted))
@@ -253,9 +295,14 @@ def _bounded(path: Path, rows: int, columns: int) -> None:
 def number(cell: str) -> float | None:
     """The number that a cell holds, NaN where it says nothing, None where it is a word."""
     try:
-        return float(cell)
+        return None if "_" in cell else float(cell)  # Python reads 1_12 as 112, which in a table is another name
     except ValueError:
         return np.nan if cell.strip().casefold() in MISSING else None
+
+
+def _name(cell: str, value: float) -> bool:
+    """Whether the number of a mark is a name that is more than its value: 007, or too large to be told from others."""
+    return EXACT <= abs(value) < np.inf or _PADDED.fullmatch(cell.strip()) is not None
 
 
 def _of_numbers(name: str, values: np.ndarray, where: Any = "Table") -> ValueColumn:

@@ -109,7 +109,7 @@ def class_wise(held: Tensor, clients: int, alpha: float, key: rng.Key) -> Tensor
         for k, share in enumerate(shares.view(_TRIES, len(held), clients).unbind(1)):
             share = torch.where(counts.sum(-1) < mean, share, 0.0)
             upto = share.cumsum(-1)
-            fine &= upto[:, -1] > 0
+            fine &= (upto[:, -1] > 0) | (held[k] == 0)  # nobody need be free for a class that has nothing
             cuts = (upto / upto[:, -1:] * held[k]).nan_to_num().floor().long()
             counts[..., k] = cuts.diff(dim=-1, prepend=torch.zeros_like(cuts[:, :1]))
         fine &= counts.sum(-1).amin(-1) >= max(int(mean / 2), 1)

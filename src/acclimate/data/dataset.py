@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core import Augment, check, rng
 from ..ops.augment import rotate
 from . import dealing
+from .group_partitions import ByClient, NaturalUsers
 from .partition import Dirichlet, Partition
 from .raw import Raw, RawRows, RawTexts
 from .splits import Split
@@ -121,6 +122,11 @@ class Dataset:
         """What kind of inputs it has, as far as that is known before it is read: it decides what fits by default."""
         return "images"
 
+    @property
+    def overlapping(self) -> bool:
+        """Whether examples have parts in common, so that a random share of them tells of others."""
+        return False
+
     def sharers(self, examples: int) -> int:
         """How many clients so many examples are dealt to, where they name none and nobody says how many."""
         train = 0.6 if isinstance(self.split, Split) else self.split[0]
@@ -163,19 +169,29 @@ class Dataset:
                 order = rng.permutation(rng.fold(key, "newcomers"), len(shares))
             chosen = [pool[shares[c]] for c in order.tolist()]
             return tuple(chosen[: self.clients]), tuple(chosen[self.clients :])
-        late = self._late(pool, key)
+        late = self._late(examples, pool, key)
         old, new = pool[~late], pool[late]
         shares = self.partition.split(examples.pool(old), self.clients, deal)
         joins = self.new_partition.split(examples.pool(new), self.new_clients, rng.fold(key, "new partition"))
         return tuple(old[s] for s in shares), tuple(new[s] for s in joins)
 
-    def _late(self, pool: Tensor, key: rng.Key) -> Tensor:
-        """Which examples newcomers get: the official test set where there is one, else a random share."""
-        official = self.official_test()
+    def _late(self, examples: Examples, pool: Tensor, key: rng.Key) -> Tensor:
+        """Which examples newcomers get: the official test set where there is one, else a random share; where clients
+        are people, newcomers are other people."""
+        share, draw = self.new_clients / (self.clients + self.new_clients), rng.fold(key, "late")
+        official, people = self.official_test(), None
+        if isinstance(self.partition, ByClient | NaturalUsers) and examples.users is not None:
+            people = examples.users[pool]
         if official is not None and 0 < int(official[pool].sum()) < len(pool):
-            return official[pool]
-        share = self.new_clients / (self.clients + self.new_clients)
-        return rng.uniform(rng.fold(key, "late"), len(pool)) < share
+            chosen = official[pool]
+            if people is None or not bool(torch.isin(people[chosen], people[~chosen]).any()):
+                return chosen
+        if people is None:
+            return rng.uniform(draw, len(pool)) < share
+        named, each = people.unique(return_counts=True)
+        named = named[each >= (self.partition.floor if isinstance(self.partition, NaturalUsers) else 1)]
+        count = min(max(round(len(named) * share), 1), len(named) - 1)
+        return torch.isin(people, named[rng.permutation(draw, len(named))[:count]])
 
 
 def _per_channel(record: Dataset, field: str, channels: int) -> tuple[float, ...]:

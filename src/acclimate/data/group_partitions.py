@@ -28,8 +28,16 @@ class BySuperclass(Partition):
         of = torch.tensor(examples.superclass)[examples.y]
         out: list[Tensor] = []
         for g in range(groups):
-            out += deal(shuffled(of == g, rng.fold(key, "superclass", g)), clients // groups)
+            rows = shuffled(of == g, rng.fold(key, "superclass", g))
+            _for_all(rows, clients // groups, f"BySuperclass: superclass {g}")
+            out += deal(rows, clients // groups)
         return tuple(out)
+
+
+def _for_all(rows: Tensor, clients: int, what: str) -> None:
+    """Refuse a group of examples that leaves a client without any."""
+    if len(rows) < clients:
+        raise ValueError(f"{what} has {len(rows)} examples for {clients} clients; use fewer clients")
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class ByDomain(Partition):
         out: list[Tensor] = []
         for d in present:  # client c holds domain c mod the number of domains
             rows = shuffled(examples.domain == d, rng.fold(key, "domain", d))
+            _for_all(rows, clients // len(present), f"ByDomain: the domain {examples.domains[d]!r}")
             out += deal(rows, clients // len(present))
         per = clients // len(present)
         ordered = [out[d * per + i] for i in range(per) for d in range(len(present))]

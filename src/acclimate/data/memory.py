@@ -46,7 +46,8 @@ def of(
 
     x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or uint8 images. y
     holds a number or a name per row, `classes` the names of numbers from 0. `client` and `domain` hold any numbers or
-    names. `settings` are fields of the record: clients, partition, split, scale, seed and so on.
+    names. `settings` are fields of the record: clients, partition, split, scale, seed and so on. Arrays are copied:
+    what is done to them later changes no data set.
     """
     inputs, features = _inputs(as_array(x, "x"))
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
@@ -70,7 +71,7 @@ def of(
 
 def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.dtype == np.uint8 and x.ndim in (3, 4):
-        return np.ascontiguousarray(images.channels_first(x, "data.of: x")), ()
+        return np.array(images.channels_first(x, "data.of: x"), order="C"), ()
     if x.dtype.kind not in "iufb":
         raise ValueError(f"data.of: x is of type {x.dtype}; it must hold numbers (of words make a data.Table.of)")
     if x.ndim == 2:
@@ -79,21 +80,32 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.ndim < 2 or not np.isfinite(x).all():
         wrong = f"has shape {x.shape}" if x.ndim < 2 else "holds values that are not finite"
         raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images")
-    return np.ascontiguousarray(x, np.float32), ()
+    return np.array(x, np.float32, order="C"), ()
 
 
 def _labels(y: np.ndarray, classes: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    numbers, names = labelled(columns.of_values("y", y), "data.of")
+    column = columns.of_values("y", y, mark=True)
+    numbers, names = labelled(column, "data.of")
     if not classes:
         return numbers, names
-    place = {name: i for i, name in enumerate(classes)} | {str(i): i for i in range(len(classes))}
-    if unknown := [n for n in names if n not in place]:
-        raise ValueError(f"data.of: y has {unknown[0]!r}, which classes={classes} does not name")
-    return np.array([place[n] for n in names], np.int64)[numbers], classes
+    by_name, by_number = {name: i for i, name in enumerate(classes)}, {str(i): i for i in range(len(classes))}
+    if len(by_name) < len(classes):
+        raise ValueError(f"data.of: classes={classes} must differ from each other")
+    fitting = [places for places in (by_name, by_number) if all(n in places for n in names)]
+    if not fitting:
+        unknown = next((n for n in names if n not in by_name and n not in by_number), names[0])
+        raise ValueError(f"data.of: y has {unknown!r}, which classes={classes} does not name")
+    found = [[places[n] for n in names] for places in fitting]
+    if column.numbers is not None and found[0] != found[-1]:
+        raise ValueError(
+            f"data.of: y={names[0]} may be the class of that name or of that number in classes={classes}; give y as "
+            "text to name classes, or leave classes out"
+        )
+    return np.array(found[0], np.int64)[numbers], classes
 
 
 def _grouped(name: str, marks: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    column = columns.of_values(name, marks[name])
+    column = columns.of_values(name, marks[name], mark=True)
     if column.missing.any():
         raise ValueError(f"data.of: {name} is missing in row {int(np.flatnonzero(column.missing)[0]) + 1}; fill it")
     return column.groups()

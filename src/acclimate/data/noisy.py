@@ -39,19 +39,24 @@ class Noisy(Wrapper):
 
     def load(self) -> Examples:
         images = super().load()
-        return replace(images, x=self._all_noisy(images.x)) if self.revision == 1 else images
+        return replace(images, x=self._all_noisy(images)) if self.revision == 1 else images
 
     def for_training(self, examples: Examples, rows: Tensor) -> Examples:
         examples = super().for_training(examples, rows)
         if self.revision == 1:
             return examples
         x = examples.x.clone()
-        x[rows] = self._all_noisy(x)[rows]  # an image's noise does not depend on who trains on what else
+        x[rows] = self._all_noisy(examples)[rows]  # an image's noise does not depend on who trains on what else
         return replace(examples, x=x)
 
-    def _all_noisy(self, x: Tensor) -> Tensor:
-        key = rng.fold(rng.key(0), "noisy", self.kind)
-        return torch.cat([self._noisy(part, rng.fold(key, i)) for i, part in enumerate(x.split(1024))])
+    def _all_noisy(self, examples: Examples) -> Tensor:
+        x, key = examples.x, rng.fold(rng.key(0), "noisy", self.kind)
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            raise ValueError(f"Noisy: {type(self.data).__name__} holds token ids, which are no numbers to add noise to")
+        noisy = torch.cat([self._noisy(part, rng.fold(key, i)) for i, part in enumerate(x.split(1024))])
+        if words := [i for i, f in enumerate(examples.features) if not f.measured]:
+            noisy[:, words] = x[:, words]  # of a table words stay words, and a mark of what is missing is one
+        return noisy
 
     def _noisy(self, x: Tensor, key: rng.Key) -> Tensor:
         if x.dtype != torch.uint8:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from . import formats, images
+from . import formats, images, numbering
 from .cache import ImageStream, Parsed
 from .dataset import Inputs
 from .fileset import FileDataset, Sources, listed
@@ -66,8 +66,8 @@ class Arrays(OwnFiles):
             raise ValueError(
                 f"Arrays: file={self.file!r} is a table; use data=table and name its labels with data.label="
             )
-        # Entries that are in the cache from before `classes` numbered names must not be met again.
-        return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes"})
+        # Entries that are in the cache from an older reader must not be met again.
+        return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes", "reader": 2})
 
     def inputs(self) -> Inputs:
         """Floats [N, features] are vectors, [N, sensors, time] windows; all else counts as images."""
@@ -80,12 +80,14 @@ class Arrays(OwnFiles):
 
     def _read(self, path: Path) -> Parsed:
         data = formats.npz(path, ("x", "y"), ("domain", "user", "test", "classes", "domains"))
-        n = _rows(data, path)
-        y, classes = _numbered(data["y"], data.get("classes"), path, "y")
-        one: Numbered = np.zeros(n, np.int64), (path.stem,)
-        domain, domains = _numbered(data["domain"], data.get("domains"), path, "domain") if "domain" in data else one
-        users, names = _grouped(data["user"], path, "user") if "user" in data else (None, ())
-        test = data.get("test", np.zeros(n, bool)).astype(bool)
+        n = numbering.rows(data, path)
+        y, classes = numbering.numbered(data["y"], data.get("classes"), path, "y")
+        one: numbering.Numbered = np.zeros(n, np.int64), (path.stem,)
+        domain, domains = (
+            numbering.numbered(data["domain"], data.get("domains"), path, "domain") if "domain" in data else one
+        )
+        users, names = numbering.grouped(data["user"], path, "user") if "user" in data else (None, ())
+        test = numbering.marked(data["test"], path) if "test" in data else np.zeros(n, bool)
         rows = np.arange(n) if self.part == "all" else np.flatnonzero(test == (self.part == "test"))
         if "test" not in data and self.part != "all":
             raise ValueError(f"{path}: part={self.part!r} needs an array 'test' (true for test rows); use part='all'")
@@ -113,73 +115,6 @@ class Arrays(OwnFiles):
             row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))[0])
             raise ValueError(f"{path}: x[{row}] holds values that are not finite; remove or replace them")
         return x.astype(np.float32)
-
-
-MOST = 1_000_000
-"""The most classes or domains that numbers may stand for: every one gets a name and a count."""
-Numbered = tuple[np.ndarray, tuple[str, ...]]
-
-
-def _rows(data: Mapping[str, np.ndarray], path: Path) -> int:
-    """How many rows y has, after a check that all arrays have as many."""
-    _check_marks(data["y"], path, "y")
-    n = len(data["y"])
-    for key in ("x", "domain", "user", "test"):
-        if key in data and (data[key].ndim == 0 or len(data[key]) != n):
-            raise ValueError(f"{path}: {key} has shape {data[key].shape}, but y has {n} rows; all need one row each")
-    return n
-
-
-def _numbered(values: np.ndarray, names: np.ndarray | None, path: Path, what: str) -> Numbered:
-    """Numbers from 0 and their names, from numbers or from names."""
-    _check_marks(values, path, what)
-    if names is not None and names.ndim != 1:
-        raise ValueError(f"{path}: the names for {what} have shape {names.shape}, expected a list of them")
-    if values.dtype.kind in "US":
-        return _by_name(values.astype(str), names, path, what)
-    count = len(names) if names is not None else max(int(values.max(initial=0)) + 1, 1)
-    if count > MOST:
-        row = int(values.argmax()) if names is None else 0
-        raise ValueError(f"{path}: {what}[{row}] is {count - 1}; there may be at most {MOST:,} of them, from 0 on")
-    given = tuple(str(n) for n in (names.tolist() if names is not None else range(count)))
-    try:
-        return formats.labels(values, count, path), given
-    except ValueError as e:
-        raise ValueError(f"{e} (in the array {what})") from e
-
-
-def _by_name(values: np.ndarray, names: np.ndarray | None, path: Path, what: str) -> Numbered:
-    """Numbers for names: their places in `names` where it is given, else in alphabetical order."""
-    found, numbers = np.unique(values, return_inverse=True)
-    if names is None:
-        return numbers.astype(np.int64), tuple(found.tolist())
-    given = tuple(names.astype(str).tolist())
-    allowed = ", ".join(given[:10]) + (", ..." if len(given) > 10 else "")
-    if len(set(given)) != len(given):
-        raise ValueError(f"{path}: the names for {what} must differ from each other, but are {allowed}")
-    place = {name: i for i, name in enumerate(given)}
-    if unknown := [name for name in found.tolist() if name not in place]:
-        row = int(np.flatnonzero(values == unknown[0])[0])
-        raise ValueError(f"{path}: {what}[{row}] is {unknown[0]!r}, allowed are the names for {what}: {allowed}")
-    return np.array([place[name] for name in found.tolist()], np.int64)[numbers], given
-
-
-def _grouped(values: np.ndarray, path: Path, what: str) -> Numbered:
-    """Numbers from 0 without gaps for whatever marks users, who need not be numbered so."""
-    _check_marks(values, path, what)
-    found, numbers = np.unique(values, return_inverse=True)
-    return numbers.astype(np.int64), tuple(str(n) for n in found.tolist())
-
-
-def _check_marks(values: np.ndarray, path: Path, what: str) -> None:
-    """One number or name per row, each of which says something."""
-    if values.ndim != 1:
-        raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
-    if values.dtype.kind not in "iufbUS":
-        raise ValueError(f"{path}: {what} is of type {values.dtype}, expected whole numbers or names")
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ValueError(f"{path}: {what}[{row}] is {values[row]}, expected a whole number or a name in every row")
 
 
 @dataclass(frozen=True)
@@ -242,7 +177,7 @@ class ImageFolder(OwnFiles):
                 found += [(part, domain, c, f) for c, paths in images.classes(folder).items() for f in paths]
         if not found:
             raise ValueError(f"{base}: has no folders; expected {self.levels}/IMAGE.jpg inside (data.levels)")
-        # Numbered over all parts, so that training and test set agree on them.
+        # numbering.Numbered over all parts, so that training and test set agree on them.
         domains, classes = tuple(sorted({d for _, d, _, _ in found})), tuple(sorted({c for _, _, c, _ in found}))
         rows = [
             (f, classes.index(c), domains.index(d), part == "test") for part, d, c, f in found if part in self.wanted
@@ -308,12 +243,13 @@ class HuggingFace(OwnFiles):
         image = self._column(sets[0], "image", ("image", "img"))
         label = self._column(sets[0], "label", ("label", "labels", "fine_label"))
         y, classes = _column(sets, label)
-        one: Numbered = np.zeros(len(y), np.int64), (self.dataset,)
+        one: numbering.Numbered = np.zeros(len(y), np.int64), (self.dataset,)
         domain, domains = _column(sets, self._column(sets[0], "domain", ())) if self.domain else one
         users, names = None, tuple[str, ...]()
         if self.user:
             column = self._column(sets[0], "user", ())
-            users, names = _grouped(np.concatenate([np.asarray(d[column]) for d in sets]), Path(self.dataset), column)
+            marks = np.concatenate([np.asarray(d[column]) for d in sets])
+            users, names = numbering.grouped(marks, Path(self.dataset), column)
         test = np.repeat([p == "test" for p, _ in parts], [len(d) for d in sets])
         first = images.to_array(sets[0][0][image], self.size, self.channels)
         x = ImageStream((len(y), *first.shape), self._chunks(sets, image, first.shape))
@@ -339,7 +275,11 @@ class HuggingFace(OwnFiles):
         return found
 
 
-def _column(sets: Sequence[Any], name: str) -> Numbered:
+def _column(sets: Sequence[Any], name: str) -> numbering.Numbered:
     values = np.concatenate([np.asarray(d[name]) for d in sets])
-    names = getattr(sets[0].features[name], "names", None)
-    return _numbered(values, None if names is None else np.asarray(names), Path(name), name)
+    first, *others = (getattr(d.features[name], "names", None) for d in sets)
+    if odd := next((n for n in others if n != first), None):
+        raise ValueError(
+            f"HuggingFace: the column {name} names {first} in one split and {odd} in another; read one part"
+        )
+    return numbering.numbered(values, None if first is None else np.asarray(first), Path(name), name)

@@ -45,6 +45,9 @@ class Public(Wrapper):
         super().__post_init__()
         check.positive(self, "share")
         check.within(self, "share", 0.0, 0.9)
+        if self.overlapping:
+            says = f"Public: share={self.share} is drawn at random, and examples of {type(self.data).__name__} overlap"
+            raise check.FieldError(f"{says}; set data.data.stride to the window", "share")
 
     def world(self, seed: int = 0) -> PublicWorld:
         """The world of the rest, and the public set beside it."""

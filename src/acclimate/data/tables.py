@@ -56,7 +56,8 @@ class TableRows(Measured):
     @classmethod
     def of(cls, frame: Any, **settings: Any) -> Any:
         """The same for a data frame (pandas, polars) or a dict of columns: `Table.of(frame, label="activity")`."""
-        return cls(data=Held("a data frame", columns.of_frame(frame)), **settings)
+        marks = [str(settings.get(role, "")) for role in ("label", "client", "domain")]
+        return cls(data=Held("a data frame", columns.of_frame(frame, marks)), **settings)
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str):
@@ -90,10 +91,13 @@ class TableRows(Measured):
             return self._parsed({c: table[c] for c in self._wanted(list(table), "the data frame")}, "the data frame")
         path = self.place()
         assert path is not None
-        federation = {f.name for f in fields(Dataset)} | {"root", "file", "data", "scale"}
-        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in federation}
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return cache.fetch(name, {**options, "reader": 2}, path.parent, [path], lambda: self._read(path))
+        return cache.fetch(name, {**self._options(), "reader": 3}, path.parent, [path], lambda: self._read(path))
+
+    def _options(self) -> dict[str, Any]:
+        """What decides what is read of a file."""
+        federation = {f.name for f in fields(Dataset)} | {"root", "file", "data", "scale"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in federation}
 
     def place(self, must: bool = True) -> Path | None:
         """Where the file is: in the data root, or as it stands. None where it is not there and need not be."""
@@ -111,7 +115,7 @@ class TableRows(Measured):
 
     def _read(self, path: Path) -> Parsed:
         wanted = self._wanted(columns.names_in(path), str(path))
-        return self._parsed(columns.read(path, wanted), str(path))
+        return self._parsed(columns.read(path, wanted, (self.label, self.client, self.domain)), str(path))
 
     def _wanted(self, names: list[str], where: str) -> list[str]:
         """All columns that are used, those of inputs last; refuses what is not there."""
@@ -130,9 +134,9 @@ class TableRows(Measured):
     def _parsed(self, table: Mapping[str, ValueColumn], where: str) -> Parsed:
         roles = {c for c in (self.label, self.client, self.domain, self.time) if c}
         y, classes = labelled(table[self.label], where)
-        users, names = _grouped(table[self.client], where, "client") if self.client else (None, ())
+        users, names = grouped(table[self.client], where, "client") if self.client else (None, ())
         one: tuple[np.ndarray, tuple[str, ...]] = (np.zeros(len(y), np.int64), ("all",))
-        domain, domains = _grouped(table[self.domain], where, "domain") if self.domain else one
+        domain, domains = grouped(table[self.domain], where, "domain") if self.domain else one
         if self.time:
             _check_time(table[self.time], users, names, where)
         inputs, notes = self._useful([column for name, column in table.items() if name not in roles], where)
@@ -191,6 +195,7 @@ class Table(TableRows):
         )
         numbers = [c.name for c in kept if counts_rows(c)]
         notes += [f"{n!r} counts the rows, which tells nothing about new ones (data.drop={n})" for n in numbers]
+        notes += [f"{c.name!r} {said}" for c in kept if (said := blurred(c))]
         return kept, tuple(notes)
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
@@ -212,6 +217,17 @@ def counts_rows(column: ValueColumn) -> bool:
         return False
     values = np.sort(column.numbers)
     return bool((np.diff(values) == 1).all() and values[0] == np.round(values[0]))
+
+
+def blurred(column: ValueColumn) -> str:
+    """What to say of numbers so far from 0 that half of them or more are the same in 32 bits, as times in seconds."""
+    if column.numbers is None or column.unit:
+        return ""
+    values = column.numbers[~column.missing]
+    with np.errstate(over="ignore"):
+        all_, left = len(np.unique(values)), len(np.unique(values.astype(np.float32)))
+    lost = f"is so far from 0 that 32 bits tell {left:,} of its {all_:,} numbers apart; subtract the least one first"
+    return lost if left <= all_ / 2 else ""
 
 
 def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
@@ -273,7 +289,8 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
     return y, classes
 
 
-def _grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Every row's number from 0, and the names of the numbers in order; refuses rows that name none."""
     if column.missing.any():
         row = int(np.flatnonzero(column.missing)[0])
         raise ValueError(
@@ -287,7 +304,7 @@ def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str,
     values, field = column.numbers, "(data.time)"
     if values is None:
         try:
-            values = np.array(column.words, "datetime64[ns]").astype(np.int64).astype(np.float64)[column.codes]
+            values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
         except ValueError as e:
             raise ValueError(f"{where}: {column.name!r} has no numbers and no dates as 2024-05-31 {field}") from e
     if column.missing.any():

@@ -45,8 +45,8 @@ class Tokenizing:
 
     @property
     def size(self) -> int:
-        """How many ids there are, the padding with them."""
-        return int(self.tokenizer.get_vocab_size()) + self.shift
+        """How many ids there are, the padding with them, and those that no token has below the largest."""
+        return max(self.tokenizer.get_vocab().values(), default=-1) + 1 + self.shift
 
     def encode(self, texts: list[str], length: int) -> np.ndarray:
         """Ids [N, length], int32; 0 fills up what is shorter, and what is longer is cut."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from .columns import MOST, ValueColumn, carried
 from .dataset import Inputs
 from .fitting import in_order, refuse_split
 from .group_partitions import ByClient, NaturalUsers
+from .partition import Partition
 from .raw import Raw, RawWindows
-from .tables import TableRows
+from .tables import TableRows, grouped
 from .world import Examples, Feature, World
 
 
@@ -42,24 +43,33 @@ class Windows(TableRows):
         check.whole(self, "stride", 0)
         super().__post_init__()
         refuse_split(self)
-        if self.step < self.window and not (self.client and isinstance(self.partition, ByClient | NaturalUsers)):
+        if self.overlapping and not (self._named_series(self.partition) and self._named_series(self.new_partition)):
             raise check.FieldError(
                 f"Windows: stride={self.stride} makes windows of {self.window} that overlap, which dealing would "
-                "spread over clients; set data.client and keep partition=by-client, or set data.stride to the window",
+                "spread over clients; set data.client and keep partition=by-client (new_partition too), or set "
+                "data.stride to the window",
                 "stride",
             )
 
     @property
     def step(self) -> int:
         """How many readings further the next window begins."""
-        named = self.client and isinstance(self.partition, ByClient | NaturalUsers)
+        named = self._named_series(self.partition) and self._named_series(self.new_partition)
         return self.stride or (max(self.window // 2, 1) if named else self.window)
+
+    @property
+    def overlapping(self) -> bool:
+        return self.step < self.window
+
+    def _named_series(self, partition: Partition | None) -> bool:
+        """Whether it deals whole series to clients; None deals as the other partition does."""
+        return bool(self.client) and isinstance(partition, ByClient | NaturalUsers | None)
 
     def inputs(self) -> Inputs:
         return "windows"
 
     def _parsed(self, table: Mapping[str, ValueColumn], where: str) -> Parsed:
-        rows = super()._parsed(table, where)
+        rows = super()._parsed(self._carried(table, where), where)
         assert isinstance(rows.x, np.ndarray)
         series = rows.users if rows.users is not None else np.zeros(len(rows.y), np.int64)
         starts = self._starts(series, rows, where)
@@ -71,6 +81,24 @@ class Windows(TableRows):
         users = None if rows.users is None else rows.users[own]
         about = (rows.classes, rows.domain[own], rows.domains, np.zeros(len(own), bool), users, rows.user_names)
         return Parsed(x, rows.y[own], *about, rows.features)
+
+    def _carried(self, table: Mapping[str, ValueColumn], where: str) -> dict[str, ValueColumn]:
+        """The table without gaps: every series is filled by its own readings."""
+        series, names = grouped(table[self.client], where, "client") if self.client else (None, ())
+        everything = np.arange(len(table[self.label]))
+        rows = [everything] if series is None else [np.flatnonzero(series == s) for s in range(len(names))]
+        out = dict(table)
+        for name, column in table.items():
+            if name in (self.label, self.client, self.domain, self.time) or column.numbers is None:
+                continue
+            values = column.numbers.copy()
+            for own, whose in zip(rows, names or ("",), strict=True):
+                values[own] = carried(ValueColumn(name, values[own]), f"client {whose!r}" if whose else "")
+            out[name] = ValueColumn(name, values, unit=column.unit)
+        return out
+
+    def _options(self) -> dict[str, Any]:
+        return {**super()._options(), "step": self.step}  # where stride is 0, it depends on the partition
 
     def _starts(self, series: np.ndarray, rows: Parsed, where: str) -> np.ndarray:
         """Where windows begin, among readings that are ordered by series: each inside a run of one label."""
@@ -101,7 +129,7 @@ class Windows(TableRows):
                 f"{where}: the column {words.name!r} holds words, and readings are numbers; leave it out with "
                 f"data.drop={words.name}{dated}"
             )
-        x = np.stack([carried(c) for c in inputs], 1).astype(np.float32)
+        x = np.stack([c.numbers for c in inputs if c.numbers is not None], 1).astype(np.float32)
         return x, tuple(Feature(c.name) for c in inputs)
 
     def raw(self, world: World, client: int | None) -> Raw | None:
@@ -123,7 +151,7 @@ class Windows(TableRows):
                 f"Windows: window={self.window} leaves no window to test on, as windows must not overlap with those "
                 "for training; lower data.window, or raise data.stride towards it"
             )
-        left = len(world.examples.y) - used
+        left = len(world.examples.y) - used if self.overlapping else 0
         overlap = f"{left} windows that overlap with those of another part are left out" if left else ""
         said = (*world.notes, "earlier windows of a class train, later ones test", *filter(None, (overlap,)))
         return replace(world, notes=said) if self.fraction == 1 else world

@@ -13,6 +13,15 @@ from torch import Tensor
 from ..core import check, rng
 
 
+def only_images(record: object, x: Tensor) -> None:
+    """Refuse inputs that are no images: of a table, mirroring would exchange the columns."""
+    if x.dim() != 4:
+        raise ValueError(
+            f"{type(record).__name__} changes images [channels, height, width], and these inputs have shape "
+            f"{tuple(x.shape[1:])}; leave augment out"
+        )
+
+
 def flip(x: Tensor, key: rng.Key) -> Tensor:
     """Each image mirrored left to right, or not, with equal chance."""
     turn = rng.bernoulli(key, 0.5, x.shape[0]).view(-1, *[1] * (x.dim() - 1))
@@ -53,6 +62,7 @@ class FlipCrop:
 
     def views(self, x: Tensor, key: rng.Key) -> Tensor:
         """One random view of every image."""
+        only_images(self, x)
         if self.pad and x.device.type == "cpu":
             return self._at_once(x, x.shape[0], key)
         x = flip(x, rng.fold(key, "flip"))
@@ -93,6 +103,7 @@ class Views:
 
     def views(self, x: Tensor, key: rng.Key) -> Tensor:
         """One random view of every image [B, C, H, W] (uint8, or floats in 0..1): floats in 0..1."""
+        only_images(self, x)
         x = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
         if self.zoom < 1.0:
             x = zoomed(x, rng.fold(key, "zoom"), self.zoom)
@@ -135,6 +146,7 @@ class CropJitter:
 
     def views(self, x: Tensor, key: rng.Key) -> Tensor:
         """One random view of every image [B, C, H, W] (uint8, or floats in 0..1): floats in 0..1."""
+        only_images(self, x)
         x, b = x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x, x.shape[0]
         across, down = rng.uniform(rng.fold(key, "place"), 2, b)
         x = windows(x, *crop_sides(rng.fold(key, "window"), b, self.zoom, self.ratio), across, down)

@@ -12,7 +12,7 @@ from ..core import Shards, check, rng
 from ..ops.hashing import content_hash
 from .base import Corrupting, Federation, Shift, Stream, choice, consecutive, frost, ordered, others, shuffled
 from .corruptions import COMMON
-from .suited import ALL, changed, ice_for, kept, suited
+from .suited import ALL, as_fitted, changed, ice_for, kept, suited
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Natural(Shift):
                 f"Natural: {type(self.source).__name__} has inputs {tuple(shifted.x.shape[1:])}, the clients' are "
                 f"{tuple(world.examples.x.shape[1:])}; set its size= and channels="
             )
-        y = _renumbered(shifted, world.examples.classes)
+        x, y = as_fitted(shifted, world, f"Natural: {type(self.source).__name__}"), _renumbered(shifted, world)
         classes = len(world.examples.classes)
         wanted = torch.stack([torch.bincount(world.examples.y[r], minlength=classes) for r in world.test])
         pools = [shuffled((y == c).nonzero().flatten(), rng.fold(key, "natural", c)) for c in range(classes)]
@@ -113,7 +113,7 @@ class Natural(Shift):
         for k in range(len(world.test)):
             own = [pools[c][int(ends[k, c] - counts[k, c]) : int(ends[k, c])] for c in range(classes)]
             rows.append(shuffled(torch.cat(own), rng.fold(key, "natural order", k)))
-        return Stream(Shards.of(shifted.x, y, rows), {"source": type(self.source).__name__, "scale": round(scale, 4)})
+        return Stream(Shards.of(x, y, rows), {"source": type(self.source).__name__, "scale": round(scale, 4)})
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,9 @@ def _listed(names: list[str], most: int = 5) -> str:
     return ", ".join(repr(name) for name in names[:most]) + more
 
 
-def _renumbered(shifted: Any, classes: tuple[str, ...]) -> Tensor:
-    """Labels of another set in the numbers of these classes; -1 for classes that are not among them."""
+def _renumbered(shifted: Any, world: Federation) -> Tensor:
+    """Labels of another set in the numbers of the clients' classes; -1 for classes that are not among them."""
+    classes: tuple[str, ...] = world.examples.classes
     if set(shifted.classes) & set(classes):
         return torch.tensor([classes.index(c) if c in classes else -1 for c in shifted.classes])[shifted.y]
     if len(shifted.classes) != len(classes):

@@ -47,11 +47,16 @@ class Quantile(Shift):
     def _place(self, world: Federation, values: Tensor) -> tuple[int, str]:
         """Number and name of the column."""
         names = [f.column for f in getattr(world.examples, "features", ())] or [str(i) for i in range(values.shape[1])]
-        if self.column:
-            if self.column not in names:
-                some = ", ".join(names[:12])
-                raise check.FieldError(f"Quantile: column={self.column!r} must be one of {some}, ...", "column")
+        if self.column in names:
             return names.index(self.column), self.column
+        if self.column in (numbers := [str(i) for i in range(len(names))]):
+            return numbers.index(self.column), names[numbers.index(self.column)]
+        if self.column:
+            some = ", ".join(names[:12])
+            raise check.FieldError(
+                f"Quantile: column={self.column!r} must be one of {some}, ..., or a number from 0 to {len(names) - 1}",
+                "column",
+            )
         means = torch.stack([values[r].mean(0) for r in world.train if len(r)])
         spread = values[torch.cat(list(world.train))].std(0, correction=0)
         ratio = torch.where(spread > 0, means.std(0, correction=0) / spread.clamp_min(1e-30), 0.0)

@@ -1,8 +1,9 @@
 """Shifts of numbers: vectors [N, features] and windows [N, sensors, time], in five severities.
 
 Sizes are in deviations of the training rows, so that a shift means the same for every column. Columns of zeros and ones
-(words, marks of what is missing) are not numbers: they can go missing, and nothing else happens to them. What drifts
-or breaks does so alike for all clients and samples: which way, and which sensors, is drawn from one key per experiment.
+(words) are not numbers: they can go missing, and nothing else happens to them. A mark of what is missing is no column
+of its own: it is set where its column goes missing, and stays where it was set. What drifts or breaks does so alike for
+all clients and samples: which way, and which sensors, is drawn from one key per experiment.
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ def offset(x: Tensor, size: float, s: Sample) -> Tensor:
 
 def dropped(x: Tensor, share: float, s: Sample) -> Tensor:
     """A share of the columns or sensors says nothing any more, the same ones for all examples."""
-    count = max(round(share * x.shape[1]), 1)
+    order = rng.permutation(rng.fold(s.common, "dropped"), x.shape[1])
+    order = order[~torch.isin(order, s.units.marks)]
     gone = torch.zeros(x.shape[1], dtype=torch.bool)
-    gone[rng.permutation(rng.fold(s.common, "dropped"), x.shape[1])[:count]] = True
+    gone[order[: max(round(share * len(order)), 1)]] = True
     return _without(x, gone.expand(len(x), -1), s)
 
 
@@ -121,6 +123,7 @@ def rotation(key: rng.Key, degrees: float) -> Tensor:
 
 def _without(x: Tensor, gone: Tensor, s: Sample) -> Tensor:
     """x without some columns of each example: filled, and marked where the table has a column that says so."""
+    gone = gone & ~torch.isin(torch.arange(x.shape[1]), s.units.marks)
     wide = gone.view(*gone.shape, *[1] * (x.dim() - 2))
     out, marks = torch.where(wide, s.wide(s.units.fill, x), x), s.units.marks
     for i in (marks >= 0).nonzero().flatten().tolist():

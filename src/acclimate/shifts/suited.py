@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from datetime import date
 from typing import Any, TypeVar
 
 import torch
@@ -66,6 +67,28 @@ def kept(x: Tensor, name: str, make: Callable[[], Tensor]) -> Tensor:
     """What `make` gives; of images it is remembered on disk by name. Others are quick, and
     numbers depend on training rows."""
     return make() if kinds_for(x) or _ids(x) else disk_cache.remembered("streams", name, make)
+
+
+def as_fitted(other: Any, world: Federation, who: str) -> Tensor:
+    """Inputs of another set as the clients' are: gaps filled, and days counted, as their training rows say.
+
+    Columns must be the same. Rows that each client scales by its own training rows have no scale in another set.
+    """
+    if getattr(world, "scales", ()):
+        raise ValueError(f"{who} cannot be scaled by each client's own training rows; set data.scale=all or none")
+    mine, theirs = (tuple(getattr(e, "features", ())) for e in (world.examples, other))
+    names = [[(f.column, f.kind, f.word * (f.kind == "word")) for f in features] for features in (mine, theirs)]
+    if names[0] != names[1]:
+        told = [", ".join(dict.fromkeys(f[0] for f in found)) or "none" for found in names]
+        raise ValueError(f"{who} has the inputs {told[1]}, the clients' are {told[0]}; both must be the same, in order")
+    x: Tensor = other.x.clone() if mine else other.x
+    marks = {f.column: i for i, f in enumerate(mine) if f.kind == "missing"}
+    for i, (own, its) in enumerate(zip(mine, theirs, strict=True)):
+        if own.kind == "date":
+            x[:, i] += (date.fromisoformat(its.word) - date.fromisoformat(own.word)).days
+        if own.measured and own.column in marks:
+            x[x[:, marks[own.column]] > 0, i] = own.fill
+    return x
 
 
 def changed(

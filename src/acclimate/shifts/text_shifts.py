@@ -40,11 +40,8 @@ def casing(x: Tensor, keys: Tensor, chance: float) -> Tensor:
 
 def truncation(x: Tensor, keys: Tensor, share: float) -> Tensor:
     """The first part of a text; `share` of its bytes, and what its last character needs."""
-    starts = (x - 1) & 0xC0 != 0x80
-    at = torch.arange(x.shape[1], device=x.device)
-    begun = torch.where(starts, at, torch.zeros_like(at)).cummax(1).values
     length = ((x != 0).sum(1, keepdim=True) * share).ceil()
-    return torch.where(begun < length, x, torch.zeros_like(x))
+    return torch.where(_begun(x) < length, x, torch.zeros_like(x))
 
 
 def dropped_words(x: Tensor, keys: Tensor, chance: float) -> Tensor:
@@ -122,6 +119,19 @@ def _of_word(x: Tensor, draws: Tensor) -> Tensor:
     return draws.gather(1, _words(x))
 
 
+def _begun(x: Tensor) -> Tensor:
+    """Where the character that each byte belongs to begins."""
+    starts, at = (x - 1) & 0xC0 != 0x80, torch.arange(x.shape[1], device=x.device)
+    return torch.where(starts, at, torch.zeros_like(at)).cummax(1).values
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Texts without a last character of which bytes are lacking."""
+    begun, first = _begun(x), x - 1
+    size = 1 + (first >= 0xC0).long() + (first >= 0xE0).long() + (first >= 0xF0).long()
+    return torch.where(begun + size.gather(1, begun) <= x.shape[1], x, torch.zeros_like(x))
+
+
 def _swapped(first: Tensor) -> Tensor:
     """Places [B, length] where each marked one, never the last, has changed with the next; of a run, every other."""
     at = torch.arange(first.shape[1], device=first.device).expand_as(first)
@@ -131,8 +141,9 @@ def _swapped(first: Tensor) -> Tensor:
 
 
 def _repeated(x: Tensor, times: Tensor) -> Tensor:
-    """Bytes, each so many times, one behind the other; what does not fit into the length is cut."""
+    """Bytes, each so many times, one behind the other; what does not fit into the length is cut, by whole
+    characters."""
     ends, at = times.cumsum(1), torch.arange(x.shape[1], device=x.device).expand_as(x).contiguous()
     source = torch.searchsorted(ends, at, right=True)
     taken = x.gather(1, source.clamp_max(x.shape[1] - 1))
-    return torch.where(source < x.shape[1], taken, torch.zeros_like(x))
+    return _whole(torch.where(source < x.shape[1], taken, torch.zeros_like(x)))

@@ -57,8 +57,9 @@ class Rotated(Shift):
         rows = ordered(world, key)
         picks = rng.randint(rng.fold(key, "rotated"), 0, len(self.angles), len(rows)).tolist()
         turned = [rotate(world.examples.x[r], self.angles[p]) for r, p in zip(rows, picks, strict=True)]
-        shards = Shards.of(torch.cat(turned), world.examples.y[torch.cat(rows)], consecutive(rows))
-        return Stream(shards, {"angles": [self.angles[p] for p in picks]})
+        of = torch.cat(rows)
+        shards = Shards.of(torch.cat(turned), world.examples.y[of], consecutive(rows))
+        return Stream(shards, {"angles": [self.angles[p] for p in picks]}, copied=of)
 
 
 @dataclass(frozen=True)
