@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from simulator import CLASSES, FEATURES, World, copied, dot, factor, mapped, mean, minus, plus, stepper
 from torch import Tensor
+
+from simulator import CLASSES, World, copied, dot, factor, mapped, mean, minus, plus, stepper
 
 HEAD = ("head.weight", "head.bias")
 BODY = ("first.weight", "norm.weight", "norm.bias")
@@ -242,9 +243,7 @@ class FedRep(Private):
 
     def fitted(self, world: World, server: Any, mine: Any, client: int, round: int, *path: Any) -> Any:
         w = whole(server["vars"], mine["vars"])
-        head = world.fit_head(
-            head_of(w), world.features(w, client), client, self.m.opt, self.m.head_work, round, *path
-        )
+        head = world.fit_head(head_of(w), world.features(w, client), client, self.m.opt, self.m.head_work, round, *path)
         return part(with_head(w, head), HEAD)
 
     def client(self, world: World, server: Any, mine: Any, client: int, round: int) -> Any:
@@ -308,9 +307,7 @@ class APFL(FedAvg):
 
         start = {"params": both, "buffers": {"w": w["buffers"], "v": v["buffers"]}}
         new = self.trained(world, start, None, client, round, gradient=gradient)
-        w, v = (
-            {"params": {n: new["params"][f"{k}/{n}"] for n in names}, "buffers": new["buffers"][k]} for k in "wv"
-        )
+        w, v = ({"params": {n: new["params"][f"{k}/{n}"] for n in names}, "buffers": new["buffers"][k]} for k in "wv")
         return {"w": w}, {"vars": v, "alpha": alpha, "seen": True}
 
     def mixed(self, v: Any, w: Any, alpha: float) -> Any:
@@ -318,38 +315,3 @@ class APFL(FedAvg):
 
     def live(self, world: World, server: Any, mine: Any, client: int) -> Any:
         return {"vars": self.mixed(mine["vars"], server["vars"], mine["alpha"] if mine["seen"] else 0.0)}
-
-
-class PFedMe(FedAvg):
-    """K steps on theta per batch, then w follows; theta goes on from where it was within a round."""
-
-    def phase(self, world: World, start: Any, client: int, round: int) -> Any:
-        m, opt = self.m, self.m.opt
-        w, theta, b = copied(start["params"]), copied(start["params"]), copied(start["buffers"])
-        steps = stepper(opt, list(theta.values()))
-        for t, rows in enumerate(world.batches(client, m.work)):
-            for _ in range(m.steps):
-                g, b = world.slope(world.ce, theta, b, world.x[rows], world.y[rows])
-                for n, p in theta.items():
-                    p.grad = g[n] + m.lam * (p.detach() - w[n])
-                if m.work.clip is not None:
-                    torch.nn.utils.clip_grad_norm_(list(theta.values()), m.work.clip)
-                steps.param_groups[0]["lr"] = opt.lr * factor(opt, round, t)
-                with torch.no_grad():
-                    steps.step()
-            w = {n: w[n] - m.eta * m.lam * (w[n] - theta[n].detach()) for n in w}
-        return {"params": w, "buffers": b}, copied({"params": theta, "buffers": b})
-
-    def mine(self, world: World, client: int) -> Any:
-        return {"vars": world.start}
-
-    def client(self, world: World, server: Any, mine: Any, client: int, round: int) -> Any:
-        w, theta = self.phase(world, server["vars"], client, round)
-        return {"w": w}, {"vars": theta}
-
-    def server(self, world: World, server: Any, replies: list[Any], present: list[int], round: int) -> Any:
-        new = mean([r["w"] for r in replies])
-        return {"vars": mapped(lambda a, b: (1 - self.m.beta) * a + self.m.beta * b, server["vars"], new)}
-
-    def live(self, world: World, server: Any, mine: Any, client: int) -> Any:
-        return {"vars": self.phase(world, server["vars"], client, 0)[1]}

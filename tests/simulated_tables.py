@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from simulated_methods import BODY, HEAD, FedAvg, class_means, head_of, part, whole, with_head
 from simulated_peers import FedProto
 from simulator import CLASSES, FEATURES, World, dot, mean, minus, plus
-from torch import Tensor
-
-from acclimate.core import rng
 
 
 class FedPAC(FedProto):
@@ -214,7 +213,10 @@ class PFL(FedAvg):
         return {"w": part(w, HEAD, False)}, {"head": part(w, HEAD)["params"]}
 
     def server(self, world: World, server: Any, replies: list[Any], present: list[int], round: int) -> Any:
-        return {"vars": self.averaged(world, replies, present), "seen": server["seen"].index_fill(0, torch.tensor(present), 1.0)}
+        return {
+            "vars": self.averaged(world, replies, present),
+            "seen": server["seen"].index_fill(0, torch.tensor(present), 1.0),
+        }
 
     def live(self, world: World, server: Any, mine: Any, client: int) -> Any:
         return {"vars": whole(server["vars"], {"params": mine["head"], "buffers": {}})}

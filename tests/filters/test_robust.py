@@ -53,6 +53,14 @@ def test_krum_takes_the_lowest_sum_of_its_nearest_distances():
 
 
 @pytest.mark.parametrize("record", [Median(), TrimmedMean(), Krum()])
+def test_a_group_without_tensors_stays_so(record):
+    """ODPFL sends the statistics of a model as a group of its own, and many models have none."""
+    total = {"buffers": {}, "delta": {"w": VALUES[:, :1]}}
+    got = reduced(record, total, {"buffers": Mean(), "delta": Mean()})
+    assert got["buffers"] == {} and float(got["delta"]["w"]) in (2.0, 3.0)
+
+
+@pytest.mark.parametrize("record", [Median(), TrimmedMean(), Krum()])
 def test_a_sum_is_the_value_times_the_clients_and_counts_stay_integers(record):
     total = {"delta": {"w": torch.full((5, 3), 2.0)}, "n": torch.full((5,), 7)}
     got = reduced(record, total, {"delta": Mean("n"), "n": Sum()})

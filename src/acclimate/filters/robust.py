@@ -59,7 +59,7 @@ def presence(groups: Tree, group: str, rules: Rules) -> Tensor:
     if isinstance(rule, Mean) and rule.by in groups:
         weight: Tensor = groups[rule.by]
         return weight != 0
-    first = tree.leaves(groups[group])[0]
+    first = tree.leaves(groups)[0]  # of any group: this one may be empty, as the statistics of a model without any
     return torch.ones(first.shape[0], dtype=torch.bool, device=first.device)
 
 
