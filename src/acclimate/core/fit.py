@@ -270,7 +270,10 @@ def validate(workers: Sequence[Worker], engine: Engine, val: Shards, states: Seq
 
 
 def judge(state: State, metrics: Tree) -> State:
-    """The state with a row more in its history, and with the best round by validation accuracy."""
+    """The state with a row more in its history, and with the best round by validation accuracy.
+
+    Where nobody holds validation data no round is the best: the first would be, by a score of zero.
+    """
     held = metrics["n"] > 0
     accuracy, loss = metrics["accuracy"][held], metrics["loss"][held]
     score = float(accuracy.mean()) if len(accuracy) else 0.0
@@ -283,6 +286,6 @@ def judge(state: State, metrics: Tree) -> State:
         "down_bytes": state.cost["down"],
     }
     best = state.best
-    if best is None or score > best.score:
+    if len(accuracy) and (best is None or score > best.score):
         best = Best(state.round, score, state.server, state.mine)
     return replace(state, best=best, history=(*state.history, row))
