@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import simulated_inner as inner
+import simulated_makers as makers
 import simulated_methods as own
 import simulated_peers as peers
 import simulated_tables as tables
@@ -75,7 +76,7 @@ CASES = {
     "gma": Case(ac.GMA(tau=0.5), peers.GMA),
     "afl": Case(ac.AFL(), peers.AFL),
     "fedala": Case(ac.FedALA(mix_work=ONCE, share=0.6), peers.FedALA),
-    "ifca": Case(ac.IFCA(), peers.IFCA),
+    "ifca": Case(ac.IFCA(clusters=4), peers.IFCA),
     "fedem": Case(ac.FedEM(learners=2), peers.FedEM),
     "fedthe": Case(ac.FedTHE(head_work=ONCE), peers.FedTHE),
     "fedtta": Case(ac.FedTTA(hidden=(4,)), inner.FedTTA),
@@ -89,6 +90,10 @@ CASES = {
     "ga": Case(ac.GA(step=0.9), tables.GA),
     "pfl": Case(ac.PFL(), tables.PFL),
     "rsc": Case(ac.RSC(), tables.RSC),
+    "cfl": Case(ac.CFL(start=1, still=0.9), makers.CFL),
+    "fedatp": Case(ac.FedATP(pretrain=1, rate_work=ONCE, parts=2), makers.FedATP),
+    "odpfl": Case(ac.ODPFL(size=3, hidden=4), makers.ODPFL),
+    "fedsr": Case(ac.FedSR(cmi=0.05), makers.FedSR),
     "fedfomo": Case(ac.FedFomo(models=2), tables.FedFomo),
 }
 CONDITIONS = {
