@@ -172,7 +172,7 @@ def compare(case: Case, condition: str, backend: Any, net: dict[str, bool], size
         opt = SGD(lr=opt.lr, schedule=opt.schedule)
     method = replace(case.method, opt=opt, work=work)
     task, data = Task(lambda shape, classes: Net(**net), (INPUTS,), CLASSES), examples(sizes)
-    worker = Worker(task, method, seed=3)
+    worker = Worker(task, method, seed=2)
     state, live = trained(worker, data, backend)
     world = World(worker, data, Net(**net), opt, work)
     server, mine, models = simulate(world, case.rule(method), ROUNDS, COHORT, lost)

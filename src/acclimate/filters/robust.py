@@ -38,7 +38,8 @@ class Robust(Filter):
         reduced = self.reduce(linear, there)
 
         def as_sum(x: Tensor, like: Tensor) -> Tensor:
-            return (x * arrived.answered).to(like.dtype)  # counts stay integers
+            summed = x * arrived.answered
+            return summed if like.is_floating_point() else summed.round().to(like.dtype)  # counts stay integers
 
         for group in linear:
             if isinstance(arrived.rules[group], Sum):
