@@ -72,6 +72,6 @@ def test_no_round_is_the_best_where_nobody_holds_validation_data():
         return {"accuracy": torch.tensor(accuracy), "loss": torch.ones(2), "n": torch.tensor(n)}
 
     blind = fit.judge(state, metrics([0.0, 0.0], [0, 0]))
-    assert blind.best is None and [row["round"] for row in blind.history] == [1]
+    assert blind.best is None and [(row["round"], row["val_accuracy"]) for row in blind.history] == [(1, None)]
     seen = fit.judge(state, metrics([0.0, 0.9], [4, 0]))  # the other's answers count for nothing
     assert seen.best is not None and (seen.best.round, seen.best.score) == (1, 0.0)
