@@ -91,7 +91,7 @@ CASES = {
     "pfl": Case(ac.PFL(), tables.PFL),
     "rsc": Case(ac.RSC(), tables.RSC),
     "cfl": Case(ac.CFL(start=1, still=0.9), makers.CFL),
-    "fedatp": Case(ac.FedATP(pretrain=1, rate_work=ONCE, parts=2), makers.FedATP),
+    "fedatp": Case(ac.FedATP(pretrain=1, rate_work=replace(ONCE, clip=0.05), parts=2), makers.FedATP),
     "odpfl": Case(ac.ODPFL(size=3, hidden=4), makers.ODPFL),
     "fedsr": Case(ac.FedSR(cmi=0.05), makers.FedSR),
     "fedfomo": Case(ac.FedFomo(models=2), tables.FedFomo),
