@@ -101,6 +101,14 @@ def test_a_terminal_has_a_bar_for_all_runs_and_one_for_the_run_at_hand():
     )
 
 
+def test_no_accuracy_is_shown_where_nobody_holds_validation_data():
+    out = console(terminal=True)
+    with display(console=out) as watch:
+        watch.training("fedavg", 3, 1, 4)
+        watch.round(State(2, {}, {}, history=({"val_accuracy": None},)))
+    assert re.search(r"train fedavg .* 2/4 ", out.file.getvalue()) and "validation" not in out.file.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_square_brackets_stay(terminal):
     out = console(terminal)

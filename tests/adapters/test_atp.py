@@ -136,3 +136,16 @@ def test_atp_needs_its_rates(live):
     assert "ATP needs rates" in ATP().refusal(worker.task, {"vars": model["vars"]})
     with pytest.raises(ValueError, match="parts=1"):
         FedATP(parts=1)
+
+
+def test_a_bound_on_rates_scales_the_step_of_all_together():
+    model, data, key = task(), client_data(shards((12,)), 0), rng.key(3)
+    vars, one = model.init(rng.key(1)), Work(iterations=1, batch=4)
+    still = tree.map(lambda v: v.new_zeros(()), vars)
+    free, bound = (
+        replace(QUICK, rate_work=replace(one, clip=clip)).learned(model, vars, still, data, key)
+        for clip in (None, 1e-3)
+    )
+    assert float(tree.norm(free)) > 2e-4  # the bound times rate_lr is 1e-4
+    assert float(tree.norm(bound)) == pytest.approx(1e-4, rel=2e-3)
+    assert gap(tree.scale(free, tree.norm(bound) / tree.norm(free)), bound) < 1e-7

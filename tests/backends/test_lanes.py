@@ -12,10 +12,10 @@ from acclimate.adapters import MEMO
 from acclimate.backends import Vmap
 from acclimate.backends.vmap import capture
 from acclimate.backends.vmap.lanes import Lane, LaneShards
-from acclimate.core import SGD, NonFinite, Protocol, Worker, fit
+from acclimate.core import SGD, Adapter, NonFinite, Personalizer, Protocol, Worker, fit, tree
 from acclimate.core.lanes import varied
 from acclimate.core.vectorised import CannotVectorise
-from acclimate.methods import SCAFFOLD, Ditto, FedAvg, FedProx, FedTHE
+from acclimate.methods import SCAFFOLD, Ditto, FedAvg, FedPCL, FedProx, FedTHE, PerFedAvg
 from acclimate.personal import FineTune
 from acclimate.running import evaluate, train
 from acclimate.running import run as api
@@ -152,6 +152,37 @@ def test_a_method_that_looks_at_its_numbers_is_refused_by_name():
     lanes = [Lane(Worker(task(), small(Looking(mu=mu))), shards()) for mu in (0.6, 0.7)]
     with pytest.raises(CannotVectorise, match="Looking cannot take mu for each client by itself"):
         Vmap().open_lanes(lanes, torch.device("cpu"))
+
+
+def test_a_method_that_looks_at_its_numbers_in_its_last_phase_is_refused_before_the_first_round():
+    lanes = [Lane(Worker(task(), small(PerFedAvg(alpha=a))), shards()) for a in (0.01, 0.02)]
+    with pytest.raises(CannotVectorise, match="PerFedAvg cannot take alpha for each client by itself"):
+        Vmap().open_lanes(lanes, torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Noting(Adapter):
+    """Notes the model's mean answer to the client's validation examples."""
+
+    calibrates = True
+
+    def calibrate(self, task, predict, model, data):
+        return {"mean": predict(model, data["x"][data["rows"][:1]]).logits.mean(0)}
+
+
+def test_models_are_calibrated_with_the_numbers_of_their_own_lane():
+    methods, data, held = [small(FedPCL(tau=tau), FEW) for tau in (0.07, 0.5)], shards(), shards((4,) * 6, seed=1)
+    noted = []
+    for some in (methods, methods[:1], methods[1:]):
+        lanes = [Lane(Worker(task(), m, seed=3), data) for m in some]
+        engine = Vmap(chunk=5).open_lanes(lanes, torch.device("cpu"))
+        states = fit.start_together([lane.worker for lane in lanes], engine, 6)
+        downs = [m.download(task(), s.server) for m, s in zip(some, states, strict=True)]
+        models = engine.deploy(engine.lanes.downs(downs), engine.mine, Personalizer())
+        reference = engine.calibrated(models, engine.gather([held] * len(some)), Noting())["reference"]
+        noted += engine.lanes.each(tree.map(torch.clone, reference))
+    assert gap(noted[0], noted[2]) < 1e-4 and gap(noted[1], noted[3]) < 1e-4
+    assert gap(noted[0], noted[1]) > 0.1  # the temperature matters
 
 
 def test_what_differs_in_numbers_other_than_zero_joins(monkeypatch):

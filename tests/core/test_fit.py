@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from acclimate.core import fit, rng, tree
+from acclimate.core.private import Stacked
 from acclimate.core.worker import Worker
 from acclimate.filters import CentralDP
 from acclimate.methods import FedAvg
@@ -61,3 +62,16 @@ def test_noise_of_the_server_is_new_in_every_round():
     sums = {"delta": tree.map(torch.zeros_like, total["vars"])}
     first, again, later = (worker.receive(sums, r, 1, 1, torch.tensor(0))["delta"] for r in (0, 0, 1))
     assert equal(first, again) and not equal(first, later)
+
+
+def test_no_round_is_the_best_where_nobody_holds_validation_data():
+    """It was the first one, by a score of zero, and tables showed its model as the one that validation had selected."""
+    state = fit.State(1, {}, Stacked({}), cost={"up": 0, "down": 0, "message": []})
+
+    def metrics(accuracy, n):
+        return {"accuracy": torch.tensor(accuracy), "loss": torch.ones(2), "n": torch.tensor(n)}
+
+    blind = fit.judge(state, metrics([0.0, 0.0], [0, 0]))
+    assert blind.best is None and [(row["round"], row["val_accuracy"]) for row in blind.history] == [(1, None)]
+    seen = fit.judge(state, metrics([0.0, 0.9], [4, 0]))  # the other's answers count for nothing
+    assert seen.best is not None and (seen.best.round, seen.best.score) == (1, 0.0)

@@ -65,6 +65,8 @@ def test_a_schedule_scales_the_step():
         (lambda: Adam(eps=0.0), "eps=0.0"),
         (lambda: StepDecay(every=0), "every=0"),
         (lambda: Cosine(per="week"), "per='week' must be one of 'round', 'step'"),
+        (lambda: Adam(b1=1.0), "Adam: b1=1.0 must be below 1"),
+        (lambda: AdamW(b2=1.0), "AdamW: b2=1.0 must be below 1"),
     ],
 )
 def test_bad_fields_are_named(make, says):

@@ -52,6 +52,21 @@ def test_krum_takes_the_lowest_sum_of_its_nearest_distances():
         reduced(Krum(select=4), points, rules, 6)
 
 
+def test_a_sum_of_counts_is_rounded_and_not_cut():
+    counts = torch.tensor([12, 34, 29, 43, 45, 57, 15, 8, 27, 57, 18, 43, 22, 45, 30])
+    total = {"n": counts, "delta": torch.ones(15, 2)}
+    got = reduced(TrimmedMean(0.2), total, {"n": Sum(), "delta": Mean()}, 15)
+    assert sum(counts.sort().values[3:12].tolist()) * 15 / 9 == 485 and int(got["n"]) == 485  # 484.99997 in float32
+
+
+@pytest.mark.parametrize("record", [Median(), TrimmedMean(), Krum()])
+def test_a_group_without_tensors_stays_so(record):
+    """ODPFL sends the statistics of a model as a group of its own, and many models have none."""
+    total = {"buffers": {}, "delta": {"w": VALUES[:, :1]}}
+    got = reduced(record, total, {"buffers": Mean(), "delta": Mean()})
+    assert got["buffers"] == {} and float(got["delta"]["w"]) in (2.0, 3.0)
+
+
 @pytest.mark.parametrize("record", [Median(), TrimmedMean(), Krum()])
 def test_a_sum_is_the_value_times_the_clients_and_counts_stay_integers(record):
     total = {"delta": {"w": torch.full((5, 3), 2.0)}, "n": torch.full((5,), 7)}

@@ -97,20 +97,21 @@ def test_perfedavgs_live_model_is_so_many_inner_steps_away():
 
 
 def test_pfedmes_models_by_hand():
-    """Two batches of all examples, two personal steps each: gradient plus lam (theta - w), then w follows."""
+    """Two batches of all examples, two personal steps each: gradient plus lam (theta - w), then w follows. With a
+    schedule that counts steps, the personal steps of one batch have one rate, and those of the next another."""
     method = PFedMe(opt=SGD(lr=0.1), work=Work(iterations=2, batch=4), lam=2.0, steps=2, eta=0.05)
-    w = theta = (BODY, HEAD)
-    for _ in range(2):
-        for _ in range(2):
-            slopes = both_layers(*theta)
-            theta = tuple(t - 0.1 * (g + 2.0 * (t - v)) for t, g, v in zip(theta, slopes, w, strict=True))
-        w = tuple(v - 0.05 * 2.0 * (v - t) for v, t in zip(w, theta, strict=True))
-    up, mine = method.client(TASK, DOWN, {}, DATA, KEY)
-    close(mine["vars"]["params"]["head.weight"], theta[1])
-    close(up["delta"]["params"]["project.weight"], w[0] - BODY)
-    by_steps = replace(method, opt=SGD(lr=0.1, schedule=StepDecay("step", 1, 0.5)))  # a batch's steps have one rate
-    for end in (method, by_steps):
-        late = end.finish_personal(TASK, DOWN, {}, {**DATA, "round": torch.tensor(3)}, KEY)
+    by_steps = replace(method, opt=SGD(lr=0.1, schedule=StepDecay("step", 1, 0.5)))
+    for own, rates in ((method, (0.1, 0.1)), (by_steps, (0.1, 0.05))):
+        w = theta = (BODY, HEAD)
+        for rate in rates:
+            for _ in range(2):
+                slopes = both_layers(*theta)
+                theta = tuple(t - rate * (g + 2.0 * (t - v)) for t, g, v in zip(theta, slopes, w, strict=True))
+            w = tuple(v - 0.05 * 2.0 * (v - t) for v, t in zip(w, theta, strict=True))
+        up, mine = own.client(TASK, DOWN, {}, DATA, KEY)
+        close(mine["vars"]["params"]["head.weight"], theta[1])
+        close(up["delta"]["params"]["project.weight"], w[0] - BODY)
+        late = own.finish_personal(TASK, DOWN, {}, {**DATA, "round": torch.tensor(3)}, KEY)
         close(late["vars"]["params"]["project.weight"], theta[0])
 
 

@@ -33,6 +33,12 @@ def test_matching_keeps_one_samples_values_and_the_others_order():
             assert torch.equal(out[b, c].flatten().argsort(), x[b, c].flatten().argsort())
 
 
+def test_a_model_without_feature_maps_is_refused():
+    """There is nothing to exchange in it, so that this would be FedAvg under another name."""
+    with pytest.raises(ValueError, match=r"FedSPL needs feature maps, and this model has none; set model=cnn"):
+        fitted(small(FedSPL()), model="mlp-dropout", rounds=1)
+
+
 def test_gradients_go_to_the_sample_itself_and_as_released_also_to_whose_values_are_used():
     x, key = rng.normal(rng.key(0), 3, 2, 4, 4), rng.key(2)
     weight = rng.normal(rng.key(5), *x.shape)

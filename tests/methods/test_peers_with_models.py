@@ -169,6 +169,13 @@ def test_fedems_learners_start_apart_and_weights_alike():
 # FedALA
 
 
+@pytest.mark.parametrize(("share", "n", "kept"), [(0.6, 25, 15), (0.3, 100, 30), (0.8, 7, 6), (0.0, 3, 1), (1.0, 5, 5)])
+def test_fedala_takes_the_share_rounded_up_and_no_more(share, n, kept):
+    """0.6 times 25 is 15.000001 in single precision."""
+    data = {"rows": torch.arange(n), "n": torch.tensor(n), "round": torch.tensor(0)}
+    assert int(FedALA(share=share).sampled(data, rng.key(1))["n"]) == kept
+
+
 def test_fedala_without_mixing_steps_is_fedavg():
     a = trained(FedALA(mix_work=Work(epochs=0), work=SMALL))[2].server["vars"]
     assert gap(a, trained(FedAvg(work=SMALL))[2].server["vars"]) < 1e-6

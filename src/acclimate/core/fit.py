@@ -270,19 +270,26 @@ def validate(workers: Sequence[Worker], engine: Engine, val: Shards, states: Seq
 
 
 def judge(state: State, metrics: Tree) -> State:
-    """The state with a row more in its history, and with the best round by validation accuracy."""
+    """The state with a row more in its history, and with the best round by validation accuracy.
+
+    Where nobody holds validation data there is no accuracy, and no round is the best.
+    """
     held = metrics["n"] > 0
     accuracy, loss = metrics["accuracy"][held], metrics["loss"][held]
-    score = float(accuracy.mean()) if len(accuracy) else 0.0
+    score, std, mean = (
+        (float(accuracy.mean()), float(accuracy.std(correction=0)), float(loss.mean()))
+        if len(accuracy)
+        else (None, None, None)
+    )
     row = {
         "round": state.round,
         "val_accuracy": score,
-        "val_std": float(accuracy.std(correction=0)) if len(accuracy) else 0.0,
-        "val_loss": float(loss.mean()) if len(loss) else 0.0,
+        "val_std": std,
+        "val_loss": mean,
         "up_bytes": state.cost["up"],
         "down_bytes": state.cost["down"],
     }
     best = state.best
-    if best is None or score > best.score:
+    if score is not None and (best is None or score > best.score):
         best = Best(state.round, score, state.server, state.mine)
     return replace(state, best=best, history=(*state.history, row))

@@ -76,6 +76,7 @@ class Method:
         """What a client does with its labelled data when the last model has arrived, before it goes live.
 
         Its private state was made for the model of the round before; methods with a personal phase run it once more.
+        `data["round"]` is 0 whenever this runs, so that schedules that count rounds start anew.
         """
         return mine
 

@@ -197,8 +197,10 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.within(self, "b1", 0.0, 1.0)
-        check.within(self, "b2", 0.0, 1.0)
+        for name in ("b1", "b2"):
+            check.within(self, name, 0.0, 1.0)
+            if getattr(self, name) == 1:  # a mean that nothing enters: its correction divides by zero
+                raise check.FieldError(f"{type(self).__name__}: {name}=1.0 must be below 1", name)
         check.positive(self, "eps")
 
     def init(self, params: Tree) -> Tree:

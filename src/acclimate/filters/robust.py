@@ -38,7 +38,8 @@ class Robust(Filter):
         reduced = self.reduce(linear, there)
 
         def as_sum(x: Tensor, like: Tensor) -> Tensor:
-            return (x * arrived.answered).to(like.dtype)  # counts stay integers
+            summed = x * arrived.answered
+            return summed if like.is_floating_point() else summed.round().to(like.dtype)  # counts stay integers
 
         for group in linear:
             if isinstance(arrived.rules[group], Sum):
@@ -59,7 +60,7 @@ def presence(groups: Tree, group: str, rules: Rules) -> Tensor:
     if isinstance(rule, Mean) and rule.by in groups:
         weight: Tensor = groups[rule.by]
         return weight != 0
-    first = tree.leaves(groups[group])[0]
+    first = tree.leaves(groups)[0]  # of any group: this one may be empty, as the statistics of a model without any
     return torch.ones(first.shape[0], dtype=torch.bool, device=first.device)
 
 

@@ -71,7 +71,8 @@ class FedALA(Weighted):
     def sampled(self, data: Tree, key: rng.Key) -> Tree:
         """A random share of the client's examples, at least one."""
         order = rng.order(key, data["rows"].shape[-1], data["n"])
-        few = torch.ceil(data["n"] * self.share).to(data["n"].dtype).clamp_min(1)
+        whole = torch.ceil(data["n"].double() * self.share - 1e-9)  # 0.6 * 25 must be 15 in floating point too
+        few = whole.to(data["n"].dtype).clamp_min(1)
         # fewer rows than the table has room for: the steps beyond them must be undone
         return {**data, "rows": order, "n": few, "ragged": torch.ones_like(data["round"], dtype=torch.bool)}
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import SGD, Mean, Method, Mode, Optimizer, Out, Predict, Rules, Sum, Task, Tree, Work, check, rng, tree
-from ..core.local import batch_of, train
+from ..core.local import batch_of, clip, train
 from ..core.loops import Time, at, repeat
 from ..ops.atp import directions, moved, slopes
 from ..ops.masks import held_out
@@ -36,6 +36,7 @@ class FedATP(Method):
     """Rounds that train the model; the later ones learn the rates."""
     rate_lr: float = 0.1
     rate_work: Work = Work(epochs=1)
+    """How much the rates are trained; `clip` bounds the step of all rates together, before `rate_lr`."""
     parts: int = 5
     """One in so many of a client's examples is kept for the rates."""
 
@@ -87,7 +88,7 @@ class FedATP(Method):
             return F.cross_entropy(predict({"vars": vars}, batch["x"]).logits, batch["y"])
 
         slope = slopes(loss, moved(vars, rates, way), task.norm_eps)
-        risen: Tree = tree.map(
-            lambda r, s, d: r + self.rate_lr * (s * d).sum() / max(d.numel(), 1) ** 0.5, rates, slope, way
-        )
+        uphill = tree.map(lambda s, d: (s * d).sum() / max(d.numel(), 1) ** 0.5, slope, way)
+        bound = self.rate_work.clip
+        risen: Tree = tree.add(rates, uphill if bound is None else clip(uphill, bound), self.rate_lr)
         return risen

@@ -3,7 +3,8 @@
 - Head (private, never sent): `head_work` on the frozen received body. Its features are then fixed, so they are
   computed once, with running batch statistics and without augmentation.
 - Body: `work` under the new, frozen head; the difference is averaged.
-- `finish_personal` fits the head to the last body once more, as Algorithm 1 would at the start of the next round.
+- `finish_personal` fits the head to the last body once more, as Algorithm 1 would at the start of the next round, but
+  with schedules that start anew.
 
 The paper's experiments take ten head epochs, then one body epoch, or five, depending on the data; one is the default
 here, and FedTHE's budget is `work=Work(epochs=5)`. FedTHE's released code trains both phases equally long, sends the

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import SGD, Method, Optimizer, Task, Tree, Work, check, difference, rng
+from ..ops import requirements
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class FedSPL(Method):
 
     def __post_init__(self) -> None:
         check.choices(self)
+
+    def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
+        if not self.after:  # without a place to exchange at, this would be FedAvg under another name
+            requirements.need(requirements.feature_maps(task, "FedSPL"))
+        return super().init_server(task, clients, key)
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
         places = task.places(self.after) if self.after else task.stages[:2]

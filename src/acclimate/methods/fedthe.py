@@ -5,7 +5,7 @@
 - The local descriptor h^l is the mean feature of the client's training data under the received body; it is sent, and
   the server averages them into the global descriptor h^g, which comes back with the next model.
 - When the last model has arrived, the personal phase runs once more on it (`finish_personal`): what is deployed
-  is what a client would hold in the next round.
+  is what a client would hold in the next round, but for schedules, which start anew.
 
 Rates are those of all methods here; the paper trains all of its methods at 0.01 with weight decay 5e-4, as recipes do.
 

@@ -5,6 +5,9 @@
 - theta starts a round at the received w, and each local step where the last one ended, as in the published code.
 - The server takes (1 - beta) of the old model and `beta` of the mean over clients, each counting as one.
 - What is deployed is theta; `finish_personal` makes it for the last model. Batch statistics follow theta.
+
+`work.clip` bounds the gradient of every personal step, the envelope's part in it. A schedule that counts steps counts
+batches: the personal steps of one have one rate.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core import SGD, Loss, Mean, Method, Optimizer, Rules, Task, Tree, Work, check, rng, tree
+from ..core import SGD, Loss, Mean, Method, Optimizer, Rules, Scalar, Task, Tree, Work, check, rng, tree
 from ..core.gradient import grad
-from ..core.local import batch_of
+from ..core.local import batch_of, clip
 from ..core.loops import Time, at, repeat
 
 
@@ -71,7 +74,8 @@ class PFedMe(Method):
 
         def step(t: Time, now: Tree) -> tuple[Tree, Tree]:
             batch, common = batch_of(data, at(positions, t)), now["w"]
-            near, state = self._approach(loss, common, now["theta"], now["state"], batch, data["round"], at(keys, t))
+            scale = self.opt.scale(data["round"], at(clock, t))
+            near, state = self._approach(loss, common, now["theta"], now["state"], batch, scale, at(keys, t))
             follow = tree.sub(near["params"], common["params"])
             moved = {"params": tree.add(common["params"], follow, self.eta * self.lam), "buffers": near["buffers"]}
             new = {"w": moved, "theta": near, "state": state}
@@ -82,7 +86,7 @@ class PFedMe(Method):
         return end["w"], end["theta"]
 
     def _approach(
-        self, loss: Loss, common: Tree, personal: Tree, state: Tree, batch: Tree, round: Tensor, keys: rng.Key
+        self, loss: Loss, common: Tree, personal: Tree, state: Tree, batch: Tree, scale: Scalar, keys: rng.Key
     ) -> tuple[Tree, Tree]:
         """The personal model after `steps` steps towards the minimum of Eq. 3's inner problem on one batch."""
         for k in range(self.steps):
@@ -93,6 +97,7 @@ class PFedMe(Method):
             grads, buffers = grad(objective, has_aux=True)(personal["params"])
             # the envelope's own gradient by hand: differentiating a square costs more than the batch does
             grads = tree.add(grads, tree.sub(personal["params"], common["params"]), self.lam)
-            params, state = self.opt.update(grads, state, personal["params"], self.opt.scale(round, round * 0))
+            grads = grads if self.work.clip is None else clip(grads, self.work.clip)
+            params, state = self.opt.update(grads, state, personal["params"], scale)
             personal = {"params": params, "buffers": buffers}
         return personal, state

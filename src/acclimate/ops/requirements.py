@@ -35,6 +35,13 @@ def square_images(task: Task, who: str) -> str | None:
     return f"{who} needs square images to turn, and these inputs have shape {task.shape}"
 
 
+def feature_maps(task: Task, who: str) -> str | None:
+    """Feature maps [B, C, H, W] on the way to the head."""
+    if task.stages:
+        return None
+    return f"{who} needs feature maps, and this model has none; set model=cnn, a ResNet, or name modules in `after`"
+
+
 def norm_layers(task: Task, who: str) -> str | None:
     """Normalisation layers, for records whose `params` says which parameters they tune."""
     if task.norm:

@@ -52,7 +52,8 @@ class Progress(Watch):
 
     def round(self, state: State) -> None:
         self.step = state.round
-        self.note = f"validation {state.history[-1]['val_accuracy']:.1%}" if state.history else ""
+        accuracy = state.history[-1]["val_accuracy"] if state.history else None
+        self.note = "" if accuracy is None else f"validation {accuracy:.1%}"
         self.show()
 
     def testing(self, label: str, seed: int, steps: int) -> None:

@@ -93,6 +93,10 @@ class LaneWorker(Worker):
     def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
         return self._of(data).personalise(tree.take(down, data["lane"]), mine, _without_lane(data), personal)
 
+    def calibrate(self, model: Tree, data: Tree, adapter: Adapter) -> Tree:
+        with together(bool(self.settings)):
+            return self._of(data).calibrate(model, _without_lane(data), adapter)
+
     def adapt(
         self, model: Tree, data: Tree, adapter: Adapter, protocol: Protocol, trace_rows: int | None = None
     ) -> Tree:
@@ -118,7 +122,9 @@ class LaneWorker(Worker):
 
         def client(lane: Tensor) -> Tree:
             own = {**data.tree(data.rows[0], data.n[0], zero, zero, False), "lane": lane}
-            return self._of(own).train(self.outgoing(down, zero[None]), mine, _without_lane(own))[0]
+            half, own = self._of(own), _without_lane(own)
+            up = half.train(self.outgoing(down, zero[None]), mine, own)[0]
+            return {"up": up, "live": half.personalise(down, mine, own, Personalizer())}
 
         try:
             with driven(Warming()):
