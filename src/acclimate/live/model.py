@@ -116,6 +116,7 @@ class Live:
         x = self._taken(x, "live")
         now, before, ring, outcomes = self.session, self.prepared, self.snapshots.copy(), []
         try:
+            self._collect(x)
             for part in self._parts(x):
                 outcome = self._request(part)
                 outcomes.append(outcome)
@@ -138,8 +139,6 @@ class Live:
 
     def _request(self, x: Tensor) -> Outcome:
         task, predict, model = self.worker.task, self.worker.predict(), self.model
-        if self.adapter.transductive and not self.prepared and not self.frozen:
-            self._collect(x)
         waits = self.adapter.transductive and not self.prepared
         like = tree.leaves(model)[0]
         open = torch.full((), not waits, dtype=torch.bool, device=like.device)
@@ -153,8 +152,8 @@ class Live:
         return outcome._replace(state=state, committed=torch.zeros_like(outcome.committed))
 
     def _collect(self, x: Tensor) -> None:
-        """Prepare the adapter on this request's samples, where they are as many as a window; else it waits."""
-        if len(x) >= WINDOW:
+        """Prepare an adapter that waits for it on a request's samples, however it is cut, where they are enough."""
+        if self.adapter.transductive and not self.prepared and not self.frozen and len(x) >= WINDOW:
             self.prepare(x)
 
     def prepare(self, x: Samples) -> None:

@@ -75,8 +75,14 @@ class Ledger:
         """Remember a request whose answer goes out; the oldest makes room."""
         name = ask.id or f"\0{position}"  # one without an id cannot be asked for, but its samples can be labelled
         self.known[ask.client, name] = Known(position, records.fingerprint(ask.x))
+        self.known.move_to_end((ask.client, name))  # an id that was forgotten may have been used again
         while len(self.known) > self.remember:
             self.known.popitem(last=False)
+
+    def forget(self) -> None:
+        """Take no labels for answers of which it is not known whether theirs came: those from before some record."""
+        for shell in self.host.shells:
+            shell.recent = OrderedDict()
 
     def again(self, ask: Ask) -> Answer | None:
         """The answer that this request had, where it came before."""

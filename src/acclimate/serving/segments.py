@@ -110,14 +110,27 @@ class Log:
         """Bytes of the last segment."""
         return self.end - self.segment.start
 
-    def records(self, start: int = 0) -> Iterator[Record]:
-        """The records from a byte on; a torn last one is cut off. To append, all must have been read."""
+    def records(self, start: int = 0, before: bytes | None = NOTHING, written: int = 0) -> Iterator[Record]:
+        """The records from a byte on; a torn last one is cut off. To append, all must have been read.
+
+        `before` is the digest of the record that ends at `start`, where that is known. The first `written` bytes of the
+        log were on the disk once: an error where they are not there.
+        """
         try:
-            for record in read(self.folder, start, None if start else NOTHING):
+            for record in read(self.folder, start, before):
                 self.digest = record.digest
                 yield record
         except Torn as torn:
+            self._check(torn.position, written)
             self._cut(torn.position)
+        self._check(self.end, written)
+
+    def _check(self, end: int, written: int) -> None:
+        if end < written:
+            raise store.RunError(
+                f"{self.folder} ends at byte {end}, but {written} bytes were written: it is damaged, or was copied "
+                "while it was served; copy it again from a server that is stopped"
+            )
 
     def _cut(self, position: int) -> None:
         """Take back what is behind a byte, on the disk too."""

@@ -22,7 +22,7 @@ from ..live import Answer
 from . import checkpoint, records
 from .host import Call, Host
 from .ledger import REMEMBERED, Ledger, Steps
-from .log import SCHEMA
+from .log import NOTHING, SCHEMA
 from .records import Ask
 from .segments import Log, Segment, segments
 from .segments import at as segment_at
@@ -71,17 +71,20 @@ class Service:
         saved = checkpoint.load(self.folder / checkpoint.STATES, self.host)
         if first.start and (saved is None or saved["position"] < first.start):  # what was between is deleted
             saved = checkpoint.load(first.states, self.host)
+        position, chain, start = 0, NOTHING, 0
         if saved is not None:
-            self.log.digest = bytes.fromhex(saved["chain"])
+            position, chain, start = saved["position"], bytes.fromhex(saved["chain"]), max(saved["since"], first.start)
             torch.set_num_threads(saved["threads"])
-        position = saved["position"] if saved is not None else 0
-        for record in self.log.records(max(saved["since"], first.start) if saved is not None else 0):
+        self.log.digest = chain
+        if start:
+            self.ledger.forget()
+        for record in self.log.records(start, {0: NOTHING, position: chain}.get(start), position):
             if record.position >= position:
                 self.ledger.apply(record)
-                continue
-            self.ledger.memorise(record)
-            if saved is not None and record.end == position and record.digest.hex() != saved["chain"]:
+            elif record.end > position or (record.end == position and record.digest != chain):
                 raise store.RunError(f"{self.log.folder} is not the log that {self.folder} was written with")
+            else:
+                self.ledger.memorise(record)
 
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer one request of each of several clients; what is new is on the disk when it returns."""
