@@ -107,6 +107,32 @@ def test_cells_that_say_nothing_or_something_new():
     assert raw.columns == {"age": "number", "code": "word", "weight": "number"}
 
 
+def test_words_that_a_reader_made_numbers_or_truth_of_are_those_of_training():
+    """A column of 1, 2 and 3+ is one of numbers in a few new rows, and one of floats where a cell is missing."""
+    words = {"grade": ("1", "3+"), "rate": ("2.0", "2.5"), "smokes": ("true", "unknown"), "owns": ("True", "x")}
+    raw = RawRows(tuple(Feature(column, "word", word) for column, known in words.items() for word in known))
+    table = {
+        "grade": np.array([1.0, np.nan, 3.0, np.inf]),
+        "rate": [2, 2.5, None, 10**400],
+        "smokes": np.array([True, False, True, False]),
+        "owns": [True, False, None, "True"],
+    }
+    want = [
+        [1, 0, 1, 0, 1, 0, 1, 0],
+        [0, 0, 0, 1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0],
+    ]
+    assert raw.of(table, "here").tolist() == want
+
+
+def test_dates_of_an_array_are_those_of_a_file():
+    raw = RawRows((Feature("day", "date", "2024-01-01"),))
+    days = ["2024-01-03", "2024-02-01"]
+    for kind in ("datetime64[ns]", "datetime64[D]", object, str):
+        assert raw.of({"day": np.array(days, kind)}, "here").tolist() == [[2], [31]]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
