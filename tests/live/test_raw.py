@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import acclimate as ac
 from acclimate import data
 from acclimate.cli.main import app
-from acclimate.data.raw import RawRows, RawTexts, of_card
+from acclimate.data.raw import RawRows, RawTexts, RawWindows, of_card
 from acclimate.data.world import Feature, Scale
-from acclimate.serving import checkpoint
+from acclimate.serving import checkpoint, raw_inputs
 from acclimate.serving.app import Front
 from acclimate.serving.host import Host
 from acclimate.serving.protocol import Denied, samples
@@ -327,6 +327,26 @@ def test_a_server_takes_texts(phrases, tmp_path):
     assert np.abs(probabilities(first) - want).max() < 1e-6
     assert second.status_code == 400 and second.json()["error"] == "inputs[0].data: text 1 is empty"
     assert about.json()["parameters"]["raw_inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+
+
+def test_a_request_for_windows_has_so_many_windows_and_not_readings():
+    raw = RawWindows(("a", "b"), 6)
+    inputs = [tensor("a", "FP64", list(range(17))), tensor("b", "FP32", [0.5] * 17)]
+    x = raw_inputs.read(inputs, b"", raw, 3)
+    assert x.shape == (2, 2, 6) and x[1, 0].tolist() == [6, 7, 8, 9, 10, 11]
+    inputs = [tensor("a", "FP64", [1.0] * 19), tensor("b", "FP32", [0.5] * 19)]
+    with pytest.raises(ValueError, match=r"inputs\[0\].shape: \[19\] must be \[N\] or \[N, 1\] with N from 1 to 18"):
+        raw_inputs.read(inputs, b"", raw, 3)
+
+
+def test_token_ids_may_be_unsigned(phrases):
+    live = phrases.deploy(0, ac.adapters.NoAdapt())
+    ids = live.raw.of(["a phrase", "another"], "here")
+    want = live.predict(ids)
+    for kind in (np.uint16, np.uint32, np.uint64, np.int64):
+        assert torch.equal(live.predict(ids.astype(kind)), want)
+    with pytest.raises(ValueError, match="token ids from 0 to 60000"):
+        live.predict(np.where(ids == ids.max(), 60_000, ids).astype(np.uint16))
 
 
 JUNK = (

@@ -26,6 +26,9 @@ Steps: TypeAlias = int | Mapping[str, int] | None
 class Conflict(ValueError):
     """A request's id was used for other samples."""
 
+    def __init__(self, id: str) -> None:
+        super().__init__(f"id={id!r} was used for other samples; give every request an id of its own")
+
 
 class Known(NamedTuple):
     """A request that was answered, and where in the log its answer is."""
@@ -88,7 +91,7 @@ class Ledger:
         """The answer that this request had, where it came before."""
         found = self.known.get((ask.client, ask.id)) if ask.id else None
         if found is not None and found.fingerprint != records.fingerprint(ask.x):
-            raise Conflict(f"id={ask.id!r} was used for other samples; give every request an id of its own")
+            raise Conflict(ask.id)
         if found is None:
             return None
         record = next(segments.read(self.log, found.position))
