@@ -141,7 +141,8 @@ def test_every_refusal_is_json_that_says_what_is_allowed(tmp_path):
             assert (
                 reply.status_code == 400 and reply.json()["error"] == "step: '3' belongs to restore; freeze takes none"
             )
-            reply = await http.post(at, json=body(stream(0, 1)), headers={"Inference-Header-Content-Length": "0" * 5000})
+            long = {"Inference-Header-Content-Length": "0" * 5000}
+            reply = await http.post(at, json=body(stream(0, 1)), headers=long)
             assert reply.status_code == 400 and "must be a number up to" in reply.json()["error"]
             reply = await http.post(at, json=body(stream(0, 1)) | {"outputs": [{"name": "ids"}, {"name": "ids"}]})
             assert reply.status_code == 400 and reply.json()["error"].startswith("outputs: 'ids' is there twice")
