@@ -343,6 +343,8 @@ def test_token_ids_may_be_unsigned(phrases):
     live = phrases.deploy(0, ac.adapters.NoAdapt())
     ids = live.raw.of(["a phrase", "another"], "here")
     want = live.predict(ids)
+    for kind in (torch.int16, torch.int64):  # of which the data set has the first, and torch's layers take the second
+        assert torch.equal(phrases.module(0)(torch.from_numpy(ids).to(kind)).detach(), want)
     for kind in (np.uint16, np.uint32, np.uint64, np.int64):
         assert torch.equal(live.predict(ids.astype(kind)), want)
     with pytest.raises(ValueError, match="token ids from 0 to 60000"):

@@ -107,3 +107,19 @@ def test_an_id_that_is_used_again_is_the_newest(tmp_path):
     again = opened(tmp_path, remember=4)
     assert [name for _, name in again.ledger.known] == ["b", "r0", "a"]
     assert again._since() == again.ledger.known[1, "b"].position < again.ledger.known[0, "a"].position
+
+
+def test_a_log_whose_only_segment_is_empty_is_gone_on_with(tmp_path):
+    """No request is remembered, so that all segments before the new one may go."""
+    service = opened(tmp_path, segments=1)
+    service.act("freeze", [0])
+    service.rotate()
+    before = service.close()
+    assert [p.stat().st_size for p in (tmp_path / checkpoint.LOG).iterdir() if p.name.isdecimal()] == [0]
+    again = opened(tmp_path, segments=1)
+    assert again.digests() == before == replay(tmp_path).digests and again.host.shells[0].frozen
+    asked(again, 0)
+    after = again.digests()
+    again.log.close()
+    assert opened(tmp_path, segments=1).digests() == after
+    assert replay(tmp_path).exact

@@ -52,10 +52,11 @@ def at(folder: Path, start: int) -> Segment:
 
 def read(folder: Path, start: int | None = None, before: bytes | None = None) -> Iterator[Record]:
     """The records of a log from a byte on (default: the first that is kept); `Torn` where it ends within one."""
-    every = [s for s in segments(folder) if s.size]
-    first = every[0].start if every else 0
+    found = segments(folder)
+    every = [s for s in found if s.size]
+    first = (every or found or [Segment(0, folder)])[0].start
     position = first if start is None else start
-    if position < first or (position and not every):
+    if position < first or (position > first and not every):
         raise store.RunError(f"{folder} begins at byte {first}, but byte {position} is needed; bring its files back")
     for segment, after in zip_longest(every, every[1:]):
         if after is not None and after.start <= position:
