@@ -109,6 +109,22 @@ def test_an_id_that_is_used_again_is_the_newest(tmp_path):
     assert again._since() == again.ledger.known[1, "b"].position < again.ledger.known[0, "a"].position
 
 
+def test_a_server_whose_folder_is_deleted_says_so_and_changes_nothing(tmp_path):
+    """Another may be begun in its place; the first one would go on writing where nobody can read."""
+    service = opened(tmp_path / "served")
+    asked(service, 0)
+    before = service.digests()
+    shutil.rmtree(tmp_path / "served")
+    for act in (lambda: asked(service, 1), lambda: service.act("freeze", [0]), service.checkpoint):
+        with pytest.raises(RunError, match="was deleted while it was served; nothing has changed"):
+            act()
+    assert service.digests() == before and service.log.broken and not (tmp_path / "served").exists()
+    other = opened(tmp_path / "served")
+    assert service.close() == before
+    asked(other, 1)
+    assert replay(tmp_path / "served").digests == other.digests()
+
+
 def test_a_log_whose_only_segment_is_empty_is_gone_on_with(tmp_path):
     """No request is remembered, so that all segments before the new one may go."""
     service = opened(tmp_path, segments=1)

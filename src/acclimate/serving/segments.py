@@ -142,6 +142,9 @@ class Log:
     def append(self, head: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> int:
         """Write a record and wait until it is on the disk; its position. On an error the log is as before."""
         whole, digest = packed(head, tensors or {}, self.digest)
+        if not os.fstat(self.file).st_nlink:  # what is written would be gone when the process ends
+            self.broken = True
+            raise store.RunError(f"{self.segment.path} was deleted while it was served; nothing has changed; start again")
         try:
             if self.broken:
                 self._cut(self.end)
