@@ -1,12 +1,15 @@
 """What a server goes on from: a log that is whole, or an error; ids and labels that are counted once."""
 
+import asyncio
 import shutil
+from dataclasses import replace
 
 import pytest
 from federation import lives, stream
 
 import acclimate as ac
 from acclimate.serving import checkpoint
+from acclimate.serving.desk import Desk, Rules
 from acclimate.serving.host import Host
 from acclimate.serving.log import MARK, read
 from acclimate.serving.records import Ask
@@ -123,6 +126,51 @@ def test_a_server_whose_folder_is_deleted_says_so_and_changes_nothing(tmp_path):
     assert service.close() == before
     asked(other, 1)
     assert replay(tmp_path / "served").digests == other.digests()
+
+
+def test_a_step_whose_checkpoint_fails_is_not_done_again(tmp_path, monkeypatch, caplog):
+    """Whatever the failure is: a step that seems to fail is asked again, each request alone."""
+
+    async def go() -> int:
+        service = opened(tmp_path, checkpoint_s=0.0)
+        desk = Desk(service, Rules(), lambda *counted: None)
+        monkeypatch.setattr(checkpoint, "save", no_memory)
+        writer = asyncio.create_task(desk.run())
+        found = await asyncio.gather(*(desk.ask(Ask(c, "", stream(c, 3))) for c in (0, 1)))
+        desk.stop()
+        await writer
+        assert [answer.ids[0] for answer in found] == ["0-0", "1-0"]
+        return sum(service.host.seen)
+
+    def no_memory(*given):
+        raise MemoryError
+
+    assert asyncio.run(go()) == 6 and "no checkpoint: MemoryError" in caplog.text
+
+
+def test_steps_that_give_other_bits_after_a_restart_are_told(tmp_path, monkeypatch, caplog):
+    """As they may with another version of torch."""
+    service = opened(tmp_path)
+    asked(service, 0, 1)
+    service.checkpoint()
+    asked(service, 2, 3)
+    service.log.close()
+    opened(tmp_path).log.close()
+    assert told(caplog) == []
+    compute = Host.compute
+
+    def rounded(self, calls):
+        done = compute(self, calls)
+        done.answers[:] = [replace(a, probabilities=a.probabilities.half().float()) for a in done.answers]
+        return done
+
+    monkeypatch.setattr(Host, "compute", rounded)
+    opened(tmp_path)
+    assert told(caplog) == ["2 steps"]
+
+
+def told(caplog) -> list[str]:
+    return [r.getMessage().partition(" since")[0] for r in caplog.records if r.name == "acclimate.serving"]
 
 
 def test_a_log_whose_only_segment_is_empty_is_gone_on_with(tmp_path):

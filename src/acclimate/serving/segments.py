@@ -144,7 +144,9 @@ class Log:
         whole, digest = packed(head, tensors or {}, self.digest)
         if not os.fstat(self.file).st_nlink:  # what is written would be gone when the process ends
             self.broken = True
-            raise store.RunError(f"{self.segment.path} was deleted while it was served; nothing has changed; start again")
+            raise store.RunError(
+                f"{self.segment.path} was deleted while it was served; nothing has changed; start again"
+            )
         try:
             if self.broken:
                 self._cut(self.end)
