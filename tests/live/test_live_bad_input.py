@@ -69,7 +69,10 @@ def test_labels_come_as_lists_arrays_or_tensors_and_once_per_sample():
             live.feedback(wrong, y)
     assert live.measured == {"labels": 0}
     live.feedback(ids[:2], torch.tensor([1, 2]))
-    live.feedback(ids[2:4], np.array([1, 2]))
+    live.feedback(ids[2:3], np.array([1]))
+    live.feedback(ids[3:4], list(np.array([2])))
+    with pytest.raises(ValueError, match="label np.True_ must be one of"):
+        live.feedback(ids[4:5], [np.True_])
     assert live.feedback(ids[4:], np.array(["1", "2"]))["labels"] == 6
 
 

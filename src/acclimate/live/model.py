@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -294,8 +295,8 @@ class Live:
     def _number(self, label: int | str) -> int:
         if isinstance(label, str) and label in self.classes:
             return self.classes.index(label)
-        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(self.classes):
-            return label
+        if isinstance(label, Integral) and not isinstance(label, bool) and 0 <= label < len(self.classes):
+            return int(label)
         raise ValueError(f"feedback: label {label!r} must be one of {', '.join(self.classes)}, or its number")
 
     def module(self) -> nn.Module:

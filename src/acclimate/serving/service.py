@@ -129,7 +129,8 @@ class Service:
         before = self.host.shells[row]
         shell = replace(before, recent=before.recent.copy())
         measured = shell.feedback(ids, labels)
-        head = {"kind": "labels", "client": client, "ids": list(ids), "labels": list(labels)}
+        given = [label if isinstance(label, str) else int(label) for label in labels]
+        head = {"kind": "labels", "client": client, "ids": list(ids), "labels": given}
         self.log.append({**head, "labelled": shell.labelled})
         self.host.shells[row] = shell
         return measured
