@@ -14,7 +14,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.cli import join, predict
 from acclimate.core import Adapter, Task, tree
-from acclimate.live import inputs, model
+from acclimate.live import inputs, loading, model
 from acclimate.store import RunError
 
 A = ac.adapters
@@ -154,6 +154,25 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
         other.submit(live.save, tmp_path, True).result()
     live.save(tmp_path, overwrite=True)
     assert ac.load_live(tmp_path).step == 0
+
+
+def test_a_folder_that_is_saved_while_it_is_read_is_that_of_one_save(tmp_path, monkeypatch):
+    """The card names a file that the other process deletes; the next card names the next."""
+    live, read = deployed("tent", window=8), loading.read
+    live(stream(8))
+    live.save(tmp_path / "live")
+
+    def late(folder, file):
+        if live.step == 1 and file["name"].startswith("state"):
+            live(stream(16)[8:])
+            live.save(tmp_path / "live", overwrite=True)
+        return read(folder, file)
+
+    monkeypatch.setattr(loading, "read", late)
+    assert ac.load_live(tmp_path / "live").step == live.step == 2
+    next((tmp_path / "live").glob("state-*")).unlink()
+    with pytest.raises(RunError, match="is damaged or missing"):
+        ac.load_live(tmp_path / "live")
 
 
 def test_a_guard_without_validation_examples_says_so():
