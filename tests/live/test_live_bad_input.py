@@ -3,7 +3,7 @@
 import csv
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -74,6 +74,17 @@ def test_labels_come_as_lists_arrays_or_tensors_and_once_per_sample():
     with pytest.raises(ValueError, match="label np.True_ must be one of"):
         live.feedback(ids[4:5], [np.True_])
     assert live.feedback(ids[4:], np.array(["1", "2"]))["labels"] == 6
+
+
+def test_a_label_that_is_one_classes_name_and_anothers_number_must_say_which():
+    """A table whose labels are 1, 2 and 3: the class of number 1 is 2, and nobody who says 1 means it."""
+    live = replace(deployed("none"), classes=tuple(map(str, range(1, 11))))
+    answer = live(stream(4))
+    for label in (1, 9, 10, np.int64(3)):
+        with pytest.raises(ValueError, match=f"label {label} is a class's name and not its number; give it as text"):
+            live.feedback(answer.ids[:1], [label])
+    assert live.feedback(answer.ids[:3], answer.labels[:3])["accuracy"] == 1.0
+    assert live.feedback(answer.ids[3:], [0])["labels"] == 4  # no class has this name
 
 
 def test_labels_may_come_after_the_model_was_saved(tmp_path):

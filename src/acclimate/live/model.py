@@ -295,7 +295,12 @@ class Live:
     def _number(self, label: int | str) -> int:
         if isinstance(label, str) and label in self.classes:
             return self.classes.index(label)
-        if isinstance(label, Integral) and not isinstance(label, bool) and 0 <= label < len(self.classes):
+        whole = isinstance(label, Integral) and not isinstance(label, bool)
+        if whole and str(label) in self.classes and self.classes.index(str(label)) != label:
+            raise ValueError(
+                f"feedback: label {label} is a class's name and not its number; give it as text, '{label}'"
+            )
+        if whole and 0 <= int(label) < len(self.classes):
             return int(label)
         raise ValueError(f"feedback: label {label!r} must be one of {', '.join(self.classes)}, or its number")
 
