@@ -14,7 +14,7 @@ from acclimate.adapters.fedtta import FedTTA as Adapt
 from acclimate.cli.join import join as join_command
 from acclimate.cli.join import samples
 from acclimate.experiment import catalogue
-from acclimate.live import load_joined
+from acclimate.live import load_joined, load_live
 from acclimate.methods.fedtta import FedTTA
 from acclimate.methods.heterofedtta import HeteroFedTTA
 from acclimate.methods.pfl import PFL
@@ -69,6 +69,17 @@ def test_predicting_changes_nothing_and_needs_no_batch_size(fit):
     assert equal(joined.predict(x), first)
     assert gap(joined.predict(x, batch=7), first) < 1e-5
     assert gap(joined.predict(x.numpy()), first) == 0
+
+
+@pytest.mark.parametrize("adapter", [PLUS, ac.adapters.Tent(params="all")])
+def test_what_it_learned_when_it_joined_comes_back_after_a_reset(fit, adapter, tmp_path):
+    x, joined = newcomer(fit), join(fit, newcomer(fit), adapter)
+    first, plain = joined.predict(x), join(fit, x, ac.adapters.NoAdapt()).predict(x)
+    joined.reset()
+    assert equal(joined.predict(x), plain) and not equal(first, plain)
+    back = load_live(joined.save(tmp_path / "me"))
+    back.restore(1)
+    assert equal(back.predict(x), first) and back.prepared is adapter.transductive
 
 
 def test_the_default_adapter_is_the_experiments_first_that_adapts(fit):

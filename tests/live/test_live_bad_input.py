@@ -3,7 +3,7 @@
 import csv
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.cli import join, predict
 from acclimate.core import Adapter, Task, tree
-from acclimate.live import inputs, model
+from acclimate.live import inputs, loading, model
 from acclimate.store import RunError
 
 A = ac.adapters
@@ -69,8 +69,22 @@ def test_labels_come_as_lists_arrays_or_tensors_and_once_per_sample():
             live.feedback(wrong, y)
     assert live.measured == {"labels": 0}
     live.feedback(ids[:2], torch.tensor([1, 2]))
-    live.feedback(ids[2:4], np.array([1, 2]))
+    live.feedback(ids[2:3], np.array([1]))
+    live.feedback(ids[3:4], list(np.array([2])))
+    with pytest.raises(ValueError, match="label np.True_ must be one of"):
+        live.feedback(ids[4:5], [np.True_])
     assert live.feedback(ids[4:], np.array(["1", "2"]))["labels"] == 6
+
+
+def test_a_label_that_is_one_classes_name_and_anothers_number_must_say_which():
+    """A table whose labels are 1, 2 and 3: the class of number 1 is 2, and nobody who says 1 means it."""
+    live = replace(deployed("none"), classes=tuple(map(str, range(1, 11))))
+    answer = live(stream(4))
+    for label in (1, 9, 10, np.int64(3)):
+        with pytest.raises(ValueError, match=f"label {label} is a class's name and not its number; give it as text"):
+            live.feedback(answer.ids[:1], [label])
+    assert live.feedback(answer.ids[:3], answer.labels[:3])["accuracy"] == 1.0
+    assert live.feedback(answer.ids[3:], [0])["labels"] == 4  # no class has this name
 
 
 def test_labels_may_come_after_the_model_was_saved(tmp_path):
@@ -151,6 +165,25 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path):
         other.submit(live.save, tmp_path, True).result()
     live.save(tmp_path, overwrite=True)
     assert ac.load_live(tmp_path).step == 0
+
+
+def test_a_folder_that_is_saved_while_it_is_read_is_that_of_one_save(tmp_path, monkeypatch):
+    """The card names a file that the other process deletes; the next card names the next."""
+    live, read = deployed("tent", window=8), loading.read
+    live(stream(8))
+    live.save(tmp_path / "live")
+
+    def late(folder, file):
+        if live.step == 1 and file["name"].startswith("state"):
+            live(stream(16)[8:])
+            live.save(tmp_path / "live", overwrite=True)
+        return read(folder, file)
+
+    monkeypatch.setattr(loading, "read", late)
+    assert ac.load_live(tmp_path / "live").step == live.step == 2
+    next((tmp_path / "live").glob("state-*")).unlink()
+    with pytest.raises(RunError, match="is damaged or missing"):
+        ac.load_live(tmp_path / "live")
 
 
 def test_a_guard_without_validation_examples_says_so():

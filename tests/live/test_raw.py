@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import acclimate as ac
 from acclimate import data
 from acclimate.cli.main import app
-from acclimate.data.raw import RawRows, RawTexts, of_card
+from acclimate.data.raw import RawRows, RawTexts, RawWindows, of_card
 from acclimate.data.world import Feature, Scale
-from acclimate.serving import checkpoint
+from acclimate.serving import checkpoint, raw_inputs
 from acclimate.serving.app import Front
 from acclimate.serving.host import Host
 from acclimate.serving.protocol import Denied, samples
@@ -105,6 +105,32 @@ def test_cells_that_say_nothing_or_something_new():
     scaled = RawRows(features, Scale((10.0, 0, 0, 0, 20), (5.0, 1, 1, 1, 2)))
     assert scaled.of(table, "here")[0].tolist() == [4, 0, 0, 1, 25]
     assert raw.columns == {"age": "number", "code": "word", "weight": "number"}
+
+
+def test_words_that_a_reader_made_numbers_or_truth_of_are_those_of_training():
+    """A column of 1, 2 and 3+ is one of numbers in a few new rows, and one of floats where a cell is missing."""
+    words = {"grade": ("1", "3+"), "rate": ("2.0", "2.5"), "smokes": ("true", "unknown"), "owns": ("True", "x")}
+    raw = RawRows(tuple(Feature(column, "word", word) for column, known in words.items() for word in known))
+    table = {
+        "grade": np.array([1.0, np.nan, 3.0, np.inf]),
+        "rate": [2, 2.5, None, 10**400],
+        "smokes": np.array([True, False, True, False]),
+        "owns": [True, False, None, "True"],
+    }
+    want = [
+        [1, 0, 1, 0, 1, 0, 1, 0],
+        [0, 0, 0, 1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0],
+    ]
+    assert raw.of(table, "here").tolist() == want
+
+
+def test_dates_of_an_array_are_those_of_a_file():
+    raw = RawRows((Feature("day", "date", "2024-01-01"),))
+    days = ["2024-01-03", "2024-02-01"]
+    for kind in ("datetime64[ns]", "datetime64[D]", object, str):
+        assert raw.of({"day": np.array(days, kind)}, "here").tolist() == [[2], [31]]
 
 
 @pytest.mark.parametrize(
@@ -301,6 +327,28 @@ def test_a_server_takes_texts(phrases, tmp_path):
     assert np.abs(probabilities(first) - want).max() < 1e-6
     assert second.status_code == 400 and second.json()["error"] == "inputs[0].data: text 1 is empty"
     assert about.json()["parameters"]["raw_inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+
+
+def test_a_request_for_windows_has_so_many_windows_and_not_readings():
+    raw = RawWindows(("a", "b"), 6)
+    inputs = [tensor("a", "FP64", list(range(17))), tensor("b", "FP32", [0.5] * 17)]
+    x = raw_inputs.read(inputs, b"", raw, 3)
+    assert x.shape == (2, 2, 6) and x[1, 0].tolist() == [6, 7, 8, 9, 10, 11]
+    inputs = [tensor("a", "FP64", [1.0] * 19), tensor("b", "FP32", [0.5] * 19)]
+    with pytest.raises(ValueError, match=r"inputs\[0\].shape: \[19\] must be \[N\] or \[N, 1\] with N from 1 to 18"):
+        raw_inputs.read(inputs, b"", raw, 3)
+
+
+def test_token_ids_may_be_unsigned(phrases):
+    live = phrases.deploy(0, ac.adapters.NoAdapt())
+    ids = live.raw.of(["a phrase", "another"], "here")
+    want = live.predict(ids)
+    for kind in (torch.int16, torch.int64):  # of which the data set has the first, and torch's layers take the second
+        assert torch.equal(phrases.module(0)(torch.from_numpy(ids).to(kind)).detach(), want)
+    for kind in (np.uint16, np.uint32, np.uint64, np.int64):
+        assert torch.equal(live.predict(ids.astype(kind)), want)
+    with pytest.raises(ValueError, match="token ids from 0 to 60000"):
+        live.predict(np.where(ids == ids.max(), 60_000, ids).astype(np.uint16))
 
 
 JUNK = (

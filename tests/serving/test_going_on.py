@@ -141,6 +141,11 @@ def test_every_refusal_is_json_that_says_what_is_allowed(tmp_path):
             assert (
                 reply.status_code == 400 and reply.json()["error"] == "step: '3' belongs to restore; freeze takes none"
             )
+            long = {"Inference-Header-Content-Length": "0" * 5000}
+            reply = await http.post(at, json=body(stream(0, 1)), headers=long)
+            assert reply.status_code == 400 and "must be a number up to" in reply.json()["error"]
+            reply = await http.post(at, json=body(stream(0, 1)) | {"outputs": [{"name": "ids"}, {"name": "ids"}]})
+            assert reply.status_code == 400 and reply.json()["error"].startswith("outputs: 'ids' is there twice")
             assert front.service.requests == 0 and not front.host.shells[0].frozen
             for host in ("127.0.0.2:8080", "LOCALHOST", "[::1]", "[::1]:80"):
                 assert (await http.get("/v2", headers={"Host": host})).status_code == 200, host
@@ -189,6 +194,8 @@ def test_several_clients_go_back_at_once_or_none_does(tmp_path):
                 ({"steps": {"0": 2, "7": 1}}, "client: '7' must be one of 0, 1, 2, 3"),
                 ({"steps": {"0": "2"}}, "steps: {'0': '2'} must be an object of clients and steps"),
                 ({"steps": {}}, "steps: {} must be an object"),
+                ({"steps": {"0": 2, "00": 1}}, "steps: {'0': 2, '00': 1} has a client twice"),
+                ({"steps": {"9" * 5000: 2}}, "client: '9999999999"),
                 ({"steps": {"0": 2}, "step": 2}, "and step be left out"),
             ]:
                 reply = await http.post(f"{BASE}/restore", json=wrong)

@@ -52,6 +52,23 @@ def test_answers_and_states_are_those_of_live_models_alone(name, guard, window):
             same(a, b, 1e-4)
 
 
+@pytest.mark.parametrize("window", [8, 32])
+def test_a_guarded_adapter_is_prepared_on_a_request_that_windows_cut(window):
+    """32 samples of one request are enough, wherever the window of the guard ends within them."""
+    alone, host = lives("EM", True, window), Host(lives("EM", True, window))
+    for call in (Call(0, stream(0, 5)), Call(0, stream(0, 37)[5:]), Call(0, stream(0, 40)[37:])):
+        want, (got, other) = alone[0](call.x), host([call, Call(1, stream(1, 31))])
+        torch.testing.assert_close(got.probabilities, want.probabilities, atol=2e-5, rtol=1e-4)
+        assert (got.step, got.adapted, got.note) == (want.step, want.adapted, want.note)
+        assert other.note.startswith("Guarded waits for 32 samples")
+        assert alone[0].prepared is host.shells[0].prepared is (call.x.shape[0] != 5)
+    same(host.live(0).session, alone[0].session, 1e-4)
+    whole = lives("EM", True, window)[0]
+    whole.prepare(stream(0, 37)[5:])
+    same(alone[0].state["fresh"], whole.state["fresh"])
+    assert want.note == "the guard holds the adapted answer back"
+
+
 def test_a_client_alone_has_the_bits_of_its_live_model(monkeypatch):
     """Without `vmap`, which costs a lone client half of its time."""
     alone, host = lives()[2], Host(lives())

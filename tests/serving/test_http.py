@@ -101,6 +101,31 @@ def test_a_retry_that_overtakes_its_request_waits_for_the_same_answer(tmp_path):
     asyncio.run(go())
 
 
+def test_an_id_that_waits_with_other_samples_is_refused_at_once(tmp_path):
+    """Whatever becomes of the first one: where it fails, the other would have had its failure for an answer."""
+
+    async def go():
+        async with served(tmp_path) as (front, http):
+            sent = [body(stream(0, n), "same") for n in (2, 3)]
+            front.service.answer, answer = unable, front.service.answer
+            first = asyncio.create_task(http.post(f"{BASE}/versions/0/infer", json=sent[0]))
+            while not front.desk.pending:
+                await asyncio.sleep(0.001)
+            assert (await http.post(f"{BASE}/versions/0/infer", json=sent[1])).status_code == 409
+            may_fail.set()
+            assert (await first).status_code == 503
+            front.service.answer = answer
+            assert (await http.post(f"{BASE}/versions/0/infer", json=sent[1])).status_code == 200
+
+    may_fail = threading.Event()
+
+    def unable(asks):
+        may_fail.wait()
+        raise RunError("no space")
+
+    asyncio.run(go())
+
+
 def test_too_many_requests_get_429_and_nothing_is_lost(tmp_path):
     async def go():
         async with served(tmp_path, Rules(window_s=0.1, queue=2, total=5)) as (front, http):

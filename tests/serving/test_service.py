@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from federation import lives, stream
@@ -88,6 +89,7 @@ def test_a_retry_gets_its_answer_and_adapts_nothing(tmp_path):
     for a, b in zip(found, first, strict=True):
         assert torch.equal(a.probabilities, b.probabilities)
         assert (a.labels, a.ids, a.adapted, a.step, a.note) == (b.labels, b.ids, b.adapted, b.step, b.note)
+    assert again.feedback(2, found[1].ids[:1], list(np.array([0])))["labels"] == 1
     assert again.feedback(0, found[0].ids, found[0].labels) == {"labels": 3, "accuracy": 1.0, "unadapted": 1.0}
     with pytest.raises(Conflict, match="id='first' was used for other samples"):
         again.answer([Ask(0, "first", stream(0, 4))])

@@ -39,7 +39,9 @@ class RawRows:
         given = _given(table, names, list(self.columns), where)
         x = np.empty((len(next(iter(given.values()))), len(self.features)), np.float32)
         readers = {"number": _numbers, "date": _dates, "time": _times}
-        read = {n: readers.get(k, _words)(given[n], n, where) for n, k in self.columns.items()}
+        words = {n: [f.word for f in self.features if f.column == n] for n, k in self.columns.items() if k == "word"}
+        read = {n: readers[k](given[n], n, where) for n, k in self.columns.items() if k in readers}
+        read |= {n: _words(given[n], known) for n, known in words.items()}
         with np.errstate(over="ignore"):
             for i, feature in enumerate(self.features):
                 x[:, i] = _input(feature, read[feature.column])
@@ -185,7 +187,8 @@ def _scaled(x: np.ndarray, scale: Scale | None) -> np.ndarray:
 
 
 def _values(values: Any, name: str, where: str) -> np.ndarray:
-    found = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values, dtype=object)
+    kept = isinstance(values, np.ndarray)  # as objects, dates of nanoseconds would become whole numbers
+    found = values.to_numpy() if hasattr(values, "to_numpy") else values if kept else np.asarray(values, dtype=object)
     if found.ndim != 1:
         raise ValueError(f"{where}: the column {name!r} has shape {found.shape}; it must have one value per row")
     return found
@@ -229,10 +232,20 @@ def _times(values: np.ndarray, name: str, where: str) -> np.ndarray:
     return dates.numbers(columns.of_values(name, values), "hours", where)
 
 
-def _words(values: np.ndarray, name: str, where: str) -> np.ndarray:
-    """Words as text, empty where one is missing."""
-    cells = ("" if v is None or v != v else str(v).strip() for v in map(columns.known, values.tolist()))
+def _words(values: np.ndarray, known: Sequence[str]) -> np.ndarray:
+    """Words as text, empty where one is missing; `known` are those of training."""
+    cells = ("" if v is None or v != v else _word(v, known) for v in map(columns.known, values.tolist()))
     return np.array(["" if c.casefold() in columns.MISSING else c for c in cells], dtype=object)
+
+
+def _word(value: Any, known: Sequence[str]) -> str:
+    """A cell as the word that training had for it: what reads a file may make numbers, true and false of words."""
+    forms = [str(value).strip()]
+    if isinstance(value, bool):
+        forms += [forms[0].lower(), forms[0].upper()]
+    elif isinstance(value, int | float) and abs(value) < 1e15 and value == int(value):
+        forms += [str(int(value)), str(float(value))]
+    return next((form for form in forms if form in known), forms[0])
 
 
 def _input(feature: Feature, values: np.ndarray) -> np.ndarray:

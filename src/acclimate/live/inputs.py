@@ -90,6 +90,7 @@ def checked(task: Task, x: Tensor | np.ndarray, who: str) -> Tensor:
 def _ids(count: int, x: Tensor, who: str) -> Tensor:
     if x.is_floating_point() or x.is_complex() or x.dtype in (torch.uint8, torch.bool):
         raise ValueError(f"{who}: x is of type {x.dtype}, expected token ids, whole numbers such as int64")
+    x = x.to(torch.int64)  # torch compares no unsigned ones
     low, high = int(x.min()), int(x.max())
     if low < 0 or high >= count:
         raise ValueError(f"{who}: x has token ids from {low} to {high}, and the model knows 0 to {count - 1}")

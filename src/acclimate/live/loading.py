@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import store
-from ..core import Task, Worker
+from ..core import Task, Tree, Worker
 from ..data import Dataset
 from ..data.raw import of_card
 from ..experiment import loads
@@ -32,13 +32,8 @@ def load_live(path: str | Path, **given: Any) -> Live:
         return _joined(folder, given)
     if not (folder / CARD).exists():
         raise store.RunError(_missing(folder))
-    card = store.read_json(folder / CARD)
-    if card.get("schema") != SCHEMA:
-        raise store.RunError(
-            f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'; it is of another version of acclimate"
-        )
     try:
-        model, trees = (read(folder, card["files"][word]) for word in ("model", "state"))
+        card, model, trees = _whole(folder)
         experiment, worker = _worker(card, given)
         if reason := experiment.adapters[0].refusal(worker.task, model):
             raise store.RunError(f"{folder / CARD}: {reason}")
@@ -51,6 +46,20 @@ def load_live(path: str | Path, **given: Any) -> Live:
         return Live(*about, *rest, recent=known, labelled=list(card["labelled"]), config=config, raw=raw)
     except (KeyError, TypeError, AttributeError) as e:
         raise store.RunError(f"{folder / CARD} is damaged: {type(e).__name__} {e}; deploy again") from e
+
+
+def _whole(folder: Path) -> tuple[dict[str, Any], Tree, Tree]:
+    """A card and the trees that it names: of one save, also where another process saves meanwhile."""
+    while True:
+        card = store.read_json(folder / CARD)
+        if card.get("schema") != SCHEMA:
+            says = f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'"
+            raise store.RunError(f"{says}; it is of another version of acclimate")
+        try:
+            return card, read(folder, card["files"]["model"]), read(folder, card["files"]["state"])
+        except store.RunError:
+            if store.read_json(folder / CARD) == card:
+                raise
 
 
 def _missing(folder: Path) -> str:

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ class Live:
         x = self._taken(x, "live")
         now, before, ring, outcomes = self.session, self.prepared, self.snapshots.copy(), []
         try:
+            self._collect(x)
             for part in self._parts(x):
                 outcome = self._request(part)
                 outcomes.append(outcome)
@@ -138,8 +140,6 @@ class Live:
 
     def _request(self, x: Tensor) -> Outcome:
         task, predict, model = self.worker.task, self.worker.predict(), self.model
-        if self.adapter.transductive and not self.prepared and not self.frozen:
-            self._collect(x)
         waits = self.adapter.transductive and not self.prepared
         like = tree.leaves(model)[0]
         open = torch.full((), not waits, dtype=torch.bool, device=like.device)
@@ -153,8 +153,8 @@ class Live:
         return outcome._replace(state=state, committed=torch.zeros_like(outcome.committed))
 
     def _collect(self, x: Tensor) -> None:
-        """Prepare the adapter on this request's samples, where they are as many as a window; else it waits."""
-        if len(x) >= WINDOW:
+        """Prepare an adapter that waits for it on a request's samples, however it is cut, where they are enough."""
+        if self.adapter.transductive and not self.prepared and not self.frozen and len(x) >= WINDOW:
             self.prepare(x)
 
     def prepare(self, x: Samples) -> None:
@@ -295,8 +295,13 @@ class Live:
     def _number(self, label: int | str) -> int:
         if isinstance(label, str) and label in self.classes:
             return self.classes.index(label)
-        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(self.classes):
-            return label
+        whole = isinstance(label, Integral) and not isinstance(label, bool)
+        if whole and str(label) in self.classes and self.classes.index(str(label)) != label:
+            raise ValueError(
+                f"feedback: label {label} is a class's name and not its number; give it as text, '{label}'"
+            )
+        if whole and 0 <= int(label) < len(self.classes):
+            return int(label)
         raise ValueError(f"feedback: label {label!r} must be one of {', '.join(self.classes)}, or its number")
 
     def module(self) -> nn.Module:

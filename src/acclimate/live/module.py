@@ -33,7 +33,7 @@ class PlainModule(nn.Module):
         """Logits [N, classes] of uint8 pixels, of floats in 0..1, or of token ids."""
         if x.dtype == torch.uint8:
             x = x.to(torch.float32) / 255.0
-        logits: Tensor = self.network((x - self.mean) / self.std if x.is_floating_point() else x)[1]
+        logits: Tensor = self.network((x - self.mean) / self.std if x.is_floating_point() else x.to(torch.int64))[1]
         return logits
 
 

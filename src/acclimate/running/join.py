@@ -6,6 +6,7 @@ with a record of the adaptation: it answers, and goes on adapting when it is cal
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ from ..core.task import architectures
 from ..experiment import labels
 from ..live import Live, inputs, session
 from ..live.inputs import Samples
+from ..live.model import SNAPSHOTS
 from ..ops import guarding
 from ..ops.losses import entropy
 from .run import Fit
@@ -63,13 +65,15 @@ def join(
     key = worker.key("adapt", client, like=torch.empty(0, device=device))
     state = _adapted(worker, chosen, deployed, x, key, batch)
     start = session.begin(worker.task, chosen, deployed, batch, dtype)
+    now: Tree = tree.to({**start, "adapter": state, **_met(start, x)}, "cpu")
     live = Live(
         experiment=replace(fit.experiment, model=worker.task.model, adapters=(chosen,)),
         worker=worker,
         classes=fit.world.examples.classes,
         client=client,
         model=tree.to(deployed, "cpu"),
-        session=tree.to({**start, "adapter": state, **_met(start, x)}, "cpu"),
+        session=now,
+        snapshots=deque([(1, now)], maxlen=SNAPSHOTS),  # so that a reset can be taken back
         prepared=True,
         dtype=dtype,
         raw=raw,

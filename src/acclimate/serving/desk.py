@@ -11,8 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..live import Answer
 from ..store import RunError
+from .ledger import Conflict
 from .protocol import Denied
 from .records import Ask
 from .service import Service
@@ -51,7 +54,8 @@ class Desk:
         self.queues: dict[int, deque[Waiting]] = {}
         """Clients whose requests wait, the one that waits for longest first."""
         self.waiting = 0
-        self.pending: dict[tuple[int, str], asyncio.Future[Answer]] = {}
+        self.pending: dict[tuple[int, str], Waiting] = {}
+        """Requests with an id that have no answer yet, by client and id."""
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self.closing = False
         self._wake = asyncio.Event()
@@ -60,9 +64,10 @@ class Desk:
         """The answer to a request; `Denied` with 429 where too many wait already."""
         if (old := await self._again(ask)) is not None:
             return old
-        if ask.id and (ask.client, ask.id) in self.pending:
-            answer = await asyncio.shield(self.pending[ask.client, ask.id])
-            return await self._again(ask) or answer
+        if (before := self.pending.get((ask.client, ask.id))) is not None:
+            if not torch.equal(before.ask.x, ask.x):
+                raise Conflict(ask.id)
+            return await asyncio.shield(before.done)
         if self.closing:
             raise Denied(503, "the server stops")
         mine = self.queues.get(ask.client)
@@ -70,10 +75,11 @@ class Desk:
             mine_wait = len(mine or ())
             raise Denied(429, f"{mine_wait} requests of client {ask.client} and {self.waiting} in all wait; try later")
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.queues.setdefault(ask.client, deque()).append(Waiting(ask, time.monotonic(), done))
+        waiting = Waiting(ask, time.monotonic(), done)
+        self.queues.setdefault(ask.client, deque()).append(waiting)
         self.waiting += 1
         if ask.id:
-            self.pending[ask.client, ask.id] = done
+            self.pending[ask.client, ask.id] = waiting
         self._wake.set()
         return await asyncio.shield(done)
 

@@ -122,6 +122,7 @@ class Host:
             raise ValueError("compute: a step takes at most one request of each client")
         done = Computed(calls, rows, self._take(self.sessions, rows), [], [], [])
         sizes = [cuts(self.size, self.fresh[row], len(call.x)) for row, call in zip(rows, calls, strict=True)]
+        self._prepare(done)
         starts, parts = [0] * len(calls), [[] for _ in calls]  # type: ignore[var-annotated]
         fresh = [self.fresh[row] for row in rows]
         for depth in range(max(map(len, sizes))):
@@ -141,8 +142,6 @@ class Host:
     def _group(self, done: Computed, members: list[int], x: Tensor, commits: bool) -> list[Piece]:
         """Run the samples [members, n, ...] of some of a step's clients together: such as may commit, or cannot."""
         rows = [done.rows[j] for j in members]
-        if self.adapter.transductive and x.shape[1] >= WINDOW:
-            self._prepare(done, members, x)
         waits = [self.adapter.transductive and not self._ready(done, row) for row in rows]
         whole = len(members) == len(done.rows)
         sessions = done.sessions if whole else tree.take(done.sessions, torch.tensor(members, device=self.device))
@@ -207,14 +206,14 @@ class Host:
     def _ready(self, done: Computed, row: int) -> bool:
         return self.shells[row].prepared or row in done.prepared
 
-    def _prepare(self, done: Computed, members: list[int], x: Tensor) -> None:
-        """Show the adapter of every client that waits for a set of samples this request's."""
-        for j, mine in zip(members, x, strict=True):
-            row = done.rows[j]
-            if self._ready(done, row) or self.shells[row].frozen:
+    def _prepare(self, done: Computed) -> None:
+        """Show the adapter of every client that waits for a set of samples its request's, where they are enough."""
+        for j, (row, call) in enumerate(zip(done.rows, done.calls, strict=True)):
+            shell = self.shells[row]
+            if not self.adapter.transductive or shell.prepared or shell.frozen or len(call.x) < WINDOW:
                 continue
-            live = replace(self.shells[row], session=tree.take(done.sessions, j), snapshots=deque())
-            live.prepare(mine)
+            live = replace(shell, session=tree.take(done.sessions, j), snapshots=deque())
+            live.prepare(call.x)
             fresh = tree.map(lambda v: v[None], live.session)
             done.sessions = tree.put(done.sessions, torch.tensor([j], device=self.device), fresh)
             done.snapshots.append(([row], [live.step], fresh))

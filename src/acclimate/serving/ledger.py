@@ -26,6 +26,9 @@ Steps: TypeAlias = int | Mapping[str, int] | None
 class Conflict(ValueError):
     """A request's id was used for other samples."""
 
+    def __init__(self, id: str) -> None:
+        super().__init__(f"id={id!r} was used for other samples; give every request an id of its own")
+
 
 class Known(NamedTuple):
     """A request that was answered, and where in the log its answer is."""
@@ -75,14 +78,20 @@ class Ledger:
         """Remember a request whose answer goes out; the oldest makes room."""
         name = ask.id or f"\0{position}"  # one without an id cannot be asked for, but its samples can be labelled
         self.known[ask.client, name] = Known(position, records.fingerprint(ask.x))
+        self.known.move_to_end((ask.client, name))  # an id that was forgotten may have been used again
         while len(self.known) > self.remember:
             self.known.popitem(last=False)
+
+    def forget(self) -> None:
+        """Take no labels for answers of which it is not known whether theirs came: those from before some record."""
+        for shell in self.host.shells:
+            shell.recent = OrderedDict()
 
     def again(self, ask: Ask) -> Answer | None:
         """The answer that this request had, where it came before."""
         found = self.known.get((ask.client, ask.id)) if ask.id else None
         if found is not None and found.fingerprint != records.fingerprint(ask.x):
-            raise Conflict(f"id={ask.id!r} was used for other samples; give every request an id of its own")
+            raise Conflict(ask.id)
         if found is None:
             return None
         record = next(segments.read(self.log, found.position))

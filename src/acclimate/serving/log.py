@@ -82,7 +82,7 @@ def read(path: Path, first: int = 0, start: int = 0, before: bytes | None = None
                     raise Torn(position)
                 raise damaged(path, position)
             if end > size:
-                raise Torn(position)
+                raise damaged(path, position) if digest in f.read() else Torn(position)  # the next one names it
             text, body = f.read(heads), f.read(bodies)
             found = hashlib.sha256(previous + struct.pack("<IQ", heads, bodies) + text + body).digest()
             if found != digest:

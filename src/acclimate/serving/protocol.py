@@ -53,7 +53,7 @@ def split(raw: bytes, header: str | None) -> tuple[dict[str, Any], bytes]:
     """A body's JSON, and the raw tensors behind it where a header says how long the JSON is."""
     if header is None:
         return document(raw), b""
-    if not header.isascii() or not header.isdecimal() or int(header[:12]) > len(raw):
+    if not header.isascii() or not header.isdecimal() or len(header) > 12 or int(header) > len(raw):
         raise Denied(400, f"Inference-Header-Content-Length: {header[:20]!r} must be a number up to {len(raw)}")
     return document(raw[: int(header)]), raw[int(header) :]
 
@@ -152,6 +152,8 @@ def wanted(body: Mapping[str, Any]) -> tuple[str, ...]:
         name = one.get("name") if isinstance(one, dict) else one
         if not isinstance(one, dict) or not isinstance(name, str) or name not in OUTPUTS:
             raise Denied(400, f"outputs: {_short(name)} must be one of {', '.join(OUTPUTS)}")
+        if name in names:  # a short request could else ask for an answer that fills memory
+            raise Denied(400, f"outputs: {name!r} is there twice; ask once for each")
         names.append(name)
     return tuple(names)
 
@@ -172,7 +174,10 @@ def steps(body: Mapping[str, Any]) -> dict[str, int]:
     whole = isinstance(found, dict) and all(isinstance(v, int) and not isinstance(v, bool) for v in found.values())
     if not whole or not found or "step" in body:
         raise Denied(400, f"steps: {_short(found)} must be an object of clients and steps, and step be left out")
-    return {str(int(c)) if c.isascii() and c.isdecimal() else c: v for c, v in found.items()}
+    named = {str(int(c)) if c.isascii() and c.isdecimal() and len(c) < 10 else c: v for c, v in found.items()}
+    if len(named) < len(found):
+        raise Denied(400, f"steps: {_short(found)} has a client twice; give each one step")
+    return named
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.raw import Raw, RawTexts
+from ..data.raw import Raw, RawTexts, RawWindows
 
 NUMBERS = {
     f"{word}{8 * size}": f"<{kind}{size}" for word, kind in (("UINT", "u"), ("INT", "i")) for size in (1, 2, 4, 8)
@@ -34,6 +34,7 @@ def given(inputs: Any, raw: Raw | None) -> bool:
 def read(inputs: Sequence[Mapping[str, Any]], rest: bytes, raw: Raw, most: int) -> np.ndarray:
     """The samples of a request that gives raw inputs, or a `ValueError` that names the field."""
     found: dict[str, list[Any]] = {}
+    most *= raw.window if isinstance(raw, RawWindows) else 1  # its rows are readings, of which a sample has many
     for i, one in enumerate(inputs):
         name = one.get("name")
         if not isinstance(name, str) or name in found:

@@ -52,10 +52,11 @@ def at(folder: Path, start: int) -> Segment:
 
 def read(folder: Path, start: int | None = None, before: bytes | None = None) -> Iterator[Record]:
     """The records of a log from a byte on (default: the first that is kept); `Torn` where it ends within one."""
-    every = [s for s in segments(folder) if s.size]
-    first = every[0].start if every else 0
+    found = segments(folder)
+    every = [s for s in found if s.size]
+    first = (every or found or [Segment(0, folder)])[0].start
     position = first if start is None else start
-    if position < first or (position and not every):
+    if position < first or (position > first and not every):
         raise store.RunError(f"{folder} begins at byte {first}, but byte {position} is needed; bring its files back")
     for segment, after in zip_longest(every, every[1:]):
         if after is not None and after.start <= position:
@@ -110,14 +111,27 @@ class Log:
         """Bytes of the last segment."""
         return self.end - self.segment.start
 
-    def records(self, start: int = 0) -> Iterator[Record]:
-        """The records from a byte on; a torn last one is cut off. To append, all must have been read."""
+    def records(self, start: int = 0, before: bytes | None = NOTHING, written: int = 0) -> Iterator[Record]:
+        """The records from a byte on; a torn last one is cut off. To append, all must have been read.
+
+        `before` is the digest of the record that ends at `start`, where that is known. The first `written` bytes of the
+        log were on the disk once: an error where they are not there.
+        """
         try:
-            for record in read(self.folder, start, None if start else NOTHING):
+            for record in read(self.folder, start, before):
                 self.digest = record.digest
                 yield record
         except Torn as torn:
+            self._check(torn.position, written)
             self._cut(torn.position)
+        self._check(self.end, written)
+
+    def _check(self, end: int, written: int) -> None:
+        if end < written:
+            raise store.RunError(
+                f"{self.folder} ends at byte {end}, but {written} bytes were written: it is damaged, or was copied "
+                "while it was served; copy it again from a server that is stopped"
+            )
 
     def _cut(self, position: int) -> None:
         """Take back what is behind a byte, on the disk too."""
@@ -128,6 +142,11 @@ class Log:
     def append(self, head: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> int:
         """Write a record and wait until it is on the disk; its position. On an error the log is as before."""
         whole, digest = packed(head, tensors or {}, self.digest)
+        if not os.fstat(self.file).st_nlink:  # what is written would be gone when the process ends
+            self.broken = True
+            raise store.RunError(
+                f"{self.segment.path} was deleted while it was served; nothing has changed; start again"
+            )
         try:
             if self.broken:
                 self._cut(self.end)

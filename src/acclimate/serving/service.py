@@ -22,7 +22,7 @@ from ..live import Answer
 from . import checkpoint, records
 from .host import Call, Host
 from .ledger import REMEMBERED, Ledger, Steps
-from .log import SCHEMA
+from .log import NOTHING, SCHEMA
 from .records import Ask
 from .segments import Log, Segment, segments
 from .segments import at as segment_at
@@ -71,17 +71,23 @@ class Service:
         saved = checkpoint.load(self.folder / checkpoint.STATES, self.host)
         if first.start and (saved is None or saved["position"] < first.start):  # what was between is deleted
             saved = checkpoint.load(first.states, self.host)
+        position, chain, start = 0, NOTHING, 0
         if saved is not None:
-            self.log.digest = bytes.fromhex(saved["chain"])
+            position, chain, start = saved["position"], bytes.fromhex(saved["chain"]), max(saved["since"], first.start)
             torch.set_num_threads(saved["threads"])
-        position = saved["position"] if saved is not None else 0
-        for record in self.log.records(max(saved["since"], first.start) if saved is not None else 0):
+        self.log.digest = chain
+        if start:
+            self.ledger.forget()
+        other = 0
+        for record in self.log.records(start, {0: NOTHING, position: chain}.get(start), position):
             if record.position >= position:
-                self.ledger.apply(record)
-                continue
-            self.ledger.memorise(record)
-            if saved is not None and record.end == position and record.digest.hex() != saved["chain"]:
+                other += not self.ledger.apply(record)
+            elif record.end > position or (record.end == position and record.digest != chain):
                 raise store.RunError(f"{self.log.folder} is not the log that {self.folder} was written with")
+            else:
+                self.ledger.memorise(record)
+        if other:
+            log.warning("%d steps since the last checkpoint gave other bits than went out: is torch another?", other)
 
     def answer(self, asks: Sequence[Ask]) -> list[Answer]:
         """Answer one request of each of several clients; what is new is on the disk when it returns."""
@@ -123,7 +129,8 @@ class Service:
         before = self.host.shells[row]
         shell = replace(before, recent=before.recent.copy())
         measured = shell.feedback(ids, labels)
-        head = {"kind": "labels", "client": client, "ids": list(ids), "labels": list(labels)}
+        given = [label if isinstance(label, str) else int(label) for label in labels]
+        head = {"kind": "labels", "client": client, "ids": list(ids), "labels": given}
         self.log.append({**head, "labelled": shell.labelled})
         self.host.shells[row] = shell
         return measured
@@ -163,8 +170,8 @@ class Service:
         try:
             self.rotate() if full else self.checkpoint()
             self._most = self.keeping.segment
-        except (store.RunError, OSError) as e:
-            log.warning("no checkpoint: %s", e)
+        except Exception as e:  # whatever it is: the step is done, and must not look as if it had failed
+            log.warning("no checkpoint: %s", str(e) or type(e).__name__)
         ended = time.monotonic()
         self._due = ended + max(self.keeping.checkpoint_s, 20 * (ended - began))
 
