@@ -272,11 +272,11 @@ class Task:
         return Out(logits, features, buffers)
 
     def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
-        """Input and variables in the precision of the passes. Running statistics stay as they are in training: what a
-        batch adds to them would be rounded away."""
+        """Input and variables in the precision of the passes. Running statistics stay as they are where they follow a
+        batch: what it adds to them would be rounded away."""
         if self.dtype is None:
             return given
-        still = ("buffers",) if mode == "train" or isinstance(mode, Normaliser) else ()
+        still = ("buffers",) if mode in ("train", "adapt") or isinstance(mode, Normaliser) else ()
         used: Tree = many.cast(tree.drop(given, still), self.dtype)
         return {**used, **tree.pick(given, still)}
 
