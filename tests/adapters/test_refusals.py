@@ -1,9 +1,11 @@
 """Why adapters refuse a model: inputs, layers or entries that are missing; nothing where all is there."""
 
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 import acclimate
@@ -11,12 +13,13 @@ from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, SANTA, TSA, TTT, F
 from acclimate.core import Task, rng
 from acclimate.experiment.catalogue import ADAPTERS
 from acclimate.experiment.settings import expand
+from acclimate.running.build import worker_of
 from acclimate.running.deploy import live_model
 from support import task as small_task
 
 
-def task(shape, norm=()):
-    return SimpleNamespace(shape=shape, tokens=None, norm=frozenset(norm), params=tuple(norm))
+def task(shape, norm=(), pixels=True):
+    return SimpleNamespace(shape=shape, tokens=None, norm=frozenset(norm), params=tuple(norm), pixels=pixels)
 
 
 @pytest.mark.parametrize(
@@ -126,3 +129,23 @@ def test_a_mix_of_models_has_no_place_for_a_network_beside_the_model():
     assert reason == "Together mixes parameters of the model, and SANTA tunes model, projector besides"
     assert Together(adapter=SANTA(), weights="own").refusal(batch, model) is None
     assert Together().refusal(batch, model) is None
+
+
+@pytest.mark.parametrize("name", ["memo", "theplus", "tsa", "icon", "cotta", "rotta", "roid", "santa"])
+def test_views_that_are_clipped_to_pixels_need_pixels(name):
+    adapter, model = ADAPTERS[name], {key: {} for key in ("head", "descriptors", "means")}
+    rest = {"shape": (3, 8, 8), "norm": ["n.weight"]}
+    assert adapter.refusal(SimpleNamespace(**vars(task(**rest)), num_classes=3), model) is None
+    reason = adapter.refusal(SimpleNamespace(**vars(task(**rest, pixels=False)), num_classes=3), model)
+    assert "needs pixels to" in reason and "floats from 0 to 1, and these floats lie outside" in reason
+
+
+@pytest.mark.parametrize(("low", "high", "pixels"), [(0.0, 1.0, True), (-0.5, 1.0, False), (0.0, 2.0, False)])
+def test_a_task_knows_whether_its_images_are_pixels(low, high, pixels):
+    x = low + (high - low) * torch.linspace(0, 1, 40 * 64).view(40, 1, 8, 8)
+    for inputs, found in ((x, pixels), (x.flatten(1), True)):
+        data = acclimate.data.of(inputs, torch.arange(40) % 2, clients=2)
+        e = acclimate.Experiment(data=data, model=acclimate.models.MLP(hidden=(4,)))
+        whole = worker_of(e, e.data.world(0)).task
+        every = (whole, whole.computing(torch.bfloat16), pickle.loads(pickle.dumps(whole)))
+        assert [t.pixels for t in every] == [found] * 3

@@ -47,7 +47,7 @@ class TSA(Adapter):
         check.within(self, "jitter", 0.0, 1.0)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.images(task, "TSA", "augment") or super().refusal(task, model)
+        return requirements.pixels(task, "TSA", "augment") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -19,6 +19,18 @@ def images(task: Task, who: str, purpose: str) -> str | None:
     return f"{who} needs images to {purpose}, and these inputs {kind}"
 
 
+def pixels(task: Task, who: str, purpose: str) -> str | None:
+    """Images whose values are pixels, for records that clip what they make of them to 0..1."""
+    if missing := images(task, who, purpose):
+        return missing
+    if task.pixels:
+        return None
+    return (
+        f"{who} needs pixels to {purpose}, uint8 or floats from 0 to 1, and these floats lie outside: scale them, and "
+        "set mean and std of the data record where the model is to have them normalised"
+    )
+
+
 def numbers(task: Task, who: str, purpose: str) -> str | None:
     """Inputs that one can compute with and differentiate by: pixels or features, not token ids."""
     if task.tokens is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core import Adapter, Personalizer, exchange
+from ..core.nn.pixels import are_pixels
 from ..data import World
 from ..eval import Test
 from ..eval.selection import Chooser
@@ -75,5 +76,6 @@ def check(world: World, built: Built, strategies: Sequence[str]) -> None:
     if "source" in strategies and not any(len(rows) for rows in world.val):
         raise ValueError(f"strategy source: {world.name} has no validation examples; leave it out")
     for name, (_, stream) in built.items():
-        if "consistency" in strategies and stream.shards.x.dim() != 4:
+        x = stream.shards.x
+        if "consistency" in strategies and (x.dim() != 4 or not are_pixels(x)):
             raise ValueError(f"strategy consistency: stream {name} has no images to augment; leave it out")
