@@ -151,7 +151,10 @@ def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: Sta
     built = api.streams_of(validation_world(world), on)
     tests = {name: Test(stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
     adapter = _served(e, worker, engine, state, _scored_clients(world))
-    seen = stream_accuracy(worker, engine, state, tests, {labels.name(adapter): adapter}, e.personal)["streams"]
+    found = stream_accuracy(worker, engine, state, tests, {labels.name(adapter): adapter}, e.personal)
+    if not found:
+        raise ConfigError(f"adapter {labels.name(adapter)} cannot serve {', '.join(tests)}; a larger batch may help")
+    seen = found["streams"]
     if gone := [name for name in tests if name not in seen]:
         raise ArithmeticError(
             f"adapter {labels.name(adapter)} produced values that are not finite on {', '.join(gone)}"
