@@ -20,6 +20,8 @@ TASK = SimpleNamespace(
     shape=(1, 1, 3),
     has_batch_norm=False,
     tokens=None,
+    pixels=True,
+    params=("w", "b"),
 )
 """All that adapters ask of a task."""
 X = np.array(

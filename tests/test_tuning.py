@@ -219,6 +219,23 @@ def test_an_adapter_that_cannot_serve_is_named(tmp_path):
 
 
 @needs_optuna
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (["adapters=guarded-t3a"], "judges by the validation examples that a search scores on"),
+        (
+            ["adapters=latte", "filters=local-dp", "method.weights=uniform"],
+            "filter LocalDP is accounted for by rounds of training alone",
+        ),
+    ],
+)
+def test_an_adapter_that_a_search_cannot_score_is_refused_before_a_trial(tmp_path, more, why):
+    with pytest.raises(ConfigError, match=f"which is scored.*{why}"):
+        tuning.tune([*SMALL, RATES, *more], tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+@needs_optuna
 @pytest.mark.parametrize("more", [[], ["method.opt.lr=0.01..0.1", f"rounds={','.join(map(str, range(1, 200)))}"]])
 def test_values_that_do_not_fit_together_are_refused_before_a_trial(tmp_path, more):
     settings = ["method=fedprox,fedavg", "method.mu=0.1,1", "model=mlp", *more]

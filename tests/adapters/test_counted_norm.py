@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from acclimate.adapters import ROID, DeYO
-from acclimate.core import SGD, rng
+from acclimate.core import SGD, Task, rng
+from acclimate.models import CNN
 from acclimate.ops.augment import Views, shuffle_patches
 from acclimate.ops.losses import entropy
 from acclimate.ops.memory_norms import CountedNorm
@@ -83,3 +84,11 @@ def test_released_roid_is_consistent_with_views_of_the_counting_samples_alone():
 def test_an_unknown_variant_is_named(adapter):
     with pytest.raises(ValueError, match="variant='other' must be"):
         adapter(variant="other")
+
+
+@pytest.mark.parametrize("norm", ["batch", "iabn"])
+def test_statistics_of_all_samples_are_those_of_the_batch(norm):
+    t = Task(CNN(widths=(3, 4), hidden=8, kernel=3, norm=norm), (3, 10, 10), CLASSES)
+    vars, x = t.init(KEY), images(4)[0]
+    counted = t.apply(vars, x, CountedNorm(torch.ones(4))).logits
+    torch.testing.assert_close(counted, t.apply(vars, x, "still").logits, rtol=1e-5, atol=1e-6)

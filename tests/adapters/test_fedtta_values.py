@@ -9,7 +9,8 @@ from acclimate.adapters.fedtta import FedTTA
 from acclimate.adapters.fedtta_search import ReleasedStepSearch, StepSearch
 from acclimate.core import Out, rng
 from acclimate.core.loops import Stepwise, driven
-from support import equal
+from acclimate.ops.memory_norms import CountedNorm
+from support import CLASSES, equal, gap, images, task
 
 
 def drawn(seed, *shape):
@@ -69,7 +70,7 @@ MODEL = {
 
 
 def predict(model, x, mode="eval", key=None):
-    assert mode == "still"
+    assert mode == "still" or isinstance(mode, CountedNorm)  # batch statistics, of all or of the samples that count
     return Out(x @ model["vars"]["params"]["w"], x, {})
 
 
@@ -168,3 +169,22 @@ def test_a_recording_holds_one_step_and_gives_the_same_bits(fields):
         recorded = torch.func.vmap(prepared)(*clients)
     assert equal(plain, recorded)
     assert driver.counts == [6]  # the first step is by itself: no model competes before it
+
+
+def test_repeated_samples_that_pad_a_client_count_nowhere_with_batch_norm():
+    t = task("cnn-batch")
+    net = {"0": {"weight": drawn(3, 4, CLASSES).float(), "bias": drawn(4, 4).float()}}
+    net["1"] = {"weight": drawn(5, 1, 4).float(), "bias": drawn(6, 1).float()}
+    model = {"vars": t.init(rng.key(0)), "net": net, "inner": {"lr": torch.tensor(0.3), "batch": torch.tensor(8.0)}}
+    x, adapter = images(5)[0], FedTTA(steps=3, patience=2)
+
+    def predict(model, x, mode="eval", key=None):
+        return t.apply(model["vars"], x, mode, key)
+
+    def prepared(rows):
+        real, start = torch.arange(rows) < 5, adapter.init(t, model)
+        return adapter.prepare(t, predict, model, start, x[torch.arange(rows) % 5], real, rng.key(1))
+
+    alone, padded = prepared(5), prepared(9)
+    assert gap(alone["params"], model["vars"]["params"]) > 1e-3
+    assert gap(alone, padded) < 1e-4

@@ -6,10 +6,11 @@ import torch
 
 from acclimate.adapters import NEO
 from acclimate.core import Out, rng
+from acclimate.experiment import catalogue
 from acclimate.methods import FedAvg
-from acclimate.personal import ClassMeans
+from acclimate.personal import ClassMeans, NoPersonal
 from by_hand import TASK, X, close
-from support import SMALL, client_data, fitted, gap, shards
+from support import SMALL, client_data, fitted, gap, shards, small
 
 HEAD = np.array([[1.0, -2.0, 0.5], [0.3, 0.8, -1.0], [0.0, 1.0, 2.0]])
 BIAS = np.array([0.1, -0.2, 0.3])
@@ -84,3 +85,29 @@ def test_refusal_and_bad_fields():
     )
     with pytest.raises(ValueError, match="keep=1.5"):
         NEO(keep=1.5)
+
+
+@pytest.mark.parametrize("name", ["fedthe", "fedrod"])
+def test_what_centres_nothing_answers_as_the_model_does_whatever_heads_it_has(name):
+    worker, engine, state = fitted(small(catalogue.METHODS[name]), rounds=2)
+    down = worker.method.download(worker.task, state.server)
+    live, x = engine.deploy(down, state.mine, ClassMeans())[3], shards(seed=2).x[:6]
+    counts = torch.tensor([6.0, 0.0, 0.0, 0.0, 0.0])
+    features = worker.predict()(live, x).features
+    same = {"prototypes": features.mean(0).expand(5, -1), "counts": counts}  # the stream is as the training data
+    adapter, model = NEO(against="client"), {**live, "means": same}
+    logits, _ = adapter.step(worker.task, worker.predict(), model, adapter.init(worker.task, model), x, rng.key(0))
+    torch.testing.assert_close(logits, worker.predict()(live, x).logits, rtol=1e-4, atol=1e-5)
+    if name == "fedrod":  # the personal head says something
+        assert gap({"l": logits}, {"l": worker.task.apply(live["vars"], x).logits}) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fedem", "a mixture of models"), ("fedproto", "class prototypes"), ("fedpcl", "class prototypes")],
+)
+def test_models_that_do_not_answer_with_a_linear_head_are_refused(name, kind):
+    worker, engine, state = fitted(small(catalogue.METHODS[name]), rounds=1)
+    live = engine.deploy(worker.method.download(worker.task, state.server), state.mine, NoPersonal())[0]
+    reason = NEO().refusal(worker.task, live)
+    assert reason == f"NEO centres features before a linear head, and this model answers with {kind}"

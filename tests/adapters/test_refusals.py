@@ -1,18 +1,25 @@
 """Why adapters refuse a model: inputs, layers or entries that are missing; nothing where all is there."""
 
+import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 import acclimate
-from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, TSA, TTT, FedTTA, KNNPer, Tent, THEPlus
+from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, SANTA, TSA, TTT, FedTTA, KNNPer, Tent, THEPlus, Together
+from acclimate.core import Task, rng
 from acclimate.experiment.catalogue import ADAPTERS
 from acclimate.experiment.settings import expand
+from acclimate.running.build import worker_of
 from acclimate.running.deploy import live_model
+from support import task as small_task
 
 
-def task(shape, norm=()):
-    return SimpleNamespace(shape=shape, tokens=None, norm=frozenset(norm))
+def task(shape, norm=(), pixels=True):
+    return SimpleNamespace(shape=shape, tokens=None, norm=frozenset(norm), params=tuple(norm), pixels=pixels)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +94,58 @@ def test_a_refusal_names_settings_with_which_the_model_has_what_is_needed(name):
     task, model = fit.engine.worker_of(0).task, live_model(fit, 0)
     assert adapter.refusal(task, model) is None
     assert adapter.refusal(task, {"vars": model["vars"]}).endswith(f"; set {adapter.made_by}")
+
+
+class Fixed(nn.Module):
+    """Batch norm that has statistics, and nothing that could be tuned."""
+
+    def __init__(self, affine):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(5, affine=affine), nn.Linear(5, 3)
+        self.norm.requires_grad_(False)
+
+    def forward(self, x):
+        features = self.norm(x)
+        return features, self.head(features)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("name", ["tent", "eata", "sar", "delta"])
+def test_norm_layers_without_trained_parameters_leave_nothing_to_tune(name, affine):
+    fixed = Task(Fixed(affine), (5,), 3)
+    model = {"vars": fixed.init(rng.key(0)), "fisher": {}}
+    adapter = ADAPTERS[name]
+    assert "have no parameters that are trained (affine=False, or requires_grad=False)" in adapter.refusal(fixed, model)
+    assert "set params='all'" in adapter.refusal(fixed, model)
+    every = {**model, "fisher": model["vars"]["params"]}
+    assert replace(adapter, params="all").refusal(fixed, every) is None
+    assert ADAPTERS["bn"].refusal(fixed, model) is None
+
+
+def test_a_mix_of_models_has_no_place_for_a_network_beside_the_model():
+    batch = small_task("cnn-batch")
+    model = {"vars": batch.init(rng.key(0)), "means": {}}
+    reason = Together(adapter=SANTA()).refusal(batch, model)
+    assert reason == "Together mixes parameters of the model, and SANTA tunes model, projector besides"
+    assert Together(adapter=SANTA(), weights="own").refusal(batch, model) is None
+    assert Together().refusal(batch, model) is None
+
+
+@pytest.mark.parametrize("name", ["memo", "theplus", "tsa", "icon", "cotta", "rotta", "roid", "santa"])
+def test_views_that_are_clipped_to_pixels_need_pixels(name):
+    adapter, model = ADAPTERS[name], {key: {} for key in ("head", "descriptors", "means")}
+    rest = {"shape": (3, 8, 8), "norm": ["n.weight"]}
+    assert adapter.refusal(SimpleNamespace(**vars(task(**rest)), num_classes=3), model) is None
+    reason = adapter.refusal(SimpleNamespace(**vars(task(**rest, pixels=False)), num_classes=3), model)
+    assert "needs pixels to" in reason and "floats from 0 to 1, and these floats lie outside" in reason
+
+
+@pytest.mark.parametrize(("low", "high", "pixels"), [(0.0, 1.0, True), (-0.5, 1.0, False), (0.0, 2.0, False)])
+def test_a_task_knows_whether_its_images_are_pixels(low, high, pixels):
+    x = low + (high - low) * torch.linspace(0, 1, 40 * 64).view(40, 1, 8, 8)
+    for inputs, found in ((x, pixels), (x.flatten(1), True)):
+        data = acclimate.data.of(inputs, torch.arange(40) % 2, clients=2)
+        e = acclimate.Experiment(data=data, model=acclimate.models.MLP(hidden=(4,)))
+        whole = worker_of(e, e.data.world(0)).task
+        every = (whole, whole.computing(torch.bfloat16), pickle.loads(pickle.dumps(whole)))
+        assert [t.pixels for t in every] == [found] * 3

@@ -67,3 +67,12 @@ def test_padding_changes_nothing():
         scores.append(engine.serve(models, shards(sizes, seed=2), SHOT(epochs=2, batch=4), Protocol(batch=4)))
     held = scores[0]["n"] > 0
     assert gap({"l": scores[0]["loss"][held]}, {"l": scores[1]["loss"][held]}) < 1e-4
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 1.7, 9.1])
+def test_a_lone_sample_keeps_the_class_that_the_model_gives_it(scale):
+    """All its centroids point where it does itself: rounding decided which of them was nearest."""
+    g = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        features, logits = scale * torch.rand(1, 8, generator=g), 0.05 * torch.randn(1, 7, generator=g)
+        assert torch.equal(pseudo_labels(features, logits, EVERY[:1]), logits.argmax(-1))

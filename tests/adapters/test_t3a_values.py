@@ -8,6 +8,7 @@ import torch
 
 from acclimate.adapters.t3a import T3A
 from acclimate.core import Out, rng
+from support import equal
 
 TASK = SimpleNamespace(head_weight="w", head_bias="b", num_classes=3)
 
@@ -71,3 +72,19 @@ def test_a_head_whose_rows_another_class_claims():
         for z, ours in zip(x.numpy(), got.numpy(), strict=True):
             supports.join(z[None])
             assert ours == pytest.approx(np.array(supports.answer(z)), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("keep", [2, -1])
+def test_a_personal_head_that_adds_to_the_models_own_starts_the_supports_with_it(keep):
+    """FedRoD answers with the sum of two heads: its rows are the first supports."""
+    draw = np.random.default_rng(5)
+    own, more = (tuple(torch.from_numpy(draw.normal(size=s)) for s in ((3, 4), (3,))) for _ in range(2))
+    model = {
+        "vars": {"params": {"w": own[0], "b": own[1]}, "buffers": {}},
+        "head": {"weight": more[0], "bias": more[1]},
+    }
+    adapter = T3A(keep)
+    whole = {"w": own[0] + more[0], "b": own[1] + more[1]}
+    wanted = adapter.init(TASK, {"vars": {"params": whole, "buffers": {}}})
+    got, alone = (adapter.init(TASK, m) for m in ({**model, "summed": torch.ones(())}, model))
+    assert equal(got, wanted) and not equal(alone, wanted)

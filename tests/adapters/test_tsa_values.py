@@ -90,3 +90,21 @@ def test_answers_mix_both_heads_by_what_the_two_views_taught(per):
     torch.testing.assert_close(told["personal_weight"].double(), share[:, 1], rtol=1e-3, atol=1e-4)
     assert (share - 0.5).abs().max() > 0.01 and state == {}
     assert torch.equal(adapter.step(TASK, predict, model, {}, x, KEY)[0], logits)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_head_that_adds_to_the_models_own_answers_in_sum_with_it(summed):
+    """FedRoD's personal head is nothing by itself: its client answers with the sum of both."""
+    own, other = drawn(7, 3, 4), drawn(8, 3, 4)
+    model = {"vars": {"params": {"w": own, "b": drawn(9, 3)}}, "head": {"weight": other, "bias": drawn(10, 3)}}
+    model |= {"summed": torch.ones(())} if summed else {}
+    x = torch.rand(5, 3, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def predict(model, x, mode="eval", key=None):
+        return Out(None, x.to(torch.float64).flatten(1)[:, :4], {})
+
+    adapter = TSA(steps=0)  # both count one half
+    logits, _ = adapter.step(TASK, predict, model, {}, x, KEY)
+    f, b = x.flatten(1)[:, :4], model["vars"]["params"]["b"]
+    generic, personal = f @ own.T + b, f @ other.T + model["head"]["bias"]
+    torch.testing.assert_close(logits, (generic + personal + (generic if summed else 0.0)) / 2)

@@ -138,3 +138,19 @@ def test_still_answers_as_adapt_does_and_leaves_the_running_statistics(norm, dty
     assert torch.equal(adapted.logits, still.logits)
     assert all(torch.equal(b, vars["buffers"][k]) for k, b in still.buffers.items())
     assert not all(torch.equal(b, vars["buffers"][k]) for k, b in adapted.buffers.items())
+
+
+@pytest.mark.parametrize("norm", ["batch", "iabn"])
+def test_running_statistics_that_follow_a_batch_are_not_rounded_to_the_precision_of_the_passes(norm):
+    """A batch's variance, taken back from what a pass adds to the running one: in bfloat16 it came out negative."""
+    model, x = CNN(widths=(3, 4), hidden=8, kernel=3, norm=norm), images(16)[0]
+    found = []
+    for dtype in (None, torch.bfloat16):
+        task = Task(model, SHAPE, CLASSES, dtype=dtype)
+        vars = task.init(rng.key(0))
+        new = task.apply(vars, x, "adapt").buffers
+        found.append({k: old + (new[k] - old) / 0.1 for k, old in vars["buffers"].items()})
+    exact, low = found
+    assert all(bool((v > 0).all()) for k, v in low.items() if k.endswith("var"))
+    for name, value in exact.items():
+        torch.testing.assert_close(low[name], value, rtol=0.05, atol=0.01)

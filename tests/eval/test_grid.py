@@ -68,3 +68,17 @@ def test_an_exchange_has_its_bytes_in_the_table_and_what_cannot_exchange_is_refu
     alone = ac.evaluate(ac.train(of(1, ac.adapters.Tent(), ac.adapters.Together())))
     assert [r["adapter"] for r in alone.rows if r["selection"] == "last"] == ["tent"]
     assert "at least 2 clients" in alone.refused[0]["reason"] and "exchanged" not in str(alone)
+
+
+@pytest.mark.parametrize("backend", [ac.backends.Serial(), ac.backends.Vmap()], ids=["serial", "vmap"])
+def test_batches_of_one_that_batch_norm_cannot_use_cost_one_cell_and_not_the_table(backend):
+    """Features without places have one value per channel in such a batch: the run ended without any result."""
+    streams = (ac.shifts.Original(batch=1), ac.shifts.LabelSorted(batch=4))
+    adapters = (ac.adapters.Tent(), ac.adapters.NoAdapt())
+    fit = ac.train(replace(SMALL, streams=streams, adapters=adapters, rounds=1, backend=backend))
+    table = ac.evaluate(fit)
+    cells = {(r["adapter"], r["stream"]) for r in table.rows}
+    assert cells == {("tent", "label-sorted"), ("none", "label-sorted"), ("none", "original")}
+    (refused,) = table.refused
+    assert refused["adapter"] == "tent"
+    assert refused["reason"].startswith("stream original: batch norm needs two values per channel")

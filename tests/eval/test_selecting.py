@@ -193,3 +193,12 @@ def test_clients_together_choose_and_learn_as_one_by_one(fit, found):
     assert (
         always.rows[0]["per_client"] != one.where(stream="periodic", adapter="tent(opt.lr=0.3)").rows[0]["per_client"]
     )
+
+
+def test_adapters_that_exchange_are_left_out_since_every_client_is_served_alone(fit):
+    both = [CANDIDATES[0], catalogue.ADAPTERS["together"]]
+    found = ac.select(fit, both, STREAMS[:1], ("entropy",))
+    says = "Together exchanges with other clients, and here every client is served alone"
+    assert found.left_out == (f"together: {says}",) and found.rows[0]["chosen"] == {"none": 3}
+    estimated = ac.estimates(fit, both, STREAMS[:1], passes=0)
+    assert {r["adapter"] for r in estimated.rows} == {"none"}

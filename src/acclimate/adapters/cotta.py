@@ -59,7 +59,7 @@ class CoTTA(Adapter):
             check.within(self, name, 0.0, 1.0)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        missing = requirements.images(task, "CoTTA", "augment") if self.unsure else None
+        missing = requirements.pixels(task, "CoTTA", "augment") if self.unsure else None
         return f"{missing}; set unsure=0" if missing else super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:

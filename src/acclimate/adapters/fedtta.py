@@ -15,7 +15,7 @@ batch with the set's mean square, so that a newcomer's step has training's lengt
 is not. `variant="released"` judges models as the authors' code does: see `fedtta_search`.
 
 Batch norm takes the statistics of what it is shown, as in training's inner step. Where clients of different sizes are
-padded to one, these statistics count repeated samples; the loss and the entropy do not.
+padded to one, repeated samples count neither in these statistics nor in the loss and the entropy.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ..core.gradient import grad
 from ..core.loops import Time, repeat
 from ..ops.learned import learned_loss, scores
 from ..ops.losses import entropy
+from ..ops.memory_norms import CountedNorm
 from ..ops.params import with_params
 from .fedtta_search import ReleasedStepSearch, StepSearch
 
@@ -80,9 +81,10 @@ class FedTTA(Adapter):
     ) -> Tree:
         rate = model["inner"]["lr"] if self.lr is None else self.lr
         form = ReleasedStepSearch if self.variant == "released" else StepSearch
+        counts = real.to(model["inner"]["lr"].dtype)
 
         def look(params: Tree) -> tuple[Tensor, Tree]:
-            logits = self._logits(predict, model, params, x)
+            logits = predict(with_params(model, params), x, CountedNorm(counts)).logits
             loss = learned_loss(model["net"], logits, real, model["inner"]["batch"] if self.norm == "batch" else None)
             return loss, {"learned_loss": loss, **form.measured(logits, real)}
 
@@ -106,7 +108,7 @@ class FedTTA(Adapter):
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
     ) -> tuple[Tensor, Tree]:
-        return self._logits(predict, model, state["params"], x), state
+        return predict(with_params(model, state["params"]), x, "still").logits, state
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
@@ -115,6 +117,3 @@ class FedTTA(Adapter):
         uncertain, poor = entropy(logits), scores(model["net"], logits).abs()
         chosen = state["record"]["chosen_step"].expand_as(uncertain)
         return logits, new, {"entropy": uncertain, "learned_loss": poor, "chosen_step": chosen}
-
-    def _logits(self, predict: Predict, model: Tree, params: Tree, x: Tensor) -> Tensor:
-        return predict(with_params(model, params), x, "still").logits

@@ -42,7 +42,7 @@ class ICON(Adapter):
         return True
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.images(task, "ICON", "take views of") or super().refusal(task, model)
+        return requirements.pixels(task, "ICON", "take views of") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"vars": model["vars"]}

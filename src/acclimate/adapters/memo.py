@@ -51,7 +51,7 @@ class MEMO(Adapter):
         return True
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.images(task, "MEMO", "augment") or super().refusal(task, model)
+        return requirements.pixels(task, "MEMO", "augment") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
-from ..ops.nets import head_of, linear
+from ..ops.nets import answering_head, linear
 from ..ops.prototypes import mean_of_means
 
 
@@ -39,6 +39,9 @@ class NEO(Adapter):
     def refusal(self, task: Task, model: Tree) -> str | None:
         if self.against == "client" and "means" not in model:
             return "NEO with against='client' needs means in the deployed model: personalise with ClassMeans"
+        if others := sorted({"known", "others"} & model.keys()):
+            kind = "class prototypes" if others[0] == "known" else "a mixture of models"
+            return f"NEO centres features before a linear head, and this model answers with {kind}"
         return super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
@@ -55,4 +58,4 @@ class NEO(Adapter):
             share = 1.0 - self.keep * (state["count"] > 0)
         mean = state["mean"] + share * (now - state["mean"])
         shift = mean if self.against == "origin" else mean - mean_of_means(model["means"])
-        return linear(head_of(task, model["vars"]), features - shift), {"mean": mean, "count": seen}
+        return linear(answering_head(task, model), features - shift), {"mean": mean, "count": seen}

@@ -68,7 +68,7 @@ class ROID(Adapter):
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         missing = requirements.norm_layers(task, "ROID") if self.params == "norm" else None
-        if not missing and self.consistency and (flat := requirements.images(task, "ROID", "take views of")):
+        if not missing and self.consistency and (flat := requirements.pixels(task, "ROID", "take views of")):
             missing = f"{flat}; set consistency=0"
         return missing or prior_refusal(task, model, self.prior, "ROID") or super().refusal(task, model)
 

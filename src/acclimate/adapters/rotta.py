@@ -61,7 +61,7 @@ class RoTTA(Adapter):
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         return (
-            requirements.images(task, "RoTTA", "augment")
+            requirements.pixels(task, "RoTTA", "augment")
             or requirements.tunable_norm(task, "RoTTA")
             or memories.too_small(task, self.capacity, "RoTTA")
             or prior_refusal(task, model, self.prior, "RoTTA")

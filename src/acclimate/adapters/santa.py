@@ -59,7 +59,7 @@ class SANTA(Adapter):
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         missing = requirements.norm_layers(task, "SANTA") if self.params == "norm" else None
-        if missing := missing or requirements.images(task, "SANTA", "take views of"):
+        if missing := missing or requirements.pixels(task, "SANTA", "take views of"):
             return missing
         if self.align and (reason := super().refusal(task, model)):
             return f"{reason}; personalise with ClassMeans, or set align=0"

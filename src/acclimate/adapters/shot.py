@@ -3,7 +3,8 @@
 Before the first answer the feature extractor is tuned on the client's whole unlabelled test set, under the frozen head:
 low entropy of every prediction, high entropy of their mean (Eq. 3), and cross-entropy with pseudo-labels, weighted by
 `beta` (Eq. 7). Pseudo-labels are the nearest centroid by cosine; the centroids are means of features, first weighted by
-predictions (Eq. 4), then by the labels so found (Eq. 6); they are made anew before every epoch.
+predictions (Eq. 4), then by the labels so found (Eq. 6); they are made anew before every epoch. Of centroids that are
+equally near, the model's own prediction decides: those of a lone sample all are.
 
 The optimiser starts afresh with every epoch's labels, and one learning rate serves the whole extractor (the released
 code decays it and takes a tenth for pre-trained layers). Batch-norm statistics move along with the extractor.
@@ -21,6 +22,9 @@ from torch import Tensor
 from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, Work, check, rng
 from ..ops.losses import entropy
 from ..ops.unlabelled import answers, tune
+
+TIED = 1e-5
+"""Cosines that are nearer to each other than this are equal: rounding would decide between them."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,15 @@ def information(logits: Tensor) -> Tensor:
 
 def pseudo_labels(features: Tensor, logits: Tensor, real: Tensor) -> Tensor:
     """The class of the nearest centroid by cosine (Eq. 4 to 6) for every row; only `real` rows make centroids."""
-    unit = F.normalize(features, dim=-1)
+    unit, likely = F.normalize(features, dim=-1), logits.softmax(-1)
 
     def nearest(member: Tensor) -> Tensor:
         member = member * real.to(member.dtype)[:, None]
         # the direction of a weighted sum is that of the weighted mean
         centroids = F.normalize(member.mT @ features, dim=-1)
-        alike = unit @ centroids.mT
-        return torch.where(member.sum(0) > 0, alike, -torch.inf).argmax(-1)
+        alike = torch.where(member.sum(0) > 0, unit @ centroids.mT, -torch.inf)
+        near = alike >= alike.amax(-1, keepdim=True) - TIED
+        return torch.where(near, likely, -1.0).argmax(-1)
 
-    first = nearest(logits.softmax(-1))
+    first = nearest(likely)
     return nearest(F.one_hot(first, logits.shape[-1]).to(features.dtype))

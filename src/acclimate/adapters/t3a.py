@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..core import Adapter, Predict, Task, Tree, check, rng
 from ..ops.losses import entropy
+from ..ops.nets import answering_head, linear
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,8 @@ class T3A(Adapter):
         return self.keep in (None, -1)
 
     def init(self, task: Task, model: Tree) -> Tree:
-        params = model["vars"]["params"]
-        rows = params[task.head_weight]
-        logits = rows @ rows.T + params.get(task.head_bias, 0.0)
+        head = answering_head(task, model)
+        rows, logits = head["weight"], linear(head, head["weight"])
         # The row of class k sits in the support set of the class that the head assigns to it, as any feature would.
         at = F.one_hot(logits.argmax(-1), task.num_classes).T
         if self._all:

@@ -46,7 +46,7 @@ class THEPlus(Adapter):
         return self.the.batch_free
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.images(task, "THEPlus", "augment") or super().refusal(task, model)
+        return requirements.pixels(task, "THEPlus", "augment") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return self.the.init(task, model)

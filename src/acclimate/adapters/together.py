@@ -38,9 +38,17 @@ class Around(Wrapping, Exchanging):
     def refusal(self, task: Task, model: Tree) -> str | None:
         if reason := super().refusal(task, model):
             return reason
-        if self.uplink and "params" not in self.adapter.init(task, model):
-            name, inner = type(self).__name__, type(self.adapter).__name__
+        if not self.uplink:
+            return None
+        tuned, name, inner = (
+            self.adapter.init(task, model).get("params"),
+            type(self).__name__,
+            type(self.adapter).__name__,
+        )
+        if not tuned:
             return f"{name} mixes the parameters that an adapter tunes, and {inner} tunes none"
+        if others := sorted(tuned.keys() - {n for kind in model["vars"].values() for n in kind}):
+            return f"{name} mixes parameters of the model, and {inner} tunes {', '.join(others)} besides"
         return None
 
     def receive(self, task: Task, model: Tree, state: Tree, down: Tree) -> Tree:

@@ -21,7 +21,7 @@ from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
 from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.augment import FlipCrop
-from ..ops.nets import head_of, linear
+from ..ops.nets import head_of, linear, personal_head
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TSA(Adapter):
         check.within(self, "jitter", 0.0, 1.0)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.images(task, "TSA", "augment") or super().refusal(task, model)
+        return requirements.pixels(task, "TSA", "augment") or super().refusal(task, model)
 
     def step(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
@@ -66,7 +66,8 @@ class TSA(Adapter):
 
         def heads(x: Tensor) -> Tensor:
             features = predict(model, x).features
-            return torch.stack((linear(head_of(task, model["vars"]), features), linear(model["head"], features)))
+            each = head_of(task, model["vars"]), personal_head(task, model)
+            return torch.stack([linear(head, features) for head in each])
 
         first, second = (heads(self._view(x, rng.fold(key, i))) for i in range(2))
         weights = self._learn(first, second)

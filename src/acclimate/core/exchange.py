@@ -60,6 +60,13 @@ def exchanges(adapter: Adapter) -> TypeGuard[Exchanging]:
     return isinstance(adapter, Exchanging) and bool(adapter.uplink)
 
 
+def alone_refusal(adapter: Adapter) -> str | None:
+    """Why this adapter cannot be judged by what each client does alone, in one sentence, or None where it can."""
+    if not exchanges(adapter):
+        return None
+    return f"{type(adapter).__name__} exchanges with other clients, and here every client is served alone"
+
+
 def refusal(worker: Worker, adapter: Adapter, clients: int) -> str | None:
     """Why so many clients cannot exchange what this adapter sends, in one sentence, or None where they can."""
     if not exchanges(adapter):

@@ -102,8 +102,8 @@ class Task:
     what cannot be guessed); or it returns (features, logits) and has a linear layer called `head` (or names another in
     `head_name`). Inputs are uint8 images or floats; uint8 is scaled to 0..1, and both are then normalised with `mean`
     and `std`, so that everything outside the task sees pixels. With `tokens` they are whole numbers, ids below that
-    number, which no one scales. `public` is a set of unlabelled inputs that every client holds from the start, so that
-    nobody sends them.
+    number, which no one scales. `pixels` is False where floats [C, H, W] lie outside 0..1: views that clip are then
+    refused. `public` is a set of unlabelled inputs that every client holds from the start, so that nobody sends them.
     """
 
     def __init__(
@@ -117,10 +117,11 @@ class Task:
         dtype: torch.dtype | None = None,
         public: Tensor | None = None,
         tokens: int | None = None,
+        pixels: bool = True,
     ) -> None:
         if tokens is not None and augment is not None:
             raise ValueError(f"augment={augment!r} changes images, and these inputs are token ids; leave augment out")
-        self.dtype, self.tokens = dtype, tokens
+        self.dtype, self.tokens, self.pixels = dtype, tokens, pixels
         self.public = None if public is None else public.cpu()
         self._placed: dict[torch.device, Tensor] = {}
         self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
@@ -163,7 +164,7 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return Task, (*about, self.dtype, self.public, self.tokens)
+        return Task, (*about, self.dtype, self.public, self.tokens, self.pixels)
 
     def computing(self, dtype: torch.dtype | None) -> Task:
         """The same task whose forward and backward passes run in this precision; variables and outputs keep theirs."""
@@ -172,7 +173,7 @@ class Task:
     def having(self, model: Any, dtype: torch.dtype | None = None) -> Task:
         """The same task for another architecture."""
         about = (self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return Task(model, *about, dtype, self.public, self.tokens)
+        return Task(model, *about, dtype, self.public, self.tokens, self.pixels)
 
     def public_on(self, device: torch.device) -> Tensor:
         """The public set on a device, [N, ...], copied there once; empty where the task has none."""
@@ -272,11 +273,11 @@ class Task:
         return Out(logits, features, buffers)
 
     def _in_dtype(self, given: Tree, mode: Mode) -> Tree:
-        """Input and variables in the precision of the passes. Running statistics stay as they are in training: what a
-        batch adds to them would be rounded away."""
+        """Input and variables in the precision of the passes. Running statistics stay as they are where they follow a
+        batch: what it adds to them would be rounded away."""
         if self.dtype is None:
             return given
-        still = ("buffers",) if mode == "train" or isinstance(mode, Normaliser) else ()
+        still = ("buffers",) if mode in ("train", "adapt") or isinstance(mode, Normaliser) else ()
         used: Tree = many.cast(tree.drop(given, still), self.dtype)
         return {**used, **tree.pick(given, still)}
 

@@ -24,6 +24,7 @@ from ..core import (
     Worker,
     tree,
 )
+from ..core.nn.layers import TooFewValues
 from .analysis import Traces, flat
 from .rows import summary_of
 from .table import Refused, Row, Table
@@ -119,6 +120,10 @@ def evaluate(
                 except CannotExchange as e:
                     refused += (_refused(first.names, name, str(e)),)
                     break
+                except TooFewValues as e:  # of this stream's batches; another stream may have larger ones
+                    refused += (_refused(first.names, name, f"stream {stream}: {e}"),)
+                    tick()
+                    continue
                 cost.samples += int(metrics["n"].sum())  # reading it waits for the device
                 cost.seconds += time.perf_counter() - began
                 seen = metrics.pop("trace", {})
@@ -191,7 +196,7 @@ def stream_accuracy(
     for name in (n for n, a in adapters.items() if not a.calibrates and a.refusal(worker.task, model) is None):
         try:
             return {"adapter": name, "streams": _accuracies(engine, down, models, streams, adapters[name])}
-        except CannotExchange:
+        except (CannotExchange, TooFewValues):
             continue
     return {}
 

@@ -17,6 +17,7 @@ import torch
 from ..backends.flower.protocol import stream_name
 from ..backends.flower.stretches import DOWN
 from ..core import Adapter, Filter, Shards, Task, Tree, Worker, exchange, token_count, tree
+from ..core.nn.pixels import are_pixels
 from ..data import Dataset, FileDataset, World
 from ..experiment import Experiment, decode
 from ..filters import LocalDP, Masked
@@ -88,7 +89,7 @@ class Site:
         """The client half."""
         e, w = self.experiment, self.world
         about = (w.shape, w.num_classes, w.mean, w.std, e.data.augment)
-        task = Task(e.model, *about, tokens=token_count(w.examples.x))
+        task = Task(e.model, *about, tokens=token_count(w.examples.x), pixels=are_pixels(w.examples.x))
         filters = tuple(replace(f, secret="") if _noisy(f) else f for f in e.filters)  # noise is of the site's own key
         own = any(f.wants_secret for f in filters)
         return Worker(task, e.method, filters, e.seed, secrets.kept(self.vault.folder / KEY) if own else None)

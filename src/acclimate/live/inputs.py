@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ..core import Task
+from ..core.nn.pixels import SLACK
 from ..data.raw import Raw, RawTexts
 
 ALLOWED = "expected uint8 (pixels) or float (pixels in 0..1, features)"
-SLACK = 0.01
-"""How far floats may lie outside 0..1 and still be pixels: resampling overshoots a little."""
 
 
 Samples: TypeAlias = Any

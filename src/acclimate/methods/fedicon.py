@@ -68,7 +68,7 @@ class FedICON(Weighted):
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         if self.extract:
-            requirements.need(requirements.images(task, "FedICON", "take views of"))
+            requirements.need(requirements.pixels(task, "FedICON", "take views of"))
         return super().init_server(task, clients, key) if self.share else {}
 
     def init_mine(self, task: Task, key: rng.Key) -> Tree:

@@ -61,7 +61,7 @@ class FedProto(Method):
         return {"prototypes": prototypes, "known": torch.maximum(server["known"], met.to(server["known"].dtype))}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        return {"vars": mine["vars"], **down}
+        return {"vars": mine["vars"], **(down if self.inference == "prototypes" else {})}
 
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         out = task.apply(model["vars"], x, mode, key)

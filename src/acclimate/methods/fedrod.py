@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..core import SGD, Loss, Mode, Optimizer, Out, Task, Tree, Weighted, Work, rng, train, tree
 from ..ops.losses import balanced_softmax, class_counts
-from ..ops.nets import features_of, head_of, linear, on_features
+from ..ops.nets import SUMMED, features_of, head_of, linear, on_features
 from ..ops.params import model_of, train_jointly
 
 
@@ -69,7 +69,7 @@ class FedRoD(Weighted):
         return train_jointly(self.loss(task, data), nets, data, self.opt, self.personal_work, key, "generic")
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        return {**down, **mine}
+        return {**down, **mine, SUMMED: torch.ones_like(mine["head"]["weight"][0, 0])}
 
     def predict(self, task: Task, model: Tree, x: Tensor, mode: Mode = "eval", key: rng.Key | None = None) -> Out:
         out = task.apply(model["vars"], x, mode, key)

@@ -66,5 +66,7 @@ class CountedNorm(Normaliser):
     weight: Tensor
 
     def normalise(self, layer: PureBatchNorm, input: Tensor) -> Tensor:
-        mean, var, _ = moments(input, self.weight)
+        mean, var, count = moments(input, self.weight)
+        if isinstance(layer, InstanceAwareBatchNorm):  # which takes the unbiased variance of a batch
+            var = var * (count / (count - 1.0).clamp_min(1.0))
         return _normalised(layer, input, mean, var)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import Optimizer, Task, Tree, Work, rng, train
+from ..core import Optimizer, Task, Tree, Work, rng, train, tree
 from .masks import mean_of, real_rows
 
 
@@ -51,6 +51,22 @@ def head_of(task: Task, vars: Tree) -> Tree:
     params = vars["params"]
     bias = {"bias": params[task.head_bias]} if task.head_bias in params else {}
     return {"weight": params[task.head_weight], **bias}
+
+
+SUMMED = "summed"
+"""In a deployed model: its `head` answers in sum with the model's own head, and not by itself (FedRoD)."""
+
+
+def answering_head(task: Task, model: Tree) -> Tree:
+    """The linear head of a deployed model's answers: its own, or the sum where a personal one adds to it."""
+    own = head_of(task, model["vars"])
+    return tree.add(own, model["head"]) if SUMMED in model else own
+
+
+def personal_head(task: Task, model: Tree) -> Tree:
+    """The head of a client's own answers, which is `head` or, where that adds to the model's, the sum."""
+    head: Tree = answering_head(task, model) if SUMMED in model else model["head"]
+    return head
 
 
 def named(task: Task, head: Tree) -> Tree:

@@ -19,6 +19,18 @@ def images(task: Task, who: str, purpose: str) -> str | None:
     return f"{who} needs images to {purpose}, and these inputs {kind}"
 
 
+def pixels(task: Task, who: str, purpose: str) -> str | None:
+    """Images whose values are pixels, for records that clip what they make of them to 0..1."""
+    if missing := images(task, who, purpose):
+        return missing
+    if task.pixels:
+        return None
+    return (
+        f"{who} needs pixels to {purpose}, uint8 or floats from 0 to 1, and these floats lie outside: scale them, and "
+        "set mean and std of the data record where the model is to have them normalised"
+    )
+
+
 def numbers(task: Task, who: str, purpose: str) -> str | None:
     """Inputs that one can compute with and differentiate by: pixels or features, not token ids."""
     if task.tokens is None:
@@ -43,10 +55,21 @@ def feature_maps(task: Task, who: str) -> str | None:
 
 
 def norm_layers(task: Task, who: str) -> str | None:
-    """Normalisation layers, for records whose `params` says which parameters they tune."""
+    """Normalisation layers with parameters, for records whose `params` says which parameters they tune."""
     if task.norm:
-        return None
+        fixed = _fixed_norm(task, who)
+        return f"{fixed}, or set params='all'" if fixed else None
     return f"{who} needs normalisation layers, and this model has none; set params='all' or the model's norm"
+
+
+def _fixed_norm(task: Task, who: str) -> str | None:
+    """Normalisation layers that have statistics alone: nothing of them can be tuned."""
+    if task.norm & frozenset(task.params):
+        return None
+    return (
+        f"{who} tunes normalisation layers, and those of this model have no parameters that are trained (affine=False, "
+        "or requires_grad=False): give them some"
+    )
 
 
 def batch_norm(task: Task, who: str, maps: bool = False) -> str | None:
@@ -67,7 +90,7 @@ def batch_statistics(task: Task, who: str, maps: bool = False) -> str | None:
 
 
 def tunable_norm(task: Task, who: str) -> str | None:
-    """Normalisation layers, for records that tune nothing else."""
+    """Normalisation layers with parameters, for records that tune nothing else."""
     if task.norm:
-        return None
+        return _fixed_norm(task, who)
     return f"{who} needs normalisation layers, and this model has none; build it with norm='batch' or 'group'"

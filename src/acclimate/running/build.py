@@ -14,6 +14,7 @@ from ..adapters import Guarded
 from ..backends.mixed import MixedEngine
 from ..core import Adapter, Best, Engine, State, Task, Work, Worker, token_count, tree
 from ..core.filter import before_each
+from ..core.nn.pixels import are_pixels
 from ..core.task import architectures
 from ..data import PublicWorld, World
 from ..experiment import Experiment, labels
@@ -127,7 +128,8 @@ def build(experiment: Experiment, secret: bytes | None = None, old: bool = False
 def worker_of(experiment: Experiment, world: World, secret: bytes | None = None) -> Worker:
     """The client half, where all clients have one architecture."""
     about = (world.shape, world.num_classes, world.mean, world.std, experiment.data.augment)
-    task = Task(experiment.model, *about, tokens=token_count(world.examples.x))
+    x = world.examples.x
+    task = Task(experiment.model, *about, tokens=token_count(x), pixels=are_pixels(x))
     worker = Worker(task, experiment.method, experiment.filters, experiment.seed, secret)
     if reason := worker.refusal():
         raise ValueError(f"{type(experiment.method).__name__} with {reason}")
@@ -163,8 +165,9 @@ def _mixed(experiment: Experiment, world: World, secret: bytes | None) -> tuple[
     assert isinstance(world, PublicWorld)
     mixed = Mixed.of(e.model)
     about = (world.shape, world.num_classes, world.mean, world.std, e.data.augment)
-    public, tokens = world.examples.x[world.public], token_count(world.examples.x)
-    tasks = [Task(model, *about, public=public, tokens=tokens) for model in mixed.models]
+    x = world.examples.x
+    given: dict[str, Any] = {"public": x[world.public], "tokens": token_count(x), "pixels": are_pixels(x)}
+    tasks = [Task(model, *about, **given) for model in mixed.models]
     workers = [Worker(task, method.for_model(i), e.filters, e.seed, secret) for i, task in enumerate(tasks)]
     if reason := workers[0].refusal():
         raise ValueError(f"{type(method).__name__} with {reason}")

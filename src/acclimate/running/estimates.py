@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core import Adapter, Personalizer
+from ..core import Adapter, Personalizer, exchange
 from ..eval import Test
 from ..eval.estimate_table import Estimates
 from ..eval.estimates import PASSES, measure
@@ -25,8 +25,9 @@ def estimates(
 ) -> Estimates:
     """How well accuracy is estimated without labels: every adapter on every stream, at the last round.
 
-    The defaults are the experiment's own. Adapters that cannot serve the model are left out, and so are streams of
-    newcomers, who have no validation data. `passes` is the number of dropout passes for AETTA; 0 leaves it out.
+    The defaults are the experiment's own. Adapters that cannot serve the model, or exchange with other clients, are
+    left out, and so are streams of newcomers, who have no validation data. `passes` is the number of dropout passes for
+    AETTA; 0 leaves it out.
     """
     return of_built(fit, adapters, streams_of(fit.world, streams or fit.experiment.streams), personal, passes)
 
@@ -39,7 +40,8 @@ def of_built(
     down = worker.method.download(worker.task, fit.state.server)
     models = engine.deploy(down, fit.state.mine, personal or fit.experiment.personal)
     model = engine.model_of(models, 0)
-    able = {n: a for n, a in by_name(adapters or fit.experiment.adapters).items() if not a.refusal(worker.task, model)}
+    named = by_name(adapters or fit.experiment.adapters)
+    able = {n: a for n, a in named.items() if not (a.refusal(worker.task, model) or exchange.alone_refusal(a))}
     tests = {name: Test(s.shards, shift.protocol, s.new, s.copied) for name, (shift, s) in built.items()}
     steady = frozenset(name for name, (shift, _) in built.items() if isinstance(shift, STEADY))
     return measure(engine, models, world, world.val, able, tests, steady, passes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core import Adapter, Personalizer
+from ..core import Adapter, Personalizer, exchange
+from ..core.nn.pixels import are_pixels
 from ..data import World
 from ..eval import Test
 from ..eval.selection import Chooser
@@ -30,7 +31,7 @@ def select(
     certain, `consistency` the one whose answers change least under augmentation, `snd` the one with the highest soft
     neighbourhood density. `oracle` takes the most accurate by the stream's own labels: it is no strategy, and measured
     for the gap alone unless it is named. With by="client" every client chooses for itself. Adapters that cannot serve
-    the model are left out, and so are streams of newcomers.
+    the model, or exchange with other clients, are left out, and so are streams of newcomers.
     """
     return selected(fit, adapters, streams_of(fit.world, streams or fit.experiment.streams), strategies, by, personal)
 
@@ -51,7 +52,8 @@ def selected(
     down = worker.method.download(worker.task, fit.state.server)
     models = engine.deploy(down, fit.state.mine, personal or fit.experiment.personal)
     model, named = engine.model_of(models, 0), by_name(adapters or fit.experiment.adapters)
-    refused = {name: reason for name, a in named.items() if (reason := a.refusal(worker.task, model))}
+    reasons = {name: a.refusal(worker.task, model) or exchange.alone_refusal(a) for name, a in named.items()}
+    refused = {name: reason for name, reason in reasons.items() if reason}
     able = {name: a for name, a in named.items() if name not in refused}
     if not able:
         raise ValueError(f"there is nothing to choose from: {'; '.join(refused.values())}")
@@ -74,5 +76,6 @@ def check(world: World, built: Built, strategies: Sequence[str]) -> None:
     if "source" in strategies and not any(len(rows) for rows in world.val):
         raise ValueError(f"strategy source: {world.name} has no validation examples; leave it out")
     for name, (_, stream) in built.items():
-        if "consistency" in strategies and stream.shards.x.dim() != 4:
+        x = stream.shards.x
+        if "consistency" in strategies and (x.dim() != 4 or not are_pixels(x)):
             raise ValueError(f"strategy consistency: stream {name} has no images to augment; leave it out")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import store
-from ..core import Adapter, NonFinite, State
+from ..core import Adapter, NonFinite, State, exchange
 from ..core import fit as loop
 from ..data import World
 from ..eval import Test, stream_accuracy
@@ -66,7 +66,7 @@ def check_adapter(experiment: Experiment) -> None:
     """Refuse an adapter that cannot serve the model; an untrained model is enough to find out."""
     world, worker, engine = api.build(experiment)
     try:
-        _served(experiment, worker, engine, loop.start(worker, engine, world.clients))
+        _served(experiment, worker, engine, loop.start(worker, engine, world.clients), _scored_clients(world))
     finally:
         engine.close()
 
@@ -150,8 +150,11 @@ def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: Sta
     """Accuracy with the experiment's personaliser and first adapter on streams that are made of validation data."""
     built = api.streams_of(validation_world(world), on)
     tests = {name: Test(stream.shards, shift.protocol) for name, (shift, stream) in built.items()}
-    adapter = _served(e, worker, engine, state)
-    seen = stream_accuracy(worker, engine, state, tests, {labels.name(adapter): adapter}, e.personal)["streams"]
+    adapter = _served(e, worker, engine, state, _scored_clients(world))
+    found = stream_accuracy(worker, engine, state, tests, {labels.name(adapter): adapter}, e.personal)
+    if not found:
+        raise ConfigError(f"adapter {labels.name(adapter)} cannot serve {', '.join(tests)}; a larger batch may help")
+    seen = found["streams"]
     if gone := [name for name in tests if name not in seen]:
         raise ArithmeticError(
             f"adapter {labels.name(adapter)} produced values that are not finite on {', '.join(gone)}"
@@ -159,13 +162,22 @@ def _validated(e: Experiment, world: World, worker: Any, engine: Any, state: Sta
     return float(torch.tensor(list(seen.values()), dtype=torch.float64).mean())
 
 
-def _served(e: Experiment, worker: Any, engine: Any, state: State) -> Adapter:
+def _served(e: Experiment, worker: Any, engine: Any, state: State, clients: int) -> Adapter:
     """The adapter that is scored; an error where it cannot serve the model."""
     adapter = e.adapters[0]
     down = worker.method.download(worker.task, state.server)
-    if reason := adapter.refusal(worker.task, engine.model_of(engine.deploy(down, state.mine, e.personal), 0)):
+    reason = adapter.refusal(worker.task, engine.model_of(engine.deploy(down, state.mine, e.personal), 0))
+    reason = reason or exchange.refusal(worker, adapter, clients)
+    if not reason and adapter.calibrates:
+        reason = "it judges by the validation examples that a search scores on; search for the adapter inside"
+    if reason:
         raise ConfigError(f"adapter {labels.name(adapter)} (the first of adapters=, which is scored): {reason}")
     return adapter
+
+
+def _scored_clients(world: World) -> int:
+    """How many clients have validation examples."""
+    return sum(len(rows) > 0 for rows in world.val)
 
 
 def validation_world(world: World) -> World:

@@ -28,6 +28,10 @@ def is_norm(layer: nn.Module) -> bool:
     return isinstance(layer, NORM_LAYERS) or type(layer).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 
+class TooFewValues(ValueError):
+    """A batch from which batch norm cannot take statistics, because it has one value per channel."""
+
+
 class Normaliser:
     """The mode `adapt`, with batch norm as `normalise` has it: the base of frozen records that take its place.
 
@@ -91,7 +95,7 @@ class PureBatchNorm(_BatchNorm):
 
     def _check_count(self, input: Tensor) -> None:
         if input.numel() == input.shape[1]:
-            raise ValueError(
+            raise TooFewValues(
                 "batch norm needs two values per channel for the statistics of a batch, and an input of shape "
                 f"{tuple(input.shape)} has one: give it batches of at least 2 samples"
             )

@@ -52,6 +52,18 @@ def constant(values: tuple[float, ...], ndim: int, device: torch.device) -> Tens
         return torch.tensor(values, device=device).view(-1, *[1] * (ndim - 2))
 
 
+SLACK = 0.01
+"""How far floats may lie outside 0..1 and still be pixels: resampling overshoots a little."""
+
+
+def are_pixels(x: Tensor) -> bool:
+    """Whether inputs [N, C, H, W] can be pixels: uint8, or floats from 0 to 1. Other inputs are no images, and may be
+    anything."""
+    if x.dim() != 4 or not x.is_floating_point() or not x.numel():
+        return True
+    return float(x.min()) >= -SLACK and float(x.max()) <= 1.0 + SLACK
+
+
 def serves(x: Tensor) -> bool:
     """Whether the kernel is for these images, clients mapped over."""
     here = AVAILABLE and (x.is_cuda or kernels.INTERPRETED)
