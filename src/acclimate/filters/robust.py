@@ -59,7 +59,8 @@ def presence(groups: Tree, group: str, rules: Rules) -> Tensor:
     if isinstance(rule, Mean) and rule.by in groups:
         weight: Tensor = groups[rule.by]
         return weight != 0
-    first = tree.leaves(groups[group])[0]
+    own, every = tree.leaves(groups[group]), tree.leaves(groups)
+    first = (own or every)[0]  # a group may be empty: the buffers of a model that has none
     return torch.ones(first.shape[0], dtype=torch.bool, device=first.device)
 
 
