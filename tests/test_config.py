@@ -408,6 +408,16 @@ def test_masks_need_two_clients_in_a_round(key):
     assert one("filters=masked", "cohort=2").cohort_size == 2
 
 
+@pytest.mark.parametrize(
+    ("settings", "least"), [((), 5), (("filters.krum.liars=2",), 7), (("filters.krum.select=4",), 7)]
+)
+def test_krum_is_refused_before_the_first_round_where_a_round_is_too_small(settings, least):
+    assert one("filters=krum", *settings, f"cohort={least}").filters[0].needs == least
+    says = f"Experiment: filters=Krum needs at least {least} clients in a round, not {least - 1}"
+    with pytest.raises(ConfigError, match=says):
+        expand(["filters=krum", *settings, f"cohort={least - 1}"])
+
+
 @pytest.mark.parametrize("model", [MLP, CNN, ResNet20])
 def test_groups_are_at_least_one(model):
     for groups in (0, -1):

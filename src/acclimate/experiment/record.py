@@ -102,9 +102,9 @@ class Experiment:
                 "clients",
             )
         for f in self.filters:
-            if self.cohort_size < f.least:
+            if self.cohort_size < f.needs:
                 raise ValueError(
-                    f"Experiment: filters={type(f).__name__} needs at least {f.least} clients in a round, not "
+                    f"Experiment: filters={type(f).__name__} needs at least {f.needs} clients in a round, not "
                     f"{self.cohort_size}; raise cohort or participation, or the number of clients, {self.data.clients}"
                 )
         if not self.adapters:
