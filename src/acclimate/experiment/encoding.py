@@ -151,6 +151,8 @@ def settle(record: Any, *path: str) -> None:
 
 
 def _settled(value: Any, hint: Any, path: tuple[str, ...]) -> Any:
+    if type(value) in (float, bool, str) and type(value) is hint:  # almost always
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         settle(value, *path)
         return value
