@@ -138,8 +138,8 @@ def _train(
 
     def save(states: list[State]) -> None:
         median = sorted(rounds.seconds)[len(rounds.seconds) // 2]
-        for folder, earlier in zip(kept, before, strict=True):  # first: a checkpoint of the last round is not followed
-            folder.keep_pace(round(earlier + sum(rounds.seconds), 4), round(median, 4), len(fits))
+        for own, earlier in zip(kept, before, strict=True):  # first: a checkpoint of the last round is not followed
+            own.keep_pace(round(earlier + sum(rounds.seconds), 4), round(median, 4), len(fits))
         for folder, fit, state in zip(folders, fits, states, strict=True):
             if folder is not None:
                 folder.save(state, fit.experiment.identity(), last=state.round == fit.experiment.rounds)
