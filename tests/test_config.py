@@ -5,7 +5,9 @@ import functools
 import json
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +15,8 @@ from torch import nn
 
 from acclimate.adapters import T3A, NoAdapt, Tent
 from acclimate.backends import Vmap
-from acclimate.core import SGD, Adam, Cosine, StepDecay
-from acclimate.data import IID, ByDomain, Digits, Pathological
+from acclimate.core import SGD, Adam, Cosine, StepDecay, Work, check
+from acclimate.data import IID, Arrays, ByDomain, Digits, Pathological
 from acclimate.experiment import ConfigError, Experiment, catalogue, labels, names
 from acclimate.experiment import record as config
 from acclimate.experiment.settings import expand, flatten_toml, merged
@@ -72,6 +74,54 @@ def test_whole_numbers_in_fields_of_floats_have_the_hash_of_the_file(e):
     assert back == e and back.training_hash() == e.training_hash()
     assert config.dumps(back) == config.dumps(e)
     assert back.history_hash() == e.history_hash()
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"seed": np.int64(3), "rounds": np.int32(2)}, Experiment(seed=3, rounds=2)),
+        ({"participation": np.float32(0.5)}, Experiment(participation=0.5)),
+        ({"method": FedProx(mu=np.float32(0.25))}, Experiment(method=FedProx(mu=0.25))),
+        ({"method": FedAvg(opt=SGD(lr=np.float64(0.5)))}, Experiment(method=FedAvg(opt=SGD(lr=0.5)))),
+        ({"model": MLP(hidden=[np.int64(8), 4])}, Experiment(model=MLP(hidden=(8, 4)))),
+        ({"adapters": [NoAdapt()], "select": ["fixed"]}, Experiment(adapters=(NoAdapt(),), select=("fixed",))),
+        ({"data": Arrays(file=Path("a.npz"))}, Experiment(data=Arrays(file="a.npz"))),
+    ],
+    ids=lambda value: "" if isinstance(value, Experiment) else ",".join(value),
+)
+def test_what_equals_a_plain_value_is_written_and_read_as_one(given, plain):
+    e = Experiment(**given)
+    assert e == plain and config.dumps(e) == config.dumps(plain)
+    assert config.loads(config.dumps(e)) == e and e.identity() == plain.identity()
+    assert type(e.seed) is type(e.rounds) is int and type(e.participation) is float
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rounds": 5.0}, r"Experiment\.rounds: 5\.0 must be of type int"),
+        ({"rounds": "5"}, r"Experiment\.rounds: '5' must be of type int"),
+        ({"seed": True}, r"Experiment\.seed: True must be of type int"),
+        ({"seed": 2**70}, r"Experiment\.seed: a number of about 22 digits must be a whole number of at most 9,223"),
+        ({"analysis": "false"}, r"Experiment\.analysis: 'false' must be of type bool"),
+        ({"participation": "0.5"}, r"Experiment\.participation: '0\.5' must be of type float"),
+        ({"method": FedAvg(work=Work(epochs=1.5))}, r"Experiment\.method\.work\.epochs: 1\.5 must be of type int"),
+        ({"backend": Vmap(chunk=2.5)}, r"Experiment\.backend\.chunk: 2\.5 must be of type int"),
+        ({"model": MLP(hidden=(8.0,))}, r"Experiment\.model\.hidden: 8\.0 must be of type int"),
+        ({"adapters": Tent()}, r"Experiment: adapters=Tent\(.*\) must be a tuple; write \(Tent\("),
+        ({"select": "fixed"}, r"Experiment: select='fixed' must be a tuple; write \('fixed',\)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
+)
+def test_what_a_file_could_not_be_read_with_is_refused_before_it_is_written(given, says):
+    with pytest.raises(check.FieldError, match=says):
+        Experiment(**given)
+
+
+@pytest.mark.parametrize("make", [lambda: SGD(lr="0.1"), lambda: FedProx(mu="1e-3"), lambda: Work(batch="8")])
+def test_text_where_a_number_belongs_is_named_with_its_field(make):
+    with pytest.raises(check.FieldError, match=r"(SGD: lr='0\.1'|FedProx: mu='1e-3'|Work: batch='8') must be "):
+        make()
 
 
 def test_whole_numbers_stay_where_they_may_be():
@@ -356,6 +406,16 @@ def test_masks_need_two_clients_in_a_round(key):
     with pytest.raises(ConfigError, match=says):
         expand(["filters=masked", key])
     assert one("filters=masked", "cohort=2").cohort_size == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "least"), [((), 5), (("filters.krum.liars=2",), 7), (("filters.krum.select=4",), 7)]
+)
+def test_krum_is_refused_before_the_first_round_where_a_round_is_too_small(settings, least):
+    assert one("filters=krum", *settings, f"cohort={least}").filters[0].needs == least
+    says = f"Experiment: filters=Krum needs at least {least} clients in a round, not {least - 1}"
+    with pytest.raises(ConfigError, match=says):
+        expand(["filters=krum", *settings, f"cohort={least - 1}"])
 
 
 @pytest.mark.parametrize("model", [MLP, CNN, ResNet20])

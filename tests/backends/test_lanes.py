@@ -199,6 +199,54 @@ def test_what_differs_in_numbers_other_than_zero_joins(monkeypatch):
     assert varied([FedProx(mu=0.1), FedProx(mu=0.3)]) == {("mu",): [0.1, 0.3]}
 
 
+def test_seeds_that_scale_their_own_numbers_are_trained_one_by_one(monkeypatch):
+    """The task of a lane would be that of the first, with the means of the first one's training rows."""
+    monkeypatch.setattr(train, "can_join", lambda *_, **__: True)
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 9.0, 50.0])
+    data = ac.data.of(x.numpy(), (x[:, 0] > 0).long().numpy(), clients=3, partition=ac.data.IID())
+    method = FedAvg(work=ac.Work(epochs=1, batch=4))
+    first = ac.Experiment(data, ac.models.MLP(hidden=(4,)), method, rounds=1, backend=Vmap(), device="cpu")
+    experiments = [first, replace(first, seed=1)]
+    fits = api.train_together(experiments)
+    assert fits[0].worker.task.mean != fits[1].worker.task.mean
+    for one, e in zip(fits, experiments, strict=True):
+        assert equal(one.state.server, ac.train(e).state.server)
+    lanes = [Lane(one.worker, one.world.shards(one.world.train)) for one in fits]
+    with pytest.raises(ValueError, match="lanes need inputs of one form, scaled by the same numbers"):
+        Vmap().open_lanes(lanes, torch.device("cpu"))
+    assert api.train_together([first, first])[1].lane is not None
+
+
+@dataclass(frozen=True)
+class Remembers(ac.adapters.NoAdapt):
+    """Keeps what the model says of a validation example, and answers with it."""
+
+    calibrates = True
+
+    def calibrate(self, task, predict, model, data):
+        return {"said": predict(model, data["x"][data["rows"][:1]]).logits[0], "who": data["id"]}
+
+
+def test_adapters_calibrate_with_the_numbers_of_their_lane():
+    methods = [small(ac.methods.FedPCL(tau=tau), FEW) for tau in (0.07, 0.5)]
+    held, data = shards((4,) * 6, seed=1), shards()
+    lanes = [Lane(Worker(task(), m), data) for m in methods]
+    engines = [
+        Vmap().open_lanes(lanes, torch.device("cpu")),
+        *(Vmap().open(w, d, torch.device("cpu")) for w, d in lanes),
+    ]
+    found = []
+    for engine, some in zip(engines, (lanes, lanes[:1], lanes[1:]), strict=True):
+        states = fit.start_together([w for w, _ in some], engine, 6)
+        downs = [w.method.download(w.task, s.server) for (w, _), s in zip(some, states, strict=True)]
+        mine = engine.lanes.mine([s.mine for s in states])
+        models = engine.deploy(engine.lanes.downs(downs), mine, ac.personal.NoPersonal())
+        found.append(engine.calibrated(models, engine.gather([held] * len(some)), Remembers())["reference"])
+    alone = torch.cat([found[1]["said"], found[2]["said"]])
+    assert gap(found[0]["said"], alone) < 1e-5 and gap(found[1]["said"], found[2]["said"]) > 1e-3
+    assert found[0]["who"].tolist() == [*range(6), *range(6)]
+
+
 class Ticks(Watch):
     def testing(self, label, seed, steps):
         self.steps, self.seen = steps, 0

@@ -67,8 +67,9 @@ def test_multi_head_attention_equals_torchs(first, other):
 
 
 def test_rare_attention_is_refused():
+    layer, given = nn.MultiheadAttention(6, 2, add_zero_attn=True), heads(4, 3, 6)  # both are drawn
     with PureCalls(None), pytest.raises(ValueError, match="add_zero_attn=True .* is not supported"):
-        nn.MultiheadAttention(6, 2, add_zero_attn=True)(*heads(4, 3, 6))
+        layer(*given)
 
 
 def test_second_derivatives_of_attention_are_those_of_the_formula():
@@ -111,3 +112,54 @@ def test_what_is_drawn_comes_from_the_key():
         assert torch.equal(F.dropout(torch.ones(3), 0.5, training=False), torch.ones(3))
         with pytest.raises(ValueError, match="draws random numbers: pass a key"):
             F.dropout(torch.ones(3))
+
+
+def test_every_way_to_draw_comes_from_the_key():
+    def draw(key):
+        with PureCalls(key):
+            x = torch.full((500, 4, 3, 3), -1.0)
+            coins, spread, bell = (torch.empty(3000) for _ in range(3))
+            coins, spread, bell = coins.bernoulli_(0.3), spread.uniform_(2, 6), bell.normal_(5.0, 2.0)
+            chances = torch.bernoulli(torch.full((3000,), 0.8))
+            return F.dropout2d(x, 0.25), F.rrelu(x, 0.1, 0.5, True), coins, spread, bell, chances, torch.randn(2, 3)
+
+    keys = rng.fold(rng.key(0), torch.arange(2))
+    alone, together = [draw(k) for k in keys], vmap(draw)(keys)
+    for i in range(2):
+        assert all(torch.equal(a, b[i]) for a, b in zip(alone[i], together, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(*alone, strict=True))
+    dropped, bent, coins, spread, bell, chances, numbers = alone[0]
+    assert dropped.flatten(2).unique(dim=2).shape[2] == 1, "a channel is dropped as a whole"
+    assert dropped.unique().tolist() == [pytest.approx(-4 / 3), 0.0]
+    assert -0.5 <= float(bent.min()) < -0.45 and -0.15 < float(bent.max()) <= -0.1
+    assert [float(v.mean()) for v in (coins, chances)] == pytest.approx([0.3, 0.8], abs=0.03)
+    assert 2 <= float(spread.min()) < 2.1 and 5.9 < float(spread.max()) <= 6 and numbers.shape == (2, 3)
+    assert (float(bell.mean()), float(bell.std())) == pytest.approx((5.0, 2.0), abs=0.15)
+    with PureCalls(None):
+        assert F.rrelu(torch.tensor([-1.0, 2.0]), 0.1, 0.5).tolist() == pytest.approx([-0.3, 2.0])
+
+
+def test_what_is_drawn_in_place_is_there_and_where_it_cannot_be_nobody_reads_it():
+    def draw(key):
+        with PureCalls(key):
+            mask = torch.empty(6)
+            mask.bernoulli_(0.5)
+            return mask
+
+    keys = rng.fold(rng.key(0), torch.arange(2))
+    assert set(draw(keys[0]).tolist()) == {0.0, 1.0}
+    assert bool(vmap(draw, out_dims=None)(keys).isnan().all()), "one mask cannot be that of two clients"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: torch.randperm(3), "torch.randperm"),
+        (lambda: torch.randint(0, 3, (2,)), "torch.randint"),
+        (lambda: torch.normal(torch.zeros(2), 1.0), "torch.normal"),
+        (lambda: torch.zeros(2).exponential_(), "Tensor.exponential_"),
+    ],
+)
+def test_draws_that_no_seed_knows_are_refused_by_name(call, name):
+    with PureCalls(rng.key(0)), pytest.raises(ValueError, match=f"calls {name}, which draws random numbers that no"):
+        call()

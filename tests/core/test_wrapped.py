@@ -1,5 +1,6 @@
 """Modules from elsewhere: what their head is, what their features are, and what is refused."""
 
+import copy
 import pickle
 import re
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from acclimate import TokenIds, wrap
-from acclimate.core import Task, rng
+from acclimate.core import Task, rng, tree
 from acclimate.core.vectorised import refusal
 from acclimate.models import CNN
 from elsewhere import CLASSES, LENGTH, VOCABULARY, Encoder, Residual, sequences
@@ -449,3 +450,54 @@ def test_a_frozen_head_is_refused():
     net.fc.requires_grad_(False)
     with pytest.raises(ValueError, match=r"Residual: its head 'fc' has requires_grad=False.*fc.requires_grad_\(True\)"):
         Task(net, SHAPE, CLASSES)
+
+
+class Smoothed(nn.Module):
+    """Writes its running mean, and counts its steps, where they lie."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        z = self.body(x)
+        if self.training:
+            self.steps += 1
+            self.mean.mul_(0.9).add_(0.1 * z.detach().mean(0) * self.steps)
+        return self.head(z - self.mean)
+
+
+IN_PLACE = {
+    "own": (Smoothed, (4,)),
+    "instance norm": (
+        lambda: nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten(), nn.Linear(8, 2)),
+        (2, 4),
+    ),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), nn.ReLU(), nn.Linear(3, 2)),
+        (4,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_buffers_that_a_module_writes_into_are_its_own(name):
+    """What it is given belongs to the server: else a client would begin where the one before it ended."""
+    make, shape = IN_PLACE[name]
+    torch.manual_seed(0)
+    module, x = make(), torch.randn(6, *shape)
+    for p in module.parameters():
+        nn.init.normal_(p)  # other weights than those whose norm is known by now
+    task, plain = Task(module, shape, 2), copy.deepcopy(module).train()
+    given = task.init(rng.key(0))
+    before = tree.map(torch.clone, given)
+    for _ in range(2):  # the second client begins as the first did
+        out = task.apply(given, x, "train", rng.key(1))
+        assert all(torch.equal(a, b) for a, b in zip(tree.leaves(given), tree.leaves(before), strict=True))
+    plain(x)
+    after = {n: b for n, b in plain.named_buffers() if b.is_floating_point()}
+    assert list(out.buffers) and all(torch.allclose(b, after[n.removeprefix("net.")]) for n, b in out.buffers.items())
+    moved = [n for n, b in out.buffers.items() if not torch.equal(b, before["buffers"][n])]
+    assert moved and not any(torch.equal(out.buffers[n], torch.zeros_like(out.buffers[n])) for n in moved)

@@ -57,6 +57,9 @@ class Member(Worker):
     def personalise(self, down: Tree, mine: Tree, data: Tree, personal: Personalizer) -> Tree:
         return super().personalise(down, mine, self._numbered(data), personal)
 
+    def calibrate(self, model: Tree, data: Tree, adapter: Adapter) -> Tree:
+        return super().calibrate(model, self._numbered(data), adapter)
+
     def adapt(
         self, model: Tree, data: Tree, adapter: Adapter, protocol: Protocol, trace_rows: int | None = None
     ) -> Tree:

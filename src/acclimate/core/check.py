@@ -10,7 +10,7 @@ import functools
 import math
 import typing
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Literal, TypeVar
 
@@ -40,17 +40,21 @@ def _fail(record: Any, field: str, allowed: str) -> None:
     raise FieldError(f"{type(record).__name__}: {field}={getattr(record, field)!r} must be {allowed}", field)
 
 
+def _number(value: Any) -> bool:
+    return isinstance(value, Real)
+
+
 def positive(record: Any, field: str) -> None:
     """The field is a finite number above zero."""
     value = getattr(record, field)
-    if not (math.isfinite(value) and value > 0):
+    if not (_number(value) and math.isfinite(value) and value > 0):
         _fail(record, field, "a finite number above 0")
 
 
 def at_least(record: Any, field: str, low: float) -> None:
     """The field is a finite number not below `low`."""
     value = getattr(record, field)
-    if not (math.isfinite(value) and value >= low):
+    if not (_number(value) and math.isfinite(value) and value >= low):
         _fail(record, field, f"a finite number of at least {low}")
 
 
@@ -64,7 +68,7 @@ def all_finite(record: Any, *fields: str) -> None:
 def within(record: Any, field: str, low: float, high: float) -> None:
     """The field lies in [low, high]."""
     value = getattr(record, field)
-    if not low <= value <= high:
+    if not (_number(value) and low <= value <= high):
         _fail(record, field, f"between {low} and {high}")
 
 

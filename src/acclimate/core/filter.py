@@ -72,6 +72,11 @@ class Filter:
     least: ClassVar[int] = 1
     """The fewest clients in a round with which it does what it says."""
 
+    @property
+    def needs(self) -> int:
+        """The fewest clients that a round may be planned for: `least`, or more where its settings ask for more."""
+        return self.least
+
     def refusal(self, rules: Rules) -> str | None:
         """Why this filter cannot serve messages of these rules, in one sentence, or None where it can."""
         return None

@@ -38,6 +38,7 @@ from .nn.modules import (
 )
 from .nn.reading import read
 from .nn.wrapped import Wrap, Wrapped
+from .nn.written import written
 from .sizes import check_size
 from .tree import Tree
 
@@ -161,6 +162,7 @@ class Task:
         self._there: dict[torch.device, Tree] = {}
         self._initial: dict[int, Tree] = {}
         self._skeletons: dict[Mode, nn.Module] = skeletons(base)
+        self._written: frozenset[str] = written(self) if self.foreign else frozenset()
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
@@ -262,12 +264,12 @@ class Task:
             if key is None:
                 raise ValueError("this model has dropout: pass a key to Task.apply in mode 'train'")
             tensors |= {name: rng.fold(key, "dropout", i) for i, name in enumerate(self.dropout_keys)}
+        tensors |= {name: tensors[name].clone() for name in self._written}
         # functional_call leaves what the layers assigned (new batch statistics) in `tensors`.
-        skeleton = self._skeleton(mode)
-        way = mode if isinstance(mode, Normaliser) else None
+        net = self._skeleton(mode)
         pure = PureCalls(key if mode == "train" else None) if self.foreign else contextlib.nullcontext()
-        with changing(skeleton, change or {}), normalising(skeleton, way), pure:
-            features, logits = functional_call(skeleton, tensors, (used["input"],))
+        with changing(net, change or {}), normalising(net, mode if isinstance(mode, Normaliser) else None), pure:
+            features, logits = functional_call(net, tensors, (used["input"],))
         same = self.dtype is not None and mode in ("eval", "still")
         buffers = {k: b if same else tensors[k].to(b.dtype) for k, b in vars["buffers"].items()}
         return Out(logits, features, buffers)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..core import check
 from ..core.check import LATER
@@ -131,6 +134,40 @@ def decode(
         inner = enumerate(zip(value, _hints_inside(hint, len(value)), strict=True))
         return tuple(decode(v, h, f"{where}[{i}]", strict) for i, (v, h) in inner)
     return _checked(value, hint, where)
+
+
+def settle(record: Any, *path: str) -> None:
+    """Give the plain fields of a record, and of those inside it, the types that they have when it is read from a file.
+
+    Numbers out of arrays become Python's own, lists tuples, and paths in fields of text text. What a file could not be
+    read with is refused before it is written. `path` leads to the record.
+    """
+    hints = check.hints(type(record))
+    for f in dataclasses.fields(record):
+        old = getattr(record, f.name)
+        new = _settled(old, hints[f.name], (*path, f.name))
+        if new is not old:
+            object.__setattr__(record, f.name, new)
+
+
+def _settled(value: Any, hint: Any, path: tuple[str, ...]) -> Any:
+    if type(value) in (float, bool, str) and type(value) is hint:  # almost always
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        settle(value, *path)
+        return value
+    if isinstance(value, list | tuple):
+        new = tuple(_settled(v, h, path) for v, h in zip(value, _hints_inside(hint, len(value)), strict=True))
+        same = isinstance(value, tuple) or not any(typing.get_origin(o) is tuple for o in _options(hint))
+        return value if same and all(a is b for a, b in zip(value, new, strict=True)) else new
+    if isinstance(value, np.generic):
+        value = value.item()
+    elif isinstance(value, os.PathLike) and str in _options(hint):
+        value = os.fspath(value)
+    try:
+        return _checked(value, hint, ".".join(path))
+    except ConfigError as e:
+        raise check.FieldError(str(e), *path) from None
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:

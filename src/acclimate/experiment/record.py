@@ -22,7 +22,7 @@ from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
 from . import labels, names
-from .encoding import ConfigError, by_name, decode, encode
+from .encoding import ConfigError, by_name, decode, encode, settle
 
 SCHEMA, OLD_SCHEMA = "acclimate.config/2", "acclimate.config/1"
 """In the second, files may lack fields, which then have their defaults, and have no digest."""
@@ -84,6 +84,10 @@ class Experiment:
             )
         if self.model == IMAGE_MODEL and (fitting := _fitting(self.data)):
             object.__setattr__(self, "model", fitting)
+        for name in ("adapters", "streams", "filters", "select"):
+            if not isinstance(given := getattr(self, name), list | tuple):
+                raise check.FieldError(f"Experiment: {name}={given!r} must be a tuple; write ({given!r},)", name)
+        settle(self, "Experiment")
         for name in ("rounds", "eval_every", "checkpoint_every"):
             check.at_least(self, name, 1)
         check.at_least(self, "seed", 0)
@@ -98,9 +102,9 @@ class Experiment:
                 "clients",
             )
         for f in self.filters:
-            if self.cohort_size < f.least:
+            if self.cohort_size < f.needs:
                 raise ValueError(
-                    f"Experiment: filters={type(f).__name__} needs at least {f.least} clients in a round, not "
+                    f"Experiment: filters={type(f).__name__} needs at least {f.needs} clients in a round, not "
                     f"{self.cohort_size}; raise cohort or participation, or the number of clients, {self.data.clients}"
                 )
         if not self.adapters:

@@ -34,6 +34,10 @@ class Krum(Robust):
         check.at_least(self, "liars", 0)
         check.at_least(self, "select", 1)
 
+    @property
+    def needs(self) -> int:
+        return self.liars + 2 + max(self.liars + 1, self.select)
+
     def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
         self._enough(arrived.asked)
         return super().server(total, key, arrived)
@@ -46,7 +50,7 @@ class Krum(Robust):
         return {g: tree.map(lambda x, t=there[g]: _mean_of(as_float(x), t, best), part) for g, part in groups.items()}
 
     def _enough(self, clients: int) -> None:
-        if clients <= 2 * self.liars + 2 or self.select > clients - self.liars - 2:
+        if clients < self.needs:
             raise ValueError(
                 f"Krum: a round of {clients} clients with liars={self.liars} and select={self.select}: it needs more "
                 f"than 2 * liars + 2 = {2 * self.liars + 2} clients and select at most clients - liars - 2 = "

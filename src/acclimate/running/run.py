@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import store
-from ..core import Engine, State, Worker
+from ..core import Engine, Worker
 from ..core import fit as loop
 from ..data import World
 from ..eval import Cost, Table, Traces, summary
 from ..eval.same_stream import stream_hash
-from ..experiment import Experiment, encode
+from ..experiment import Experiment
 from ..reporting.report import render
 from ..reporting.strips import samples
 from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
@@ -26,6 +27,7 @@ from .check import check_all, naming, untestable
 from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, streams_of, traces
 from .pace import slow
+from .results import dealing, faults_of, served
 from .select import check as check_select
 from .select import selected
 from .train import can_join, train, train_from, train_lanes, train_together, vectorised
@@ -85,8 +87,9 @@ def _run(
         folder = store.RunFolder.create(path, experiment, device_of(experiment.device), overwrite)
         (folder.path / store.secrets.NAME).unlink(missing_ok=True)
         if reuse is not None:
-            # fleet.json has the name by which nodes know the training, secret.json that of its key
-            for name in (folder.state.name, folder.pace.name, "fleet.json", store.secrets.NAME):
+            # fleet.json has the name by which nodes know the training, secret.json that of its key; the state comes
+            # last: where it lies in a folder, the run goes on from it, and needs the others
+            for name in ("fleet.json", store.secrets.NAME, folder.pace.name, folder.kernels.name, folder.state.name):
                 if (reuse / name).exists():
                     store.write(folder.path / name, (reuse / name).read_bytes())
         if ready is not None:
@@ -137,6 +140,7 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
     began = time.perf_counter()
     world, worker, engine, streams, seconds = ready
     folder.world = world.content
+    folder.sweep()
     if worker.secret is not None and not (folder.path / store.secrets.NAME).exists():
         store.secrets.keep(folder.path, worker.secret)
     state = loop.start(worker, engine, world.clients)
@@ -172,38 +176,15 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
         **({"selected": chosen.to_dict()} if chosen is not None else {}),
         "cost": cost_card(fit),
         **faults_of(ended, worker),
-        "data": {**world.card(), **_dealing(experiment, world), "streams": cards},
+        "data": {**world.card(), **dealing(experiment, world), "streams": cards},
         "timings": {k: v if v is None else round(v, 4) for k, v in timings.items()},
-        "serving": {name: _served(cost) for name, cost in costs.items()},
+        "serving": {name: served(cost) for name, cost in costs.items()},
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
     engine.close()
     folder.keep_results(store.without_places(results))
     store.write(folder.report, render([folder.load()]))
     return table
-
-
-def faults_of(ended: State, worker: Worker) -> dict[str, Any]:
-    """Clients whose messages did not count. None where cohorts are secret: a fault tells that its client was drawn.
-
-    The checkpoint and the server's log have them all the same.
-    """
-    if worker.cohort_key is not None:
-        return {"faults": []}
-    counts = {"fault_counts": ended.fault_counts} if ended.fault_counts else {}
-    return {"faults": list(ended.faults), **counts}
-
-
-def _served(cost: Cost) -> dict[str, Any]:
-    """What serving an adapter took, for results.json; it is a time, so a rerun has another."""
-    return {"ms_per_sample": round(1000 * cost.seconds / max(cost.samples, 1), 4), "state_bytes": cost.state_bytes}
-
-
-def _dealing(experiment: Experiment, world: World) -> dict[str, Any]:
-    """Which partition dealt the examples, with its revision, where they were dealt here."""
-    partition = experiment.data.partition
-    revision = {"revision": partition.revision} if hasattr(partition, "revision") else {}
-    return {"partition": {**encode(partition), **revision}} if world.content else {}
 
 
 def _hand_over(folder: store.RunFolder, experiment: Experiment, watch: Watch) -> Table:
@@ -224,6 +205,7 @@ def run_all(
         return run(experiments[0], path, overwrite, watch)
     store.refuse_overwrite(path, overwrite)
     with store.locked(path):
+        store.refuse_overwrite(path, overwrite)  # again: another process may have been at work here until now
         check_all(experiments)  # before earlier runs are removed, and before hours of training
         index = store.IndexFolder(path)
         index.clear(list(experiments))
@@ -247,7 +229,7 @@ def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch:
     for path, experiment in zip(index.runs(), experiments, strict=True):
         folder, training = store.RunFolder(path), experiment.history_hash()
         if folder.finished:
-            table += stored_table(folder)
+            table += _read(folder)
         else:
             with naming(path.name):
                 if folder.state.exists():
@@ -280,6 +262,13 @@ def train_seeds(paths: Sequence[Path], experiments: Sequence[Experiment], watch:
             train_lanes(same, parts, folders, watch)
 
 
+def _read(folder: store.RunFolder) -> Table:
+    """The table of a finished run. Where its process ended before it wrote the report, that is written."""
+    if not folder.report.exists() and os.access(folder.path, os.W_OK):
+        report(folder.path, out=folder.report)
+    return stored_table(folder)
+
+
 def stored_table(folder: store.RunFolder) -> Table:
     """The table of a finished run."""
     results = folder.load()["results"]
@@ -288,7 +277,8 @@ def stored_table(folder: store.RunFolder) -> Table:
 
 
 def resume(path: str | Path, watch: Watch | None = None, **given: Any) -> Table:
-    """Go on with a run, or a folder of runs, from its last checkpoint; a finished one is only checked and read.
+    """Go on with a run, or a folder of runs, from its last checkpoint; a finished one is only checked and read, and
+    gets its report where that is missing.
 
     `given` replaces fields that config.json cannot hold; with `trust=True`, it may name your own classes.
     """
@@ -300,7 +290,7 @@ def resume(path: str | Path, watch: Watch | None = None, **given: Any) -> Table:
             return _finish_index(index, experiments, watch)
     folder = store.RunFolder(root)
     experiment = folder.experiment(**given)
-    return stored_table(folder) if folder.finished else _finish(folder, experiment, watch)
+    return _read(folder) if folder.finished else _finish(folder, experiment, watch)
 
 
 def load(path: str | Path, **given: Any) -> Fit:

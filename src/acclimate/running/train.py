@@ -11,7 +11,7 @@ from typing import Any
 from .. import store
 from ..backends import Auto, Vmap
 from ..backends.vmap.engine import VmapEngine
-from ..backends.vmap.lanes import Lane
+from ..backends.vmap.lanes import Lane, one_task
 from ..core import Engine, State, Worker
 from ..core import fit as loop
 from ..core.lanes import varied
@@ -48,8 +48,11 @@ def train_together(experiments: Sequence[Experiment], watch: Watch | None = None
 
 
 def vectorised(parts: Sequence[tuple[World, Worker, Engine]]) -> bool:
-    """Whether what `build` made runs as one vmap: a model from elsewhere may not."""
-    return bool(parts) and all(isinstance(engine, VmapEngine) for _, _, engine in parts)
+    """Whether what `build` made runs as one vmap: a model from elsewhere may not, nor do numbers that each seed scales
+    by its own training rows."""
+    if not parts or not all(isinstance(engine, VmapEngine) for _, _, engine in parts):
+        return False
+    return one_task([worker.task for _, worker, _ in parts])
 
 
 def can_join(experiments: Sequence[Experiment], numbers: bool = False) -> bool:
@@ -134,12 +137,12 @@ def _train(
     before = [folder.pace_so_far()["train_seconds"] for folder in kept]
 
     def save(states: list[State]) -> None:
+        median = sorted(rounds.seconds)[len(rounds.seconds) // 2]
+        for own, earlier in zip(kept, before, strict=True):  # first: a checkpoint of the last round is not followed
+            own.keep_pace(round(earlier + sum(rounds.seconds), 4), round(median, 4), len(fits))
         for folder, fit, state in zip(folders, fits, states, strict=True):
             if folder is not None:
                 folder.save(state, fit.experiment.identity(), last=state.round == fit.experiment.rounds)
-        median = sorted(rounds.seconds)[len(rounds.seconds) // 2]
-        for folder, earlier in zip(kept, before, strict=True):
-            folder.keep_pace(round(earlier + sum(rounds.seconds), 4), round(median, 4), len(fits))
 
     rounds = Rounds(e.rounds, e.checkpoint_every, watch, save if kept else None)
     try:

@@ -80,6 +80,13 @@ class RunFolder:
             except OSError as e:
                 raise RunError(f"cannot remove {old}: {e.strerror}; choose another --out") from e
         self.parts.clear()
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove large files that a process was killed in the middle of. Only who has the folder's lock may do so."""
+        for name in LARGE:
+            for half in self.path.glob(f".{name}.*"):
+                half.unlink(missing_ok=True)
 
     @property
     def finished(self) -> bool:

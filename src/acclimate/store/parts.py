@@ -93,9 +93,9 @@ class Parts:
         return tensors
 
     def clear(self) -> None:
-        """Remove all parts."""
+        """Remove all parts, and what a process that was killed while it wrote one left of it."""
         folder = self.state.parent / FOLDER
-        for part in folder.glob("*.safetensors") if folder.exists() else ():
+        for part in folder.glob("*.safetensors*") if folder.exists() else ():
             part.unlink()
         if folder.exists():
             folder.rmdir()

@@ -71,12 +71,7 @@ def kept(path: Path) -> bytes:
 def keep_file(path: Path, key: bytes) -> None:
     """Write a key that only its owner can read, from the first byte on, and whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-        f.write(key)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(part, path)
+    write(path, key, 0o600)
 
 
 def _check(key: bytes) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ...core import Adapter, Holdings, NonFinite, Personalizer, Private, Protocol, Shards, Tree, Worker, tree
+from ...core import Adapter, Holdings, NonFinite, Personalizer, Private, Protocol, Shards, Task, Tree, Worker, tree
 from ...core.apart import together
 from ...core.lanes import Place, varied, with_settings
 from ...core.loops import Warming, driven
@@ -69,6 +69,13 @@ def lane_of(ids: Tensor, each: int) -> Tensor:
     return torch.div(ids, each, rounding_mode="floor")
 
 
+def one_task(tasks: Sequence[Task]) -> bool:
+    """Whether tasks of one model read their inputs alike: lanes share one, and its constants may be those of a seed's
+    training rows."""
+    forms = [(t.shape, t.num_classes, t.mean, t.std, t.tokens) for t in tasks]
+    return all(form == forms[0] for form in forms)
+
+
 @dataclass(frozen=True)
 class LaneWorker(Worker):
     """The client half of several lanes: what a client downloads (`down` is stacked) and draws depends on its lane."""
@@ -81,6 +88,8 @@ class LaneWorker(Worker):
     def of(cls, workers: Sequence[Worker], device: torch.device) -> LaneWorker:
         """One client half for those of all lanes."""
         first = workers[0]
+        if not one_task([w.task for w in workers]):
+            raise ValueError("lanes need inputs of one form, scaled by the same numbers")
         seeds = torch.tensor([int(w.seed) for w in workers], dtype=torch.int64, device=device)
         if (differ := varied([w.method for w in workers])) is None:
             raise ValueError("lanes need methods that differ in numbers alone, and in none that is zero")

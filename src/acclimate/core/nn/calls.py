@@ -52,13 +52,77 @@ def _dropout(calls: PureCalls, input: Tensor, p: float = 0.5, training: bool = T
     return input * (calls.uniform(*input.shape) >= p) / (1 - p) if p < 1 else torch.zeros_like(input)
 
 
-def _bernoulli(calls: PureCalls, input: Tensor, p: float = 0.5, *, generator: Any = None) -> Tensor:
-    return (calls.uniform(*input.shape) < p).to(input.dtype)
+def _channels_dropout(
+    calls: PureCalls, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    """Whole channels of samples [batch, channels, ...]."""
+    ones = input.new_ones(*input.shape[:2], *(1,) * (input.dim() - 2))
+    return input * _dropout(calls, ones, p, training)
+
+
+def _rrelu(
+    calls: PureCalls,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Tensor:
+    slope = lower + (upper - lower) * (calls.uniform(*input.shape) if training else 0.5)
+    return torch.where(input >= 0, input, input * slope)
+
+
+def _into(input: Tensor, made: Tensor) -> Tensor:
+    """Numbers in the place of a tensor's own. Where each client has others and the tensor is one for all, they cannot
+    be there; what is there then is no number, so that whoever reads it there does not go on with it."""
+    made = made.to(input.dtype)
+    try:
+        return input.copy_(made)
+    except RuntimeError:
+        if input.is_floating_point():
+            input.fill_(torch.nan)
+        return made
+
+
+def _bernoulli_into(calls: PureCalls, input: Tensor, p: float | Tensor = 0.5, *, generator: Any = None) -> Tensor:
+    return _into(input, calls.uniform(*input.shape) < p)
+
+
+def _uniform_into(calls: PureCalls, input: Tensor, low: float = 0.0, high: float = 1.0, **rest: Any) -> Tensor:
+    low, high = rest.get("from", low), rest.get("to", high)
+    return _into(input, low + (high - low) * calls.uniform(*input.shape))
+
+
+def _normal_into(calls: PureCalls, input: Tensor, mean: float = 0.0, std: float = 1.0, **rest: Any) -> Tensor:
+    return _into(input, mean + std * rng.normal(calls.next_key(), *input.shape))
+
+
+def _bernoulli(calls: PureCalls, input: Tensor, **rest: Any) -> Tensor:
+    return (calls.uniform(*input.shape) < input).to(input.dtype)
+
+
+def _shape(size: tuple[Any, ...], rest: dict[str, Any]) -> Any:
+    return size[0] if len(size) == 1 and not isinstance(size[0], int) else size or rest["size"]
 
 
 def _rand(calls: PureCalls, *size: Any, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
-    shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size or rest["size"]
-    return calls.uniform(*shape).to(dtype or torch.get_default_dtype())
+    return calls.uniform(*_shape(size, rest)).to(dtype or torch.get_default_dtype())
+
+
+def _randn(calls: PureCalls, *size: Any, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+    return rng.normal(calls.next_key(), *_shape(size, rest)).to(dtype or torch.get_default_dtype())
+
+
+def _refused(name: str) -> _Own:
+    """What answers a call that would draw from the global generator, so that no two runs were alike."""
+
+    def answer(calls: PureCalls, *args: Any, **rest: Any) -> Any:
+        raise ValueError(
+            f"this model calls {name}, which draws random numbers that no seed of the experiment knows; use "
+            "torch.rand, torch.randn, torch.bernoulli, rand_like, randn_like, uniform_, normal_, bernoulli_ or dropout"
+        )
+
+    return answer
 
 
 def _rand_like(calls: PureCalls, input: Tensor, **rest: Any) -> Tensor:
@@ -179,8 +243,17 @@ def _cell(kind: recurrent.Step) -> _Own:
 _OWN: dict[Any, _Own] = {
     F.dropout: _dropout,
     torch.dropout: lambda calls, input, p, train: _dropout(calls, input, p, train),
-    torch.Tensor.bernoulli_: _bernoulli,
+    F.dropout1d: _channels_dropout,
+    F.dropout2d: _channels_dropout,
+    F.dropout3d: _channels_dropout,
+    F.rrelu: _rrelu,
+    torch.Tensor.bernoulli_: _bernoulli_into,
+    torch.Tensor.uniform_: _uniform_into,
+    torch.Tensor.normal_: _normal_into,
+    torch.bernoulli: _bernoulli,
+    torch.Tensor.bernoulli: _bernoulli,
     torch.rand: _rand,
+    torch.randn: _randn,
     torch.rand_like: _rand_like,
     torch.randn_like: _randn_like,
     F.hardsigmoid: _hardsigmoid,
@@ -198,3 +271,7 @@ _OWN: dict[Any, _Own] = {
     torch.rnn_relu_cell: _cell(recurrent.relu),
 }
 """Functions, and what answers in their place."""
+_UNKNOWN = ("normal", "randint", "randint_like", "randperm", "multinomial", "poisson")
+_IN_PLACE = ("random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "multinomial")
+_OWN |= {getattr(torch, name): _refused(f"torch.{name}") for name in _UNKNOWN}
+_OWN |= {getattr(torch.Tensor, name): _refused(f"Tensor.{name}") for name in _IN_PLACE}
