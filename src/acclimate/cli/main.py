@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -300,8 +301,10 @@ def _explain(error: Exception) -> NoReturn:
         _fail(str(error), 2) if isinstance(error, ValueError) else _raise(error)
     from ..core.backend import NonFinite
     from ..running.run import Interrupted
-    from ..store import RunError
+    from ..store import RunError, SeveralRuns
 
+    if isinstance(error, SeveralRuns):
+        _fail(f"{error}; for example:\n  {_with_one(error, sys.argv[1:])}", 2)
     if isinstance(error, Interrupted):
         _fail(str(error), 130)
     if isinstance(error, ValueError | RunError | FileNotFoundError | ImportError):
@@ -313,6 +316,12 @@ def _explain(error: Exception) -> NoReturn:
     if isinstance(error, MemoryError | RecursionError):
         _fail(f"{type(error).__name__}: {error or 'what was asked for does not fit into memory'}", 2)
     _raise(error)
+
+
+def _with_one(error: Any, words: list[str]) -> str:
+    """The command that was typed, with the first of the runs in the place of their folder."""
+    typed = [str(error.runs[0]) if Path(word) == error.path else word for word in words]
+    return f"acclimate {shlex.join(typed)}"
 
 
 def _hint(error: Any) -> None:

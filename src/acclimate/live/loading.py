@@ -17,7 +17,7 @@ from ..data import Dataset
 from ..data.raw import of_card
 from ..experiment import loads
 from ..shifts import brfl
-from .folder import CARD, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
+from .folder import CARD, DEFAULT, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
 from .model import SNAPSHOTS, WINDOW, Live, remembered
 from .session import begin
 
@@ -55,14 +55,38 @@ def load_live(path: str | Path, **given: Any) -> Live:
 
 def _missing(folder: Path) -> str:
     """What to say of a folder without a card, and what the user may have meant."""
-    if not folder.exists():
-        return f"{folder} does not exist; make live models with: acclimate deploy RUN -o {folder}"
-    inner = sorted(p.parent.name for p in folder.glob(f"*/{CARD}")) if folder.is_dir() else []
-    if inner:
-        return f"{folder} holds live models, and is none: name one of {', '.join(inner[:10])} in it"
+    if found := _inside(folder):
+        return f"{folder} holds live models, and is none: name one of {_listed(found)} in it"
+    if found := _inside(folder / DEFAULT):  # where `acclimate deploy` writes unless told
+        return f"{folder} is no live model; those of this run are in {folder / DEFAULT}: name one of {_listed(found)}"
+    if found := _inside(folder.parent):
+        return f"{folder} is no live model; {folder.parent} holds {_listed(found)}"
+    return unmade(folder)
+
+
+def _inside(folder: Path) -> list[str]:
+    return sorted((p.parent.name for p in folder.glob(f"*/{CARD}")), key=_numbered) if folder.is_dir() else []
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Sorts client-2 before client-10."""
+    head, _, number = name.rpartition("-")
+    return (head, int(number)) if number.isdecimal() else (name, 0)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def unmade(folder: Path) -> str:
+    """What to say where there is no live model yet: the command that makes some, and where they will be."""
+    what = f"{folder} holds no live model" if folder.exists() else f"{folder} does not exist"
     if store.holds_run(folder):
         return f"{folder} is a run folder; make live models of it: acclimate deploy {folder}"
-    return f"{folder} holds no live model ({CARD}); make one with: acclimate deploy RUN -o {folder}"
+    place = folder.parent if folder.name.startswith("client-") else folder
+    if place.name == DEFAULT and store.holds_run(place.parent):
+        return f"{what}; make live models with: acclimate deploy {place.parent}"
+    return f"{what}; make live models with: acclimate deploy RUN -o {place} (which writes {place / 'client-0'}, ...)"
 
 
 @dataclass(frozen=True)

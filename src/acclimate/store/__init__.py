@@ -7,12 +7,14 @@ from .folders import (
     RESULTS_SCHEMA,
     IndexFolder,
     RunFolder,
+    SeveralRuns,
     find_runs,
     folder_names,
     holds_run,
     holds_search,
     next_free,
     refuse_overwrite,
+    runs_below,
 )
 from .lock import busy, locked
 from .origin import command_line, environment, without_places
@@ -24,6 +26,7 @@ __all__ = [
     "IndexFolder",
     "RunError",
     "RunFolder",
+    "SeveralRuns",
     "busy",
     "command_line",
     "environment",
@@ -41,6 +44,7 @@ __all__ = [
     "read_traces",
     "reading",
     "refuse_overwrite",
+    "runs_below",
     "secrets",
     "unpack",
     "without_places",

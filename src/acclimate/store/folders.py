@@ -43,6 +43,16 @@ def _versions(schema: str) -> dict[str, bool]:
     return {schema: True, schema.removesuffix("2") + "1": False}
 
 
+class SeveralRuns(RunError):
+    """A folder of runs, where that of one is needed; `runs` are those in it, and the command line shows how to go on."""
+
+    def __init__(self, path: Path, runs: Sequence[Path]) -> None:
+        self.path, self.runs = path, list(runs)
+        more = f", and {len(runs) - 20} more" if len(runs) > 20 else ""
+        names = ", ".join(r.relative_to(path).as_posix() for r in runs[:20])
+        super().__init__(f"{path} is no run, but a folder of {len(runs)}; name one of the runs in it: {names}{more}")
+
+
 class RunFolder:
     """One experiment's folder."""
 
@@ -87,7 +97,9 @@ class RunFolder:
         return self.results.exists()
 
     def experiment(self, **given: Any) -> Experiment:
-        """The experiment that config.json describes."""
+        """The experiment that config.json describes; an error that names the runs, where this is a folder of them."""
+        if not self.config.exists() and (runs := runs_below(self.path)):
+            raise SeveralRuns(self.path, runs)
         return loads(read_text(self.config), str(self.config), **given)
 
     def checkpoint(self, state: State, training: str, last: bool = True) -> None:
@@ -298,6 +310,14 @@ def find_runs(path: Path) -> Iterator[RunFolder]:
             raise RunError(f"{path} holds no run; a run folder has a config.json")
         for p in found:
             yield from find_runs(p)
+
+
+def runs_below(path: Path) -> list[Path]:
+    """The run folders below a path; none where it is a run folder itself, or holds no run."""
+    try:
+        return [folder.path for folder in find_runs(path) if folder.path != path]
+    except RunError:
+        return []
 
 
 def next_free(root: Path, name: str) -> Path:

@@ -1,0 +1,58 @@
+"""What somebody meets who types a command for the first time: sentences that say what to type instead."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import acclimate as ac
+from acclimate import store
+from acclimate.cli.main import main
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """The command in this process, in a folder of its own."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["acclimate", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(args, ended.value.code, printed.out, printed.err)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def planned(path):
+    """A folder of two runs, as far as its index goes."""
+    store.IndexFolder(path).plan([ac.Experiment(), ac.Experiment(method=ac.methods.FedTHE())])
+
+
+@pytest.mark.parametrize("typed", ["runs/first", "runs/first/", "./runs/first"])
+@pytest.mark.parametrize("words", [["deploy"], ["export"], ["deploy", "adapters=the"]])
+def test_a_folder_of_runs_names_them_and_the_command(words, typed, tmp_path, here):
+    planned(tmp_path / "runs" / "first")
+    done = here(words[0], typed, *words[1:])
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "acclimate: runs/first is no run, but a folder of 2; name one of the runs in it: fedavg-s0, fedthe-s0; "
+        "for example:",
+        f"  acclimate {' '.join([words[0], 'runs/first/fedavg-s0', *words[1:]])}",
+    ]
+
+
+def test_a_folder_of_folders_of_runs_names_them_too(tmp_path):
+    planned(tmp_path / "runs" / "first")
+    with pytest.raises(store.SeveralRuns, match=r"of 2; .* in it: first/fedavg-s0, first/fedthe-s0$"):
+        ac.load(tmp_path / "runs")
+    assert store.runs_below(tmp_path / "runs" / "first" / "fedavg-s0") == []
+    many = [ac.Experiment(seed=s) for s in range(23)]
+    store.IndexFolder(tmp_path / "many").plan(many)
+    with pytest.raises(store.SeveralRuns, match=r"fedavg-s18, fedavg-s19, and 3 more$"):
+        ac.load(tmp_path / "many")
