@@ -56,3 +56,36 @@ def test_a_folder_of_folders_of_runs_names_them_too(tmp_path):
     store.IndexFolder(tmp_path / "many").plan(many)
     with pytest.raises(store.SeveralRuns, match=r"fedavg-s18, fedavg-s19, and 3 more$"):
         ac.load(tmp_path / "many")
+
+
+def test_commands_that_only_look_after_a_fleet_need_no_torch(tmp_path):
+    """One process for all of them: what any of them imports is seen at the end."""
+    code = """
+import sys
+from pathlib import Path
+from acclimate.cli.main import main
+from acclimate.fleet.loopback import Fleet
+Fleet(Path("fleet").absolute(), 1, 0).save()
+Path("state/runs").mkdir(parents=True)
+commands = "status; down; up --clients 0; status nowhere; remove a nowhere; forget state; forget nowhere"
+for words in commands.split("; "):
+    sys.argv = ["acclimate", "fleet", *words.split()]
+    try:
+        main()
+    except SystemExit as e:
+        print(words, e.code, sep=": ")
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    codes = [line for line in done.stdout.splitlines() if line[-3:-1] == ": "]
+    assert codes == [
+        "status: 1",
+        "down: 0",
+        "up --clients 0: 2",
+        "status nowhere: 2",
+        "remove a nowhere: 2",
+        "forget state: 0",
+        "forget nowhere: 2",
+    ]
+    assert "Traceback" not in done.stderr and "loading torch" not in done.stderr

@@ -22,7 +22,19 @@ from ..core.nn import fastest, implicit
 from ..eval.analysis import Traces
 from ..experiment import SCHEMA, Experiment, checked, dumps, loads
 from . import append
-from .files import RunError, json_text, object_of, read_json, read_sealed, read_text, reading, sealed, sha256, write
+from .files import (
+    RunError,
+    SeveralRuns,
+    json_text,
+    object_of,
+    read_json,
+    read_sealed,
+    read_text,
+    reading,
+    sealed,
+    sha256,
+    write,
+)
 from .origin import environment, without_places
 from .parts import Parts
 from .tensors import pack, pack_traces
@@ -41,16 +53,6 @@ LARGE = ("state.safetensors", "traces.safetensors")
 def _versions(schema: str) -> dict[str, bool]:
     """The version that has a digest, and the one before it, which has none."""
     return {schema: True, schema.removesuffix("2") + "1": False}
-
-
-class SeveralRuns(RunError):
-    """A folder of runs, where that of one is needed; `runs` are those in it, and the command line shows how to go on."""
-
-    def __init__(self, path: Path, runs: Sequence[Path]) -> None:
-        self.path, self.runs = path, list(runs)
-        more = f", and {len(runs) - 20} more" if len(runs) > 20 else ""
-        names = ", ".join(r.relative_to(path).as_posix() for r in runs[:20])
-        super().__init__(f"{path} is no run, but a folder of {len(runs)}; name one of the runs in it: {names}{more}")
 
 
 class RunFolder:
