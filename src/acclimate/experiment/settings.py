@@ -21,7 +21,7 @@ from ..ops import opening
 from . import catalogue, hints, labels, limits, trusted
 from .catalogue import nearest
 from .encoding import ConfigError
-from .record import Experiment
+from .record import Experiment, adapters_with
 
 MOST = 10_000
 """The most experiments that settings may describe: sweeps multiply."""
@@ -201,6 +201,8 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
     if name not in names:
         raise NoSuchField(f"{key}: {type(draft.record).__name__} has no '{name}'; {_meant(draft, names, key, name)}")
     old, news = draft.get(name), list[Any]()
+    if rest and name == "adapters" and isinstance(draft.record, Experiment):  # as long as no setting names some
+        old = adapters_with(old, _chosen(draft.get("method")))
     if rest and isinstance(old, tuple):
         news = _assign_inside(old, rest, value, key)
     elif rest:

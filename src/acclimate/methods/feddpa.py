@@ -44,6 +44,8 @@ class FedDPA(Weighted):
     anchors: int = 5
     """Training examples to which a test sample is compared."""
 
+    trains_for = ("dpa",)
+
     def __post_init__(self) -> None:
         check.within(self, "share", 0.0, 1.0)
         check.whole(self, "anchors", 1)

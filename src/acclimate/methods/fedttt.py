@@ -37,6 +37,8 @@ class FedTTT(Weighted):
     weight: float = 1.0
     """The weight of the rotation loss."""
 
+    trains_for = ("ttt",)
+
     def __post_init__(self) -> None:
         check.at_least(self, "weight", 0.0)
         check.choices(self)
