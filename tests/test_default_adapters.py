@@ -41,9 +41,7 @@ def test_every_adapter_that_a_method_must_prepare_is_tested_by_default():
     """TSA and THEPlus are further adapters of FedTHE's models; the rest of `made_by` is complete."""
     made_by = {a: r.made_by.split()[0] for a, r in catalogue.ADAPTERS.items() if r.made_by.startswith("method=")}
     presets = {"tsa", "theplus", "fedtta-plus", "atp-online", "ttt-episodic"}
-    assert {a: m for a, m in made_by.items() if a not in presets} == {
-        a: m for a, m in made_by.items() if a in names(m)
-    }
+    assert {a: m for a, m in made_by.items() if a not in presets} == {a: m for a, m in made_by.items() if a in names(m)}
 
 
 def test_adapters_that_are_named_are_those_that_are_tested():

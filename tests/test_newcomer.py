@@ -6,9 +6,12 @@ import sys
 
 import pytest
 
+from torch import nn
+
 import acclimate as ac
 from acclimate import store
 from acclimate.cli.main import main
+from acclimate.core import Task
 
 
 @pytest.fixture
@@ -64,6 +67,7 @@ def test_commands_that_only_look_after_a_fleet_need_no_torch(tmp_path):
 import sys
 from pathlib import Path
 from acclimate.cli.main import main
+from acclimate.core import Task
 from acclimate.fleet.loopback import Fleet
 Fleet(Path("fleet").absolute(), 1, 0).save()
 Path("state/runs").mkdir(parents=True)
@@ -89,3 +93,14 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules
         "forget nowhere: 2",
     ]
     assert "Traceback" not in done.stderr and "loading torch" not in done.stderr
+
+
+def test_a_lone_linear_layer_is_called_what_it_is():
+    class Probe(nn.Linear):
+        pass
+
+    with pytest.raises(ValueError, match="^model Linear: its head '0' has 9 outputs but the data has 10 classes"):
+        Task(nn.Linear(64, 9), (64,), 10)
+    with pytest.raises(ValueError, match="^model Probe cannot be called on a batch of inputs"):
+        Task(Probe(63, 10), (64,), 10)
+    assert Task(nn.Linear(64, 10), (64,), 10).params == ("0.weight", "0.bias")

@@ -24,6 +24,7 @@ from .nn.layers import Normaliser, PureBatchNorm, purify
 from .nn.modules import (
     Changes,
     answers,
+    apart,
     changing,
     check_outputs,
     check_purified,
@@ -103,7 +104,7 @@ class Task:
     `head_name`). Inputs are uint8 images or floats; uint8 is scaled to 0..1, and both are then normalised with `mean`
     and `std`, so that everything outside the task sees pixels. With `tokens` they are whole numbers, ids below that
     number, which no one scales. `public` is a set of unlabelled inputs that every client holds from the start, so that
-    nobody sends them.
+    nobody sends them. `frozen` takes the place of what the module does not train (`constants`).
     """
 
     def __init__(
@@ -117,10 +118,11 @@ class Task:
         dtype: torch.dtype | None = None,
         public: Tensor | None = None,
         tokens: int | None = None,
+        frozen: Tree | None = None,
     ) -> None:
         if tokens is not None and augment is not None:
             raise ValueError(f"augment={augment!r} changes images, and these inputs are token ids; leave augment out")
-        self.dtype, self.tokens = dtype, tokens
+        self.dtype, self.tokens, self._frozen = dtype, tokens, frozen
         self.public = None if public is None else public.cpu()
         self._placed: dict[torch.device, Tensor] = {}
         self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
@@ -156,14 +158,14 @@ class Task:
         self.has_batch_norm = any(isinstance(m, PureBatchNorm) for m in base.modules())
         self.has_iabn = any(isinstance(m, InstanceAwareBatchNorm) for m in base.modules())
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in base.modules())
-        self._constants = constants(base, self.dropout_keys)
+        self.constants, self.apart = constants(base, self.dropout_keys, frozen, self.kind), apart(base)
         self._there: dict[torch.device, Tree] = {}
         self._initial: dict[int, Tree] = {}
         self._skeletons: dict[Mode, nn.Module] = skeletons(base)
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return Task, (*about, self.dtype, self.public, self.tokens)
+        return Task, (*about, self.dtype, self.public, self.tokens, self._frozen)
 
     def computing(self, dtype: torch.dtype | None) -> Task:
         """The same task whose forward and backward passes run in this precision; variables and outputs keep theirs."""
@@ -172,7 +174,7 @@ class Task:
     def having(self, model: Any, dtype: torch.dtype | None = None) -> Task:
         """The same task for another architecture."""
         about = (self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return Task(model, *about, dtype, self.public, self.tokens)
+        return Task(model, *about, dtype, self.public, self.tokens, self._frozen if model is self.model else None)
 
     def public_on(self, device: torch.device) -> Tensor:
         """The public set on a device, [N, ...], copied there once; empty where the task has none."""
@@ -228,7 +230,7 @@ class Task:
             module = self._build()
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, value in {**self._constants, **vars["params"], **vars["buffers"]}.items():
+            for name, value in {**self.constants, **vars["params"], **vars["buffers"]}.items():
                 own[name].copy_(value)
         return module.eval()
 
@@ -236,7 +238,7 @@ class Task:
         """What no client changes (see `constants`), in the precision of the passes: kept out of the variables."""
         if device not in self._there:
             with outside_transforms():  # as in `pixels.constant`
-                there = tree.to(self._constants, device)
+                there = tree.to(self.constants, device)
                 self._there[device] = there if self.dtype is None else many.cast(there, self.dtype)
         return self._there[device]
 

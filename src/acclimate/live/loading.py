@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from .. import store
-from ..core import Task, Worker
+from ..core import Task, Tree, Worker
 from ..data import Dataset
 from ..data.raw import of_card
 from ..experiment import loads
 from ..shifts import brfl
+from ..store.frozen import differing, sketch
 from .folder import CARD, DEFAULT, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
 from .model import SNAPSHOTS, WINDOW, Live, remembered
 from .session import begin
@@ -39,7 +40,13 @@ def load_live(path: str | Path, **given: Any) -> Live:
         )
     try:
         model, trees = (read(folder, card["files"][word]) for word in ("model", "state"))
-        experiment, worker = _worker(card, given)
+        held = card["files"].get("constants")
+        experiment, worker = _worker(card, given, None if held is None else read(folder, held))
+        if other := differing(card["apart"], sketch(worker.task.apart)) if "apart" in card else []:
+            raise store.RunError(
+                f"{folder / CARD}: was deployed with other frozen parameters than its model has now: "
+                f"{', '.join(other[:3])}; restore the weights that the model is made of, or deploy again"
+            )
         if reason := experiment.adapters[0].refusal(worker.task, model):
             raise store.RunError(f"{folder / CARD}: {reason}")
         ring = deque(((int(k), v) for k, v in trees["snapshots"].items()), maxlen=SNAPSHOTS)
@@ -110,10 +117,11 @@ def _holds_object(value: Any) -> bool:
     return isinstance(value, list) and any(map(_holds_object, value))
 
 
-def _worker(card: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, Worker]:
+def _worker(card: Mapping[str, Any], given: Mapping[str, Any], frozen: Tree | None = None) -> tuple[Any, Worker]:
     e, about = loads(json.dumps(card["config"]), **{**_elsewhere(card["config"]), **given}), card["task"]
     moments = (tuple(about["mean"]), tuple(about["std"]))
-    task = Task(e.model, tuple(about["shape"]), len(card["classes"]), *moments, tokens=about.get("tokens"))
+    sizes = (tuple(about["shape"]), len(card["classes"]))
+    task = Task(e.model, *sizes, *moments, tokens=about.get("tokens"), frozen=frozen)
     return e, Worker(task, e.method, (), e.seed)
 
 

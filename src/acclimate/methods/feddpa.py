@@ -43,7 +43,6 @@ class FedDPA(Weighted):
     when: Literal["rounds", "end"] = "rounds"
     anchors: int = 5
     """Training examples to which a test sample is compared."""
-
     trains_for = ("dpa",)
 
     def __post_init__(self) -> None:

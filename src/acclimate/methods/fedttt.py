@@ -36,7 +36,6 @@ class FedTTT(Weighted):
     """How long the last, joint personal phase is, when the final model has arrived."""
     weight: float = 1.0
     """The weight of the rotation loss."""
-
     trains_for = ("ttt",)
 
     def __post_init__(self) -> None:

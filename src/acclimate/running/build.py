@@ -88,7 +88,7 @@ class Fit:
         store.refuse_overwrite(Path(path), overwrite)
         with store.locked(Path(path)):
             folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
-            folder.world = self.world.content
+            folder.trains(self.world.content, self.engine.tasks)
             if self.worker.secret is not None:
                 store.secrets.keep(folder.path, self.worker.secret)
             folder.save(self.state, self.experiment.identity())
