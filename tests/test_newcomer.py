@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-
 from torch import nn
 
 import acclimate as ac
@@ -67,7 +66,6 @@ def test_commands_that_only_look_after_a_fleet_need_no_torch(tmp_path):
 import sys
 from pathlib import Path
 from acclimate.cli.main import main
-from acclimate.core import Task
 from acclimate.fleet.loopback import Fleet
 Fleet(Path("fleet").absolute(), 1, 0).save()
 Path("state/runs").mkdir(parents=True)
