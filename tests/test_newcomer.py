@@ -9,8 +9,11 @@ from torch import nn
 
 import acclimate as ac
 from acclimate import store
+from acclimate.cli.join import chosen
 from acclimate.cli.main import main
 from acclimate.core import Task
+from acclimate.experiment import ConfigError
+from acclimate.serving.checkpoint import found
 
 
 @pytest.fixture
@@ -43,20 +46,19 @@ def test_a_folder_of_runs_names_them_and_the_command(words, typed, tmp_path, her
     done = here(words[0], typed, *words[1:])
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
-        "acclimate: runs/first is no run, but a folder of 2; name one of the runs in it: fedavg-s0, fedthe-s0; "
-        "for example:",
+        "acclimate: runs/first is no run, but a folder that holds 2 runs: fedavg-s0, fedthe-s0; name a run; for example:",
         f"  acclimate {' '.join([words[0], 'runs/first/fedavg-s0', *words[1:]])}",
     ]
 
 
 def test_a_folder_of_folders_of_runs_names_them_too(tmp_path):
     planned(tmp_path / "runs" / "first")
-    with pytest.raises(store.SeveralRuns, match=r"of 2; .* in it: first/fedavg-s0, first/fedthe-s0$"):
+    with pytest.raises(store.SeveralRuns, match=r"holds 2 runs: first/fedavg-s0, first/fedthe-s0; name a run$"):
         ac.load(tmp_path / "runs")
     assert store.runs_below(tmp_path / "runs" / "first" / "fedavg-s0") == []
     many = [ac.Experiment(seed=s) for s in range(23)]
     store.IndexFolder(tmp_path / "many").plan(many)
-    with pytest.raises(store.SeveralRuns, match=r"fedavg-s18, fedavg-s19, and 3 more$"):
+    with pytest.raises(store.SeveralRuns, match=r"holds 23 runs: .*fedavg-s18, fedavg-s19 and 3 more; name a run$"):
         ac.load(tmp_path / "many")
 
 
@@ -102,3 +104,29 @@ def test_a_lone_linear_layer_is_called_what_it_is():
     with pytest.raises(ValueError, match="^model Probe cannot be called on a batch of inputs"):
         Task(Probe(63, 10), (64,), 10)
     assert Task(nn.Linear(64, 10), (64,), 10).params == ("0.weight", "0.bias")
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("adapter=tent", "adapter=tent: did you mean adapters=tent? a trained model can be given another adapters="),
+        ("tent", "tent: did you mean adapters=tent? a trained model"),
+        ("rounds=3", "rounds=3: a trained model can be given another adapters="),
+        ("adapters=t3a,tent", "adapters=t3a,tent: name one adapter, for example adapters=t3a"),
+    ],
+)
+def test_an_adapter_to_deploy_is_named_by_its_setting(typed, says):
+    with pytest.raises(ConfigError) as error:
+        chosen(ac.Experiment(), [typed])
+    assert str(error.value).startswith(says)
+
+
+def test_a_live_folder_is_no_run_and_a_folder_of_runs_no_live_folder(tmp_path):
+    live = tmp_path / "runs" / "mine" / "live" / "client-0"
+    live.mkdir(parents=True)
+    (live / "live.json").write_text("{}")
+    with pytest.raises(store.RunError, match="client-0 is a live model, and no run folder; name the run that it was d"):
+        ac.load(live)
+    with pytest.raises(store.RunError, match="runs holds no live model itself; there are some in .*runs/mine/live$"):
+        found([tmp_path / "runs"])
+    assert found([tmp_path / "runs" / "mine"]) == [live]

@@ -105,7 +105,7 @@ def of_frame(frame: Any, roles: Iterable[str] = ()) -> dict[str, ValueColumn]:
     for name in names:
         values = frame[name]
         out[name] = of_values(name, values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values))
-    index = getattr(frame, "index", None)
+    index: Any = getattr(frame, "index", None)
     for name in roles:
         if name not in out and name in (getattr(index, "names", None) or ()):
             out[name] = of_values(name, index.get_level_values(name).to_numpy())

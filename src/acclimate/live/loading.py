@@ -90,6 +90,8 @@ def unmade(folder: Path) -> str:
     what = f"{folder} holds no live model" if folder.exists() else f"{folder} does not exist"
     if store.holds_run(folder):
         return f"{folder} is a run folder; make live models of it: acclimate deploy {folder}"
+    if found := sorted({str(card.parents[1]) for card in folder.glob(f"*/{DEFAULT}/*/{CARD}")}):
+        return f"{folder} holds no live model itself; there are some in {_listed(found)}"
     place = folder.parent if folder.name.startswith("client-") else folder
     if place.name == DEFAULT and store.holds_run(place.parent):
         return f"{what}; make live models with: acclimate deploy {place.parent}"

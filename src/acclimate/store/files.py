@@ -24,9 +24,10 @@ class SeveralRuns(RunError):
 
     def __init__(self, path: Path, runs: Sequence[Path]) -> None:
         self.path, self.runs = path, list(runs)
-        more = f", and {len(runs) - 20} more" if len(runs) > 20 else ""
+        more = f" and {len(runs) - 20} more" if len(runs) > 20 else ""
         names = ", ".join(r.relative_to(path).as_posix() for r in runs[:20])
-        super().__init__(f"{path} is no run, but a folder of {len(runs)}; name one of the runs in it: {names}{more}")
+        count = f"{len(runs)} runs" if len(runs) > 1 else "one"
+        super().__init__(f"{path} is no run, but a folder that holds {count}: {names}{more}; name a run")
 
 
 def write(path: Path, content: bytes | str, mode: int = 0o666) -> None:

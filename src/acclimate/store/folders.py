@@ -105,6 +105,8 @@ class RunFolder:
         """The experiment that config.json describes; an error that names the runs, where this is a folder of them."""
         if not self.config.exists() and (runs := runs_below(self.path)):
             raise SeveralRuns(self.path, runs)
+        if not self.config.exists() and (self.path / "live.json").exists():
+            raise RunError(f"{self.path} is a live model, and no run folder; name the run that it was deployed from")
         return loads(read_text(self.config), str(self.config), **given)
 
     def checkpoint(self, state: State, training: str, last: bool = True) -> None:
