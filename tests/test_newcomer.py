@@ -46,7 +46,8 @@ def test_a_folder_of_runs_names_them_and_the_command(words, typed, tmp_path, her
     done = here(words[0], typed, *words[1:])
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
-        "acclimate: runs/first is no run, but a folder that holds 2 runs: fedavg-s0, fedthe-s0; name a run; for example:",
+        "acclimate: runs/first is no run, but a folder that holds 2 runs: fedavg-s0, fedthe-s0; name a run; "
+        "for example:",
         f"  acclimate {' '.join([words[0], 'runs/first/fedavg-s0', *words[1:]])}",
     ]
 
