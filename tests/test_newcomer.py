@@ -13,6 +13,8 @@ from acclimate.cli.join import chosen
 from acclimate.cli.main import main
 from acclimate.core import Task
 from acclimate.experiment import ConfigError
+from acclimate.experiment.settings import expand
+from acclimate.recipes import recipe
 from acclimate.serving.checkpoint import found
 
 
@@ -120,6 +122,27 @@ def test_an_adapter_to_deploy_is_named_by_its_setting(typed, says):
     with pytest.raises(ConfigError) as error:
         chosen(ac.Experiment(), [typed])
     assert str(error.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("seeds=3", "seeds: Experiment has no 'seeds'; it is an option of the command line, written --seeds 3"),
+        ("out=runs/x", "out: Experiment has no 'out'; it is an option of the command line, written -o FOLDER"),
+        ("data.seeds=3", "data.seeds: Digits has no 'seeds'; did you mean 'seed'? "),
+    ],
+)
+def test_an_option_that_is_typed_as_a_setting(typed, says):
+    with pytest.raises(ConfigError) as error:
+        expand([typed])
+    assert str(error.value).startswith(says)
+
+
+def test_the_name_of_a_paper_is_answered_with_its_recipes():
+    with pytest.raises(
+        ConfigError, match="^'fedthe' is a paper; name one of its recipes, fedthe/table1, table2, table3"
+    ):
+        recipe("fedthe")
 
 
 def test_a_live_folder_is_no_run_and_a_folder_of_runs_no_live_folder(tmp_path):

@@ -135,7 +135,7 @@ def test_a_folder_that_is_no_live_model_says_what_it_is(tmp_path):
         trained().deploy(c, A.NoAdapt()).save(tmp_path / "live" / f"client-{c}")
     with pytest.raises(RunError, match="holds live models, and is none: name one of client-0, client-1"):
         ac.load_live(tmp_path / "live")
-    with pytest.raises(RunError, match="client-7 is no live model; .*live holds client-0, client-1$"):
+    with pytest.raises(RunError, match="client-7 does not exist; .*live holds client-0, client-1$"):
         ac.load_live(tmp_path / "live" / "client-7")
     with pytest.raises(RunError, match="is no live model; those of this run are in .*live: name one of client-0, c"):
         ac.load_live(tmp_path)

@@ -220,6 +220,8 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
 def _meant(draft: _Draft, names: list[str], key: str, name: str) -> str:
     """The nearest field, or one of that name in a record further down; then all that are allowed."""
     told = nearest(name, names)
+    if key in hints.OPTIONS:
+        return f"it is an option of the command line, written {hints.OPTIONS[key]}"
     found = hints.below({n: _chosen(draft.get(n)) for n in names}, name, key.removesuffix(name))
     if told.startswith("did"):
         return told

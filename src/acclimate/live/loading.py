@@ -67,7 +67,8 @@ def _missing(folder: Path) -> str:
     if found := _inside(folder / DEFAULT):  # where `acclimate deploy` writes unless told
         return f"{folder} is no live model; those of this run are in {folder / DEFAULT}: name one of {_listed(found)}"
     if found := _inside(folder.parent):
-        return f"{folder} is no live model; {folder.parent} holds {_listed(found)}"
+        how = "is no live model" if folder.exists() else "does not exist"
+        return f"{folder} {how}; {folder.parent} holds {_listed(found)}"
     return unmade(folder)
 
 
