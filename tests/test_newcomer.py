@@ -154,3 +154,57 @@ def test_a_live_folder_is_no_run_and_a_folder_of_runs_no_live_folder(tmp_path):
     with pytest.raises(store.RunError, match="runs holds no live model itself; there are some in .*runs/mine/live$"):
         found([tmp_path / "runs"])
     assert found([tmp_path / "runs" / "mine"]) == [live]
+
+
+A, M, P, S = ac.adapters, ac.methods, ac.personal, ac.shifts
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"method": "fedthe"}, r"Experiment: method='fedthe' must be a record such as FedTHE\(\)"),
+        ({"method": M.FedProx}, r"Experiment: method=FedProx must be a record such as FedProx\(\)"),
+        ({"personal": "finetune"}, r"Experiment: personal='finetune' must be a record such as FineTune\(\)"),
+        ({"backend": "serial"}, r"Experiment: backend='serial' must be a record such as Serial\(\)"),
+        ({"adapters": A.Tent()}, r"Experiment: adapters=Tent\(.* must be a tuple of records, \(Tent\(\.\.\.\),\)"),
+        ({"adapters": ("tent",)}, r"Experiment: adapters='tent' must be a record such as Tent\(\)"),
+        ({"adapters": [A.Tent]}, r"Experiment: adapters=Tent must be a record such as Tent\(\)"),
+        ({"streams": "original"}, r"Experiment: streams='original' must be a tuple of records, \(Original\(\),\)"),
+        (
+            {"filters": ac.filters.Clip()},
+            r"Experiment: filters=Clip\(.* must be a tuple of records, \(Clip\(",
+        ),
+    ],
+)
+def test_names_and_classes_in_the_place_of_records_are_refused(fields, says):
+    with pytest.raises(ValueError, match=says):
+        ac.Experiment(**fields)
+
+
+def test_a_list_of_records_is_a_tuple_of_them():
+    made = ac.Experiment(adapters=[A.NoAdapt()], streams=[S.Original()], filters=[])
+    assert made == ac.Experiment(adapters=(A.NoAdapt(),), streams=(S.Original(),)) and hash(made)
+
+
+def test_what_is_tested_and_which_client_is_asked_for_must_be_there():
+    fit = ac.train(
+        ac.Experiment(
+            data=ac.data.Digits(clients=2), model=ac.models.MLP(hidden=(4,)), rounds=1, backend=ac.backends.Serial()
+        )
+    )
+    for given, says in (
+        ({"adapters": A.Tent()}, "evaluate: adapters=Tent.* must be a tuple of records"),
+        ({"adapters": ["tent"]}, "evaluate: adapters='tent' must be a record such as Tent"),
+        ({"streams": "original"}, "evaluate: streams='original' must be a tuple of records"),
+        ({"personal": P.FineTune}, "evaluate: personal=FineTune must be a record such as FineTune"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            ac.evaluate(fit, **given)
+    for wrong in (2, -1, "0", 1.0):
+        with pytest.raises(ValueError, match=f"client={wrong!r} must be from 0 to 1"):
+            fit.model(wrong)
+
+
+def test_a_linear_layer_on_images_is_answered_with_what_lacks():
+    with pytest.raises(ValueError, match=r"\(16x8 and 64x10\); images and windows need nn\.Flatten\(\) before"):
+        Task(nn.Linear(64, 10), (1, 8, 8), 10)

@@ -21,7 +21,7 @@ from ..ops import opening
 from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
-from . import catalogue, labels, names
+from . import catalogue, kinds, labels, names
 from .encoding import ConfigError, by_name, decode, encode
 
 SCHEMA, OLD_SCHEMA = "acclimate.config/2", "acclimate.config/1"
@@ -37,6 +37,9 @@ MODELS_BY_INPUTS: dict[str, Model] = {
 """The model in the place of the default one, where the data has other inputs than images."""
 USUAL: tuple[Adapter, ...] = (NoAdapt(), Tent(), T3A())
 """The adapters where none are named. It is known by identity: somebody may name these very three."""
+ONE: dict[str, type] = {"method": Method, "personal": Personalizer, "backend": Backend}
+SEVERAL: dict[str, type] = {"adapters": Adapter, "streams": Shift, "filters": Filter}
+"""The fields that hold records of a kind, one or several."""
 RUNTIME_FIELDS = ("backend", "device")
 """Fields that say where it is trained: a checkpoint may be gone on with elsewhere."""
 
@@ -85,6 +88,10 @@ class Experiment:
                 "ac.data.Table(file=..., label=...)",
                 "data",
             )
+        for name, base in ONE.items():
+            kinds.one("Experiment", name, getattr(self, name), base)
+        for name, base in SEVERAL.items():
+            object.__setattr__(self, name, kinds.several("Experiment", name, getattr(self, name), base))
         if self.model == IMAGE_MODEL and (fitting := _fitting(self.data)):
             object.__setattr__(self, "model", fitting)
         object.__setattr__(self, "adapters", adapters_with(self.adapters, self.method))
@@ -180,7 +187,7 @@ class Experiment:
 
 def adapters_with(named: tuple[Adapter, ...], method: Method) -> tuple[Adapter, ...]:
     """The adapters that are tested with a method: those that were named, and else the usual ones with its own."""
-    if named is not USUAL or not isinstance(method, Method) or not method.trains_for:
+    if named is not USUAL or not method.trains_for:
         return named
     own = [_adapter(a, method) if isinstance(a, str) else a for a in method.trains_for]
     return tuple(dict.fromkeys([USUAL[0], *own, *USUAL[1:]]))

@@ -21,7 +21,7 @@ from ..live import Live
 from ..live.model import WINDOW
 from ..live.module import module_of
 from ..models import Mixed
-from .deploy import deploy, live_model
+from .deploy import check_client, deploy, live_model
 
 
 class Interrupted(Exception):
@@ -53,6 +53,7 @@ class Fit:
 
     def model(self, client: int, selection: str = "last") -> tree.Tree:
         """What this client holds when it goes live, before personalisation and adaptation."""
+        check_client(self.world, client)
         server, mine = self.state.server, self.state.mine
         if selection == "validation" and self.state.best is not None:
             server, mine = self.state.best.server, self.state.best.mine
