@@ -108,7 +108,7 @@ def test_what_equals_a_plain_value_is_written_and_read_as_one(given, plain):
         ({"method": FedAvg(work=Work(epochs=1.5))}, r"Experiment\.method\.work\.epochs: 1\.5 must be of type int"),
         ({"backend": Vmap(chunk=2.5)}, r"Experiment\.backend\.chunk: 2\.5 must be of type int"),
         ({"model": MLP(hidden=(8.0,))}, r"Experiment\.model\.hidden: 8\.0 must be of type int"),
-        ({"adapters": Tent()}, r"Experiment: adapters=Tent\(.*\) must be a tuple; write \(Tent\("),
+        ({"adapters": Tent()}, r"Experiment: adapters=Tent\(.* must be a tuple of records, \(Tent\("),
         ({"select": "fixed"}, r"Experiment: select='fixed' must be a tuple; write \('fixed',\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value),

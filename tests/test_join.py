@@ -219,7 +219,7 @@ def test_the_command_takes_another_adapter_and_nothing_else(fit, run_folder, tmp
     assert done.exit_code == 0, done.output
     assert load_joined(tmp_path / "t").adapter == ac.adapters.Tent(params="all", steps=2)
     for settings, says in (
-        (["rounds=3"], "can choose its adapters= and, where clients share no weights, its model="),
+        (["rounds=3"], "another adapters= and, for a newcomer where clients share no weights, another model="),
         (["model=mlp"], "model=MLP(hidden=(200, 200), norm='none', groups=2, dropout=0.0) can be chosen only where"),
         (["adapters=none,tent-all"], "name one adapter"),
         (["adapters=tent"], "Tent needs normalisation layers"),

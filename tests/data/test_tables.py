@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,6 +110,43 @@ def test_gz_and_dicts_and_frames_read_alike():
     assert held.clients == 2
     assert held == Table.of(dict(given), label="kind", client="site") and hash(held) == hash(replace(held))
     assert held != Table.of({**given, "age": [1.0] * 40}, label="kind", client="site")
+
+
+class Indexed:
+    """What is used of a pandas data frame whose index has names: columns, and the levels of the index."""
+
+    def __init__(self, columns, **levels):
+        self.cells, self.columns, self.index = columns, list(columns), self
+        self.names, self.levels = list(levels), levels
+
+    def __getitem__(self, name):
+        return self.cells[name]
+
+    def get_level_values(self, name):
+        return SimpleNamespace(to_numpy=lambda: np.array(self.levels[name]))
+
+
+def test_the_index_of_a_data_frame_names_clients_and_times():
+    age, site, day = [float(i % 7) for i in range(40)], ["a", "b"] * 20, [i // 2 for i in range(40)]
+    frame = {"age": age, "weight": [float(i % 5) for i in range(40)], "kind": ["x", "y", "y", "x"] * 10}
+    roles = {"label": "kind", "client": "site", "time": "day"}
+    wanted = Table.of({**frame, "site": site, "day": day}, **roles)
+    held = Table.of(Indexed(frame, site=site, day=day), **roles)
+    assert held.load().users.tolist() == [0, 1] * 20 and held.load().user_names == ("a", "b")
+    assert torch.equal(held.load().x, wanted.load().x) and held.load().features == wanted.load().features
+    both = Table.of(Indexed({**frame, "site": site}, site=["c"] * 40), label="kind", client="site")
+    assert both.load().user_names == ("a", "b")  # a column wins
+    rest = Table.of(Indexed(frame, number=list(range(40))), label="kind")
+    assert [f.column for f in rest.load().features] == ["age", "weight"]  # what has no role is left out
+    with pytest.raises(ValueError, match="label=.* names several columns"):
+        Table.of(Indexed(frame, site=site), label=["kind", "site"])
+
+
+def test_an_index_of_a_real_data_frame_names_clients():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": range(40), "kind": ["x", "y", "y", "x"] * 10, "site": ["a", "b"] * 20})
+    held = Table.of(frame.set_index("site"), label="kind", client="site")
+    assert torch.equal(held.load().users, Table.of(frame, label="kind", client="site").load().users)
 
 
 def test_parquet_and_data_frames():

@@ -28,7 +28,8 @@ from acclimate.cli.main import app
 from acclimate.core import tree
 from acclimate.experiment import catalogue
 from acclimate.fleet import keys, launch, local_processes, loopback
-from acclimate.fleet.vault import Vault, deployed_folder
+from acclimate.fleet.places import PLACE, deployed_folder
+from acclimate.fleet.vault import Vault
 from acclimate.running import run as api
 from acclimate.running.watch import Watch
 
@@ -188,7 +189,7 @@ def test_a_server_killed_and_resumed_ends_the_same(fleet, tmp_path):
 def test_deploy_leaves_models_at_the_nodes_and_brings_metrics_back(fleet, tmp_path, monkeypatch):
     e = replace(small("fedthe", "adapters=none,tent", "model.norm=batch"), rounds=1)
     on_fleet(fleet, e, tmp_path / "run")
-    monkeypatch.setenv(launch.PLACE, str(fleet.folder))
+    monkeypatch.setenv(PLACE, str(fleet.folder))
     said = CliRunner().invoke(app, ["fleet", "deploy", str(tmp_path / "run"), "--adapter", "tent"])
     assert said.exit_code == 0, said.output
     assert "4 client(s) are live" in said.output and "tent" in said.output

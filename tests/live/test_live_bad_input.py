@@ -149,11 +149,33 @@ def test_a_folder_that_is_no_live_model_says_what_it_is(tmp_path):
         trained().deploy(c, A.NoAdapt()).save(tmp_path / "live" / f"client-{c}")
     with pytest.raises(RunError, match="holds live models, and is none: name one of client-0, client-1"):
         ac.load_live(tmp_path / "live")
-    with pytest.raises(RunError, match="nothing does not exist; make live models with: acclimate deploy RUN -o"):
-        ac.load_live(tmp_path / "nothing")
-    with pytest.raises(RunError, match="holds no live model .* make one with: acclimate deploy RUN -o"):
+    with pytest.raises(RunError, match="client-7 does not exist; .*live holds client-0, client-1$"):
+        ac.load_live(tmp_path / "live" / "client-7")
+    with pytest.raises(RunError, match="is no live model; those of this run are in .*live: name one of client-0, c"):
         ac.load_live(tmp_path)
-    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_live_folder_that_is_not_there_names_the_command_that_writes_it(tmp_path):
+    """`deploy RUN -o X` writes X/client-0: for X/client-0, what is typed is X."""
+    said = {
+        "live": f"{tmp_path / 'live'} does not exist; make live models with: acclimate deploy RUN -o {tmp_path}/live "
+        f"(which writes {tmp_path}/live/client-0, ...)",
+        "live/client-3": f"{tmp_path}/live/client-3 does not exist; make live models with: acclimate deploy RUN -o "
+        f"{tmp_path}/live (which writes {tmp_path}/live/client-0, ...)",
+        "run": f"{tmp_path}/run is a run folder; make live models of it: acclimate deploy {tmp_path}/run",
+        "run/live/client-0": f"{tmp_path}/run/live/client-0 does not exist; make live models with: acclimate deploy "
+        f"{tmp_path}/run",
+    }
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    for path, words in said.items():
+        with pytest.raises(RunError) as error:
+            ac.load_live(tmp_path / path)
+        assert str(error.value) == words
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="empty holds no live model; make live models with: acclimate deploy RUN -o"):
+        ac.load_live(tmp_path / "empty")
+    assert not (tmp_path / "live").exists()
 
 
 def test_a_folder_has_one_writer_at_a_time(tmp_path):

@@ -64,7 +64,9 @@ def test_a_site_serves_what_a_fleet_left_there(tmp_path):
     assert torch.equal(answer.probabilities, lives()[2](stream(2, 9)).probabilities)
     front.service.close()
     (tmp_path / "empty" / "deployed").mkdir(parents=True)
-    with pytest.raises(RunError, match="holds no live model; make one with: acclimate deploy"):
+    lives()[2].save(tmp_path / "run" / "live" / "client-2")  # where `acclimate deploy RUN` writes
+    assert checkpoint.found([tmp_path / "run"]) == [tmp_path / "run" / "live" / "client-2"]
+    with pytest.raises(RunError, match="holds no live model; make live models with: acclimate deploy RUN -o"):
         checkpoint.found([tmp_path / "empty"])
 
 

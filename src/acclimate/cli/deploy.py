@@ -35,12 +35,12 @@ def deploy(
         raise ValueError(f"--client {client} must be a number from 0, or all")
     from .. import store
     from ..experiment import labels
-    from ..live.folder import CARD
+    from ..live.folder import CARD, DEFAULT
     from ..running import run as api
     from .chosen import client_names
     from .join import chosen
 
-    target = out or run / "live"
+    target = out or run / DEFAULT
     fit = api.load(run)
     try:
         adapter, model = chosen(fit.experiment, settings or [])

@@ -24,7 +24,7 @@ Folder = Annotated[
 
 
 def _folder(given: Path | None) -> Path:
-    from ..fleet.launch import place
+    from ..fleet.places import place
 
     return given or place()
 

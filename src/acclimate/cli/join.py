@@ -75,14 +75,18 @@ def join(
 def chosen(experiment: Experiment, settings: list[str]) -> tuple[Adapter | None, Architecture | int | None]:
     """The adapter and the model that the settings name; None leaves the choice to `join`."""
     from ..experiment import ConfigError
+    from ..experiment.catalogue import ADAPTERS
 
     parts: dict[str, list[str]] = {"adapters": [], "model": []}
     for setting in settings:
-        part = setting.partition("=")[0].split(".")[0]
+        part, _, value = setting.partition("=")
+        part = part.split(".")[0]
         if part not in parts:
+            named = value if part == "adapter" else part
+            hint = f"did you mean adapters={named}? " if part == "adapter" or part in ADAPTERS else ""
             raise ConfigError(
-                f"{setting}: a client that joins can choose its adapters= and, where clients share no weights, its "
-                "model=; all else was trained"
+                f"{setting}: {hint}a trained model can be given another adapters= and, for a newcomer where clients "
+                "share no weights, another model=; all else was trained"
             )
         parts[part].append(setting)
     return _adapter(experiment, parts["adapters"]), _model(experiment, parts["model"])
@@ -90,14 +94,16 @@ def chosen(experiment: Experiment, settings: list[str]) -> tuple[Adapter | None,
 
 def _adapter(experiment: Experiment, settings: list[str]) -> Adapter | None:
     """The one adapter that the settings name."""
-    from ..experiment import ConfigError
+    from ..experiment import ConfigError, labels
     from ..experiment.settings import expand
 
     if not settings:
         return None
     named = expand(settings, experiment)
     if len(named) != 1 or len(named[0].adapters) != 1:
-        raise ConfigError(f"{' '.join(settings)}: name one adapter to join with, for example adapters=fedtta")
+        raise ConfigError(
+            f"{' '.join(settings)}: name one adapter, for example adapters={labels.name(named[0].adapters[0])}"
+        )
     return named[0].adapters[0]
 
 

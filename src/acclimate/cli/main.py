@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -252,7 +253,7 @@ def _stop(signum: int, frame: Any) -> NoReturn:
 
 
 LOADING = {"run", "resume", "tune", "join", "deploy", "predict", "report", "compare", "export", "replay"}
-LOADING |= {"tokens", "submit", "leaderboard", "doctor", "fleet", "reproduce"}
+LOADING |= {"tokens", "submit", "leaderboard", "doctor", "reproduce", "fleet deploy", "fleet init"}
 """The commands that import torch first, and say so; what `serve` says are lines of JSON."""
 
 
@@ -277,8 +278,9 @@ def main() -> None:
 
 
 def _loads(words: list[str]) -> bool:
-    """Whether a command imports torch: `data list` alone of its group needs none."""
-    return (words[:1] == ["data"] and words[1:] not in ([], ["list"])) or bool(LOADING & set(words[:1]))
+    """Whether a command imports torch: of `data`, all but `list` do."""
+    named = {" ".join(words[:1]), " ".join(words[:2])}
+    return (words[:1] == ["data"] and words[1:] not in ([], ["list"])) or bool(LOADING & named)
 
 
 def _hushed() -> bool:
@@ -296,23 +298,36 @@ def _explain(error: Exception) -> NoReturn:
     if isinstance(error, click.ClickException):
         error.show()
         raise SystemExit(error.exit_code)
-    if "torch" not in sys.modules:
-        _fail(str(error), 2) if isinstance(error, ValueError) else _raise(error)
-    from ..core.backend import NonFinite
-    from ..running.run import Interrupted
-    from ..store import RunError
+    from ..store import RunError, SeveralRuns
 
-    if isinstance(error, Interrupted):
-        _fail(str(error), 130)
+    if isinstance(error, SeveralRuns):
+        _fail(f"{error}; for example:\n  {_with_one(error, sys.argv[1:])}", 2)
     if isinstance(error, ValueError | RunError | FileNotFoundError | ImportError):
         _fail(str(error), 2)
-    if isinstance(error, NonFinite | ArithmeticError):
+    if _interrupted(error):
+        _fail(str(error), 130)
+    if isinstance(error, ArithmeticError):  # a value that is not finite, among others
         _fail(str(error), 1)
     if isinstance(error, OSError):
         _fail(f"{error.filename or 'a file'} cannot be used: {error.strerror or error}", 2)
     if isinstance(error, MemoryError | RecursionError):
         _fail(f"{type(error).__name__}: {error or 'what was asked for does not fit into memory'}", 2)
     _raise(error)
+
+
+def _interrupted(error: Exception) -> bool:
+    """Whether training was stopped, which says itself how to go on; without torch nothing trains."""
+    if "torch" not in sys.modules:
+        return False
+    from ..running.run import Interrupted
+
+    return isinstance(error, Interrupted)
+
+
+def _with_one(error: Any, words: list[str]) -> str:
+    """The command that was typed, with the first of the runs in the place of their folder."""
+    typed = [str(error.runs[0]) if Path(word) == error.path else word for word in words]
+    return f"acclimate {shlex.join(typed)}"
 
 
 def _hint(error: Any) -> None:

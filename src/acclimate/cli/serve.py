@@ -13,7 +13,10 @@ from .trust import Trust
 
 
 def serve(
-    live: Annotated[list[Path], typer.Argument(help="Live folders, or folders of them, of one federation.")],
+    live: Annotated[
+        list[Path],
+        typer.Argument(help="Live folders of one federation, folders of them, or a run folder that was deployed."),
+    ],
     folder: Annotated[
         Path | None,
         typer.Option(help="Where the log and checkpoints are (default: 'serving' beside the live folders)."),

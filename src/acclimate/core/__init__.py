@@ -16,6 +16,7 @@ from .limits import ExampleCount, Granted, Limit, Limits, UpTo, Within
 from .local import Loss, Work, difference, train
 from .message import Gather, Mean, Partial, Rule, Rules, Sum
 from .method import Method, Weighted
+from .nn.inputs import token_count
 from .nn.layers import Normaliser, PureBatchNorm
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Optimizer, Schedule, StepDecay
 from .personal import Personalizer
@@ -23,7 +24,7 @@ from .private import Private, Stacked
 from .rng import Key
 from .shards import Holdings, HostShards, Shards
 from .stream import Protocol
-from .task import Augment, Blend, Mode, Model, Out, Task, token_count
+from .task import Augment, Blend, Mode, Model, Out, Task
 from .tree import Scalar, Tree
 from .worker import Worker
 

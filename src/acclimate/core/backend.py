@@ -17,6 +17,7 @@ from .personal import Personalizer
 from .private import Private, private
 from .shards import Holdings, Shards
 from .stream import Protocol
+from .task import Task
 from .tree import Tree
 from .worker import Worker
 
@@ -95,6 +96,11 @@ class Engine(ABC):
     def architectures(self) -> Sequence[Worker]:
         """The client half of each architecture: one, unless clients have several."""
         return (self.worker,)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The model of every architecture."""
+        return [worker.task for worker in self.architectures]
 
     def worker_of(self, client: int) -> Worker:
         """The client half of one client; newcomers are numbered after those that train."""

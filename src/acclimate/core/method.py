@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from . import check, rng, tree
+from .adapter import Adapter
 from .limits import COMMON, Limits
 from .message import Mean, Rules, Sum
 from .task import Mode, Out, Task
@@ -35,6 +37,12 @@ class Method:
     def uplink(self) -> Rules:
         """What a client sends, group by group, and how the server may combine it."""
         return {"delta": Mean("n"), "n": Sum()}
+
+    @property
+    def trains_for(self) -> Sequence[str | Adapter]:
+        """The adapters that the models are made for, as names of the catalogue or as records: they are tested too where
+        an experiment names no adapters, and one that cannot serve the model says what it lacks."""
+        return ()
 
     @property
     def limits(self) -> Limits:

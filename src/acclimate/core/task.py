@@ -24,6 +24,7 @@ from .nn.layers import Normaliser, PureBatchNorm, purify
 from .nn.modules import (
     Changes,
     answers,
+    apart,
     changing,
     check_outputs,
     check_purified,
@@ -88,13 +89,6 @@ class Augment(Protocol):
         ...
 
 
-def token_count(x: Tensor) -> int | None:
-    """How many token ids these inputs have, from 0 to the highest; None where they are pixels or numbers."""
-    if x.dtype == torch.uint8 or x.is_floating_point():
-        return None
-    return int(x.max()) + 1 if x.numel() else 1
-
-
 class Task:
     """A model and its loss as pure functions.
 
@@ -105,6 +99,7 @@ class Task:
     and `std`, so that everything outside the task sees pixels. With `tokens` they are whole numbers, ids below that
     number, which no one scales. `pixels` is False where floats [C, H, W] lie outside 0..1: views that clip are then
     refused. `public` is a set of unlabelled inputs that every client holds from the start, so that nobody sends them.
+    `frozen` takes the place of what the module does not train (`constants`).
     """
 
     def __init__(
@@ -119,10 +114,11 @@ class Task:
         public: Tensor | None = None,
         tokens: int | None = None,
         pixels: bool = True,
+        frozen: Tree | None = None,
     ) -> None:
         if tokens is not None and augment is not None:
             raise ValueError(f"augment={augment!r} changes images, and these inputs are token ids; leave augment out")
-        self.dtype, self.tokens, self.pixels = dtype, tokens, pixels
+        self.dtype, self.tokens, self.pixels, self._frozen = dtype, tokens, pixels, frozen
         self.public = None if public is None else public.cpu()
         self._placed: dict[torch.device, Tensor] = {}
         self.model, self.shape, self.num_classes = model, tuple(shape), num_classes
@@ -158,7 +154,7 @@ class Task:
         self.has_batch_norm = any(isinstance(m, PureBatchNorm) for m in base.modules())
         self.has_iabn = any(isinstance(m, InstanceAwareBatchNorm) for m in base.modules())
         self.has_convolution = any(isinstance(m, nn.modules.conv._ConvNd) for m in base.modules())
-        self._constants = constants(base, self.dropout_keys)
+        self.constants, self.apart = constants(base, self.dropout_keys, frozen, self.kind), apart(base)
         self._there: dict[torch.device, Tree] = {}
         self._initial: dict[int, Tree] = {}
         self._skeletons: dict[Mode, nn.Module] = skeletons(base)
@@ -166,7 +162,7 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return Task, (*about, self.dtype, self.public, self.tokens, self.pixels)
+        return Task, (*about, self.dtype, self.public, self.tokens, self.pixels, self._frozen)
 
     def computing(self, dtype: torch.dtype | None) -> Task:
         """The same task whose forward and backward passes run in this precision; variables and outputs keep theirs."""
@@ -175,7 +171,8 @@ class Task:
     def having(self, model: Any, dtype: torch.dtype | None = None) -> Task:
         """The same task for another architecture."""
         about = (self.shape, self.num_classes, self.mean, self.std, self.augment)
-        return Task(model, *about, dtype, self.public, self.tokens, self.pixels)
+        frozen = self._frozen if model is self.model else None
+        return Task(model, *about, dtype, self.public, self.tokens, self.pixels, frozen)
 
     def public_on(self, device: torch.device) -> Tensor:
         """The public set on a device, [N, ...], copied there once; empty where the task has none."""
@@ -231,7 +228,7 @@ class Task:
             module = self._build()
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
-            for name, value in {**self._constants, **vars["params"], **vars["buffers"]}.items():
+            for name, value in {**self.constants, **vars["params"], **vars["buffers"]}.items():
                 own[name].copy_(value)
         return module.eval()
 
@@ -239,7 +236,7 @@ class Task:
         """What no client changes (see `constants`), in the precision of the passes: kept out of the variables."""
         if device not in self._there:
             with outside_transforms():  # as in `pixels.constant`
-                there = tree.to(self._constants, device)
+                there = tree.to(self.constants, device)
                 self._there[device] = there if self.dtype is None else many.cast(there, self.dtype)
         return self._there[device]
 

@@ -104,8 +104,11 @@ def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
     return {n: np.array(column, dtype=object) for n, column in zip(wanted, found, strict=True)}
 
 
-def of_frame(frame: Any, marks: Sequence[str] = ()) -> dict[str, ValueColumn]:
-    """The columns of a data frame (pandas, polars) or of a dict of arrays and lists; `marks` as in `read`."""
+def of_frame(frame: Any, marks: Sequence[str] = (), roles: Iterable[str] = ()) -> dict[str, ValueColumn]:
+    """The columns of a data frame (pandas, polars) or of a dict of arrays and lists; `marks` as in `read`.
+
+    `roles` names those of label, client and the like: they are also found in the index of a frame that has one.
+    """
     names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
     if not names:
         raise ValueError(f"Table: a {type(frame).__name__} has no columns; give a data frame, or a dict of columns")
@@ -116,6 +119,10 @@ def of_frame(frame: Any, marks: Sequence[str] = ()) -> dict[str, ValueColumn]:
         values = frame[name]
         array = values.to_numpy() if hasattr(values, "to_numpy") else np.asarray(values)
         out[name] = of_values(name, array, name in marks)
+    index: Any = getattr(frame, "index", None)
+    for name in roles:
+        if name not in out and name in (getattr(index, "names", None) or ()):
+            out[name] = of_values(name, index.get_level_values(name).to_numpy(), name in marks)
     rows = {name: len(column) for name, column in out.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"Table: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows; all need as many")

@@ -21,6 +21,8 @@ from .fitting import Measured, in_order, refuse_split
 from .held import Held
 from .world import Examples, Feature
 
+ROLES = ("label", "client", "domain", "time")
+"""The fields that name a column that is no input."""
 WORDS = 100
 """How many different words a column of features may have."""
 _CLASSES = 1000
@@ -55,9 +57,13 @@ class TableRows(Measured):
 
     @classmethod
     def of(cls, frame: Any, **settings: Any) -> Any:
-        """The same for a data frame (pandas, polars) or a dict of columns: `Table.of(frame, label="activity")`."""
-        marks = [str(settings.get(role, "")) for role in ("label", "client", "domain")]
-        return cls(data=Held("a data frame", columns.of_frame(frame, marks)), **settings)
+        """The same for a data frame (pandas, polars) or a dict of columns: `Table.of(frame, label="activity")`.
+
+        Label, client, domain and time may be in the frame's index; the rest of an index is left out.
+        """
+        roles = {f: v for f in ROLES if isinstance(v := settings.get(f), str)}
+        marks = [v for f, v in roles.items() if f != "time"]
+        return cls(data=Held("a data frame", columns.of_frame(frame, marks, roles.values())), **settings)
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str):
@@ -119,7 +125,7 @@ class TableRows(Measured):
 
     def _wanted(self, names: list[str], where: str) -> list[str]:
         """All columns that are used, those of inputs last; refuses what is not there."""
-        single = {f: (v,) for f in ("label", "client", "domain", "time") if (v := getattr(self, f))}
+        single = {f: (v,) for f in ROLES if (v := getattr(self, f))}
         if not self.label:
             raise ValueError(f"{where}: which column says the class? Set data.label=, one of {', '.join(names[:12])}")
         columns.need(names, {**single, "columns": self.columns, "drop": self.drop}, where)

@@ -17,6 +17,10 @@ FIELDS = {"method": "method", "personal": "personal", "adapter": "adapters", "mo
 FIELDS |= {"stream": "streams", "backend": "backend", "filter": "filters"}
 """The fields of an experiment that hold a record, by the kind of the record."""
 
+OPTIONS = {"seeds": "--seeds 3", "out": "-o FOLDER", "config": "-c FILE", "overwrite": "--overwrite", "quiet": "-q"}
+OPTIONS |= {"track": "--track tensorboard", "trust": "--trust", "json": "--json"}
+"""Options of the command line that look like settings of an experiment, as they are written."""
+
 
 def assignment(word: str) -> str:
     """How a word without `=` is written as a setting: `fedavg` as `method=fedavg`."""

@@ -21,7 +21,7 @@ from ..ops import opening
 from ..ops.selection import STRATEGIES, Strategy
 from ..personal import NoPersonal
 from ..shifts import Shift, brfl
-from . import labels, names
+from . import catalogue, kinds, labels, names
 from .encoding import ConfigError, by_name, decode, encode, settle
 
 SCHEMA, OLD_SCHEMA = "acclimate.config/2", "acclimate.config/1"
@@ -35,6 +35,11 @@ MODELS_BY_INPUTS: dict[str, Model] = {
     "texts": TextNet(),
 }
 """The model in the place of the default one, where the data has other inputs than images."""
+USUAL: tuple[Adapter, ...] = (NoAdapt(), Tent(), T3A())
+"""The adapters where none are named. It is known by identity: somebody may name these very three."""
+ONE: dict[str, type] = {"method": Method, "personal": Personalizer, "backend": Backend}
+SEVERAL: dict[str, type] = {"adapters": Adapter, "streams": Shift, "filters": Filter}
+"""The fields that hold records of a kind, one or several."""
 RUNTIME_FIELDS = ("backend", "device")
 """Fields that say where it is trained: a checkpoint may be gone on with elsewhere."""
 
@@ -50,8 +55,9 @@ class Experiment:
     method: Method = FedAvg()
     personal: Personalizer = NoPersonal()
     """What every client does with its labelled data before its model goes live."""
-    adapters: tuple[Adapter, ...] = (NoAdapt(), Tent(), T3A())
-    """Each is tested on every stream, if it can serve the model."""
+    adapters: tuple[Adapter, ...] = USUAL
+    """Each is tested on every stream, if it can serve the model. Where none are named, those are tested too that the
+    method trains for (`Method.trains_for`): FedTHE's THE, for example."""
     streams: tuple[Shift, ...] = field(default_factory=brfl)
     filters: tuple[Filter, ...] = ()
     """Privacy and compression, applied to messages in this order."""
@@ -82,11 +88,15 @@ class Experiment:
                 "ac.data.Table(file=..., label=...)",
                 "data",
             )
+        for name, base in ONE.items():
+            kinds.one("Experiment", name, getattr(self, name), base)
+        for name, base in SEVERAL.items():
+            object.__setattr__(self, name, kinds.several("Experiment", name, getattr(self, name), base))
         if self.model == IMAGE_MODEL and (fitting := _fitting(self.data)):
             object.__setattr__(self, "model", fitting)
-        for name in ("adapters", "streams", "filters", "select"):
-            if not isinstance(given := getattr(self, name), list | tuple):
-                raise check.FieldError(f"Experiment: {name}={given!r} must be a tuple; write ({given!r},)", name)
+        object.__setattr__(self, "adapters", adapters_with(self.adapters, self.method))
+        if not isinstance(self.select, list | tuple):
+            raise check.FieldError(f"Experiment: select={self.select!r} must be a tuple; write ({self.select!r},)", "select")
         settle(self, "Experiment")
         for name in ("rounds", "eval_every", "checkpoint_every"):
             check.at_least(self, name, 1)
@@ -176,6 +186,21 @@ class Experiment:
         """The encoded fields that change what is trained."""
         left_out = (*EVALUATION_FIELDS, *without)
         return {k: v for k, v in encode(self, former=former).items() if k not in left_out}
+
+
+def adapters_with(named: tuple[Adapter, ...], method: Method) -> tuple[Adapter, ...]:
+    """The adapters that are tested with a method: those that were named, and else the usual ones with its own."""
+    if named is not USUAL or not method.trains_for:
+        return named
+    own = [_adapter(a, method) if isinstance(a, str) else a for a in method.trains_for]
+    return tuple(dict.fromkeys([USUAL[0], *own, *USUAL[1:]]))
+
+
+def _adapter(name: str, method: Method) -> Adapter:
+    if name not in catalogue.ADAPTERS:
+        near = catalogue.nearest(name, list(catalogue.ADAPTERS))
+        raise ValueError(f"{type(method).__name__}: trains_for={name!r} is no adapter; {near}")
+    return catalogue.ADAPTERS[name]
 
 
 def _fitting(data: Dataset) -> Model | None:

@@ -21,7 +21,7 @@ from ..ops import opening
 from . import catalogue, hints, labels, limits, trusted
 from .catalogue import nearest
 from .encoding import ConfigError
-from .record import Experiment
+from .record import Experiment, adapters_with
 
 MOST = 10_000
 """The most experiments that settings may describe: sweeps multiply."""
@@ -201,6 +201,8 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
     if name not in names:
         raise NoSuchField(f"{key}: {type(draft.record).__name__} has no '{name}'; {_meant(draft, names, key, name)}")
     old, news = draft.get(name), list[Any]()
+    if rest and name == "adapters" and isinstance(draft.record, Experiment):  # as long as no setting names some
+        old = adapters_with(old, _chosen(draft.get("method")))
     if rest and isinstance(old, tuple):
         news = _assign_inside(old, rest, value, key)
     elif rest:
@@ -218,6 +220,8 @@ def _assign(draft: _Draft, path: list[str], value: Any, key: str) -> list[_Draft
 def _meant(draft: _Draft, names: list[str], key: str, name: str) -> str:
     """The nearest field, or one of that name in a record further down; then all that are allowed."""
     told = nearest(name, names)
+    if key in hints.OPTIONS:
+        return f"it is an option of the command line, written {hints.OPTIONS[key]}"
     found = hints.below({n: _chosen(draft.get(n)) for n in names}, name, key.removesuffix(name))
     if told.startswith("did"):
         return told

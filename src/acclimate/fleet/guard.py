@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..store import write
 from . import audit
 
 LIST, VARIABLE, LOG = "apps.allow", "ACCLIMATE_APPS", "ACCLIMATE_AUDIT"
@@ -53,8 +54,6 @@ def digest_of_folder(app: Path) -> str:
 
 def allow(path: Path, app: Path) -> None:
     """Write the list, with one app on it."""
-    from ..store import write  # not above: it loads torch, and Flower gives up on a task that does not report soon
-
     write(path, f"# apps that may run here, by hash; one line each\n{digest_of_folder(app)}\n")
 
 

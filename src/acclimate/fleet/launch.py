@@ -19,22 +19,16 @@ from ..running.watch import Watch
 from . import admin
 from .app_folder import quoted
 from .local_processes import LONGER, Process, start_seconds
-from .loopback import CONNECTION, DEFAULT_FOLDER, Fleet, flwr, tail
+from .loopback import CONNECTION, Fleet, flwr, tail
+from .places import place
 from .server_app import PROGRESS, STOP
 
 log = logging.getLogger("acclimate")
-PLACE = "ACCLIMATE_FLEET"
-"""The environment variable that names the fleet's folder. Without it, `fleet` in the current folder is used."""
 POLL_SECONDS = 0.1
 ENDS = ("finished", "failed", "interrupted")
 """The last event of a run is one of these."""
 STOP_SECONDS = 60.0
 """How long a run that must stop may take to end its round, before its process is ended."""
-
-
-def place() -> Path:
-    """The folder of the fleet that commands use."""
-    return Path(os.environ.get(PLACE, DEFAULT_FOLDER))
 
 
 def current() -> Fleet:

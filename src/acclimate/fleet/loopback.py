@@ -25,7 +25,6 @@ from .local_processes import LONGER, Process, check_port, free_ports, listening,
 
 SCHEMA = "acclimate.fleet/1"
 RECORD = "fleet.json"
-DEFAULT_FOLDER = Path("fleet")
 JOINED = "SuperNode ID:"
 """A node prints this when the link has accepted it."""
 CONNECTION = "fleet"

@@ -19,7 +19,7 @@ from typing import Any
 from ..ops.places import cache_folder
 from ..store import RunError, read_json, write
 from . import audit, registry
-from .vault import deployed_folder
+from .places import deployed_folder
 
 KEPT = ("runs", "deployed")
 """What a node keeps of its clients, in the site's state folder."""

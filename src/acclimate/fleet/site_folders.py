@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..experiment.settings import expand
 from ..store import RunError, write
 from ..version import __version__
 from . import admin, guard, keys, registry
@@ -175,6 +174,8 @@ def init(
     sites = [name for name, _, _ in given]
     check_request(folder, host, sites, port)
     settings = shlex.join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
+    from ..experiment.settings import expand  # not above: it loads torch, which what is checked so far does not need
+
     expand([s for s in shlex.split(settings) if s != "backend=flower"])
     authority = keys.make_ca(folder / "authority", f"acclimate fleet at {host}")
     server = folder / "server"

@@ -18,6 +18,7 @@ from ..backends.flower.protocol import branches, rebuilt
 from ..core import Tree, tree
 from ..live import Live
 from ..store import write
+from .places import deployed_folder
 
 Memory = dict[int, tuple[int, Tree]]
 """The newest private state of each client and its version, in memory, which saves reading files."""
@@ -120,11 +121,6 @@ class Vault:
         for old in path.parent.parent.iterdir():
             if old != path.parent:
                 remove(old)
-
-
-def deployed_folder(site: Path, client: int) -> Path:
-    """The folder of a client's live model, which `acclimate serve` and `ac.load_live` read."""
-    return site / "deployed" / str(client)
 
 
 def leave_models(site: Path, models: Sequence[Live], card: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from ..core import Tree, tree
 from ..ops import opening
 
 SCHEMA, CARD = "acclimate.live/1", "live.json"
+DEFAULT = "live"
+"""Where in a run folder live models are written, unless another folder is named."""
 JOINED, JOINED_CARD, JOINED_TENSORS = "acclimate.joined/1", "joined.json", "model.safetensors"
 """What earlier versions wrote for a client that joined."""
 

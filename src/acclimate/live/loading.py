@@ -17,7 +17,8 @@ from ..data import Dataset
 from ..data.raw import of_card
 from ..experiment import loads
 from ..shifts import brfl
-from .folder import CARD, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
+from ..store.frozen import differing, sketch
+from .folder import CARD, DEFAULT, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
 from .model import SNAPSHOTS, WINDOW, Live, remembered
 from .session import begin
 
@@ -33,8 +34,14 @@ def load_live(path: str | Path, **given: Any) -> Live:
     if not (folder / CARD).exists():
         raise store.RunError(_missing(folder))
     try:
-        card, model, trees = _whole(folder)
-        experiment, worker = _worker(card, given)
+        card, files = _whole(folder)
+        model, trees = files["model"], files["state"]
+        experiment, worker = _worker(card, given, files.get("constants"))
+        if other := differing(card["apart"], sketch(worker.task.apart)) if "apart" in card else []:
+            raise store.RunError(
+                f"{folder / CARD}: was deployed with other frozen parameters than its model has now: "
+                f"{', '.join(other[:3])}; restore the weights that the model is made of, or deploy again"
+            )
         if reason := experiment.adapters[0].refusal(worker.task, model):
             raise store.RunError(f"{folder / CARD}: {reason}")
         ring = deque(((int(k), v) for k, v in trees["snapshots"].items()), maxlen=SNAPSHOTS)
@@ -48,7 +55,7 @@ def load_live(path: str | Path, **given: Any) -> Live:
         raise store.RunError(f"{folder / CARD} is damaged: {type(e).__name__} {e}; deploy again") from e
 
 
-def _whole(folder: Path) -> tuple[dict[str, Any], Tree, Tree]:
+def _whole(folder: Path) -> tuple[dict[str, Any], dict[str, Tree]]:
     """A card and the trees that it names: of one save, also where another process saves meanwhile."""
     while True:
         card = store.read_json(folder / CARD)
@@ -56,7 +63,8 @@ def _whole(folder: Path) -> tuple[dict[str, Any], Tree, Tree]:
             says = f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'"
             raise store.RunError(f"{says}; it is of another version of acclimate")
         try:
-            return card, read(folder, card["files"]["model"]), read(folder, card["files"]["state"])
+            named = card["files"]
+            return card, {word: read(folder, named[word]) for word in ("model", "state", "constants") if word in named}
         except store.RunError:
             if store.read_json(folder / CARD) == card:
                 raise
@@ -64,14 +72,41 @@ def _whole(folder: Path) -> tuple[dict[str, Any], Tree, Tree]:
 
 def _missing(folder: Path) -> str:
     """What to say of a folder without a card, and what the user may have meant."""
-    if not folder.exists():
-        return f"{folder} does not exist; make live models with: acclimate deploy RUN -o {folder}"
-    inner = sorted(p.parent.name for p in folder.glob(f"*/{CARD}")) if folder.is_dir() else []
-    if inner:
-        return f"{folder} holds live models, and is none: name one of {', '.join(inner[:10])} in it"
+    if found := _inside(folder):
+        return f"{folder} holds live models, and is none: name one of {_listed(found)} in it"
+    if found := _inside(folder / DEFAULT):  # where `acclimate deploy` writes unless told
+        return f"{folder} is no live model; those of this run are in {folder / DEFAULT}: name one of {_listed(found)}"
+    if found := _inside(folder.parent):
+        how = "is no live model" if folder.exists() else "does not exist"
+        return f"{folder} {how}; {folder.parent} holds {_listed(found)}"
+    return unmade(folder)
+
+
+def _inside(folder: Path) -> list[str]:
+    return sorted((p.parent.name for p in folder.glob(f"*/{CARD}")), key=_numbered) if folder.is_dir() else []
+
+
+def _numbered(name: str) -> tuple[str, int]:
+    """Sorts client-2 before client-10."""
+    head, _, number = name.rpartition("-")
+    return (head, int(number)) if number.isdecimal() else (name, 0)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def unmade(folder: Path) -> str:
+    """What to say where there is no live model yet: the command that makes some, and where they will be."""
+    what = f"{folder} holds no live model" if folder.exists() else f"{folder} does not exist"
     if store.holds_run(folder):
         return f"{folder} is a run folder; make live models of it: acclimate deploy {folder}"
-    return f"{folder} holds no live model ({CARD}); make one with: acclimate deploy RUN -o {folder}"
+    if found := sorted({str(card.parents[1]) for card in folder.glob(f"*/{DEFAULT}/*/{CARD}")}):
+        return f"{folder} holds no live model itself; there are some in {_listed(found)}"
+    place = folder.parent if folder.name.startswith("client-") else folder
+    if place.name == DEFAULT and store.holds_run(place.parent):
+        return f"{what}; make live models with: acclimate deploy {place.parent}"
+    return f"{what}; make live models with: acclimate deploy RUN -o {place} (which writes {place / 'client-0'}, ...)"
 
 
 @dataclass(frozen=True)
@@ -95,10 +130,11 @@ def _holds_object(value: Any) -> bool:
     return isinstance(value, list) and any(map(_holds_object, value))
 
 
-def _worker(card: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, Worker]:
+def _worker(card: Mapping[str, Any], given: Mapping[str, Any], frozen: Tree | None = None) -> tuple[Any, Worker]:
     e, about = loads(json.dumps(card["config"]), **{**_elsewhere(card["config"]), **given}), card["task"]
     moments = (tuple(about["mean"]), tuple(about["std"]))
-    task = Task(e.model, tuple(about["shape"]), len(card["classes"]), *moments, tokens=about.get("tokens"))
+    sizes = (tuple(about["shape"]), len(card["classes"]))
+    task = Task(e.model, *sizes, *moments, tokens=about.get("tokens"), frozen=frozen)
     return e, Worker(task, e.method, (), e.seed)
 
 

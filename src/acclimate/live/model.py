@@ -20,6 +20,7 @@ from ..adapters import NoAdapt
 from ..core import Adapter, Tree, Worker, rng, tree
 from ..data.raw import Raw
 from ..experiment import Experiment, dumps
+from ..store.frozen import sketch
 from . import folder, inputs
 from .answer import Answer
 from .inputs import Samples
@@ -331,4 +332,9 @@ class Live:
         card |= {} if self.raw is None else {"raw": self.raw.card()}
         changing: Tree = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
         changing["recent"] = answered(self.recent)
-        return folder.write(Path(path), card, {"model": self.model, "state": changing}, overwrite)
+        trees = {"model": self.model, "state": changing}
+        if task.constants:  # a user's own module may draw others when it is made again
+            trees["constants"] = task.constants
+        if task.apart:  # what a record makes again, and is too large for every client's folder
+            card["apart"] = sketch(task.apart)
+        return folder.write(Path(path), card, trees, overwrite)

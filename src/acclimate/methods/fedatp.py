@@ -41,6 +41,7 @@ class FedATP(Method):
     """One in so many of a client's examples is kept for the rates."""
 
     downlink = ("vars", "rates")
+    trains_for = ("atp",)
     uplink: ClassVar[Rules] = {"delta": Mean("n"), "n": Sum(), "rates": Mean()}
 
     def __post_init__(self) -> None:

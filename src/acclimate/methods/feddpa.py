@@ -43,6 +43,7 @@ class FedDPA(Weighted):
     when: Literal["rounds", "end"] = "rounds"
     anchors: int = 5
     """Training examples to which a test sample is compared."""
+    trains_for = ("dpa",)
 
     def __post_init__(self) -> None:
         check.within(self, "share", 0.0, 1.0)

@@ -20,6 +20,7 @@ class FedDPATHE(FedDPA):
     """FedDPA that also exchanges feature descriptors, for THE over the two LoRAs."""
 
     downlink = ("vars", "descriptor")
+    trains_for = ("the-lora",)
 
     @property
     def uplink(self) -> Rules:

@@ -55,6 +55,7 @@ class FedICON(Weighted):
     """Global invariance sharing; False leaves every client on its own."""
     encoder_rounds: int | None = None
     """Rounds in which the encoder is trained, the classifier alone in the later ones; None: both in all rounds."""
+    trains_for = ("icon",)
 
     def __post_init__(self) -> None:
         check.positive(self, "temperature")

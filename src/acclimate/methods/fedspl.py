@@ -32,6 +32,7 @@ class FedSPL(Method):
     after: tuple[str, ...] = ()
     """Modules, by name or pattern, whose outputs are changed; none: the model's first two sizes of feature maps."""
     variant: Literal["paper", "released"] = "paper"
+    trains_for = ("mbsl",)
 
     def __post_init__(self) -> None:
         check.choices(self)

@@ -37,6 +37,7 @@ class FedTHE(Weighted):
     """Balanced softmax for body and global head; False is the ablation without it."""
 
     downlink = ("vars", "descriptor")
+    trains_for = ("the",)
 
     @property
     def uplink(self) -> Rules:

@@ -56,6 +56,7 @@ class FedTTA(Weighted):
     """Which way round the divergence of FedTTA-Prox is."""
 
     downlink = ("vars", "net", "rounds")
+    trains_for = ("fedtta",)
 
     def __post_init__(self) -> None:
         check.at_least(self, "inner_lr", 0.0)

@@ -36,6 +36,7 @@ class FedTTT(Weighted):
     """How long the last, joint personal phase is, when the final model has arrived."""
     weight: float = 1.0
     """The weight of the rotation loss."""
+    trains_for = ("ttt",)
 
     def __post_init__(self) -> None:
         check.at_least(self, "weight", 0.0)

@@ -59,6 +59,7 @@ class HeteroFedTTA(Method):
     """How the inner rate changes from round to round; newcomers take every rate of the last round."""
 
     downlink = ("logits", "known")
+    trains_for = property(lambda self: ("fedtta",) if self.inner_lr else ())
 
     def __post_init__(self) -> None:
         for name in ("lam", "inner_lr", "digest_epochs", "join_epochs", "depth", "digest_batch"):

@@ -45,6 +45,7 @@ class ODPFL(Method):
     samples: int = 256
     """How many of its samples a training client describes itself with at most."""
 
+    trains_for = ("odpfl",)
     uplink: ClassVar[Rules] = {"encoder": Mean(), "missed": Gather(), "description": Gather(), "buffers": Mean()}
 
     def __post_init__(self) -> None:

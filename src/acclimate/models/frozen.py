@@ -166,6 +166,11 @@ class _Fused(nn.Module):
         self.bank, self.top = bank, top
         self.head_name = f"top.{getattr(top, 'head_name', 'head')}"
 
+    def kept_apart(self) -> dict[str, Tensor]:
+        """The encoders' tensors, by number and name, which are no variables."""
+        found = enumerate(e.module.state_dict() for e in self.bank._first())
+        return {f"backbones.{i}.{name}": tensor for i, own in found for name, tensor in own.items()}
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out: tuple[Tensor, Tensor] = self.top(self.bank(x))
         return out

@@ -180,6 +180,10 @@ class OnTrunk(nn.Module):
             if type(layer) is nn.Linear and "weight" not in layer._parameters:
                 layer.__class__ = FrozenLinear
 
+    def kept_apart(self) -> dict[str, Tensor]:
+        """The frozen tensors, by name, which are no variables."""
+        return {name: self.source.tensors[name] for name in self.frozen}
+
     def _take_out(self) -> None:
         for owner, part, _ in self._places():
             owner._parameters.pop(part, None)

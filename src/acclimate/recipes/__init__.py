@@ -33,6 +33,8 @@ def recipe(name: str) -> Recipe:
         raise ConfigError(f"{name} has no recipe: {OMITTED[name]}")
     if name not in RECIPES:
         near = catalogue.nearest(name, list(RECIPES)).partition("allowed:")[0]
+        if own := [n.partition("/")[2] for n, r in RECIPES.items() if r.paper == name]:
+            raise ConfigError(f"'{name}' is a paper; name one of its recipes, {name}/{', '.join(own)}")
         papers = ", ".join(dict.fromkeys(r.paper for r in RECIPES.values()))
         raise ConfigError(f"no recipe '{name}'; {near}`acclimate reproduce list` shows all of {papers}")
     return RECIPES[name]

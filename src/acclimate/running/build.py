@@ -22,7 +22,7 @@ from ..live import Live
 from ..live.model import WINDOW
 from ..live.module import module_of
 from ..models import Mixed
-from .deploy import deploy, live_model
+from .deploy import check_client, deploy, live_model
 
 
 class Interrupted(Exception):
@@ -54,6 +54,7 @@ class Fit:
 
     def model(self, client: int, selection: str = "last") -> tree.Tree:
         """What this client holds when it goes live, before personalisation and adaptation."""
+        check_client(self.world, client)
         server, mine = self.state.server, self.state.mine
         if selection == "validation" and self.state.best is not None:
             server, mine = self.state.best.server, self.state.best.mine
@@ -89,7 +90,7 @@ class Fit:
         store.refuse_overwrite(Path(path), overwrite)
         with store.locked(Path(path)):
             folder = store.RunFolder.create(Path(path), self.experiment, self.engine.device, overwrite)
-            folder.world = self.world.content
+            folder.trains(self.world.content, self.engine.tasks)
             if self.worker.secret is not None:
                 store.secrets.keep(folder.path, self.worker.secret)
             folder.save(self.state, self.experiment.identity())

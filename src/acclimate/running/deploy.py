@@ -98,10 +98,15 @@ def _whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def check_client(world: World, client: int) -> None:
+    """Refuse the number of a client that did not train."""
+    if not _whole(client) or not 0 <= client < world.clients:
+        raise ValueError(f"client={client!r} must be from 0 to {world.clients - 1}")
+
+
 def live_model(fit: Trained, client: int, selection: str = "last") -> Tree:
     """A client's model when it goes live: after its personal phase and the experiment's personaliser."""
-    if not _whole(client) or not 0 <= client < fit.world.clients:
-        raise ValueError(f"client={client!r} must be from 0 to {fit.world.clients - 1}")
+    check_client(fit.world, client)
     chosen, worker = fit.selected(selection), fit.engine.worker_of(client)
     down, mine = worker.method.download(worker.task, chosen.server), chosen.mine.take(client)
     return personalised(worker, fit.world, client, down, mine, fit.experiment.personal, fit.engine.device)

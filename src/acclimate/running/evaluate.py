@@ -13,7 +13,7 @@ from ..data import World
 from ..eval import Cost, Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
 from ..eval.same_stream import names as stream_names
-from ..experiment import Experiment, labels
+from ..experiment import Experiment, kinds, labels
 from ..shifts import Shift, Stream
 from .build import Fit, cost_card
 from .watch import Watch
@@ -56,6 +56,11 @@ def evaluate(
     watch: Watch | None = None,
 ) -> Table:
     """Test a trained experiment: every adapter on every stream. The defaults are the experiment's own."""
+    for name, given, base in (("adapters", adapters, Adapter), ("streams", streams, Shift)):
+        if given is not None:
+            kinds.several("evaluate", name, given, base)
+    if personal is not None:
+        kinds.one("evaluate", "personal", personal, Personalizer)
     built = streams_of(fit.world, streams or fit.experiment.streams)
     return evaluated(fit, adapters, built, personal, watch or Watch())[0]
 

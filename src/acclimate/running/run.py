@@ -89,7 +89,8 @@ def _run(
         if reuse is not None:
             # fleet.json has the name by which nodes know the training, secret.json that of its key; the state comes
             # last: where it lies in a folder, the run goes on from it, and needs the others
-            for name in ("fleet.json", store.secrets.NAME, folder.pace.name, folder.kernels.name, folder.state.name):
+            names = ("fleet.json", store.secrets.NAME, folder.frozen.name, folder.pace.name, folder.kernels.name)
+            for name in (*names, folder.state.name):
                 if (reuse / name).exists():
                     store.write(folder.path / name, (reuse / name).read_bytes())
         if ready is not None:
@@ -139,7 +140,7 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
     """The same in this process, with what the experiment was built into."""
     began = time.perf_counter()
     world, worker, engine, streams, seconds = ready
-    folder.world = world.content
+    folder.trains(world.content, engine.tasks)
     folder.sweep()
     if worker.secret is not None and not (folder.path / store.secrets.NAME).exists():
         store.secrets.keep(folder.path, worker.secret)
@@ -257,8 +258,8 @@ def train_seeds(paths: Sequence[Path], experiments: Sequence[Experiment], watch:
         if vectorised(parts):
             device = device_of(same[0].device)
             folders = [store.RunFolder.create(p, e, device, overwrite=True) for p, e in members]
-            for folder, (world, _, _) in zip(folders, parts, strict=True):
-                folder.world = world.content
+            for folder, (world, _, engine) in zip(folders, parts, strict=True):
+                folder.trains(world.content, engine.tasks)
             train_lanes(same, parts, folders, watch)
 
 
@@ -302,6 +303,7 @@ def load(path: str | Path, **given: Any) -> Fit:
     experiment = folder.experiment(**given)
     world, worker, engine = build(experiment, store.secrets.read(folder.path), old=folder.state.exists())
     like = loop.start(worker, engine, world.clients)
+    folder.trains(None, engine.tasks)
     state = folder.restore(like, experiment.identities())
     if state is None:
         raise store.RunError(f"{folder.state} does not exist: nothing was trained yet; try `acclimate resume {path}`")

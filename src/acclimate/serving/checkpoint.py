@@ -22,7 +22,8 @@ from .. import store
 from ..core import tree
 from ..live import Live, load_live
 from ..live.folder import CARD as LIVE_CARD
-from ..live.folder import JOINED_CARD
+from ..live.folder import DEFAULT, JOINED_CARD
+from ..live.loading import unmade
 from ..live.model import SNAPSHOTS
 from .federation import differ, form
 from .host import Host
@@ -35,14 +36,14 @@ SCHEMA, CARD, LOG, STATES, START = "acclimate.server/2", "server.json", "log", "
 
 
 def found(paths: Sequence[Path]) -> list[Path]:
-    """The live folders among these, in those that are folders of live folders, and in those of sites of a fleet."""
+    """The live folders among these, in folders of live folders, in run folders, and in those of sites of a fleet."""
     out: list[Path] = []
     for path in paths:
         inner = [path]
         if path.is_dir() and not _is_live(path):
-            inner = _within(path) or _within(path / DEPLOYED)
+            inner = _within(path) or _within(path / DEPLOYED) or _within(path / DEFAULT)
         if not inner:
-            raise store.RunError(f"{path} holds no live model; make one with: acclimate deploy RUN -o {path}")
+            raise store.RunError(unmade(path))
         out += inner
     return out
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,17 @@ from ..ops import opening
 
 class RunError(RuntimeError):
     """A run folder that cannot be used as asked: says which file, why, and what to do."""
+
+
+class SeveralRuns(RunError):
+    """A folder of runs, where that of one is needed; `runs` are those in it, one of which must be named."""
+
+    def __init__(self, path: Path, runs: Sequence[Path]) -> None:
+        self.path, self.runs = path, list(runs)
+        more = f" and {len(runs) - 20} more" if len(runs) > 20 else ""
+        names = ", ".join(r.relative_to(path).as_posix() for r in runs[:20])
+        count = f"{len(runs)} runs" if len(runs) > 1 else "one"
+        super().__init__(f"{path} is no run, but a folder that holds {count}: {names}{more}; name a run")
 
 
 def write(path: Path, content: bytes | str, mode: int = 0o666) -> None:

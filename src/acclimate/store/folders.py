@@ -17,12 +17,24 @@ from typing import Any
 
 import torch
 
-from ..core import State
+from ..core import State, Task
 from ..core.nn import fastest, implicit
 from ..eval.analysis import Traces
 from ..experiment import SCHEMA, Experiment, checked, dumps, loads
-from . import append
-from .files import RunError, json_text, object_of, read_json, read_sealed, read_text, reading, sealed, sha256, write
+from . import append, frozen
+from .files import (
+    RunError,
+    SeveralRuns,
+    json_text,
+    object_of,
+    read_json,
+    read_sealed,
+    read_text,
+    reading,
+    sealed,
+    sha256,
+    write,
+)
 from .origin import environment, without_places
 from .parts import Parts
 from .tensors import pack, pack_traces
@@ -53,10 +65,12 @@ class RunFolder:
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
         self.index, self.kernels = path / "index.json", path / "kernels.json"
-        self.pace = path / "pace.json"
+        self.pace, self.frozen = path / "pace.json", path / "frozen.json"
         self.parts = Parts(self.state)
         self.world: str | None = None
         """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
+        self.fixed: frozen.Sketch | None = None
+        """The frozen parameters that checkpoints are over (`frozen.of_tasks`), where they are known."""
         self._logged: int | None = None
         """How many rows of the learning curve this process knows to be on disk."""
 
@@ -74,7 +88,8 @@ class RunFolder:
     def clear(self) -> None:
         """Remove what an earlier run left, results first; of several runs the index, which would hide a new run."""
         tested = (self.results, self.report, self.traces, self.analysis)
-        for old in (self.index, *tested, self.metrics, self.state, self.pace, self.kernels, self.env, self.config):
+        more = (self.metrics, self.state, self.frozen, self.pace, self.kernels, self.env, self.config)
+        for old in (self.index, *tested, *more):
             try:
                 old.unlink(missing_ok=True)
             except OSError as e:
@@ -94,7 +109,11 @@ class RunFolder:
         return self.results.exists()
 
     def experiment(self, **given: Any) -> Experiment:
-        """The experiment that config.json describes."""
+        """The experiment that config.json describes; an error that names the runs, where this is a folder of them."""
+        if not self.config.exists() and (runs := runs_below(self.path)):
+            raise SeveralRuns(self.path, runs)
+        if not self.config.exists() and (self.path / "live.json").exists():
+            raise RunError(f"{self.path} is a live model, and no run folder; name the run that it was deployed from")
         return loads(read_text(self.config), str(self.config), **given)
 
     def checkpoint(self, state: State, training: str, last: bool = True) -> None:
@@ -103,6 +122,7 @@ class RunFolder:
         Where private states lie in a file and it is not the `last` of a run, only those that changed are written."""
         if chosen := implicit.choices() | fastest.choices():
             write(self.kernels, json.dumps({"schema": KERNELS_SCHEMA, "choices": chosen}, indent=1) + "\n")
+        frozen.keep(self.frozen, self.fixed)
         if state.mine.far and not last:
             self.parts.checkpoint(state, training, self.world)
             return
@@ -139,10 +159,16 @@ class RunFolder:
 
         `training` holds every name that a checkpoint may have for what is trained (Experiment.identities).
         """
+        if self.state.exists():
+            frozen.check(self.frozen, self.fixed)
         state = self.parts.restore(like, training, self.world) if self.state.exists() else None
         if state is not None and self.kernels.exists():
             self._choose()
         return state
+
+    def trains(self, world: str | None, tasks: Sequence[Task]) -> None:
+        """Note what checkpoints are of: examples and splits (`World.content`), and frozen parameters."""
+        self.world, self.fixed = world, frozen.of_tasks(tasks)
 
     def _choose(self) -> None:
         """Compute with the kernels that this run was trained with."""
@@ -162,7 +188,7 @@ class RunFolder:
 
     def keep_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json: with its digest, and those of the other files, which must stay as they are now."""
-        there = (self.config, self.env, self.metrics, self.state, self.traces, self.analysis)
+        there = (self.config, self.env, self.metrics, self.state, self.frozen, self.traces, self.analysis)
         files = {p.name: sha256(p) for p in there if p.exists()}
         body = sealed({"schema": RESULTS_SCHEMA, **results, "files": files})
         write(self.results, json_text(body, indent=1) + "\n")
@@ -305,6 +331,14 @@ def find_runs(path: Path) -> Iterator[RunFolder]:
             raise RunError(f"{path} holds no run; a run folder has a config.json")
         for p in found:
             yield from find_runs(p)
+
+
+def runs_below(path: Path) -> list[Path]:
+    """The run folders below a path; none where it is a run folder itself, or holds no run."""
+    try:
+        return [folder.path for folder in find_runs(path) if folder.path != path]
+    except RunError:
+        return []
 
 
 def next_free(root: Path, name: str) -> Path:

@@ -119,7 +119,7 @@ def _together(experiments: Sequence[Experiment], folders: Sequence[store.RunFold
     if len(fresh) < 2 or not _on_gpu(experiments[0]) or not can_join([experiments[i] for i in fresh], numbers=True):
         return
     for i, fit in zip(fresh, api.train_together([experiments[i] for i in fresh], watch), strict=True):
-        folders[i].world = fit.world.content
+        folders[i].trains(fit.world.content, fit.engine.tasks)
         folders[i].save(fit.state, fit.experiment.identity())
         fit.engine.close()
 
@@ -132,7 +132,7 @@ def _score(e: Experiment, folder: store.RunFolder, on: Sequence[Shift], watch: W
     began = time.perf_counter()
     world, worker, engine = api.build(e)
     state = loop.start(worker, engine, world.clients)
-    folder.world = world.content
+    folder.trains(world.content, engine.tasks)
     state = folder.restore(state, e.identities()) or state
     try:
         state = api.train_from(e, world, worker, engine, state, watch, folder).state

@@ -101,3 +101,10 @@ def check_inputs(inputs: Any, shape: tuple[int, ...], tokens: int | None) -> Non
         )
     if not (inputs is None or isinstance(inputs, TokenIds | tuple)):
         raise ValueError(f"wrap: inputs={inputs!r} must be ac.TokenIds(...), a tuple of names of arguments, or None")
+
+
+def token_count(x: Tensor) -> int | None:
+    """How many token ids these inputs have, from 0 to the highest; None where they are pixels or numbers."""
+    if x.dtype == torch.uint8 or x.is_floating_point():
+        return None
+    return int(x.max()) + 1 if x.numel() else 1

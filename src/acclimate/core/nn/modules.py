@@ -87,7 +87,14 @@ def steady(module: nn.Module) -> nn.Module:
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoder):
             part.enable_nested_tensor = part.use_nested_tensor = False
-    return nn.Sequential(module) if isinstance(module, nn.Linear) else module
+    return _sequence(module) if isinstance(module, nn.Linear) else module
+
+
+def _sequence(layer: nn.Module) -> nn.Module:
+    """A sequence of one layer. Its class has the layer's name, so that errors name what the user gave."""
+    given = type(layer)
+    made: nn.Module = type(given.__name__, (nn.Sequential,), {"__module__": given.__module__})(layer)
+    return made
 
 
 def made(make: Any, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -204,12 +211,33 @@ def norm_names(module: nn.Module) -> frozenset[str]:
     )
 
 
-def constants(module: nn.Module, keys: Collection[str]) -> dict[str, Tensor]:
+def constants(
+    module: nn.Module, keys: Collection[str], given: Mapping[str, Tensor] | None = None, label: str = ""
+) -> dict[str, Tensor]:
     """What clients neither train nor send: frozen parameters, and buffers that are no numbers to average, such as index
-    tables. `keys` are the buffers into which a key for dropout is put."""
+    tables. `keys` are the buffers into which a key for dropout is put; `given` takes the place of them all."""
     frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     tables = {n: b for n, b in module.named_buffers() if not b.is_floating_point() and n not in keys}
-    return {**frozen, **tables}
+    own = {**frozen, **tables}
+    if given is None:
+        return own
+    shapes, there = ({n: tuple(t.shape) for n, t in tensors.items()} for tensors in (given, own))
+    if other := [n for n in {**shapes, **there} if shapes.get(n) != there.get(n)]:
+        raise ValueError(
+            f"model {label}: {other[0]} is {_said(shapes, other[0])} among the frozen parameters that were kept, and "
+            f"{_said(there, other[0])} among those of this model; give the model that was trained"
+        )
+    return dict(given)
+
+
+def apart(module: nn.Module) -> dict[str, Tensor]:
+    """What layers keep out of their variables and say so (`kept_apart`): a trunk that all clients share."""
+    layers = ((name, getattr(m, "kept_apart", None)) for name, m in module.named_modules())
+    return {f"{name}.{n}" if name else n: t for name, kept in layers if kept for n, t in kept().items()}
+
+
+def _said(shapes: Mapping[str, tuple[int, ...]], name: str) -> str:
+    return f"of shape {shapes[name]}" if name in shapes else "not there"
 
 
 def _weightless(module: nn.Module) -> nn.Module:

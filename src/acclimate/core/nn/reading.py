@@ -99,6 +99,8 @@ def _failed(module: nn.Module, x: Tensor, error: Exception) -> str:
     label, said = type(module).__name__, str(error).strip().partition("\n")[0]
     if not x.is_floating_point():
         need_embedding(module, label, f" ({said})")
+    if x.dim() > 2 and "shapes cannot be multiplied" in said:
+        said += "; images and windows need nn.Flatten() before a linear layer"
     return (
         f"model {label} cannot be called on a batch of inputs {tuple(x.shape)} of {x.dtype}: {type(error).__name__}: "
         f"{said}; what it takes besides can be named by ac.wrap(module, inputs=...)"
