@@ -12,6 +12,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from acclimate.backends.vmap import capture
+from acclimate.backends.vmap import capture, warming
 from acclimate.core import Engine, Shards, tree
 from acclimate.core import nn as core_nn
 from acclimate.core.loops import Warming, driven
@@ -82,21 +83,44 @@ def kernels() -> dict[str, Any]:
 
 def forget() -> None:
     """Forget what was tried, measured and chosen: a process that has done nothing yet."""
-    for memory in (proven._found, trials._tried, norms._tried, implicit._chosen, implicit._known, fastest._chosen):
+    known: list[Any] = [proven._found, trials._tried, norms._tried, implicit._chosen, implicit._known, fastest._chosen]
+    for memory in (*known, warming._known, warming._compiled):
         memory.clear()
-    capture.Captured.warmed = False
 
 
 def _hook(noted: Noted) -> Callable[..., bool]:
     """What Triton asks before it compiles: a kernel is noted, and left out."""
 
     def note(**told: Any) -> bool:
+        if rehearsal.running() and _deaf:
+            return True
         kernel, purpose = told["fn"].jit_function, told["compile"]["specialization_data"]
         together = rehearsal.running() and id(kernel) in rehearsal._late
         noted.setdefault((id(kernel), str(told["key"])), Launch(kernel, purpose, together))
         return True
 
     return note
+
+
+_deaf: list[None] = []
+_real_unheard = rehearsal.unheard
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """What is left out here is not compiled later, and so not noted either."""
+    _deaf.append(None)
+    try:
+        with _real_unheard():
+            yield
+    finally:
+        _deaf.pop()
+
+
+@contextmanager
+def _counted(most: int) -> Iterator[list[None]]:
+    """As if nothing were in Triton's cache."""
+    yield [None]
 
 
 def _driver(arch: int) -> Any:
@@ -158,6 +182,7 @@ def _device(arch: int) -> list[tuple[Any, str, Any]]:
         "get_device_name": lambda *_: f"a GPU that is not there (sm_{arch})",
         "get_device_capability": lambda *_: divmod(arch, 10),
         "get_device_properties": lambda *_: SimpleNamespace(multi_processor_count=PROCESSORS),
+        "is_available": lambda: True,
         "is_current_stream_capturing": lambda: False,
         "synchronize": lambda *_: None,
         **{name: mock.MagicMock() for name in ("Stream", "stream", "device", "current_stream")},
@@ -171,7 +196,7 @@ def _package() -> list[tuple[Any, str, Any]]:
 
     def tried(of: Any, device: torch.device) -> bool:
         with suppress(NotImplementedError, RuntimeError):  # there are no numbers to compare
-            of(DEVICE)
+            of(device)
         return True
 
     def milliseconds(run: Callable[[], Any], beaten: float = 0.0) -> float:
@@ -181,9 +206,18 @@ def _package() -> list[tuple[Any, str, Any]]:
     return [
         (proven, "on", lambda device: on(torch.device("cuda") if device.type == "meta" else device)),
         (proven, "_works", tried),
+        (rehearsal, "unheard", _unheard),
+        (rehearsal, "_compile", lambda noted: None),
+        (rehearsal, "_counting", _counted),
+        (proven, "_trials", [partial(_there_alone, of) for of in proven._trials]),
         (implicit, "milliseconds", milliseconds),
         (fastest, "milliseconds", milliseconds),
     ]
+
+
+def _there_alone(of: Callable[[torch.device], Any], device: torch.device) -> Any:
+    """A trial on the pretended device, whichever it is asked for."""
+    return of(DEVICE)
 
 
 def there(data: Shards) -> Shards:
@@ -210,14 +244,15 @@ class _Warmed(capture.Recorder):
     """Runs what a recording runs before it: a rehearsal where it is the first, and then the work."""
 
     def run(self, what: Any, f: Callable[..., Any], inputs: tuple[Any, ...], room: Any = None) -> Any:
+        warming.rehearse([self._kind(capture.Job(what, f, inputs))])
         first = object.__new__(capture.Captured)
         first._inputs = inputs
         first._warm(f)
-        capture.Captured.warmed = True
         with driven(Warming()):
             return f(*inputs)
 
     def run_all(self, jobs: Any) -> list[Any]:
+        warming.rehearse(self._kind(job) for job in {job.form(): job for job in jobs}.values())
         return [self.run(*job) for job in jobs]
 
 
