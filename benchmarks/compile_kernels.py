@@ -6,17 +6,17 @@ prints processor seconds, registers, bytes that are spilled, and shared memory; 
 round compiles: side by side (a rehearsal notes them before), or one after the other, each while the work waits for it.
 Triton 3.6 also has a C compiler make a launcher for every new list of argument types; those are counted, and timed.
 
-    python benchmarks/compile_kernels.py [--only fedavg-20 lora-bf16 ...] [--once] [--launchers] [--out figures.json]
+    python benchmarks/compile_kernels.py [--only fedavg-20-tf32 lora-bf16 ...] [--launchers] [--out figures.json]
+    python benchmarks/compile_kernels.py --once
 
-`--once` compiles each kernel for one purpose alone. The exit status is 1 where one does not compile, or where no
-workload launches it. Needs Triton, and no GPU.
+`--once` compiles each kernel for one purpose alone, of few workloads that launch them all. The exit status is 1 where a
+kernel does not compile; with `--once` also where no workload launches one. Needs Triton, and no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import json
 import os
 import re
@@ -25,7 +25,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -54,6 +53,8 @@ from acclimate.models import CNN, ViT
 
 ROUNDS = ("fedavg-20", "perfedavg-20", "flute-femnist", "zipf", "pfl-cifar10", "resnet20-gn", "resnet20-bn", "resnet18")
 """Workloads of benchmarks/gpu.py whose rounds are noted, in every precision."""
+ENOUGH = ("perfedavg-20-tf32", "flute-femnist-tf32", "resnet20-bn-bf16", "vit-bf16", "lora-bf16", "memo")
+"""Work that launches every kernel there is."""
 
 
 class _Found(Exception):
@@ -101,12 +102,17 @@ def recorded_round() -> Round:
     return Round.of(task_of(CNN()), method, dealt([recording.BATCH * recording.BATCHES] * 20))
 
 
-def serve() -> None:
-    """Adapters per batch and per sample, as benchmarks/workloads/adapters.py has them."""
+def _cases() -> list[tuple[Any, Any, Any, int]]:
+    """Models, methods and adapters per batch and per sample, as benchmarks/workloads/adapters.py has them, and one
+    more model."""
     plain = FedAvg(work=Work(epochs=1, batch=8))
     cases = [(CNN(norm="batch"), plain, adapter, 32) for adapter in (Tent(), BNStats(), T3A())]
     cases += [(CNN(), method, adapter, 1) for method, adapter in testtime.CASES.values()]
-    cases.append((CNN(norm="group"), plain, MEMO(chunk=32), 1))
+    return [*cases, (CNN(norm="group"), plain, MEMO(chunk=32), 1)]
+
+
+def serve(cases: Iterable[tuple[Any, Any, Any, int]]) -> None:
+    """Streams of 20 clients with 320 samples each."""
     for model, method, adapter, batch in cases:
         test, worker = dealt([320] * 20), Worker(task_of(model), method)
         engine = on_it(Vmap().open(worker, there(test), DEVICE))
@@ -141,9 +147,11 @@ def works() -> dict[str, Callable[[], None]]:
     for name in ROUNDS:
         for precision in ("tf32", "fp32", "bf16"):
             found[f"{name}-{precision}"] = lambda n=name, p=precision: train(round_of(n), p)
-    whole = Round.of(task_of(ViT(patch=4, width=192, depth=2, heads=3)), FedAvg(work=Work(epochs=1, batch=32)), dealt([64] * 20))
+    vit = task_of(ViT(patch=4, width=192, depth=2, heads=3))
+    whole = Round.of(vit, FedAvg(work=Work(epochs=1, batch=32)), dealt([64] * 20))
     found |= {f"vit-{p}": lambda p=p: train(whole, p) for p in ("tf32", "bf16")}
-    return found | {"lora-bf16": lambda: adapt(torch.bfloat16), "lora-fp32": lambda: adapt(None), "adapters": serve}
+    found |= {"lora-bf16": lambda: adapt(torch.bfloat16), "lora-fp32": lambda: adapt(None)}
+    return found | {"adapters": lambda: serve(_cases()), "memo": lambda: serve(_cases()[-1:])}
 
 
 def noted_for(names: Iterable[str]) -> dict[str, Noted]:
@@ -298,27 +306,33 @@ def line(figure: Record) -> str:
 def main() -> None:
     """Note, compile, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(works()), metavar="NAME", help=f"of {', '.join(works())}")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {', '.join(works())}")
     parser.add_argument("--once", action="store_true", help="compile each kernel for one purpose alone")
     parser.add_argument("--launchers", action="store_true", help="time the C compiler for launchers, too")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
-    if unknown := set(given.only) - set(works()):
+    chosen = given.only or (ENOUGH if given.once else tuple(works()))
+    if unknown := set(chosen) - set(works()):
         raise SystemExit(f"--only {' '.join(sorted(unknown))}: there are {', '.join(works())}")
-    noted = noted_for(given.only)
+    noted = noted_for(chosen)
     figures = compile_all(noted, given.once)
     summaries = {name: summary(some, figures, given.launchers) for name, some in noted.items()}
     for name, found in summaries.items():
         counts = ", ".join(f"{part}: " + ", ".join(f"{v:.3g} {k}" for k, v in p.items()) for part, p in found.items())
         print(f"{name:20s} {counts}")
     failed = [f for f in figures.values() if not f["compiles"]]
-    missing = launched_kernels() - {f["kernel"] for f in figures.values()} if set(given.only) == set(works()) else set()
+    missing = launched_kernels() - {f["kernel"] for f in figures.values()} if given.once else set()
     print(f"{len(figures)} kernels, {sum(f['seconds'] for f in figures.values()):.1f} s, {len(failed)} do not compile")
     if missing:
         print(f"no workload launches {', '.join(sorted(missing))}")
     if given.out:
-        report = {"schema": "acclimate.compile_kernels/1", **environment(torch.device("cpu")), "triton": triton.__version__}
-        report |= {"architecture": "sm_90", "workloads": summaries, "kernels": list(figures.values())}
+        report = {"schema": "acclimate.compile_kernels/1", **environment(torch.device("cpu"))}
+        report |= {
+            "triton": triton.__version__,
+            "architecture": "sm_90",
+            "workloads": summaries,
+            "kernels": list(figures.values()),
+        }
         store.write(given.out, json.dumps(report, indent=1) + "\n")
     if failed or missing:
         raise SystemExit(1)

@@ -1,5 +1,4 @@
-"""What comes before recordings: kernels of new kinds of work are compiled side by side, and work is run with few steps.
-"""
+"""What comes before recordings: kernels of new work are compiled side by side, and work is run with few steps."""
 
 from __future__ import annotations
 
