@@ -87,7 +87,7 @@ def rehearse(*works: Callable[[], Any]) -> int:
 @contextmanager
 def _counting(most: int) -> Iterator[list[None]]:
     """One for each kernel that is compiled and was not in Triton's cache; `most` where this Triton does not say."""
-    knobs = getattr(triton.knobs, "compilation", None)
+    knobs: Any = getattr(triton.knobs, "compilation", None)
     if not hasattr(knobs, "listener"):
         yield [None] * most
         return
