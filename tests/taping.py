@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from acclimate.backends.vmap import capture, graphs
+from acclimate.backends.vmap import capture, graphs, warming
 from acclimate.core.loops import Warming, driven
 
 ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "item", "unique", "_unique2")
@@ -126,6 +126,7 @@ def taped():
         patch.setattr(torch.nn.functional, "one_hot", one_hot)
         patch.setattr(capture.Captured, "warmed", True)
         patch.setattr(capture.Captured, "_warm", warmed)
+        patch.setattr(warming, "rehearse", lambda works: None)
         patch.setattr(graphs, "forget", lambda pool: None)
         made, begin = [], capture.Recorder.__init__
 

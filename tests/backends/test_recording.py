@@ -9,7 +9,7 @@ import torch
 
 from acclimate.adapters import NoAdapt
 from acclimate.backends import Vmap
-from acclimate.backends.vmap import graphs, shelf
+from acclimate.backends.vmap import capture, graphs, shelf, warming
 from acclimate.backends.vmap.buckets import Buckets
 from acclimate.backends.vmap.capture import Captured, Job, Recorder, tf32
 from acclimate.core import Protocol, Work, Worker, fit
@@ -172,18 +172,67 @@ def test_garbage_is_collected_once_for_recordings_that_are_made_together(monkeyp
         assert collected == [0, 3]
 
 
-def test_before_the_first_recording_of_a_process_its_kernels_are_compiled(monkeypatch):
-    """The work is rehearsed, and then run; once something has been recorded it is run alone."""
-    stream = SimpleNamespace(wait_stream=lambda other: None)
+@pytest.fixture
+def first(monkeypatch):
+    """A process that has a GPU and has rehearsed nothing, and what its rehearsals were given: how many works each."""
+    stream, given = SimpleNamespace(wait_stream=lambda other: None), []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda given: nullcontext())
-    events = []
-    monkeypatch.setattr(rehearsal, "rehearse", lambda work: (events.append("rehearsed"), work(), 1)[2])
-    recorded = Captured.__new__(Captured)
+    monkeypatch.setattr(warming, "_known", set())
+    monkeypatch.setattr(warming, "_compiled", [])
+
+    def rehearse(*works):
+        given.append([work() for work in works])
+        return rehearse.new
+
+    rehearse.new = 1
+    monkeypatch.setattr(rehearsal, "rehearse", rehearse)
+    return SimpleNamespace(given=given, rehearse=rehearse)
+
+
+def test_before_the_first_recording_of_a_process_its_kernels_are_compiled(first):
+    """The work is rehearsed, and then run; what follows is run alone."""
+    recorded, ran = Captured.__new__(Captured), []
     recorded._inputs = (torch.ones(2),)
-    for warmed, expected in ((False, ["rehearsed", 2.0, 2.0]), (True, [2.0])):
-        monkeypatch.setattr(Captured, "warmed", warmed)
-        recorded._warm(lambda x: events.append(float(x.sum())))
-        assert events == expected
-        events.clear()
+    for times in (2, 3):
+        recorded._warm(lambda x: ran.append(float(x.sum())))
+        assert ran == [2.0] * times and len(first.given) == 1
+
+
+def test_rehearsals_are_of_new_kinds_of_work_as_long_as_the_first_had_to_compile(first):
+    warming.rehearse([("a", lambda: 1), ("b", lambda: 2), ("b", lambda: 3)])
+    warming.rehearse([("b", lambda: 4)])
+    first.rehearse.new = 0
+    warming.rehearse([("b", lambda: 5), ("c", lambda: 6)])  # all of it was in the cache, which the first was not
+    warming.rehearse([("d", lambda: 7)])
+    assert first.given == [[1, 2, 3], [6], [7]]
+
+
+def test_where_the_first_rehearsal_finds_all_in_the_cache_no_other_follows(first):
+    first.rehearse.new = 0
+    warming.rehearse([("a", lambda: 1)])
+    warming.rehearse([("b", lambda: 2)])
+    assert first.given == [[1]]
+
+
+def test_jobs_that_are_recorded_together_are_rehearsed_together_once_for_every_form(first, monkeypatch):
+    class Direct:
+        def __init__(self, f, inputs, slot, tidy):
+            self.f = f
+
+        def launches(self, inputs, room):
+            self.found = self.f(*inputs)
+            return iter(())
+
+        def results(self):
+            return self.found
+
+    monkeypatch.setattr(capture, "Captured", Direct)
+    monkeypatch.setattr(capture.Slot, "renew", lambda self: vars(self).update(stream=None, aside=None, pool=None))
+    for recorder in (Recorder(True, False), Recorder(True, False)):
+        jobs = [Job(("sum",), lambda x: x.sum(), (torch.ones(n),)) for n in (2, 3, 2)]
+        assert [float(found) for found in recorder.run_all(jobs)] == [2.0, 3.0, 2.0]
+        recorder.run_all([Job(("sum",), lambda x: x.sum(), (torch.ones(n),)) for n in (4, 5)])
+    assert [sorted(map(float, each)) for each in first.given] == [[2.0, 3.0]] * 2  # another engine has other kernels

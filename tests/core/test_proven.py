@@ -20,6 +20,7 @@ works = pytest.mark.skipif(
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been tried, and no stream is recorded."""
     monkeypatch.setattr(proven, "_found", {})
+    monkeypatch.setattr(rehearsal, "possible", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
@@ -65,7 +66,7 @@ def test_nothing_is_tried_while_work_is_recorded_or_rehearsed(busy, monkeypatch)
     monkeypatch.setattr(proven, "_trials", [lambda d: asked.append(d) is None])
     with monkeypatch.context() as during:
         if busy == "rehearsing":
-            during.setattr(rehearsal, "_running", [None])
+            during.setattr(rehearsal, "_running", [set()])
         else:
             during.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         assert not proven.on(THERE) and not asked

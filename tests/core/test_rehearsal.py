@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from acclimate.core.nn import conv, implicit, kernels, rehearsal
+from acclimate.core.nn import conv, fastest, implicit, kernels, rehearsal, trials
 
 FOLDER = Path(rehearsal.__file__).parent
 on_a_gpu = pytest.mark.skipif(
@@ -100,6 +101,88 @@ def test_a_hook_that_was_there_is_asked_first_and_comes_back(triton: Any) -> Non
     assert late.done == [("left out", "mine"), ("left out", "a"), ("compiled", "late for a")]
 
 
+def test_launchers_are_made_side_by_side_one_for_every_list_of_types(triton: Any) -> None:
+    """By the thread that has compiled a kernel; one that fails is left for the launch."""
+    made: list[Any] = []
+
+    def launcher(src: Any, metadata: Any) -> None:
+        made.append((list(src.signature.values()), getattr(metadata, "tensordesc_meta", None)))
+        if metadata.broken:
+            raise RuntimeError("no C compiler")
+
+    triton.runtime = SimpleNamespace(driver=SimpleNamespace(active=SimpleNamespace(launcher_cls=launcher)))
+    kinds = {
+        "a": ({"x": "*fp32", "n": "i32"}, SimpleNamespace(broken=True)),
+        "b": ({"y": "*fp32", "m": "i32"}, SimpleNamespace(broken=False)),
+        "c": ({"y": "*fp32", "m": "i32"}, SimpleNamespace(broken=False, tensordesc_meta=[1])),
+        "d": ({"y": "*bf16", "m": "i32"}, SimpleNamespace(broken=False)),
+    }
+
+    class Compiled(Kernel):
+        def preload(self, purpose: str) -> Any:
+            done: Future[Any] = Future()
+            signature, metadata = kinds[purpose[-1]]
+            if purpose[-1] != "b" or "fails" not in self.name:
+                done.set_result(SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=metadata))
+            else:
+                done.set_exception(RuntimeError("does not compile"))
+            return SimpleNamespace(future=done)
+
+    late, failing = (rehearsal.late(Compiled(triton, name)) for name in ("late", "fails"))
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in "abcd"], lambda: failing.launch("b")) == 5
+    assert made == [(["*fp32", "i32"], None), (["*fp32", "i32"], [1]), (["*bf16", "i32"], None)]
+
+
+def test_only_kernels_that_were_not_in_the_cache_count(triton: Any) -> None:
+    told: list[Any] = []
+    triton.knobs.compilation = SimpleNamespace(listener=lambda **given: told.append(given))
+    before = triton.knobs.compilation.listener
+
+    class Cached(Kernel):
+        def preload(self, purpose: str) -> None:
+            self.triton.knobs.compilation.listener(src=purpose, cache_hit=purpose.endswith("a"))
+
+    late = rehearsal.late(Cached(triton, "late"))
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in "abc"]) == 2
+    assert len(told) == 3 and triton.knobs.compilation.listener is before
+
+
+def test_what_is_unheard_is_neither_launched_nor_compiled(triton: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = rehearsal.late(Kernel(triton, "late"))
+    with rehearsal.unheard():
+        late.launch("a")
+        assert rehearsal.running()
+    assert late.done == [("left out", "a")] and not rehearsal.running()
+    monkeypatch.setattr(rehearsal, "possible", lambda: False)
+    with rehearsal.unheard():
+        late.launch("a")
+    assert late.done[-1] == ("launched", "a")
+
+
+def test_a_trial_in_a_rehearsal_is_launched_once_and_nothing_is_remembered(triton: Any) -> None:
+    """Its numbers are zeros, and would say that the kernel is wrong."""
+    ran: list[str] = []
+    x = torch.ones(2)
+
+    def trial() -> float:
+        ran.append("trial")
+        return float("inf")
+
+    def work() -> None:
+        assert trials.works(("test",), x, trial) and trials.works(("test",), x, trial)
+        ways = {"usual": lambda: ran.append("usual"), "other": lambda: ran.append("other")}
+        assert [fastest.chosen("test", x, "usual", lambda: ways) for _ in range(2)] == ["usual"] * 2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_name", lambda *_: "a device")
+        patch.setattr(trials, "_tried", {})
+        patch.setattr(fastest, "_chosen", {})
+        rehearsal.rehearse(work)
+        assert ran == ["trial", "usual", "other"] and not trials._tried and not fastest._chosen
+        rehearsal.rehearse(work)
+        assert len(ran) == 6 and not trials.works(("test",), x, trial)
+
+
 @pytest.mark.parametrize("other", [None, SimpleNamespace(), SimpleNamespace(AsyncCompileMode=1)])
 def test_without_a_triton_that_can_do_it_nothing_is_rehearsed(monkeypatch: pytest.MonkeyPatch, other: Any) -> None:
     monkeypatch.setattr(rehearsal, "triton", other)
@@ -121,16 +204,22 @@ def test_what_kernels_would_have_written_holds_zeros(triton: Any) -> None:
     assert rehearsal.blank(2, 3, **shape).shape == (2, 3) and rehearsal.blank_like(x).stride() == x.stride()
 
 
-def test_whoever_launches_late_kernels_has_memory_from_blank() -> None:
-    """No module with `kernel[grid](...)` for one, nor `ends.py`, which makes room for some, asks torch for it."""
+def _launches(node: ast.AST) -> bool:
+    """Whether this is `_some_kernel[grid](...)`, or `kernel[grid](...)` where it is one of several."""
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and node.func.value
+    return isinstance(called, ast.Name) and (called.id.startswith("_") or called.id == "kernel")
+
+
+def test_all_kernels_are_late_and_whoever_launches_them_has_memory_from_blank() -> None:
+    """No module with `kernel[grid](...)`, nor `ends.py`, which makes room for some, asks torch for it."""
     trees = {path.name: list(ast.walk(ast.parse(path.read_text()))) for path in FOLDER.glob("*.py")}
     defined = [node for nodes in trees.values() for node in nodes if isinstance(node, ast.FunctionDef)]
     marked = {f.name for f in defined if any(isinstance(d, ast.Name) and d.id == "late" for d in f.decorator_list)}
-    assert {"_convolve", "_boxes", "_mix", "_entropy", "_weighted"} <= marked
+    launched = {n.func.value.id for nodes in trees.values() for n in nodes if _launches(n)}
+    assert {"_convolve", "_boxes", "_mix", "_entropy", "_weighted"} <= launched <= marked | {"kernel"}
     launching = {"ends.py"}
     for name, nodes in trees.items():
-        launches = [n.func.value for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Subscript)]
-        launching |= {name} if any(isinstance(n, ast.Name) and n.id in marked for n in launches) else set()
+        launching |= {name} if any(map(_launches, nodes)) else set()
     assert {"kernels.py", "folded_kernels.py", "box_kernels.py", "cross_entropy.py"} <= launching
     for name in launching:
         called = {node.attr for node in trees[name] if isinstance(node, ast.Attribute)}
@@ -146,7 +235,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a device")
     monkeypatch.setattr(implicit, "_chosen", {})
     monkeypatch.setattr(implicit, "_known", {})
-    monkeypatch.setattr(rehearsal, "_running", [None])
+    monkeypatch.setattr(rehearsal, "_running", [set()])
 
     def run(kind: str, a: torch.Tensor, b: torch.Tensor, layer: Any, cut: implicit.Cut, *more: Any) -> torch.Tensor:
         launched.append((kind, cut, more))
@@ -164,6 +253,9 @@ def test_a_product_in_a_rehearsal_launches_all_that_would_be_measured(by_kernels
     cuts = implicit.cuts("pooled", implicit.layer_of("pooled", x, w, g), x, implicit._precision(x))
     assert len(cuts) > 1 and by_kernels == [("pooled", cut, (bias, True)) for cut in cuts]
     assert [(len(a), len(b)) for a, b, _ in written] == [(4, 4)] and not implicit._known and not implicit.choices()
+    by_kernels.clear()
+    assert implicit.product("pooled", other, x, w, g, bias, True) is x  # another layer of that kind
+    assert [cut for _, cut, _ in by_kernels] == cuts[:1] and len(written) == 1
 
 
 def test_a_product_whose_way_is_known_is_rehearsed_that_way(by_kernels: Any) -> None:
@@ -196,7 +288,9 @@ def test_products_are_measured_with_the_kernel_that_they_run_with() -> None:
     assert implicit._besides("pooled", b, (None, True)) == implicit._besides("pooled", b, ()) == (None, True)
     assert implicit._besides("convolve", b, (None, True)) == (None, True)
     assert implicit._besides("convolve", b, ()) == implicit._besides("spread", b, ()) == ()
-    assert torch.equal(implicit._besides("pooled_correlate", b, (b,))[0], torch.ones_like(b, dtype=torch.uint8))
+    assert implicit._besides("pooled", b, (None, False, True)) == (None, True, True)  # in the order it is written in
+    which, *channels = implicit._besides("pooled_correlate", b, (b, 3))
+    assert torch.equal(which, torch.ones_like(b, dtype=torch.uint8)) and channels == [3]
 
 
 @on_a_gpu

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from acclimate.core import rng
+from acclimate.core.nn import kernels
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 
@@ -109,3 +110,19 @@ def test_a_key_that_is_folded_on_the_host_is_the_one_of_the_device(data) -> None
     for seed in (0, 5, 2**63 + 1):
         assert int(rng.key_for(seed, "cpu", *data)) == int(rng.fold(rng.key(seed), *data))
     assert int(rng.key_for(torch.tensor(5), "cpu", *data)) == int(rng.fold(rng.key(5), *data))
+
+
+@pytest.mark.skipif(
+    not (kernels.AVAILABLE and (torch.cuda.is_available() or kernels.INTERPRETED)),
+    reason="needs Triton, and a CUDA device or TRITON_INTERPRET=1",
+)
+@pytest.mark.parametrize("folds", [(0,), (1,), (2**63 + 5, 16), (3, 2**64 - 1, 0, 7), (1, 2, 3, 4, 5, 2**63, 7, 8, 9)])
+def test_the_kernel_folds_numbers_as_plain_code_does(folds):
+    """Up to four in one pass, whichever they are, and numbers that lie in any order."""
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    x = (torch.arange(6).view(2, 3) * 2**61 - 3).T
+    expected = x
+    for each in folds:
+        expected = rng._mix(expected ^ rng._signed(each))
+    assert torch.equal(kernels.mix(x.to(here), rng._MIX1, rng._MIX2, folds).cpu(), expected)
+    assert kernels.mix(x[:0].to(here), rng._MIX1, rng._MIX2, folds).shape == (0, 2)

@@ -11,6 +11,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.func import vmap
 
 from . import rng, tree
 from .gradient import grad
+from .nn import rehearsal
 from .nn.inputs import example
 from .task import Task
 
@@ -46,7 +48,9 @@ def refusal(task: Task, device: torch.device | str = "cpu") -> str | None:
         return task.apply({**vars, "params": params}, x).logits
 
     params, xs = tree.map(both, vars["params"]), both(x)
-    with warnings.catch_warnings(action="ignore"):  # torch's own, of operations that it maps in a loop
+    # what kernels compute does not matter here, and on a GPU it would take long to compile them for so small a work
+    silent = rehearsal.unheard() if torch.device(device).type != "cpu" else nullcontext()
+    with silent, warnings.catch_warnings(action="ignore"):  # torch's own, of operations that it maps in a loop
         error = _fails(lambda: vmap(train)(params, xs, keys)) or _fails(lambda: vmap(answer)(params, xs))
         if error is None:
             return None

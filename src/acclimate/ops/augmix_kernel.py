@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.nn import kernels
+from ..core.nn.rehearsal import blank, late
 from .augmix_chains import joined
 
 if kernels.AVAILABLE:
@@ -69,6 +70,7 @@ def _warp(v, e, matrix, GREY: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
     return tl.where(outside, GREY, seen)
 
 
+@late
 @kernels.jit
 def _mixture(
     base,
@@ -134,7 +136,7 @@ class ChainMixture(torch.autograd.Function):
         base: Tensor, op: Tensor, amount: Tensor, matrix: Tensor, weight: Tensor, keep: Tensor, grey: float
     ) -> Tensor:
         count, channels, height, width = base.shape
-        out = torch.empty(base.shape, dtype=torch.float32, device=base.device)
+        out = blank(*base.shape, dtype=torch.float32, device=base.device)
         given = [t.contiguous() for t in (base, op, amount, matrix, weight, keep)]
         block = triton.next_power_of_2(height * width)
         _mixture[(count * channels,)](*given, out, channels, height, width, *op.shape[1:], grey, max(block, 256))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ...core import tree
-from ...core.loops import Room, Warming, driven
-from ...core.nn import rehearsal
-from . import graphs
+from ...core.loops import Room, driven
+from . import graphs, warming
 from .graphs import Recording, alternating, no_garbage, played
 
 log = logging.getLogger("acclimate")
@@ -91,6 +91,7 @@ class Recorder:
             return [self.run(*job) for job in jobs]
         with tf32(False) if self.exact else nullcontext():
             self._tidy, forms = False, [job.form() for job in jobs]
+            warming.rehearse(self._kind(job) for job in dict(zip(forms, jobs, strict=True)).values())
             placed = self._dealt(jobs, forms)
             made = [self._recording(*which) for which in zip(jobs, forms, placed, strict=True)]
             done: list[Any] = [None] * len(jobs)
@@ -105,6 +106,10 @@ class Recorder:
                     self._slots[at].join()
             ways = zip(jobs, made, done, strict=True)
             return [job.f(*job.inputs) if recorded is None else found for job, recorded, found in ways]
+
+    def _kind(self, job: Job) -> tuple[Any, Callable[[], Any]]:
+        """What kind of work this is, and the work, as rehearsals take them: another engine's may have other kernels."""
+        return (id(self), job.what), partial(job.f, *job.inputs)
 
     def _dealt(self, jobs: Sequence[Job], forms: Sequence[Form]) -> list[int]:
         """The slot of each job: one where its recording is, unless that has more to do than another with this one."""
@@ -131,6 +136,7 @@ class Recorder:
         what, key = job.what, form.at(slot)
         recorded = self.recorded.pop(key, None)
         if recorded is None:
+            warming.rehearse([self._kind(job)])
             try:
                 recorded = Captured(job.f, job.inputs, self._slots[slot], self._tidy)
                 self._tidy = True
@@ -237,13 +243,10 @@ class Captured:
 
     def _warm(self, f: Callable[..., Any]) -> None:
         """Run with few steps, so that libraries initialise, kernels compile and constants are made before recording."""
-        warm = torch.cuda.Stream()
-        warm.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm), driven(Warming()):
-            if not Captured.warmed:
-                log.debug("%d kernels compiled side by side", rehearsal.rehearse(lambda: f(*self._inputs)))
+        if not warming.begun():
+            warming.rehearse([(None, partial(f, *self._inputs))])
+        with warming.aside():
             f(*self._inputs)
-        torch.cuda.current_stream().wait_stream(warm)
 
     def _record(self, f: Callable[..., Any], slot: Slot, tidy: bool = False) -> None:
         torch.cuda.synchronize()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .kernels import AVAILABLE, INTERPRETED, jit
+from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
     import triton
@@ -50,6 +51,7 @@ TURNS = (Turns(64, 64, 4, 2, 168), Turns(64, 64, 4, 2, 0), Turns(256, 32, 8, 2, 
 keys, too, and leaves addresses to the copy engine."""
 
 
+@late
 @jit
 def _back(
     qkv, out, g, sums, to, T, H, scale, LOG: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr
@@ -85,6 +87,7 @@ def _back(
     tl.store(to + keys + W, to_v.to(to.dtype.element_ty), mask=real)
 
 
+@late
 @jit
 def _turns(
     keyed, asked, came, gave, left, to, sums, notes, T, H, scale, LOG: tl.constexpr, D: tl.constexpr,
@@ -146,7 +149,7 @@ def takes_turns(qkv: Tensor) -> bool:
 def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, turns: Turns | None = None) -> Tensor:
     """The gradient for qkv [B, T, 3, heads, d] of attention's output [B, T, heads, d] and of the one for it, g; `sums`
     [B, heads, T] are the logarithms of the sums of weights. All are contiguous, the axes behind T one."""
-    (samples, tokens, width), to = out.shape, torch.empty_like(qkv)
+    (samples, tokens, width), to = out.shape, blank_like(qkv)
     d = width // heads
     if turns is not None:
         return _in_turns(qkv, out, g, sums, to, heads, turns)
@@ -162,7 +165,7 @@ def _in_turns(
 ) -> Tensor:  # fmt: skip
     (samples, tokens, width), (keys, queries) = out.shape, turns[:2]
     d, padded = width // heads, max(triton.next_power_of_2(tokens), queries)
-    notes = torch.empty(samples * heads, 2, padded, dtype=torch.float32, device=qkv.device)
+    notes = blank(samples * heads, 2, padded, dtype=torch.float32, device=qkv.device)
     boxes = ((qkv, keys), (qkv, queries), (g, queries), (out, queries), (to, keys))
     described: list[Any] = [TensorDescriptor.from_tensor(t, [1, rows, d]) for t, rows in boxes]
     more: dict[str, int] = {"maxnreg": turns.registers} if turns.registers else {}

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from . import proven
 from .kernels import AVAILABLE, jit
+from .rehearsal import late
 from .sum_kernels import BLOCK, MOST, by_client, is_shared, memory_for
 
 if AVAILABLE:
     import triton.language as tl
 
 
+@late
 @jit
 def _chosen(
     news, olds, outs, sizes, new_steps, old_steps, clients, active, apart, OVER: tl.constexpr, BLOCK: tl.constexpr

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .kernels import AVAILABLE, INTERPRETED, jit
+from .rehearsal import blank_like, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -31,6 +32,7 @@ def normal(x):
     return tl.where(x > 0, 1.0 - tail, tail), e
 
 
+@late
 @jit
 def _gelu(x, y, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -39,6 +41,7 @@ def _gelu(x, y, size, BLOCK: tl.constexpr):
     tl.store(y + at, (value * below).to(y.dtype.element_ty), mask=at < size)
 
 
+@late
 @jit
 def _gelu_back(g, x, to, size, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -58,7 +61,7 @@ def usable(x: Tensor) -> bool:
 
 def gelu(x: Tensor) -> Tensor:
     """GELU of a contiguous tensor."""
-    y = torch.empty_like(x)
+    y = blank_like(x)
     _gelu[(-(-x.numel() // BLOCK),)](x, y, x.numel(), BLOCK, num_warps=WARPS)
     return y
 

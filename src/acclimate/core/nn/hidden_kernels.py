@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .kernels import AVAILABLE, INTERPRETED, jit
 from .product_kernels import usable as fits
+from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -119,6 +120,7 @@ def _tile(
         _finish(acc, kept, y, bias, m, n, N, BACK, BIAS, FAST, BN)
 
 
+@late
 @jit
 def _hidden(
     x, w, kept, y, bias, N, K, tiles,
@@ -141,7 +143,7 @@ def usable(x: Tensor, weight: Tensor) -> bool:
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, cut: Tiling) -> tuple[Tensor, Tensor]:
     """gelu(h) and h = x W^T + b, of x [N, inputs] and W [outputs, inputs]."""
-    kept = x.new_empty(len(x), len(weight))
+    kept = blank(len(x), len(weight), dtype=x.dtype, device=x.device)
     return _run(x, weight, kept, bias, False, cut), kept
 
 
@@ -152,7 +154,7 @@ def backward(g: Tensor, weight: Tensor, kept: Tensor, cut: Tiling) -> Tensor:
 
 def _run(x: Tensor, weight: Tensor, kept: Tensor, bias: Tensor | None, back: bool, cut: Tiling) -> Tensor:
     x, (rows, inputs), outputs = x.contiguous(), x.shape, len(weight)
-    y, turned = torch.empty_like(kept), weight.stride(-1) != 1
+    y, turned = blank_like(kept), weight.stride(-1) != 1
     bm, bn, bk = cut[:3]
     wide = bn // cut.parts
     shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])

@@ -198,10 +198,13 @@ def _rehearsed(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisi
     if key in _chosen:
         cut = _cut_of(_chosen[key], precision)
         return _run(kind, a, b, layer, cut, *more) if isinstance(cut, Cut) else None
-    few = _measurable(a, g, layer)
-    with resting():
-        other(a[:few], b[:few], g)
-    for cut in cuts(kind, layer, a, precision):
+    few, tried = _measurable(a, g, layer), cuts(kind, layer, a, precision)
+    if rehearsal.anew(_key(kind, a, b, g)):
+        with resting():
+            other(a[:few], b[:few], g)
+    else:
+        tried = tried[:1]  # another layer of this kind
+    for cut in tried:
         with suppress(Exception):  # a measurement tells what is wrong
             done = _run(kind, a, b, layer, cut, *more)
     return done
@@ -233,6 +236,7 @@ def _measured(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precisio
         p, q = (made(t, _measurable(a, g, layer), seed) for seed, t in enumerate((a, b)))
         want, besides = other(p, q, g), _besides(kind, q, more)
         want = want.relu() if kind == "convolve" and besides else want
+        want = want[:, :, : besides[1]] if kind == "pooled_correlate" and len(besides) > 1 else want
         times: dict[Cut, float] = {}
         reasons = []
         for cut in cuts(kind, layer, a, precision):
@@ -261,12 +265,13 @@ def _measurable(a: Tensor, g: Sizes, layer: Layer) -> int:
 
 
 def _besides(kind: Kind, b: Tensor, more: Any) -> tuple[Any, ...]:
-    """What a product of these numbers is measured with: the same kernel, so a bias (of zeros) where it has one."""
+    """What a product of these numbers is measured with: the same kernel, so a bias (of zeros) where it has one, and the
+    order and the channels of what it writes."""
     if kind == "pooled_correlate":
-        return (which_of(b),)
+        return (which_of(b), *more[1:])
     bias = more[0] if more else None
     known = None if bias is None else torch.zeros(len(b), bias.shape[1], dtype=bias.dtype, device=bias.device)
-    return (known, True) if more or kind == "pooled" else ()
+    return (known, True, *more[2:]) if more or kind == "pooled" else ()
 
 
 def which_of(dy: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def _convolve(
 
 
 @late
-@jit
+@jit(do_not_specialize=["clients"])
 def _correlate(
     x, dy, which, parts, batch, clients, span,
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,

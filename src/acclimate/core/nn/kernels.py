@@ -15,6 +15,7 @@ Every sum has a fixed order, so results repeat to the bit. Triton comes with PyT
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,9 +37,11 @@ BLOCK = 1024
 """Numbers that one program writes."""
 
 
-def jit(f: Any) -> Any:
-    """A Triton kernel of this function, or the function itself where there is no Triton."""
-    return triton.jit(f) if AVAILABLE else f
+def jit(f: Any = None, **options: Any) -> Any:
+    """A Triton kernel of this function, or the function itself where there is no Triton. Of numbers that are not named
+    in `do_not_specialize` Triton compiles a kernel anew where one is 1, or a multiple of 16."""
+    made = triton.jit if AVAILABLE else lambda f, **_: f
+    return partial(made, **options) if f is None else made(f, **options)
 
 
 def usable(x: Tensor) -> bool:
@@ -47,7 +50,7 @@ def usable(x: Tensor) -> bool:
 
 
 def takes(x: Tensor) -> bool:
-    """The same; those that Triton interprets take tensors of a CPU, too."""
+    """The same; what Triton interprets takes tensors of a CPU, too."""
     return usable(x) or (INTERPRETED and not x.is_cuda and x.dtype == torch.float32)
 
 
@@ -200,19 +203,9 @@ def _pool(
 @late
 @jit
 def _unpool(
-    dy,
-    which,
-    dx,
-    total,
-    of_image,
-    of_row,
-    of_col,
-    of_channel,
-    A: tl.constexpr,
-    B: tl.constexpr,
-    C: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    dy, which, dx, total, of_image, of_row, of_col, of_channel,
+    A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """dx of `_pool`: each dy at the place its maximum came from, zero elsewhere. Blocks at an odd end are cut off, and
     have no dy."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -252,13 +245,18 @@ def _pick(x, which, y, total, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
 
 
 @late
-@jit
-def _mix(x, y, total, M1: tl.constexpr, M2: tl.constexpr, FOLDS: tl.constexpr, BLOCK: tl.constexpr):
-    """splitmix64's finaliser; the shifts are logical. With FOLDS, once for each of them, which is combined first."""
+@jit(do_not_specialize=["a", "b", "c", "d"])
+def _mix(
+    x, y, total, a: tl.uint64, b: tl.uint64, c: tl.uint64, d: tl.uint64,
+    M1: tl.constexpr, M2: tl.constexpr, FOLDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """splitmix64's finaliser; the shifts are logical. Once for each of the first FOLDS of four numbers, which is
+    combined before: no constants, or every name would have a kernel of its own."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     v = tl.load(x + at, mask=at < total, other=0).to(tl.uint64, bitcast=True)
-    for i in tl.static_range(len(FOLDS)):
-        v = v ^ tl.full((), FOLDS[i], dtype=tl.uint64)
+    folds = (a, b, c, d)
+    for i in tl.static_range(FOLDS):
+        v = v ^ folds[i].to(tl.uint64)
         v = (v ^ (v >> 30)) * tl.full((), M1, dtype=tl.uint64)
         v = (v ^ (v >> 27)) * tl.full((), M2, dtype=tl.uint64)
         v = v ^ (v >> 31)
@@ -338,6 +336,8 @@ def mix(x: Tensor, first: int, second: int, folds: tuple[int, ...] = (0,)) -> Te
     with them before."""
     x = x.contiguous()
     y = blank_like(x)
-    if x.numel():
-        _mix[_grid(x.numel())](x, y, x.numel(), first, second, folds, BLOCK)
+    for at in range(0, len(folds) if x.numel() else 0, 4):
+        some = folds[at : at + 4]
+        _mix[_grid(x.numel())](x, y, x.numel(), *some, *[0] * (4 - len(some)), first, second, len(some), BLOCK)
+        x = y  # number by number, so that a result may take the place of what it is made of
     return y

@@ -32,7 +32,7 @@ BLOCK, AHEAD = 256, 8
 
 
 @late
-@jit
+@jit(do_not_specialize=["clients"])
 def _linear(
     x, w, parts, batch, clients, span,
     IN: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
@@ -58,6 +58,7 @@ def _linear(
     tl.store(to, total, mask=(m < batch)[:, None] & (n < OUT)[None, :])
 
 
+@late
 @jit
 def _total(
     parts, bias, y, total, count, each,

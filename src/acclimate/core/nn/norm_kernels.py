@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -36,7 +37,8 @@ def _places(r, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr):
     return tl.max_constancy(r // P, run) * SB + place * SP
 
 
-@jit
+@late
+@jit(do_not_specialize=["count"])
 def _moments(
     x, parts, rows, span, count,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
@@ -69,7 +71,8 @@ def _moments(
     tl.store(to + C, square, mask=c < C)
 
 
-@jit
+@late
+@jit(do_not_specialize=["count"])
 def _together(parts, out, rows, span, count, C: tl.constexpr, SUMS: tl.constexpr, COLS: tl.constexpr):
     """out[0, g], out[1, g] = mean and variance of all rows from those of parts; or with SUMS, sums of two sums."""
     across: tl.constexpr = (C + COLS - 1) // COLS
@@ -98,7 +101,8 @@ def _together(parts, out, rows, span, count, C: tl.constexpr, SUMS: tl.constexpr
     tl.store(to + (tl.num_programs(0) // across).to(tl.int64) * C, second, mask=real)
 
 
-@jit
+@late
+@jit(do_not_specialize=["count"])
 def _scale(
     x, other, weight, bias, mean, var, y, rows, span, count, eps,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
@@ -128,7 +132,8 @@ def _scale(
         tl.store(y + at, v.to(y.dtype.element_ty), mask=real)
 
 
-@jit
+@late
+@jit(do_not_specialize=["count"])
 def _slopes(
     dy, x, y, mean, var, parts, rows, span, count, eps,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
@@ -160,7 +165,8 @@ def _slopes(
     tl.store(to + C, second * tl.math.rsqrt(spread + eps), mask=known)
 
 
-@jit
+@late
+@jit(do_not_specialize=["clients", "count"])
 def _unscale(
     dy, x, y, weight, mean, var, slopes, dx, clients, rows, span, count, eps,
     C: tl.constexpr, P: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SC: tl.constexpr,
@@ -216,9 +222,9 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance [G, C] (the plain mean of squares) of x [G, B, C, P]."""
     cut, shape, programs, few = _plan(x)
     clients, _, channels, _ = x.shape
-    parts = torch.empty(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
+    parts = blank(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
     _moments[(programs,)](x, parts, *cut, *shape)
-    out = torch.empty(2, clients, channels, dtype=torch.float32, device=x.device)
+    out = blank(2, clients, channels, dtype=torch.float32, device=x.device)
     _together[(few,)](parts, out, *cut, channels, False, shape[-1])
     return out[0], out[1]
 
@@ -226,7 +232,7 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def batch_scale(x: Tensor, args: tuple[Tensor, ...], other: Tensor | None, eps: float, relu: bool) -> Tensor:
     """y of x [G, B, C, P], and weight, bias, mean, variance [G, C]; `other` lies in memory as x does."""
     cut, shape, programs, _ = _plan(x)
-    y = torch.empty_like(x)
+    y = blank_like(x)
     flags: tuple[Any, ...] = (other is not None, relu)
     _scale[(programs,)](x, x if other is None else other, *args, y, *cut, eps, *shape[:5], *flags, *shape[5:])
     return y
@@ -240,11 +246,11 @@ def batch_back(
     clients, _, channels, _ = x.shape
     weight, mean, var = args
     relu, after = y is not None, x if y is None else y
-    parts = torch.empty(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
+    parts = blank(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
     _slopes[(programs,)](dy, x, after, mean, var, parts, *cut, eps, *shape[:5], relu, *shape[5:])
-    slopes = torch.empty(2, clients, channels, dtype=torch.float32, device=x.device)
+    slopes = blank(2, clients, channels, dtype=torch.float32, device=x.device)
     _together[(few,)](parts, slopes, *cut, channels, True, shape[-1])
-    dx = torch.empty_like(x)
+    dx = blank_like(x)
     _unscale[(programs,)](
         dy, x, after, weight, mean, var, slopes, dx, clients, *cut, eps, *shape[:5], own, relu, *shape[5:]
     )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .kernels import AVAILABLE, INTERPRETED, jit
+from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
     import triton
@@ -28,6 +29,7 @@ MOST = 64
 """The highest rank."""
 
 
+@late
 @jit
 def _pieces(
     g, x, low, v, to_low, parts, scale, rows, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr,
@@ -59,6 +61,7 @@ def _pieces(
         tl.store(at, tl.dot(tl.trans(part), back), mask=(c < IN)[:, None] & ranks)
 
 
+@late
 @jit
 def _added(parts, total, pieces, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of a client's pieces."""
@@ -83,8 +86,8 @@ def slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor, scale: float = 1.0) -> 
     g, x, low, v = (t.contiguous() for t in (g, x, low, v))
     (groups, rows, inputs), (outputs, rank) = x.shape, v.shape[1:]
     pieces, size = -(-rows // ROWS), (inputs + outputs) * rank
-    to_low, total = torch.empty_like(low), x.new_empty(groups, size)
-    parts = torch.empty(groups, pieces, size, dtype=torch.float32, device=x.device)
+    to_low, total = blank_like(low), blank(groups, size, dtype=x.dtype, device=x.device)
+    parts = blank(groups, pieces, size, dtype=torch.float32, device=x.device)
     r = max(16, triton.next_power_of_2(rank))
     _pieces[(pieces, groups)](
         g, x, low, v, to_low, parts, scale, rows, outputs, inputs, rank, r, ROWS, COLUMNS, STAGES, num_warps=WARPS

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .kernels import AVAILABLE, INTERPRETED, jit
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -30,6 +31,7 @@ RANK = 16
 """The least rank that the hardware multiplies; lower ones are filled up with zeros."""
 
 
+@late
 @jit
 def _product(
     x, w, a, v, y, u, bias, scale, rows, N, K, tiles,
@@ -82,7 +84,7 @@ def product(
 ) -> tuple[Tensor, Tensor]:
     """x W^T + b + u V^T and u = scale x A^T, of x [G, N, inputs], weight [outputs, inputs], A [G, rank, inputs] and V
     [G, outputs, rank]."""
-    u = x.new_empty(*x.shape[:2], a.shape[1])
+    u = blank(*x.shape[:2], a.shape[1], dtype=x.dtype, device=x.device)
     return _run(x, weight, bias, a, v, u, scale, given=False), u
 
 
@@ -95,7 +97,7 @@ def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, u: Tensor, scale: float, given: bool
 ) -> Tensor:
     x, (groups, rows, inputs), (outputs, rank) = _dense(x), x.shape, (len(weight), u.shape[2])
-    y = x.new_empty(groups, rows, outputs)
+    y = blank(groups, rows, outputs, dtype=x.dtype, device=x.device)
     (bm, bn, bk), r = TILE, max(RANK, 1 << (rank - 1).bit_length())
     turned = weight.stride(-1) != 1
     shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -39,6 +40,7 @@ def on(device: torch.device) -> bool:
         if rehearsal.running() or torch.cuda.is_current_stream_capturing():
             return False
         with outside_transforms(), torch.no_grad():
+            rehearsal.rehearse(*(partial(each, device) for each in _trials))
             _found[device] = all(_works(each, device) for each in _trials)
     return _found[device]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
     import triton
@@ -17,6 +18,7 @@ TILE = 4096
 """Numbers of a tile."""
 
 
+@late
 @jit
 def _norm(
     x, d, weight, bias, s, y, mean, unit, rows, eps,
@@ -43,6 +45,7 @@ def _norm(
     tl.store(y + at, (off * scale[:, None] * w[None, :] + b[None, :]).to(y.dtype.element_ty), mask=real)
 
 
+@late
 @jit
 def _norm_back(
     more, dy, s, weight, mean, unit, ds, rows,
@@ -76,8 +79,8 @@ def norm(x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float) 
     """s = x + d, the norm of its rows [..., C], and their means and inverse deviations; all are contiguous."""
     programs, columns, *tile = _cut(x)
     rows = x.numel() // columns
-    mean, unit = torch.empty(2, *x.shape[:-1], dtype=torch.float32, device=x.device)
-    s, y = x if d is None else torch.empty_like(x), torch.empty_like(x)
+    mean, unit = blank(2, *x.shape[:-1], dtype=torch.float32, device=x.device)
+    s, y = x if d is None else blank_like(x), blank_like(x)
     added = x if d is None else d
     _norm[(programs,)](x, added, weight, bias, s, y, mean, unit, rows, eps, columns, d is not None, *tile)
     return s, y, mean, unit
@@ -86,7 +89,7 @@ def norm(x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float) 
 def norm_back(more: Tensor | None, dy: Tensor, s: Tensor, weight: Tensor, mean: Tensor, unit: Tensor) -> Tensor:
     """The gradient for s, of that for the norm and of what else came to s."""
     programs, columns, *tile = _cut(s)
-    ds, other = torch.empty_like(s), dy if more is None else more
+    ds, other = blank_like(s), dy if more is None else more
     _norm_back[(programs,)](
         other, dy, s, weight, mean, unit, ds, s.numel() // columns, columns, more is not None, *tile
     )  # fmt: skip

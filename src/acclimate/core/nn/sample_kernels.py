@@ -9,11 +9,13 @@ from torch import Tensor
 
 from .kernels import AVAILABLE, jit
 from .norm_kernels import LEAST, PROGRAMS, TILE, _cut, _power, _together
+from .rehearsal import blank, blank_like, late
 
 if AVAILABLE:
     import triton.language as tl
 
 
+@late
 @jit
 def _group(
     x, other, weight, bias, y, mean, var, batch, eps,
@@ -59,6 +61,7 @@ def _group(
         tl.store(y + at, v.to(y.dtype.element_ty), mask=real)
 
 
+@late
 @jit
 def _group_back(
     dy, x, y, weight, mean, var, dx, slopes, batch, eps,
@@ -104,7 +107,8 @@ def _group_back(
         tl.store(dx + at, (d * unit[None, :, None]).to(dx.dtype.element_ty), mask=real)
 
 
-@jit
+@late
+@jit(do_not_specialize=["count"])
 def _layer(
     x, weight, bias, y, mean, var, rows, span, count, eps, C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 ):
@@ -130,7 +134,8 @@ def _layer(
         tl.store(y + r[:, None] * C + c[None, :], v.to(y.dtype.element_ty), mask=real)
 
 
-@jit
+@late
+@jit(do_not_specialize=["count"])
 def _layer_back(
     dy, x, weight, mean, var, dx, parts, rows, span, count, eps,
     C: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -176,8 +181,8 @@ def group_scale(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y of x [G, B, C, P] and weight, bias [G, C], with mean and variance [G, B, groups]; `other` lies as x does."""
     clients, batch = x.shape[:2]
-    shape, y = _shape(x, groups), torch.empty_like(x)
-    mean, var = torch.empty(2, clients, batch, groups, dtype=torch.float32, device=x.device)
+    shape, y = _shape(x, groups), blank_like(x)
+    mean, var = blank(2, clients, batch, groups, dtype=torch.float32, device=x.device)
     _group[(clients * batch,)](
         x, x if other is None else other, weight, bias, y, mean, var, batch, eps,
         *shape[:5], other is not None, relu, *shape[5:],
@@ -190,8 +195,8 @@ def group_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight and dbias, of weight [G, C], mean and variance [G, B, groups]; y where ReLU followed."""
     clients, batch, channels, _ = x.shape
-    shape, dx = _shape(x, groups), torch.empty_like(x)
-    slopes = torch.empty(clients, batch, 2, channels, dtype=torch.float32, device=x.device)
+    shape, dx = _shape(x, groups), blank_like(x)
+    slopes = blank(clients, batch, 2, channels, dtype=torch.float32, device=x.device)
     _group_back[(clients * batch,)](
         dy, x, x if y is None else y, *args, dx, slopes, batch, eps, *shape[:5], y is not None, *shape[5:]
     )  # fmt: skip
@@ -211,8 +216,8 @@ def _cut_rows(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def layer_scale(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """y of x [G, R, C] and weight, bias [G, C], with mean and variance [G, R]."""
     cut, shape = _cut_rows(x)
-    y = torch.empty_like(x)
-    mean, var = torch.empty(2, *x.shape[:2], dtype=torch.float32, device=x.device)
+    y = blank_like(x)
+    mean, var = blank(2, *x.shape[:2], dtype=torch.float32, device=x.device)
     _layer[(len(x) * cut[2],)](x, weight, bias, y, mean, var, *cut, eps, *shape)
     return y, mean, var
 
@@ -221,10 +226,10 @@ def layer_back(dy: Tensor, x: Tensor, args: tuple[Tensor, ...], eps: float) -> t
     """dx, dweight and dbias, of weight [G, C], mean and variance [G, R]."""
     cut, shape = _cut_rows(x)
     clients, channels = len(x), x.shape[2]
-    dx = torch.empty_like(x)
-    parts = torch.empty(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
+    dx = blank_like(x)
+    parts = blank(clients, cut[2], 2, channels, dtype=torch.float32, device=x.device)
     _layer_back[(clients * cut[2],)](dy, x, *args, dx, parts, *cut, eps, *shape)
-    slopes = torch.empty(2, clients, channels, dtype=torch.float32, device=x.device)
+    slopes = blank(2, clients, channels, dtype=torch.float32, device=x.device)
     columns = min(shape[2], 64)
     _together[(clients * _cut(channels, columns),)](parts, slopes, *cut, channels, True, columns)
     return dx, slopes[1], slopes[0]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import kernels, proven
 from .kernels import AVAILABLE, jit
+from .rehearsal import blank_like, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -27,6 +28,7 @@ MOST = 16
 """Tensors of one launch: each is an argument of the kernel."""
 
 
+@late
 @jit
 def _sums(xs, ys, outs, lows, sizes, scale, LOW: tl.constexpr, BLOCK: tl.constexpr):
     """outs[i] = xs[i] + scale * ys[i], and with LOW the same in lows[i], in its precision; programs are dealt out to
@@ -45,6 +47,7 @@ def _sums(xs, ys, outs, lows, sizes, scale, LOW: tl.constexpr, BLOCK: tl.constex
         program -= count
 
 
+@late
 @jit
 def _sums_by_client(
     xs,
@@ -195,7 +198,7 @@ def _pairs(x: Sequence[Tensor], y: Sequence[Tensor], active: Tensor | None) -> l
 def _laid(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one dense order in memory, that of y."""
     y = y if _dense(y) else y.contiguous()
-    return (x if _order(x) == _order(y) else torch.empty_like(y, dtype=x.dtype).copy_(x)), y
+    return (x if _order(x) == _order(y) else blank_like(y, x.dtype).copy_(x)), y
 
 
 def by_client(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +209,7 @@ def by_client(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     y = y if in_pieces(y) and not is_shared(y) else y.contiguous()
     if is_shared(x) and _order(x[0]) == _order(y[0]):
         return x, y
-    return (x if _order(x) == _order(y) else torch.empty_like(y, dtype=x.dtype).copy_(x)), y
+    return (x if _order(x) == _order(y) else blank_like(y, x.dtype).copy_(x)), y
 
 
 def in_pieces(x: Tensor) -> bool:
@@ -224,7 +227,7 @@ def is_shared(x: Tensor) -> bool:
 
 def memory_for(x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory for what is made of both, in the type of x or another."""
-    return torch.empty_like(y if is_shared(x) else x, dtype=dtype or x.dtype)
+    return blank_like(y if is_shared(x) else x, dtype or x.dtype)
 
 
 def _order(x: Tensor) -> tuple[int, ...]:
