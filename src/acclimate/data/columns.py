@@ -105,10 +105,8 @@ def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def of_frame(frame: Any, marks: Sequence[str] = (), roles: Iterable[str] = ()) -> dict[str, ValueColumn]:
-    """The columns of a data frame (pandas, polars) or of a dict of arrays and lists; `marks` as in `read`.
-
-    `roles` names those of label, client and the like: they are also found in the index of a frame that has one.
-    """
+    """The columns of a data frame (pandas, polars) or of a dict of arrays and lists; `marks` as in `read`. `roles` are
+    those of label, client and the like, which are also found in the index of a frame that has one."""
     names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
     if not names:
         raise ValueError(f"Table: a {type(frame).__name__} has no columns; give a data frame, or a dict of columns")

@@ -95,8 +95,8 @@ class Experiment:
         if self.model == IMAGE_MODEL and (fitting := _fitting(self.data)):
             object.__setattr__(self, "model", fitting)
         object.__setattr__(self, "adapters", adapters_with(self.adapters, self.method))
-        if not isinstance(self.select, list | tuple):
-            raise check.FieldError(f"Experiment: select={self.select!r} must be a tuple; write ({self.select!r},)", "select")
+        if not isinstance(given := self.select, list | tuple):
+            raise check.FieldError(f"Experiment: select={given!r} must be a tuple; write ({given!r},)", "select")
         settle(self, "Experiment")
         for name in ("rounds", "eval_every", "checkpoint_every"):
             check.at_least(self, name, 1)
