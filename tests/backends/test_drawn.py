@@ -27,7 +27,7 @@ from support import gap
 DRAWS = 16
 PARTNERS = ("heterofedtta", "fedmd", "feddpa", "feddpa-f", "feddpa-the")
 """Methods that need a public set, or a model with adapters of low rank."""
-UNSTEADY = ("gma", "fedpac", "ifca", "cfl", "fedfomo", "rsc")
+UNSTEADY = ("gma", "fedpac", "ifca", "cfl", "fedfomo", "rsc", "fedspl")
 """Methods that decide by signs, by order or by the smaller of two numbers: the last bit of one decides, so that two
 backends may part. Their contract is tested on federations where it does not."""
 FILTERS = [f for f in catalogue.FILTERS if f not in ("top-k", "int8")]

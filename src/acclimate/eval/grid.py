@@ -114,6 +114,10 @@ def evaluate(
             for stream, test in first.streams.items():
                 trace = traces is not None and "last" in picked[0].selections
                 live = _live(engine, down, ready, test, adapter)
+                if reason := _lacking(engine, live, test, adapter):
+                    refused += (_refused(first.names, name, f"stream {stream}: {reason}"),)
+                    tick()
+                    continue
                 began = time.perf_counter()
                 try:
                     metrics = engine.serve(live, tests[stream], adapter, test.protocol, trace)
@@ -206,6 +210,8 @@ def _accuracies(engine: Engine, down: tree.Tree, models: Any, streams: Streams, 
     seen = {}
     for stream, test in streams.items():
         live = _live(engine, down, models, test, adapter)
+        if _lacking(engine, live, test, adapter):
+            continue
         metrics = engine.serve(live, test.shards, adapter, test.protocol)
         if not diverged(metrics):
             seen[stream] = summary_of(metrics).accuracy
@@ -220,6 +226,12 @@ def _live(engine: Engine, down: tree.Tree, models: Any, test: Test, adapter: Ada
     joined, shards = engine.join(down, test.shards.clients), test.shards
     nothing = Shards.of(shards.x[:1], shards.y[:1], [torch.zeros(0, dtype=torch.int64)] * shards.clients)
     return engine.calibrated(joined, nothing, adapter) if adapter.calibrates else joined
+
+
+def _lacking(engine: Engine, live: Any, test: Test, adapter: Adapter) -> str | None:
+    """Why newcomers cannot be served: their models lack what a personaliser gives the others."""
+    task = engine.worker_of(engine.shards.clients).task
+    return adapter.refusal(task, engine.model_of(live, 0)) if test.new else None
 
 
 def rounds_to_test(state: State) -> int:
