@@ -36,6 +36,7 @@ from .nn.modules import (
     skeletons,
     steady,
     trained,
+    variables,
 )
 from .nn.reading import read
 from .nn.wrapped import Wrap, Wrapped
@@ -157,8 +158,9 @@ class Task:
         self.constants, self.apart = constants(base, self.dropout_keys, frozen, self.kind), apart(base)
         self._there: dict[torch.device, Tree] = {}
         self._initial: dict[int, Tree] = {}
+        own = variables(base) if self.foreign else {}
         self._skeletons: dict[Mode, nn.Module] = skeletons(base)
-        self._written: frozenset[str] = written(self) if self.foreign else frozenset()
+        self._written = written(self, own) if self.foreign else frozenset[str]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         about = (self.model, self.shape, self.num_classes, self.mean, self.std, self.augment)
@@ -218,9 +220,7 @@ class Task:
             torch.manual_seed(seed)
             module = self._build()
         purify(module)
-        params = {n: p.detach().clone() for n, p in trained(module).items()}
-        buffers = {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}
-        return {"params": params, "buffers": buffers}
+        return variables(module)
 
     def module(self, vars: Tree) -> nn.Module:
         """A fresh module of the model's own layers, not purified, with these variables: in eval mode, on the CPU."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..tree import Tree
 from .calls import PureCalls
 from .inputs import example
 from .layers import Normaliser, PureBatchNorm, is_norm
@@ -198,6 +199,12 @@ def trained(module: nn.Module, head: str | None = None, label: str = "") -> dict
             f"call module.{head}.requires_grad_(True)"
         )
     return found
+
+
+def variables(module: nn.Module) -> Tree:
+    """Copies of what a purified module's clients may change: `{"params": ..., "buffers": ...}`."""
+    params = {n: p.detach().clone() for n, p in trained(module).items()}
+    return {"params": params, "buffers": {n: b.clone() for n, b in module.named_buffers() if b.is_floating_point()}}
 
 
 def norm_names(module: nn.Module) -> frozenset[str]:

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 
 from .. import rng, tree
+from ..tree import Tree
 from .inputs import example
 
 
-def written(task: Any) -> frozenset[str]:
-    """The names of what the module of a task writes into when it trains or answers; none where it does not run."""
+def written(task: Any, own: Tree) -> frozenset[str]:
+    """The names of what the module of a task writes into when it trains or answers with variables of its `own`; none
+    where it does not run."""
     task._written = frozenset()
     x, key = example(task.shape, task.tokens, task.inputs), rng.key(0)
-    own, fixed = (tree.map(torch.clone, some) for some in (task.init(key), task._constants))
+    fixed = tree.map(torch.clone, task.constants)
     given = {**fixed, **own["buffers"]}
     before = {name: t._version for name, t in given.items()}
     task._there = {x.device: fixed}
