@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 
 os.environ["ACCLIMATE_SECRETS"] = tempfile.mkdtemp(prefix="acclimate-keys-")  # no key of a test in the home folder
@@ -25,6 +27,29 @@ settings.load_profile("steady")
 def no_width_is_set(monkeypatch):
     """Some libraries set COLUMNS for the whole process."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """The command in this process, in a folder of its own: all but the start of the interpreter."""
+
+    from acclimate.cli import main as cli  # not above: most tests need no command line
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["acclimate", *args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(args, ended.value.code, printed.out, printed.err)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = signal.getsignal(signal.SIGTERM)
+    yield call
+    signal.signal(signal.SIGTERM, before)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):  # a user's own file
+            del sys.modules[name]
 
 
 def pytest_collection_modifyitems(items):

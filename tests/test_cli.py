@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,7 +9,6 @@ import time
 import pytest
 import torch
 
-from acclimate.cli.main import main
 from acclimate.cli.threads import use_half_of_the_cores
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
@@ -21,27 +19,6 @@ QUICK = ["data.clients=4", "model=mlp", "model.hidden=8", "model.norm=batch", "r
 def cli(*args, cwd=None):
     """The command as a shell starts it; a process takes seconds to import torch."""
     return subprocess.run([sys.executable, "-c", COMMAND, *args], capture_output=True, text=True, timeout=250, cwd=cwd)
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
-    """The command in this process, in a folder of its own: all but the start of the interpreter."""
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["acclimate", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return subprocess.CompletedProcess(args, ended.value.code, printed.out, printed.err)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = signal.getsignal(signal.SIGTERM)
-    yield call
-    signal.signal(signal.SIGTERM, before)
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):  # a user's own file
-            del sys.modules[name]
 
 
 def test_help_needs_no_torch_and_names_every_command():

@@ -27,12 +27,7 @@ from acclimate.data import (
 NAN = float("nan")
 
 
-@pytest.fixture(autouse=True)
-def _own_machine(monkeypatch, tmp_path):
-    """No data folder, and a cache of this test's own; files are named relative to the test's folder."""
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_machine")
 
 
 def write(text, name="t.csv"):

@@ -17,12 +17,7 @@ from acclimate.experiment import Experiment, dumps, loads
 HEAD = "site,age,colour,kind\n"
 
 
-@pytest.fixture(autouse=True)
-def _own_machine(monkeypatch, tmp_path):
-    """No data folder, and a cache of this test's own; files are named relative to the test's folder."""
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_machine")
 
 
 def write(text, name="t.csv"):
