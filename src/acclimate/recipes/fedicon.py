@@ -47,7 +47,7 @@ TRAININGS: dict[str, Named] = {
     "fedprox": method("fedprox", opt=RATE, mu=0.01),
     "fedrep": method("fedrep", opt=RATE, work=Work()),
     "fedbn": method("fedbn", opt=RATE),
-    "fedthe": method("fedthe"),
+    "fedthe": method("fedthe", opt=RATE, head_opt=RATE),
     "fedicon": method("fedicon"),
     "fedicon-us": method("fedicon-us"),
     "fedicon-alone": method("fedicon", share=False),
