@@ -207,7 +207,7 @@ def _package() -> list[tuple[Any, str, Any]]:
         (proven, "on", lambda device: on(torch.device("cuda") if device.type == "meta" else device)),
         (proven, "_works", tried),
         (rehearsal, "unheard", _unheard),
-        (rehearsal, "_compile", lambda noted: None),
+        (rehearsal, "_compile", lambda noted: 0),
         (rehearsal, "_counting", _counted),
         (proven, "_trials", [partial(_there_alone, of) for of in proven._trials]),
         (implicit, "milliseconds", milliseconds),
