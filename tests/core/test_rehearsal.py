@@ -9,6 +9,7 @@ import os
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -246,6 +247,39 @@ def test_without_children_threads_compile(cached: Any, monkeypatch: pytest.Monke
     late = rehearsal.late(Cached(cached, "late"))
     assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "a2", "b1")]) == 3
     assert cached.by(KERNELS) == [True] * 3 and cached.by(LAUNCHERS) == [True] * 2
+
+
+def test_triton_names_itself_once_in_a_thread_before_anything_is_compiled(cached: Any, monkeypatch: Any) -> None:
+    """It reads all of its own code for that, which nothing else has to wait for."""
+    begun, go, order, here = Event(), Event(), [], current_thread()
+
+    def name() -> None:
+        begun.set()
+        assert go.wait(60) and current_thread() is not here
+        order.append("named")
+        raise OSError("what goes wrong is found again when it is needed")
+
+    monkeypatch.setattr(rehearsal, "_naming", [])
+    monkeypatch.setattr(forked, "possible", lambda: False)
+    cached.runtime.cache.triton_key = name
+    rehearsal.prepare()
+    rehearsal.prepare()
+    assert begun.wait(60) and not order
+    late = rehearsal.late(Cached(cached, "late"))
+    real = late.preload
+    late.preload = lambda purpose: order.append("compiled") or real(purpose)
+
+    def work() -> None:
+        late.launch("a1")
+        go.set()
+
+    rehearsal.rehearse(work)
+    assert order == ["named", "compiled"]
+    for other in (None, SimpleNamespace(), SimpleNamespace(runtime=SimpleNamespace(cache=SimpleNamespace()))):
+        monkeypatch.setattr(rehearsal, "triton", other)
+        monkeypatch.setattr(rehearsal, "_naming", [])
+        rehearsal.prepare()
+        assert not rehearsal._naming
 
 
 def test_longer_kernels_come_first(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -39,6 +39,8 @@ Noted: TypeAlias = dict[Any, tuple[Any, str]]
 
 _late: set[int] = set()
 _running: list[set[Any]] = []
+_naming: list[Thread] = []
+"""The thread that reads Triton's own code, once in a process."""
 
 
 def late(kernel: K) -> K:
@@ -51,6 +53,19 @@ def possible() -> bool:
     """Whether this Triton says what it is about to compile, and compiles several kernels at a time."""
     hooks = getattr(getattr(triton, "knobs", None), "runtime", None)
     return hasattr(triton, "AsyncCompileMode") and hasattr(hooks, "jit_cache_hook")
+
+
+def prepare() -> None:
+    """Have Triton name itself, in a thread: it reads all of its own code before it compiles or loads anything."""
+    name = getattr(getattr(getattr(triton, "runtime", None), "cache", None), "triton_key", None)
+    if possible() and name is not None and not _naming:
+        _naming.append(Thread(target=_named, args=(name,), daemon=True))
+        _naming[0].start()
+
+
+def _named(name: Callable[[], Any]) -> None:
+    with _tolerant():
+        name()
 
 
 def running() -> bool:
@@ -158,6 +173,8 @@ def _compile(noted: Noted) -> int:
     """Compile these side by side; how many child processes did. Threads of this process do the rest, and load what is
     in Triton's cache. Those that do not compile will say so when they are launched."""
     waiting, launchers, compiled = _Waiting(), _Launchers(), 0
+    for thread in _naming:
+        thread.join()
     makers: dict[str, Future[Any]] = {}  # of kernels with the same types the shortest has their launcher made
     with ThreadPoolExecutor(forked.cores()) as threads, triton.AsyncCompileMode(waiting, ignore_errors=True):
         try:
