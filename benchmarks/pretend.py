@@ -83,7 +83,15 @@ def kernels() -> dict[str, Any]:
 
 def forget() -> None:
     """Forget what was tried, measured and chosen: a process that has done nothing yet."""
-    known: list[Any] = [proven._found, trials._tried, norms._tried, implicit._chosen, implicit._known, fastest._chosen]
+    known: list[Any] = [
+        proven._found,
+        proven._expected,
+        trials._tried,
+        norms._tried,
+        implicit._chosen,
+        implicit._known,
+        fastest._chosen,
+    ]
     for memory in (*known, warming._known, warming._compiled):
         memory.clear()
 
@@ -192,7 +200,7 @@ def _device(arch: int) -> list[tuple[Any, str, Any]]:
 
 def _package() -> list[tuple[Any, str, Any]]:
     """The few places of the package that name a CUDA device, or need its numbers or its time."""
-    on, ticks = proven.on, itertools.count(1)
+    on, ticks, there = proven.on, itertools.count(1), torch.device("cuda", 0)
 
     def tried(of: Any, device: torch.device) -> bool:
         with suppress(NotImplementedError, RuntimeError):  # there are no numbers to compare
@@ -204,10 +212,11 @@ def _package() -> list[tuple[Any, str, Any]]:
         return float(next(ticks))
 
     return [
-        (proven, "on", lambda device: on(torch.device("cuda") if device.type == "meta" else device)),
+        (proven, "on", lambda device: on(there if device.type == "meta" else device)),
+        (proven, "expect", lambda device: proven._expected.add(there)),
         (proven, "_works", tried),
         (rehearsal, "unheard", _unheard),
-        (rehearsal, "_compile", lambda noted: None),
+        (rehearsal, "_compile", lambda noted: 0),
         (rehearsal, "_counting", _counted),
         (proven, "_trials", [partial(_there_alone, of) for of in proven._trials]),
         (implicit, "milliseconds", milliseconds),

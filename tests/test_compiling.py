@@ -1,6 +1,7 @@
 """Every kernel of the package compiles for a GPU, also on a machine that has none."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,13 +12,74 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which CUDA builds of torch have")
+def run(*command: str, limit: float, **environment: str):
+    """Run Python beside the benchmarks, with Triton's compiler."""
+    paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    inherited = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    given = inherited | {"PYTHONPATH": ":".join(paths)} | environment
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=given, capture_output=True, text=True, timeout=limit
+    )
+
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which CUDA builds of torch have"
+)
+
+
+@needs_triton
 @pytest.mark.timeout(1800)
 def test_every_kernel_compiles_for_a_gpu():
     """What Triton's interpreter takes may still not compile; this compiles all kernels, as workloads launch them."""
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": ":".join(paths)}
-    command = [sys.executable, str(ROOT / "benchmarks" / "compile_kernels.py"), "--once"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1700)
+    done = run(str(ROOT / "benchmarks" / "compile_kernels.py"), "--once", limit=1700)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "does not compile" not in done.stdout and "no workload launches" not in done.stdout
+
+
+IN_CHILDREN = """
+import json, os, sys
+from pathlib import Path
+import pretend, torch, triton
+from acclimate.core.nn import forked, kernels, rehearsal
+
+with pretend.pretended() as noted:
+    for folds in ((3,), (3, 5), (3, 5, 7)):
+        kernels.mix(torch.empty(1000, dtype=torch.int64, device="meta"), 11, 13, folds)
+parent, folder, asked = os.getpid(), Path(triton.knobs.cache.dir), []
+
+def device():
+    asked.append(os.getpid() == parent)
+    (folder / f"asked by {'parent' if os.getpid() == parent else 'child'}").touch()
+    return 0
+
+def launcher(src, metadata):
+    (folder / f"launcher by {'parent' if os.getpid() == parent else 'child'}").touch()
+
+active = pretend._driver(90)
+active.get_current_device, active.launcher_cls = device, launcher
+triton.runtime.driver.set_active(active)
+forked.cores = lambda: 2
+before = triton.runtime.driver.active.get_current_target()
+works = {key: (launch.kernel, launch.purpose) for key, launch in noted.items()}
+first = rehearsal._compile(works)
+there = {kernel.__class__.__name__ for kernel in kernels._mix.device_caches[0][0].values()}
+kernels._mix.device_caches.clear()
+again = rehearsal._compile(works)
+files = sorted(path.name for path in folder.iterdir() if path.is_file())
+cubins = len(list(folder.rglob("*.cubin")))
+print(json.dumps([first, sorted(there), again, files, cubins]))
+"""
+
+
+@needs_triton
+@pytest.mark.skipif(sys.platform != "linux", reason="child processes are for Linux")
+@pytest.mark.timeout(300)
+def test_children_compile_into_tritons_cache_and_ask_no_device(tmp_path):
+    """What they compiled is loaded by the process that forked them, and by another rehearsal."""
+    done = run(
+        "-W", "error::DeprecationWarning:acclimate", "-c", IN_CHILDREN, limit=280, TRITON_CACHE_DIR=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    first, there, again, files, cubins = json.loads(done.stdout.splitlines()[-1])
+    assert (first, again, cubins, there) == (3, 0, 3, ["CompiledKernel"])
+    assert files == ["asked by parent", "launcher by child", "launcher by parent"]

@@ -14,7 +14,7 @@ from acclimate.backends.vmap.buckets import Buckets
 from acclimate.backends.vmap.capture import Captured, Job, Recorder, tf32
 from acclimate.core import Protocol, Work, Worker, fit
 from acclimate.core.loops import Loop
-from acclimate.core.nn import rehearsal
+from acclimate.core.nn import proven, rehearsal
 from acclimate.experiment import catalogue
 from acclimate.methods import SCAFFOLD, FedAvg
 from partners import models, partner, short
@@ -215,6 +215,40 @@ def test_where_the_first_rehearsal_finds_all_in_the_cache_no_other_follows(first
     warming.rehearse([("a", lambda: 1)])
     warming.rehearse([("b", lambda: 2)])
     assert first.given == [[1]]
+
+
+def test_what_is_tried_is_rehearsed_with_the_first_work_and_tried_before_it_is_recorded(first, monkeypatch):
+    there, order = torch.device("cuda", 0), []
+    monkeypatch.setattr(proven, "_found", {})
+    monkeypatch.setattr(proven, "_expected", {there})
+    monkeypatch.setattr(proven, "_trials", [lambda device: order.append(str(device)) or True])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(proven.rehearsal, "rehearse", lambda *works: order.append([work() for work in works]) or 1)
+    warming.rehearse([("a", lambda: "work")])
+    assert order == [
+        "cuda:0",
+        ["work", True],
+        "cuda:0",
+        [True],
+        "cuda:0",
+    ]  # with the work; where on rehearses; in earnest
+    assert proven._found == {there: True}
+    warming.rehearse([("a", lambda: "work")])
+    assert len(order) == 5
+    monkeypatch.setattr(proven, "_expected", {torch.device("cuda", 1)})
+    monkeypatch.setattr(warming, "_compiled", [0])  # nothing is rehearsed any more
+    warming.rehearse([("b", lambda: "work")])
+    assert proven._found == {there: True, torch.device("cuda", 1): True}
+
+
+def test_an_engine_on_a_gpu_prepares_and_one_on_a_cpu_does_not(monkeypatch):
+    told = []
+    monkeypatch.setattr(proven, "expect", lambda device: told.append(device))
+    monkeypatch.setattr(rehearsal, "prepare", lambda: told.append("prepared"))
+    Vmap().open(Worker(task(), FedAvg()), shards(SIZES), CPU)
+    assert told == [CPU]
+    warming.expect(torch.device("cuda"))
+    assert told == [CPU, torch.device("cuda"), "prepared"]
 
 
 def test_jobs_that_are_recorded_together_are_rehearsed_together_once_for_every_form(first, monkeypatch):

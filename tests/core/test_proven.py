@@ -1,6 +1,7 @@
 """Kernels for all leaves at once are tried on a device before they serve; one that is wrong serves nowhere."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ works = pytest.mark.skipif(
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has been tried, and no stream is recorded."""
     monkeypatch.setattr(proven, "_found", {})
+    monkeypatch.setattr(proven, "_expected", set())
     monkeypatch.setattr(rehearsal, "possible", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
@@ -71,6 +73,46 @@ def test_nothing_is_tried_while_work_is_recorded_or_rehearsed(busy, monkeypatch)
             during.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         assert not proven.on(THERE) and not asked
     assert proven.on(THERE) and asked == [THERE]
+
+
+@pytest.fixture
+def expected(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Kernels are expected on a GPU that is named without its number, as users do; what their one trial was given."""
+    asked: list[torch.device] = []
+    monkeypatch.setattr(proven, "_trials", [lambda d: asked.append(d) is None])
+    with monkeypatch.context() as there:
+        there.setattr(torch, "empty", lambda *size, device: SimpleNamespace(device=torch.device(device.type, 3)))
+        proven.expect(THERE)
+    return asked
+
+
+def test_a_rehearsal_takes_what_is_expected_for_proven_and_a_recording_does_not(expected, monkeypatch):
+    first, other = torch.device("cuda", 3), torch.device("cuda", 4)
+    with monkeypatch.context() as during:
+        during.setattr(rehearsal, "_running", [set()])
+        assert proven.on(first) and not proven.on(other) and not proven.on(THERE)
+        during.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        during.setattr(rehearsal, "_running", [])
+        assert not proven.on(first) and not expected
+    assert [work() for work in proven.trials()] == [True] and expected == [first]
+
+
+def test_what_is_expected_is_tried_once_where_its_tensors_lie(expected):
+    proven.settle()
+    proven.settle()
+    assert expected == [torch.device("cuda", 3)] and proven._found == {expected[0]: True} and not proven.trials()
+    assert proven.on(expected[0]) and len(expected) == 1
+
+
+def test_a_trial_that_failed_holds_in_rehearsals_though_it_was_expected(expected, monkeypatch):
+    monkeypatch.setattr(proven, "_found", {torch.device("cuda", 3): False})
+    monkeypatch.setattr(rehearsal, "_running", [set()])
+    assert not proven.on(torch.device("cuda", 3)) and not proven.trials()
+
+
+def test_nothing_is_expected_of_a_cpu():
+    proven.expect(torch.device("cpu"))
+    assert not proven._expected and not proven.trials()
 
 
 @pytest.mark.parametrize("change", ["sum", "kept", "coarse"])

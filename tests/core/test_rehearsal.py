@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ast
-from concurrent.futures import Future
+import hashlib
+import json
+import os
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
+from threading import Event, current_thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from acclimate.core.nn import conv, fastest, implicit, kernels, rehearsal, trials
+from acclimate.core.nn import conv, fastest, forked, implicit, kernels, rehearsal, trials
 
 FOLDER = Path(rehearsal.__file__).parent
 on_a_gpu = pytest.mark.skipif(
     not (torch.cuda.is_available() and rehearsal.possible()), reason="needs a CUDA device and a Triton that can do it"
 )
+needs_children = pytest.mark.skipif(not forked.possible(), reason="child processes need Linux and two cores")
 
 
 class Kernel:
@@ -41,12 +47,14 @@ def triton(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     class Mode:
         def __init__(self, threads: Any, ignore_errors: bool) -> None:
-            assert ignore_errors and threads.submit(lambda: 1).result() == 1
+            self.done = threads.submit(lambda: 1)
+            assert ignore_errors and not self.done.done()
 
         def __enter__(self) -> None:
             stand_in.modes.append(self)
 
         def __exit__(self, *_: object) -> None:
+            assert self.done.result(60) == 1
             stand_in.modes.pop()
 
     stand_in.AsyncCompileMode = Mode
@@ -133,16 +141,168 @@ def test_launchers_are_made_side_by_side_one_for_every_list_of_types(triton: Any
     assert made == [(["*fp32", "i32"], None), (["*fp32", "i32"], [1]), (["*bf16", "i32"], None)]
 
 
+class Cached(Kernel):
+    """A kernel that is compiled into a folder, as Triton's own are: one that is there is loaded."""
+
+    def preload(self, purpose: str) -> Any:
+        key = hashlib.sha256(purpose.encode()).hexdigest()
+
+        def compiled() -> Any:
+            place = self.triton.folder / key / "__grp__kernel.json"
+            if (listener := self.triton.knobs.compilation.listener) is not None:
+                listener(cache_hit=place.exists())
+            if self.name == "broken":
+                raise RuntimeError("does not compile")
+            place.parent.mkdir(exist_ok=True)
+            if not place.exists():
+                place.write_text(str(os.getpid()))
+            return SimpleNamespace(src=SimpleNamespace(signature=json.loads(purpose)["signature"]), metadata=None)
+
+        self.done.append(self.triton.modes[-1].executor.submit(compiled))
+        vars(self.done[-1])["_key"] = purpose
+        return SimpleNamespace(future=self.done[-1])
+
+    def launch(self, key: str) -> None:
+        about = json.dumps({"signature": {"x": "*fp32", "n": key[0]}, "of": self.name, "key": key})
+        told = {"compile": {"specialization_data": about}, "fn": SimpleNamespace(jit_function=self)}
+        assert self.triton.knobs.runtime.jit_cache_hook(key=key, **told)
+
+
+@pytest.fixture
+def cached(triton: Any, tmp_path: Path) -> Any:
+    """A Triton with an empty cache, and what was compiled or made where: names by process."""
+
+    class Mode:
+        def __init__(self, executor: Any, ignore_errors: bool) -> None:
+            self.executor = executor
+
+        def __enter__(self) -> None:
+            triton.modes.append(self)
+
+        def __exit__(self, *_: object) -> None:
+            wait([future for future, _ in self.executor.tasks], 60)
+
+    class Place:
+        def __init__(self, key: str) -> None:
+            self.cache_dir = tmp_path / key
+            self.cache_dir.mkdir(exist_ok=True)
+
+    def launcher(src: Any, metadata: Any) -> None:
+        made = tmp_path / f"launcher {' '.join(src.signature.values())}"
+        with suppress(FileExistsError), made.open("x") as file:
+            file.write(str(os.getpid()))
+
+    triton.folder, triton.AsyncCompileMode, triton.heard = tmp_path, Mode, []
+    listen = lambda cache_hit: triton.heard.append(cache_hit)  # noqa: E731
+    triton.knobs.compilation = SimpleNamespace(always_compile=False, listener=listen)
+    cache = SimpleNamespace(FileCacheManager=Place, get_cache_manager=Place)
+    active = SimpleNamespace(launcher_cls=launcher)
+    triton.runtime = SimpleNamespace(cache=cache, driver=SimpleNamespace(active=active))
+    triton.by = lambda what: [path.read_text() == str(os.getpid()) for path in sorted(tmp_path.glob(what))]
+    return triton
+
+
+KERNELS, LAUNCHERS = "*/__grp__*", "launcher *"
+
+
+@needs_children
+def test_kernels_and_launchers_that_are_not_in_the_cache_are_made_by_children(cached: Any) -> None:
+    late = rehearsal.late(Cached(cached, "late"))
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "a2", "b1")]) == 3
+    assert cached.by(KERNELS) == [False] * 3 and cached.by(LAUNCHERS) == [False] * 2
+    assert cached.heard == [True] * 3 and all(future.done() for future in late.done)  # loaded from the cache
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "a2")]) == 0
+
+
+@needs_children
+def test_children_compile_neither_what_is_there_nor_one_kernel_alone(cached: Any) -> None:
+    late = rehearsal.late(Cached(cached, "late"))
+    assert rehearsal.rehearse(lambda: late.launch("a1")) == 1 and cached.by(KERNELS) == [True]
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "a2")]) == 1
+    assert cached.by(KERNELS) == [True] * 2 and cached.heard[1:].count(False) == 1
+
+
+@needs_children
+def test_what_does_not_compile_in_a_child_is_tried_here_and_does_not_count(cached: Any) -> None:
+    late, broken = (rehearsal.late(Cached(cached, name)) for name in ("late", "broken"))
+    assert rehearsal.rehearse(lambda: [k.launch(key) for k in (broken, late) for key in ("a1", "b1")]) == 4
+    assert cached.by(KERNELS) == [False] * 2 and sorted(cached.heard) == [False] * 2 + [True] * 2
+    assert [str(future.exception()) for future in broken.done] == ["does not compile"] * 2
+
+
+@pytest.mark.parametrize("why", ["always", "elsewhere", "locked", "one core", "hung"])
+def test_without_children_threads_compile(cached: Any, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Where Triton compiles anew, its cache is no folder or cannot be written, or children do not help."""
+    monkeypatch.setattr(forked, "spread", lambda *_: pytest.fail("forked"))
+    if why == "always":
+        cached.knobs.compilation.always_compile = True
+    if why == "elsewhere":
+        cached.runtime.cache.FileCacheManager = dict
+    if why == "locked":
+        monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    if why == "one core":
+        monkeypatch.setattr(forked, "cores", lambda: 1)
+    if why == "hung":
+        monkeypatch.setattr(forked, "_hung", [1])
+    late = rehearsal.late(Cached(cached, "late"))
+    assert rehearsal.rehearse(lambda: [late.launch(key) for key in ("a1", "a2", "b1")]) == 3
+    assert cached.by(KERNELS) == [True] * 3 and cached.by(LAUNCHERS) == [True] * 2
+
+
+def test_triton_names_itself_once_in_a_thread_before_anything_is_compiled(cached: Any, monkeypatch: Any) -> None:
+    """It reads all of its own code for that, which nothing else has to wait for."""
+    begun, go, order, here = Event(), Event(), [], current_thread()
+
+    def name() -> None:
+        begun.set()
+        assert go.wait(60) and current_thread() is not here
+        order.append("named")
+        raise OSError("what goes wrong is found again when it is needed")
+
+    monkeypatch.setattr(rehearsal, "_naming", [])
+    monkeypatch.setattr(forked, "possible", lambda: False)
+    cached.runtime.cache.triton_key = name
+    rehearsal.prepare()
+    rehearsal.prepare()
+    assert begun.wait(60) and not order
+    late = rehearsal.late(Cached(cached, "late"))
+    real = late.preload
+    late.preload = lambda purpose: order.append("compiled") or real(purpose)
+
+    def work() -> None:
+        late.launch("a1")
+        go.set()
+
+    rehearsal.rehearse(work)
+    assert order == ["named", "compiled"]
+    for other in (None, SimpleNamespace(), SimpleNamespace(runtime=SimpleNamespace(cache=SimpleNamespace()))):
+        monkeypatch.setattr(rehearsal, "triton", other)
+        monkeypatch.setattr(rehearsal, "_naming", [])
+        rehearsal.prepare()
+        assert not rehearsal._naming
+
+
+def test_longer_kernels_come_first(cached: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "possible", lambda: False)
+    names, order = ("short", "longest", "longer"), []
+    some = [rehearsal.late(Cached(cached, name)) for name in names]
+    for kernel in some:
+        kernel.src = kernel.name
+        kernel.preload = lambda purpose: order.append(json.loads(purpose)["of"])
+    rehearsal.rehearse(lambda: [kernel.launch("a") for kernel in some])
+    assert order == ["longest", "longer", "short"]
+
+
 def test_only_kernels_that_were_not_in_the_cache_count(triton: Any) -> None:
     told: list[Any] = []
     triton.knobs.compilation = SimpleNamespace(listener=lambda **given: told.append(given))
     before = triton.knobs.compilation.listener
 
-    class Cached(Kernel):
+    class Told(Kernel):
         def preload(self, purpose: str) -> None:
             self.triton.knobs.compilation.listener(src=purpose, cache_hit=purpose.endswith("a"))
 
-    late = rehearsal.late(Cached(triton, "late"))
+    late = rehearsal.late(Told(triton, "late"))
     assert rehearsal.rehearse(lambda: [late.launch(key) for key in "abc"]) == 2
     assert len(told) == 3 and triton.knobs.compilation.listener is before
 

@@ -41,11 +41,10 @@ from ...core import (
 )
 from ...core.backend import Attempt
 from ...core.loops import Room
-from ...core.nn import proven
 from ...core.private import private
 from ...core.vectorised import CannotVectorise, refusal
 from ..serial import stacked_start, welcomed
-from . import shelf
+from . import shelf, warming
 from .buckets import Buckets, Group
 from .capture import Job, Recorder, over
 from .clients import calibrated, deployed, own, round_of, served
@@ -139,7 +138,7 @@ class VmapEngine(Engine):
         if self.recorder.on:
             about = (device, options, self.lanes)
             self.recorder, self.shards = shelf.shelved(worker, self.shards, about, self.recorder)
-        proven.on(device)  # what is tried is tried before anything is recorded
+        warming.expect(device)
         self.feeder = Feeder(self.shards, device)
         self.buckets = Buckets(options.waste, options.chunk, device, self.feeder.there, self._forget)
         self._next: Tensor | None = None

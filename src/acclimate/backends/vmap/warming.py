@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...core.loops import Warming, driven
-from ...core.nn import rehearsal
+from ...core.nn import proven, rehearsal
 
 log = logging.getLogger("acclimate")
 
@@ -20,16 +20,24 @@ _compiled: list[int] = []
 """How many kernels each rehearsal of this process had compiled that no process had before."""
 
 
+def expect(device: torch.device) -> None:
+    """Prepare for work on a device. What is tried there is tried before anything is recorded, and its kernels are
+    compiled with those of the first work."""
+    proven.expect(device)
+    if device.type == "cuda":
+        rehearsal.prepare()
+
+
 def rehearse(works: Iterable[tuple[Hashable, Callable[[], Any]]]) -> None:
     """Compile the kernels of all this work side by side, given with its kind, unless work of that kind was rehearsed.
     Where the first rehearsal of a process finds all its kernels in Triton's cache, no other follows."""
     new = [(kind, work) for kind, work in works if kind not in _known]
     _known.update(kind for kind, _ in new)
-    if not new or not torch.cuda.is_available() or _compiled[:1] == [0]:
-        return
-    with aside():
-        _compiled.append(rehearsal.rehearse(*(work for _, work in new)))
-    log.debug("%d kernels compiled side by side", _compiled[-1])
+    if new and torch.cuda.is_available() and _compiled[:1] != [0]:
+        with aside():
+            _compiled.append(rehearsal.rehearse(*(work for _, work in new), *proven.trials()))
+        log.debug("%d kernels compiled side by side", _compiled[-1])
+    proven.settle()
 
 
 def begun() -> bool:

@@ -23,6 +23,7 @@ Trial: TypeAlias = Callable[[torch.device], bool]
 """Whether a kernel's numbers on a device are those of torch's operations."""
 _trials: list[Trial] = []
 _found: dict[torch.device, bool] = {}
+_expected: set[torch.device] = set()
 
 
 def trial(of: Trial) -> Trial:
@@ -31,23 +32,47 @@ def trial(of: Trial) -> Trial:
     return of
 
 
+def expect(device: torch.device) -> None:
+    """Say that these kernels will be wanted: a rehearsal takes them for proven there, and `settle` tries them."""
+    there = torch.empty(0, device=device).device  # with its number, as the tensors have it that lie there
+    if there.type == "cuda" and there not in _found:
+        _expected.add(there)
+
+
+def trials() -> list[Callable[[], bool]]:
+    """What is left to try where these kernels are expected: work to rehearse."""
+    return [partial(_alone, each, device) for device in _expected - set(_found) for each in _trials]
+
+
+def settle() -> None:
+    """Try these kernels where they are expected: before anything is recorded."""
+    for device in sorted(_expected, key=str):
+        on(device)
+    _expected.clear()
+
+
 def on(device: torch.device) -> bool:
     """Whether these kernels are for tensors of a device. Nothing is tried in a recording or a rehearsal: until then
-    torch's operations serve."""
+    torch's operations serve, or in a rehearsal what is expected."""
     if device.type != "cuda":
         return kernels.INTERPRETED
     if device not in _found:
         if rehearsal.running() or torch.cuda.is_current_stream_capturing():
-            return False
-        with outside_transforms(), torch.no_grad():
-            rehearsal.rehearse(*(partial(each, device) for each in _trials))
-            _found[device] = all(_works(each, device) for each in _trials)
+            return rehearsal.running() and device in _expected
+        rehearsal.rehearse(*(partial(_alone, each, device) for each in _trials))
+        _found[device] = all(_works(each, device) for each in _trials)
     return _found[device]
+
+
+def _alone(of: Trial, device: torch.device) -> bool:
+    """What a trial says, whatever is going on around it."""
+    with outside_transforms(), torch.no_grad():
+        return of(device)
 
 
 def _works(of: Trial, device: torch.device) -> bool:
     try:
-        reason = None if of(device) else "its numbers are not those of torch's operations"
+        reason = None if _alone(of, device) else "its numbers are not those of torch's operations"
     except Exception as error:  # whatever a compiler says
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if reason is not None:

@@ -10,16 +10,21 @@ nothing is rehearsed, and kernels compile one after the other.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from threading import Lock
+from functools import partial
+from threading import Lock, Thread
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+
+from . import forked
 
 try:
     import triton
@@ -34,6 +39,8 @@ Noted: TypeAlias = dict[Any, tuple[Any, str]]
 
 _late: set[int] = set()
 _running: list[set[Any]] = []
+_naming: list[Thread] = []
+"""The thread that reads Triton's own code, once in a process."""
 
 
 def late(kernel: K) -> K:
@@ -46,6 +53,19 @@ def possible() -> bool:
     """Whether this Triton says what it is about to compile, and compiles several kernels at a time."""
     hooks = getattr(getattr(triton, "knobs", None), "runtime", None)
     return hasattr(triton, "AsyncCompileMode") and hasattr(hooks, "jit_cache_hook")
+
+
+def prepare() -> None:
+    """Have Triton name itself, in a thread: it reads all of its own code before it compiles or loads anything."""
+    name = getattr(getattr(getattr(triton, "runtime", None), "cache", None), "triton_key", None)
+    if possible() and name is not None and not _naming:
+        _naming.append(Thread(target=_named, args=(name,), daemon=True))
+        _naming[0].start()
+
+
+def _named(name: Callable[[], Any]) -> None:
+    with _tolerant():
+        name()
 
 
 def running() -> bool:
@@ -79,9 +99,10 @@ def rehearse(*works: Callable[[], Any]) -> int:
         for work in works:
             with _tolerant():
                 work()
+    elsewhere = 0
     with _counting(len(noted)) as new, _tolerant():
-        _compile(noted)
-    return len(new)
+        elsewhere = _compile(noted)
+    return min(len(new) + elsewhere, len(noted))
 
 
 @contextmanager
@@ -148,18 +169,92 @@ def _noting() -> Iterator[Noted]:
         hooks.jit_cache_hook = before
 
 
-def _compile(noted: Noted) -> None:
-    """Compile these side by side; those that do not compile will say so when they are launched."""
-    launchers = _Launchers()
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads, triton.AsyncCompileMode(threads, ignore_errors=True):
-        for kernel, purpose in noted.values():
+def _compile(noted: Noted) -> int:
+    """Compile these side by side; how many child processes did. Threads of this process do the rest, and load what is
+    in Triton's cache. Those that do not compile will say so when they are launched."""
+    waiting, launchers, compiled = _Waiting(), _Launchers(), 0
+    for thread in _naming:
+        thread.join()
+    makers: dict[str, Future[Any]] = {}  # of kernels with the same types the shortest has their launcher made
+    with ThreadPoolExecutor(forked.cores()) as threads, triton.AsyncCompileMode(waiting, ignore_errors=True):
+        try:
+            for kernel, purpose in sorted(noted.values(), key=_length, reverse=True):
+                with _tolerant():
+                    future = kernel.preload(purpose).future
+                    future.add_done_callback(launchers.add)
+                    types = json.loads(purpose)["signature"].values()
+                    makers[str(list(types))] = future
             with _tolerant():
-                kernel.preload(purpose).future.add_done_callback(launchers.add)
+                compiled = _in_children(waiting.tasks, set(makers.values()))
+        finally:
+            waiting.start(threads)
+    return compiled
+
+
+def _length(which: tuple[Any, str]) -> int:
+    """How long a kernel's source is: those that take longest to compile come first."""
+    return len(getattr(which[0], "src", ""))
+
+
+def _in_children(tasks: list[tuple[Future[Any], Callable[[], Any]]], makers: set[Future[Any]]) -> int:
+    """Have child processes compile what is not in Triton's cache yet, some with launchers; how many kernels they did.
+    The cache key of a task is where Triton puts it."""
+    if not forked.possible() or triton.knobs.compilation.always_compile:
+        return 0
+    new = {key: (task, future in makers) for future, task in tasks if _missing(key := vars(future)["_key"])}
+    if len(new) > 1:
+        forked.spread([partial(_in_child, *each) for each in new.values()], forked.cores())
+    return sum(not _missing(key) for key in new)
+
+
+def _in_child(task: Callable[[], Any], launcher: bool) -> None:
+    """Compile a kernel into Triton's cache, and its launcher where asked for. What it is compiled for was asked of the
+    device before."""
+    triton.knobs.compilation.listener = None  # whoever listens does so in the process that was forked
+    kernel = task()
+    if launcher:
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+
+def _missing(key: str) -> bool:
+    """Whether a kernel is to be put into Triton's cache, which lies in a folder that can be written."""
+    store = triton.runtime.cache
+    place = store.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    if type(place) is not store.FileCacheManager or not os.access(place.cache_dir, os.W_OK):
+        return False
+    return not any(name.startswith("__grp__") for name in os.listdir(place.cache_dir))
+
+
+class _Waiting(Executor):
+    """Notes what is to be done, and has it done later."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, task: Callable[..., Any], /, *given: Any, **more: Any) -> Future[Any]:
+        """Note a task."""
+        self.tasks.append((Future(), partial(task, *given, **more)))
+        return self.tasks[-1][0]
+
+    def start(self, threads: Executor) -> None:
+        """Have all of them done by these threads."""
+        for future, task in self.tasks:
+            threads.submit(_settle, future, task)
+
+
+def _settle(future: Future[Any], task: Callable[[], Any]) -> None:
+    """Do what was noted."""
+    try:
+        found = task()
+    except BaseException as reason:
+        future.set_exception(reason)
+    else:
+        future.set_result(found)
 
 
 class _Launchers:
     """What launches compiled kernels. Triton 3.6 has a C compiler make it for every new list of types, at the first
-    launch, and keeps it in its cache: here the thread that has compiled a kernel does so, and no launch waits for it.
+    launch, and keeps it in its cache: here whoever has compiled a kernel does so, and no launch waits for it.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,102 @@
+"""How long a rehearsal compiles with an empty cache: in child processes, in threads, and one kernel after the other.
+
+What a workload's rehearsals leave out is noted on a GPU that is not there (`pretend.py`), and compiled for sm_90 as a
+rehearsal does, each time into an empty cache, with the C code of the launchers where this Triton has any. Prints
+seconds of the clock and of the processor. Other programs disturb the former: look at the load beside it.
+
+    python benchmarks/compile_together.py [--only recording] [--ways children threads alone] [--out figures.json]
+
+Needs Triton and a C compiler, and no GPU. `taskset -c 0-3` gives it fewer cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sysconfig
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pretend
+import torch
+import triton
+from compile_kernels import cpu_seconds, noted_for, works
+from harness import Record, environment
+from triton.backends.nvidia import driver
+
+from acclimate import store
+from acclimate.core.nn import forked, rehearsal
+
+WAYS = ("children", "threads", "alone")
+
+
+class Launcher:
+    """A launcher as Triton 3.6 makes it, up to what a linker does with a GPU's library."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        if not hasattr(driver, "make_launcher"):
+            return
+        code: str = driver.make_launcher({}, src.signature, getattr(metadata, "tensordesc_meta", None))
+        place = Path(triton.knobs.cache.dir) / hashlib.sha256(code.encode()).hexdigest()
+        if place.with_suffix(".o").exists():
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "launcher.c").write_text(code)
+            places = [f"-I{path}" for path in (*driver.include_dirs, sysconfig.get_paths()["include"])]
+            command = ["cc", "launcher.c", "-O3", "-fPIC", "-Wno-psabi", "-c", "-o", "launcher.o", *places]
+            subprocess.run(command, cwd=folder, check=True, capture_output=True)
+            store.write(place.with_suffix(".o"), (Path(folder) / "launcher.o").read_bytes())
+
+
+def compiled(noted: rehearsal.Noted, way: str) -> Record:
+    """Seconds that this takes one of the ways, and what is there afterwards."""
+    active = pretend._driver(90)
+    active.launcher_cls = Launcher
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        stack.enter_context(mock.patch.object(triton.knobs.cache, "dir", folder))
+        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", active))
+        if way != "children":
+            stack.enter_context(mock.patch.object(forked, "possible", return_value=False))
+        if way == "alone":
+            stack.enter_context(mock.patch.object(forked, "cores", return_value=1))
+        for kernel, _ in noted.values():
+            kernel.device_caches.clear()
+        busy, cpu, began = os.getloadavg()[0], cpu_seconds(), time.perf_counter()
+        elsewhere = rehearsal._compile(noted)
+        took = {"wall": time.perf_counter() - began, "cpu": cpu_seconds() - cpu}
+        there = [path.suffix for path in Path(folder).rglob("*") if path.suffix in (".cubin", ".o")]
+    counts = {"kernels": there.count(".cubin"), "launchers": there.count(".o"), "by_children": elsewhere}
+    return {"way": way, **took, **counts, "load_before": busy}
+
+
+def main() -> None:
+    """Note, compile each way, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="recording", choices=tuple(works()), metavar="NAME", help=", ".join(works()))
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    given = parser.parse_args()
+    launches = noted_for([given.only])[given.only].items()
+    noted = {key: (launch.kernel, launch.purpose) for key, launch in launches if launch.together}
+    triton.runtime.cache.triton_key()  # once in a process, whatever is compiled
+    found = []
+    for way in given.ways:
+        found.append(compiled(noted, way))
+        print(
+            ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in found[-1].items()), flush=True
+        )
+    if given.out:
+        report = {"schema": "acclimate.compile_together/1", **environment(torch.device("cpu"))}
+        report |= {"triton": triton.__version__, "cores": forked.cores(), "workload": given.only, "ways": found}
+        store.write(given.out, json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
