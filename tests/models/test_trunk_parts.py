@@ -124,6 +124,8 @@ def test_the_kernel_agrees_with_torchs_operations(rank):
 def test_kernels_of_pairs_agree_with_torchs_operations(rank, outputs):
     x, v = draw(2, 5, 72), draw(2, outputs, rank)
     assert pair_kernels.usable(x, rank) and trials._pair_trial(x, v) < 1e-5
+    found = pair_kernels.slopes(draw(2, 5, outputs), x, draw(2, 5, rank), v)
+    assert all(t.is_contiguous() for t in found)  # torch casts others one by one
     assert not pair_kernels.usable(x, 65) and not pair_kernels.usable(x[:, :0], rank)
 
 
