@@ -76,11 +76,33 @@ def pair_written_out(x, d, a, v):
     return ((x * d) @ (W1 + 1.5 * v @ a).T + B1).sin()
 
 
+def normed_pair_at_once(x, d, a, v):
+    s, y = trunk_parts.normed_linear(x, d, (SCALE, SHIFT, 1e-3), (W1, B1), (a, v, 1.5))
+    return torch.cat((s.sin(), y.cos()), -1)
+
+
+def normed_pair_written_out(x, d, a, v):
+    s, h = x + d, F.layer_norm(x + d, [WIDTH], SCALE, SHIFT, 1e-3)
+    return torch.cat((s.sin(), (h @ (W1 + 1.5 * v @ a).T + B1).cos()), -1)
+
+
+def lone_normed_pair_at_once(x, d, a, v):
+    s, y = trunk_parts.normed_linear(x * d, None, (SCALE, SHIFT, 1e-3), (W1, None), (a, v, 1.5))
+    return torch.cat((s.sin(), y.cos()), -1)
+
+
+def lone_normed_pair_written_out(x, d, a, v):
+    h = F.layer_norm(x * d, [WIDTH], SCALE, SHIFT, 1e-3)
+    return torch.cat(((x * d).sin(), (h @ (W1 + 1.5 * v @ a).T).cos()), -1)
+
+
 CASES = {
     "norm": (norm_at_once, norm_written_out, (X, D)),
     "norm alone": (alone_at_once, alone_written_out, (X, D)),
     "mlp": (mlp_at_once, mlp_written_out, (X, D)),
     "pair": (pair_at_once, pair_written_out, (X, D, A, V)),
+    "norm and pair": (normed_pair_at_once, normed_pair_written_out, (X, D, A, V)),
+    "norm and pair alone": (lone_normed_pair_at_once, lone_normed_pair_written_out, (X, D, A, V)),
 }
 
 
@@ -103,6 +125,32 @@ def test_values_and_gradients_of_two_orders_are_those_of_the_formula(case):
         torch.testing.assert_close(found, expected, **TIGHT)
         one = tuple(t[1] for t in given)
         torch.testing.assert_close(way(ours)(*one), way(theirs)(*one), **TIGHT)
+
+
+def test_a_block_takes_norm_and_pairs_at_once_as_on_a_gpu_unless_someone_looks(monkeypatch):
+    given = LoRA(ViT(patch=4, width=16, depth=2, heads=2), rank=2, targets=("attn.qkv", "attn.proj"))
+    module, x = given.build((3, 8, 8), 5), torch.rand(2, 3, 8, 8, generator=G)
+    for p in module.parameters():
+        p.data += 0.1 * torch.randn(p.shape, generator=G)
+
+    def slopes():
+        module.zero_grad()
+        module(x)[1].square().sum().backward()
+        return [p.grad.clone() for p in module.parameters()]
+
+    expected, taken, seen = slopes(), [], []
+    run = trunk_parts.normed_linear
+    monkeypatch.setattr(trunk_parts, "normed_linear", lambda *a: (taken.append(a[1] is None), run(*a))[1])
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    torch.testing.assert_close(slopes(), expected, rtol=1e-4, atol=1e-5)
+    assert taken == [True, False]
+    first, second = (block.attn for block in module.trunk.blocks)
+    handles = [first.register_forward_hook(lambda m, i, out: seen.append(tuple(i[0].shape)))]
+    handles.append(second.qkv.register_forward_pre_hook(lambda m, i: seen.append(tuple(i[0].shape))))
+    torch.testing.assert_close(slopes(), expected, rtol=1e-4, atol=1e-5)
+    assert seen == [(2, 5, 16), (2, 5, 16)] and len(taken) == 2
+    for handle in handles:
+        handle.remove()
 
 
 def test_frozen_weights_that_differ_by_client_are_refused():
@@ -144,6 +192,8 @@ def test_gelu_of_the_kernels_is_that_of_the_error_function():
 @pytest.mark.parametrize("width", [24, 384])
 def test_kernels_of_rows_agree_with_torchs_operations(width):
     assert trials._rows_trial(draw(1, width)) < 1e-5
+    for rank in (1, 8):
+        assert trials._low_trial(draw(1, width), rank) < 1e-5
 
 
 @works
