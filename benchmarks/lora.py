@@ -28,7 +28,7 @@ from torch.func import grad, vmap
 from acclimate import store
 from acclimate.backends.vmap.capture import Captured
 from acclimate.core import Task, rng, tree
-from acclimate.core.nn import trials
+from acclimate.core.nn import many, trials
 from acclimate.core.tree import Tree
 from acclimate.models import LoRA, ViT
 
@@ -58,8 +58,7 @@ def step_of(task: Task) -> Callable[[Tree, Tensor, Tensor], Tree]:
             out = task.apply({"params": p, "buffers": {}}, x, "train")
             return torch.nn.functional.cross_entropy(out.logits, y)
 
-        new: Tree = tree.add(params, grad(loss)(params), -RATE)
-        return new
+        return many.add(params, grad(loss)(params), -RATE)  # as the package's SGD does
 
     return step
 

@@ -53,6 +53,22 @@ def test_gradients_of_two_orders_go_through() -> None:
     )
 
 
+def test_what_is_not_differentiated_is_cast_apart_from_what_is() -> None:
+    a, b = trees()
+    wanted = []
+
+    def loss(t: Tree, frozen: Tree) -> Tensor:
+        low = many.cast({"x": frozen["w"], **t, "bias": frozen["deep"]["b"]}, torch.bfloat16)
+        wanted.append([x.requires_grad for x in (low["x"], low["w"], low["deep"]["b"], low["bias"])])
+        return (low["x"] * low["w"]).float().sum() + (low["bias"] * low["deep"]["b"] ** 2).float().sum()
+
+    found = vmap(grad(loss))(a, b)
+    assert wanted == [[False, True, True, False]]
+    torch.testing.assert_close(found["w"], b["w"].bfloat16().float())
+    rounded = a["deep"]["b"].bfloat16().float() * b["deep"]["b"].bfloat16().float()
+    torch.testing.assert_close(found["deep"]["b"], 2 * rounded, rtol=2e-2, atol=0)
+
+
 def test_casts_are_those_of_each_leaf_and_gradients_come_back_in_their_own_type() -> None:
     a, _ = trees()
     a = {**a, "n": torch.arange(2), "half": torch.ones(2, 3, dtype=torch.bfloat16), "d": torch.rand(2, 3).double()}

@@ -11,7 +11,9 @@ from torch.func import grad, vmap
 from acclimate.core import Task, rng
 from acclimate.core.nn import (
     attention_kernels,
+    beside,
     gelu_kernels,
+    held_kernels,
     hidden,
     hidden_kernels,
     kernels,
@@ -76,11 +78,33 @@ def pair_written_out(x, d, a, v):
     return ((x * d) @ (W1 + 1.5 * v @ a).T + B1).sin()
 
 
+def normed_pair_at_once(x, d, a, v):
+    s, y = trunk_parts.normed_linear(x, d, (SCALE, SHIFT, 1e-3), (W1, B1), (a, v, 1.5))
+    return torch.cat((s.sin(), y.cos()), -1)
+
+
+def normed_pair_written_out(x, d, a, v):
+    s, h = x + d, F.layer_norm(x + d, [WIDTH], SCALE, SHIFT, 1e-3)
+    return torch.cat((s.sin(), (h @ (W1 + 1.5 * v @ a).T + B1).cos()), -1)
+
+
+def lone_normed_pair_at_once(x, d, a, v):
+    s, y = trunk_parts.normed_linear(x * d, None, (SCALE, SHIFT, 1e-3), (W1, None), (a, v, 1.5))
+    return torch.cat((s.sin(), y.cos()), -1)
+
+
+def lone_normed_pair_written_out(x, d, a, v):
+    h = F.layer_norm(x * d, [WIDTH], SCALE, SHIFT, 1e-3)
+    return torch.cat(((x * d).sin(), (h @ (W1 + 1.5 * v @ a).T).cos()), -1)
+
+
 CASES = {
     "norm": (norm_at_once, norm_written_out, (X, D)),
     "norm alone": (alone_at_once, alone_written_out, (X, D)),
     "mlp": (mlp_at_once, mlp_written_out, (X, D)),
     "pair": (pair_at_once, pair_written_out, (X, D, A, V)),
+    "norm and pair": (normed_pair_at_once, normed_pair_written_out, (X, D, A, V)),
+    "norm and pair alone": (lone_normed_pair_at_once, lone_normed_pair_written_out, (X, D, A, V)),
 }
 
 
@@ -105,6 +129,32 @@ def test_values_and_gradients_of_two_orders_are_those_of_the_formula(case):
         torch.testing.assert_close(way(ours)(*one), way(theirs)(*one), **TIGHT)
 
 
+def test_a_block_takes_norm_and_pairs_at_once_as_on_a_gpu_unless_someone_looks(monkeypatch):
+    given = LoRA(ViT(patch=4, width=16, depth=2, heads=2), rank=2, targets=("attn.qkv", "attn.proj"))
+    module, x = given.build((3, 8, 8), 5), torch.rand(2, 3, 8, 8, generator=G)
+    for p in module.parameters():
+        p.data += 0.1 * torch.randn(p.shape, generator=G)
+
+    def slopes():
+        module.zero_grad()
+        module(x)[1].square().sum().backward()
+        return [p.grad.clone() for p in module.parameters()]
+
+    expected, taken, seen = slopes(), [], []
+    run = trunk_parts.normed_linear
+    monkeypatch.setattr(trunk_parts, "normed_linear", lambda *a: (taken.append(a[1] is None), run(*a))[1])
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    torch.testing.assert_close(slopes(), expected, rtol=1e-4, atol=1e-5)
+    assert taken == [True, False]
+    first, second = (block.attn for block in module.trunk.blocks)
+    handles = [first.register_forward_hook(lambda m, i, out: seen.append(tuple(i[0].shape)))]
+    handles.append(second.qkv.register_forward_pre_hook(lambda m, i: seen.append(tuple(i[0].shape))))
+    torch.testing.assert_close(slopes(), expected, rtol=1e-4, atol=1e-5)
+    assert seen == [(2, 5, 16), (2, 5, 16)] and len(taken) == 2
+    for handle in handles:
+        handle.remove()
+
+
 def test_frozen_weights_that_differ_by_client_are_refused():
     with pytest.raises(NotImplementedError, match="the same for all clients"):
         vmap(lambda x, w: trunk_parts.summed_norm(x, None, w, SHIFT, 1e-3))(X, SCALE.expand(CLIENTS, -1))
@@ -120,10 +170,46 @@ def test_the_kernel_agrees_with_torchs_operations(rank):
 
 
 @works
+@pytest.mark.parametrize("how", held_kernels.PASSING, ids=lambda how: how.name)
+@pytest.mark.parametrize(("rank", "inputs"), [(1, 96), (8, 32), (20, 64)])
+def test_so_does_the_kernel_whose_rows_stay(rank, inputs, how):
+    x, weight = draw(2, 5, inputs), draw(88, inputs)
+    for kind in ("forward", "biased", "back"):
+        for w in (weight, draw(inputs, 88).T):
+            assert held_kernels.usable(x, w) and beside.trial(kind, x, w, rank, how) < 1e-5
+    assert not held_kernels.usable(draw(2, 5, 72), draw(88, 72)) and not held_kernels.usable(draw(5, 128), draw(8, 128))
+
+
+@works
+def test_products_beside_pairs_are_by_the_kernel_that_was_chosen(monkeypatch):
+    ran, way = [], [beside.TILES]
+    for name in ("product", "summed"):
+        run = getattr(held_kernels, name)
+        monkeypatch.setattr(held_kernels, name, lambda *a, name=name, run=run: (ran.append((name, a[-1])), run(*a))[1])
+    monkeypatch.setattr(beside, "INTERPRETED", False)
+    monkeypatch.setattr(beside.fastest, "chosen", lambda what, x, usual, make: (list(make()), way[0])[1])
+    x, w, b, a, v, u = (draw(*s) for s in ((2, 5, 64), (40, 64), (40,), (2, 3, 64), (2, 40, 3), (2, 5, 3)))
+    beside.product(x, w, b, a, v, 0.5)
+    assert not ran  # few numbers
+    monkeypatch.setattr(beside, "LEAST", 1)
+    for how in (None, *held_kernels.PASSING):
+        way[0] = beside.TILES if how is None else how.name
+        beside.product(x, w, b, a, v, 0.5), beside.summed(x, w, u, v)  # trials
+        ran.clear()
+        y, low = beside.product(x, w, b, a, v, 0.5)
+        torch.testing.assert_close(low, 0.5 * x @ a.mT)
+        torch.testing.assert_close(y, x @ w.mT + b + low @ v.mT)
+        torch.testing.assert_close(beside.summed(x, w, u, v), x @ w.mT + u @ v.mT)
+        assert ran == ([] if how is None else [("product", how), ("summed", how)])
+
+
+@works
 @pytest.mark.parametrize(("rank", "outputs"), [(1, 88), (8, 24), (20, 40)])
 def test_kernels_of_pairs_agree_with_torchs_operations(rank, outputs):
     x, v = draw(2, 5, 72), draw(2, outputs, rank)
     assert pair_kernels.usable(x, rank) and trials._pair_trial(x, v) < 1e-5
+    found = pair_kernels.slopes(draw(2, 5, outputs), x, draw(2, 5, rank), v)
+    assert all(t.is_contiguous() for t in found)  # torch casts others one by one
     assert not pair_kernels.usable(x, 65) and not pair_kernels.usable(x[:, :0], rank)
 
 
@@ -142,6 +228,8 @@ def test_gelu_of_the_kernels_is_that_of_the_error_function():
 @pytest.mark.parametrize("width", [24, 384])
 def test_kernels_of_rows_agree_with_torchs_operations(width):
     assert trials._rows_trial(draw(1, width)) < 1e-5
+    for rank in (1, 8):
+        assert trials._low_trial(draw(1, width), rank) < 1e-5
 
 
 @works
@@ -225,6 +313,15 @@ def test_on_a_gpu_products_with_gelu_inside_agree(cut):
 
 
 @hopper
+@pytest.mark.parametrize("how", held_kernels.PASSING, ids=lambda how: how.name)
+@pytest.mark.parametrize("outputs", [384, 1152])
+def test_on_a_gpu_products_whose_rows_stay_agree(outputs, how):
+    x, weight = (torch.empty(*s, dtype=torch.bfloat16, device="cuda") for s in ((2, 5, 384), (outputs, 384)))
+    for w in (weight, weight.T.contiguous().T):
+        assert all(beside.trial(kind, x, w, 8, how) < 1e-2 for kind in ("forward", "biased", "back"))
+
+
+@hopper
 @pytest.mark.parametrize("turns", attention_kernels.TURNS, ids=lambda turns: turns.name)
 @pytest.mark.parametrize(("tokens", "heads", "d"), [(197, 6, 64), (37, 2, 64), (256, 3, 32)])
 def test_on_a_gpu_the_gradient_of_attention_agrees_in_turns(tokens, heads, d, turns):
@@ -236,7 +333,7 @@ def test_on_a_gpu_the_gradient_of_attention_agrees_in_turns(tokens, heads, d, tu
 @pytest.mark.parametrize("least", [None, 1], ids=["as it is", "whatever its size"])
 def test_a_step_of_lora_with_kernels_is_that_of_torchs_operations(caplog, monkeypatch, least):
     """Gradients of clients with adapters of their own, mapped over: bf16 against float32 without kernels."""
-    for module in (hidden, by_heads) if least else ():
+    for module in (hidden, by_heads, beside) if least else ():
         monkeypatch.setattr(module, "LEAST", least)
     base = ViT(patch=8, width=128, depth=2, heads=2)
     given = Task(LoRA(base, rank=8, targets=("attn.qkv", "attn.proj")), (3, 48, 48), 10)

@@ -150,10 +150,19 @@ class LoRALinear(nn.Linear):
     local: _Pair | None
 
     def forward(self, input: Tensor) -> Tensor:
-        given = [self.shared] if self.local is None else [self.shared, self.local]
-        if "weight" in self._parameters:  # trained too: each client has its own
-            return super().forward(input) + sum(pair(input) for pair in given)
-        return low_rank.linear(input, self.weight, self.bias, *low_rank.pairs(*((p.a, p.b, p.scale) for p in given)))
+        own = self.own()
+        if own is None:
+            return super().forward(input) + sum(pair(input) for pair in self._pairs())
+        return low_rank.linear(input, self.weight, self.bias, *own)
+
+    def own(self) -> low_rank.Own | None:
+        """Its pairs as one; None where its weights are trained too, so that each client has others."""
+        if "weight" in self._parameters:
+            return None
+        return low_rank.pairs(*((p.a, p.b, p.scale) for p in self._pairs()))
+
+    def _pairs(self) -> list[_Pair]:
+        return [self.shared] if self.local is None else [self.shared, self.local]
 
 
 class FrozenLinear(nn.Linear):

@@ -11,14 +11,17 @@ frozen.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ..core.nn import trials
+from ..core.nn import beside, trials
+
+Own: TypeAlias = tuple[Tensor, Tensor, float]
+"""A client's pair A, V, and its scale."""
 
 
 def linear(
@@ -80,10 +83,7 @@ class _Linear(Function):
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        if trials.serves(x, weight, a.shape[1]):
-            return trials.product(x, weight, bias, a, v, scale)
-        low = x @ (a.mT * scale)
-        return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1).baddbmm_(low, v.mT), low
+        return with_pairs(x, weight, bias, a, v, scale)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -95,9 +95,7 @@ class _Linear(Function):
     def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> Any:
         x, weight, a, v, low = ctx.saved_tensors
         g = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device) if g is None else g
-        to_low, to_a, to_v = _Slopes.apply(g, x, low, v, ctx.scale)
-        if more is not None:  # where the gradient is differentiated again, u has one of its own
-            to_low, to_a = to_low + more * ctx.scale, to_a + (more * ctx.scale).mT @ x
+        to_low, to_a, to_v = slopes(g, x, low, v, ctx.scale, more)
         to_x = _Summed.apply(g, weight.mT, to_low, a.mT) if ctx.needs_input_grad[0] else None
         return to_x, None, None, to_a, to_v, None
 
@@ -109,6 +107,27 @@ class _Linear(Function):
         own = joined(size, a, dims[3]), joined(size, v, dims[4])
         found = _Linear.apply(joined(size, x, dims[0]), weight, bias, *own, scale)
         return tuple(t.unflatten(0, (size, -1)) for t in found), (0, 0)
+
+
+def with_pairs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, v: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """y of groups of rows, and u; no gradient."""
+    if trials.serves(x, weight, a.shape[1]):
+        return beside.product(x, weight, bias, a, v, scale)
+    low = x @ (a.mT * scale)
+    return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1).baddbmm_(low, v.mT), low
+
+
+def slopes(
+    g: Tensor, x: Tensor, low: Tensor, v: Tensor, scale: float, more: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What comes to x A^T, A and V from the gradient g of y. Where the gradient is differentiated again, u has one of
+    its own: `more`."""
+    to_low, to_a, to_v = _Slopes.apply(g, x, low, v, scale)
+    if more is not None:
+        to_low, to_a = to_low + more * scale, to_a + (more * scale).mT @ x
+    return to_low, to_a, to_v
 
 
 class _Slopes(Function):
@@ -146,7 +165,7 @@ class _Summed(Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, low: Tensor, v: Tensor) -> Tensor:
         if trials.serves(x, weight, low.shape[-1]):
-            return trials.summed(x, weight, low, v)
+            return beside.summed(x, weight, low, v)
         return F.linear(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1).baddbmm_(low, v.mT)
 
     @staticmethod
@@ -166,7 +185,7 @@ class _Summed(Function):
         return _Summed.apply(joined(size, x, dims[0]), weight, low, v).unflatten(0, (size, -1)), 0
 
 
-def pairs(*given: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor, float]:
+def pairs(*given: Own) -> Own:
     """Pairs A, B with their scales as one: A of all ranks, V, and a scale. On a GPU the scale of a lone pair is left to
     the products, which spares it a kernel; else scales are in V, so that one pair counts as it does among several."""
     if len(given) == 1 and given[0][0].is_cuda:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core import check
 from . import low_rank, vit_weights
 from .attention import attend
-from .trunk_parts import add_norm, apply_mlp
+from .trunk_parts import add_norm, apply_mlp, norm_linear
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,12 @@ class _Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor, tokens: int | None = None) -> Tensor:
-        mixed: Tensor = self.proj(attend(self.qkv(x), self.heads)[..., :tokens, :].contiguous())
-        return mixed
+        return self.mixed(self.qkv(x), tokens)
+
+    def mixed(self, qkv: Tensor, tokens: int | None = None) -> Tensor:
+        """What attention makes of queries, keys and values."""
+        out: Tensor = self.proj(attend(qkv, self.heads)[..., :tokens, :].contiguous())
+        return out
 
 
 class _MLP(nn.Module):
@@ -97,8 +101,13 @@ class _Block(nn.Module):
     def forward(self, x: Tensor, d: Tensor | None = None, tokens: int | None = None) -> tuple[Tensor, Tensor]:
         """Of tokens x + d (x where there is no d): what they are before the MLP, and what it adds. The next norm sums
         them, in the same pass. For all tokens, or for the first few, if no one asks for the others."""
-        x, h = add_norm(self.norm1, x, d)
-        x, h = add_norm(self.norm2, x[..., :tokens, :], self.attn(h, tokens))
+        if self.attn._forward_hooks or self.attn._forward_pre_hooks:  # someone looks at its input or its output
+            x, h = add_norm(self.norm1, x, d)
+            mixed = self.attn(h, tokens)
+        else:
+            x, qkv = norm_linear(self.norm1, self.attn.qkv, x, d)
+            mixed = self.attn.mixed(qkv, tokens)
+        x, h = add_norm(self.norm2, x[..., :tokens, :], mixed)
         return x, apply_mlp(self.mlp, h)
 
 

@@ -106,12 +106,22 @@ def where(active: Tensor, new: Tree, old: Tree) -> Tree:
 
 
 def cast(a: Tree, dtype: torch.dtype) -> Tree:
-    """The tree with its floating-point leaves in this type."""
+    """The tree with its floating-point leaves in this type. Those that are differentiated are cast apart from others:
+    else all would be, and a gradient would go on through a frozen network, down to its input."""
     leaves = [x for x in tree.leaves(a) if x.is_floating_point() and x.dtype != dtype]
-    if len(leaves) < 2 or not all((x.is_cuda or kernels.INTERPRETED) and is_batched(x) for x in leaves):
+    if not all((x.is_cuda or kernels.INTERPRETED) and is_batched(x) for x in leaves):
         return tree.map(lambda x: x.to(dtype) if x.is_floating_point() else x, a)
-    found = iter(_Cast.apply(dtype, *leaves))
-    return tree.map(lambda x: next(found) if x.is_floating_point() and x.dtype != dtype else x, a)
+    kinds = ([x for x in leaves if x.requires_grad is wanted] for wanted in (False, True))
+    others, slopes = (iter(_cast(some, dtype)) for some in kinds)
+
+    def made(x: Tensor) -> Tensor:
+        return x if not x.is_floating_point() or x.dtype == dtype else next(slopes if x.requires_grad else others)
+
+    return tree.map(made, a)
+
+
+def _cast(some: list[Tensor], dtype: torch.dtype) -> Iterable[Tensor]:
+    return _Cast.apply(dtype, *some) if len(some) > 1 else [x.to(dtype) for x in some]
 
 
 def _serves(x: Tensor, y: Tensor) -> bool:

@@ -35,7 +35,7 @@ def _pieces(
     g, x, low, v, to_low, parts, scale, rows, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of BM rows of one client: g V times the scale, and this piece of g^T low [OUT, RANK] and x^T (g V) [IN, RANK]."""
+    """Of BM rows of one client: g V times the scale, and this piece of g^T low [OUT, RANK] and (g V)^T x [RANK, IN]."""
     client, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     m, r = piece * BM + tl.arange(0, BM), tl.arange(0, R)
     real, ranks = (m < rows)[:, None], (r < RANK)[None, :]
@@ -57,20 +57,23 @@ def _pieces(
     for n in tl.range(0, IN, BN, num_stages=STAGES):
         c = n + tl.arange(0, BN)
         part = tl.load(x + row[:, None] * IN + c[None, :], mask=real & (c < IN)[None, :], other=0.0)
-        at = own + OUT * RANK + c[:, None] * RANK + r[None, :]
+        at = own + OUT * RANK + c[:, None] + r[None, :] * IN
         tl.store(at, tl.dot(tl.trans(part), back), mask=(c < IN)[:, None] & ranks)
 
 
 @late
 @jit
-def _added(parts, total, pieces, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of a client's pieces."""
+def _added(parts, first, second, pieces, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of a client's pieces: FIRST numbers for the one result, and SECOND for the other."""
+    SIZE: tl.constexpr = FIRST + SECOND
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), dtype=tl.float32)
     for piece in range(pieces):
         acc += tl.load(parts + (client * pieces + piece) * SIZE + at, mask=at < SIZE, other=0.0)
-    tl.store(total + client * SIZE + at, acc.to(total.dtype.element_ty), mask=at < SIZE)
+    sum = acc.to(first.dtype.element_ty)
+    tl.store(first + client * FIRST + at, sum, mask=at < FIRST)
+    tl.store(second + client * SECOND + at - FIRST, sum, mask=(at >= FIRST) & (at < SIZE))
 
 
 def usable(x: Tensor, rank: int) -> bool:
@@ -82,16 +85,16 @@ def usable(x: Tensor, rank: int) -> bool:
 
 def slopes(g: Tensor, x: Tensor, low: Tensor, v: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """u = scale g V, u^T x and g^T low, of g [G, N, outputs], x [G, N, inputs], low [G, N, rank] and V [G, outputs,
-    rank]."""
+    rank]. Each is contiguous, so that one kernel can go over the gradients of all layers."""
     g, x, low, v = (t.contiguous() for t in (g, x, low, v))
     (groups, rows, inputs), (outputs, rank) = x.shape, v.shape[1:]
-    pieces, size = -(-rows // ROWS), (inputs + outputs) * rank
-    to_low, total = blank_like(low), blank(groups, size, dtype=x.dtype, device=x.device)
-    parts = blank(groups, pieces, size, dtype=torch.float32, device=x.device)
+    pieces, sizes = -(-rows // ROWS), (outputs * rank, inputs * rank)
+    to_low, to_v = blank_like(low), blank_like(v)
+    to_a = blank(groups, rank, inputs, dtype=x.dtype, device=x.device)
+    parts = blank(groups, pieces, sum(sizes), dtype=torch.float32, device=x.device)
     r = max(16, triton.next_power_of_2(rank))
     _pieces[(pieces, groups)](
         g, x, low, v, to_low, parts, scale, rows, outputs, inputs, rank, r, ROWS, COLUMNS, STAGES, num_warps=WARPS
     )
-    _added[(-(-size // SUM), groups)](parts, total, pieces, size, SUM)
-    to_v, to_a = total.split((outputs * rank, inputs * rank), 1)
-    return to_low, to_a.unflatten(1, (inputs, rank)).mT, to_v.unflatten(1, (outputs, rank))
+    _added[(-(-sum(sizes) // SUM), groups)](parts, to_v, to_a, pieces, *sizes, SUM)
+    return to_low, to_a, to_v

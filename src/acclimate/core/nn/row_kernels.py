@@ -16,6 +16,8 @@ if AVAILABLE:
 
 TILE = 4096
 """Numbers of a tile."""
+RANK = 8
+"""The highest rank of what is added to a gradient before its norm."""
 
 
 @late
@@ -48,20 +50,29 @@ def _norm(
 @late
 @jit
 def _norm_back(
-    more, dy, s, weight, mean, unit, ds, rows,
-    C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    more, dy, low, a, s, weight, mean, unit, ds, rows,
+    C: tl.constexpr, ADD: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """ds of dy, and with ADD of what else came to s."""
-    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c = tl.arange(0, COLS)
-    real = (r < rows)[:, None] & (c < C)[None, :]
+    """ds of dy, with a RANK of dy + low A for A [RANK, C] of each client, and with ADD of what else came to s."""
+    down = tl.cdiv(rows, ROWS)
+    client, own = (tl.program_id(0) // down).to(tl.int64), (tl.program_id(0) % down) * ROWS + tl.arange(0, ROWS)
+    r, c, there = client * rows + own, tl.arange(0, COLS), own < rows
+    real = there[:, None] & (c < C)[None, :]
     at = r[:, None] * C + c[None, :]
-    scale = tl.load(unit + r, mask=r < rows, other=0.0)
-    centre = tl.load(mean + r, mask=r < rows, other=0.0)
-    w = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    g = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
     v = tl.load(s + at, mask=real, other=0.0).to(tl.float32)
+    scale = tl.load(unit + r, mask=there, other=0.0)
+    centre = tl.load(mean + r, mask=there, other=0.0)
+    w = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
+    parts, along = (), ()
+    for k in tl.static_range(RANK):  # all loads are under way before the first is used
+        parts += (tl.load(low + r * RANK + k, mask=there, other=0.0),)  # type: ignore[assignment]
+        column = a + (client * RANK + k) * C + c
+        along += (tl.load(column, mask=c < C, other=0.0),)  # type: ignore[assignment]
+    for k in tl.static_range(RANK):
+        g += parts[k].to(tl.float32)[:, None] * along[k].to(tl.float32)[None, :]
     v = tl.where(real, v - centre[:, None], 0.0) * scale[:, None]
-    g = tl.load(dy + at, mask=real, other=0.0).to(tl.float32) * w[None, :]
+    g *= w[None, :]
     g = (g - tl.sum(g, 1)[:, None] / C - v * (tl.sum(g * v, 1)[:, None] / C)) * scale[:, None]
     if ADD:
         g += tl.load(more + at, mask=real, other=0.0).to(tl.float32)
@@ -86,11 +97,24 @@ def norm(x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float) 
     return s, y, mean, unit
 
 
-def norm_back(more: Tensor | None, dy: Tensor, s: Tensor, weight: Tensor, mean: Tensor, unit: Tensor) -> Tensor:
-    """The gradient for s, of that for the norm and of what else came to s."""
-    programs, columns, *tile = _cut(s)
-    ds, other = blank_like(s), dy if more is None else more
-    _norm_back[(programs,)](
-        other, dy, s, weight, mean, unit, ds, s.numel() // columns, columns, more is not None, *tile
+def norm_back(
+    more: Tensor | None,
+    dy: Tensor,
+    s: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    unit: Tensor,
+    low: Tensor | None = None,
+    a: Tensor | None = None,
+) -> Tensor:
+    """The gradient for s, of that for the norm and of what else came to s. With a `low` [G, N, rank] for s [G, N, C],
+    the gradient for the norm is dy + low A, of A [G, rank, C]."""
+    ds, other, columns = blank_like(s), dy if more is None else more, s.shape[-1]
+    groups, rank = (1, 0) if low is None else (len(s), low.shape[-1])
+    programs, _, *tile = _cut(s[0] if rank else s)
+    given = (dy, dy) if low is None else (low, a)
+    _norm_back[(groups * programs,)](
+        other, dy, *given, s, weight, mean, unit, ds, s.numel() // columns // groups, columns, more is not None, rank,
+        *tile,
     )  # fmt: skip
     return ds

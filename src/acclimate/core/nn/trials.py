@@ -45,6 +45,12 @@ def serves_rows(x: Tensor) -> bool:
     return usable and 0 < x.shape[-1] <= row_kernels.TILE and works(("rows", x.shape[-1]), x, lambda: _rows_trial(x))
 
 
+def serves_low(x: Tensor, rank: int) -> bool:
+    """Whether `norm_back` is for these rows [G, N, width] and a gradient with a part of this rank."""
+    fits = rank <= row_kernels.RANK and serves_rows(x)
+    return fits and works(("low rows", x.shape[-1], rank), x, lambda: _low_trial(x, rank))
+
+
 def serves_pairs(x: Tensor, v: Tensor) -> bool:
     """Whether `slopes` is for these rows [G, N, inputs] and pairs like V [G, outputs, rank]."""
     kind = ("pair", x.shape[-1], *v.shape[1:])
@@ -178,6 +184,20 @@ def _rows_trial(x: Tensor) -> float:
         (norm_back(None, dy, s, weight, mean, unit), back),
     ]
     return max(apart(*p) for p in pairs)
+
+
+def _low_trial(x: Tensor, rank: int) -> float:
+    """How far the gradient of norms is from that of torch's operations, in float32, with a part of low rank for rows of
+    two clients."""
+    width, rows = x.shape[-1], (2, FEW)
+    s, dy, low, a = (draw(x, *shape) for shape in ((*rows, width), (2 * FEW, width), (*rows, rank), (2, rank, width)))
+    weight, dy = draw(x, width), dy.view_as(s)
+    _, mean, unit = torch.native_layer_norm(s.float(), [width], weight.float(), None, 1e-6)
+    given = dy.float() + low.float() @ a.float()
+    about = (s.float(), [width], mean, unit, weight.float(), None, [True, False, False])
+    expected = torch.ops.aten.native_layer_norm_backward(given, *about)[0]
+    found = norm_back(None, dy, s, weight, mean.squeeze(-1), unit.squeeze(-1), low, a)
+    return max(apart(found, expected), apart(norm_back(s, dy, s, weight, mean, unit, low, a), expected + s.float()))
 
 
 def _attention_trial(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> float:
