@@ -47,9 +47,9 @@ ALIKE = (
 )
 VIEWED = (
     "the paper's rows may train on random views and with momentum 0.5: those of the code that the first author "
-    "released with FedPCL have this momentum and train on the first of two views that its loader gives. So, over three seeds, "
-    "these numbers come within 3 points of the paper's. But then EATA with 69.0 and Tent with 68.9 would be above "
-    "FedICON with 68.4 on enlarged images"
+    "released with FedPCL have this momentum and train on the first of two views that its loader gives. So, over three "
+    "seeds, these numbers come within 3 points of the paper's. But then EATA with 69.0 and Tent with 68.9 would be "
+    "above FedICON with 68.4 on enlarged images"
 )
 SMALL = (
     "the paper's test images may keep the pixels of their sets, 16 of USPS and 28 of MNIST-M, in the middle of 32 when "
