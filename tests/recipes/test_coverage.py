@@ -316,23 +316,34 @@ def test_what_is_said_of_equal_weights_is_in_their_file():
 
 def test_what_is_said_of_fedicons_readings_is_in_their_file():
     found = json.loads((ROOT / "results/causes/fedicon-readings.json").read_text())
+    cells = json.loads((ROOT / "results/fedicon/table1-paper.json").read_text())["cells"]
+    ours = {(c["row"], c["column"]): c["mean"] for c in cells}
     table = found["accuracy"]["fedicon/table1"]
-    svhn, own = table["views and momentum 0.5"]["Local"]["SVHN"], table["as it is"]["Local"]["SVHN"]
-    assert found["study"]["seeds"] == 1 and "on one seed" in why.VIEWED and "of one seed" in why.SMALL
-    assert f"{svhn['mean']:.1f} instead of {own['mean']:.1f} on SVHN" in why.VIEWED
-    assert f"the paper has {svhn['published']:.1f}" in why.VIEWED and abs(svhn["mean"] - svhn["published"]) < 3.0
-    usps = found["accuracy"]["fedicon/table7"]["views and momentum 0.5"]["FedAvg"]["USPS"]
-    assert f"{usps['mean']:.1f} on an unseen USPS, where the paper has {usps['published']:.1f}" in why.VIEWED
-    said = []
-    for domain, error in (("USPS", 4.55), ("MNIST", 4.79)):  # the paper's standard errors
-        small = [reading["Local"][f"{domain}, own size"]["mean"] for reading in table.values()]
-        published = table["as it is"]["Local"][domain]["published"]
-        assert len(small) == 4 and all(abs(v - published) < 2 * error for v in small)
-        assert f"{min(small):.1f} to {max(small):.1f} on {domain}" in why.SMALL
-        said.append(f"{published:.1f}")
-    assert f"the paper has {said[0]} and {said[1]}" in why.SMALL
-    shared = table["views and momentum 0.5"]["FedAvg"]
-    assert all(shared[f"{d}, own size"]["mean"] < shared[d]["published"] - 3.0 for d in ("USPS", "MNIST"))
+    read, domains = table["views and momentum 0.5"], ("MNIST", "SVHN", "USPS", "MNIST-M")
+    assert found["study"]["seeds"] == 3 and all("three seeds" in text for text in (why.VIEWED, why.SMALL))
+    for text, domain, methods in why.READ:
+        if text is why.ALONE:
+            continue
+        test = {why.VIEWED: "", why.SMALL: ", own size"}[text]
+        named = set()
+        for row, c in read.items():
+            published, cell = c[domain]["published"], c[domain + test]
+            if abs(cell["mean"] - published) <= 3.0 < abs(ours[row, domain] - published) and cell["std"] < 10.0:
+                named.add(row)
+        assert named == set(methods), domain
+    means = {row: sum(c[d]["mean"] for d in domains) / 4 for row, c in read.items()}
+    above = [means[row] for row in ("EATA", "Tent", "FedICON")]
+    assert "EATA with {:.1f} and Tent with {:.1f} would be above FedICON with {:.1f}".format(*above) in why.VIEWED
+    fits = [
+        sum(abs(c["MNIST" + t]["mean"] - c["MNIST"]["published"]) <= 3.0 for c in read.values())
+        for t in ("", ", own size")
+    ]
+    assert fits[1] < fits[0]
+    alone = [reading["Local"]["USPS, own size"] for reading in table.values()]
+    least, most = (f(cell["mean"] for cell in alone) for f in (min, max))
+    published = read["Local"]["USPS"]["published"]
+    assert f"in four ways of training, Local has {least:.1f} to {most:.1f}; the paper has {published:.1f}" in why.ALONE
+    assert len(alone) == 4 and all(abs(cell["mean"] - published) < cell["std"] for cell in alone)
 
 
 def test_what_the_page_says_of_drawings_is_in_their_files():
