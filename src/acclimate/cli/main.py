@@ -262,7 +262,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # as worker processes have it; torch reads it when imported
     heart: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if _loads(sys.argv[1:3]) and not _hushed():
+    if _loads(sys.argv[1:]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
         heart = beating(Heartbeat(sys.stderr, sys.argv[1]))
     if "" not in sys.path:
@@ -277,9 +277,12 @@ def main() -> None:
         _explain(e)
 
 
-def _loads(words: list[str]) -> bool:
-    """Whether a command imports torch: of `data`, all but `list` do."""
-    named = {" ".join(words[:1]), " ".join(words[:2])}
+def _loads(typed: list[str]) -> bool:
+    """Whether a command imports torch: of `data`, all but `list` do, and `fleet init` where settings are typed."""
+    words = typed[:2]
+    if words == ["fleet", "init"]:
+        return any(word.startswith("--settings") for word in typed)
+    named = {" ".join(words[:1]), " ".join(words)}
     return (words[:1] == ["data"] and words[1:] not in ([], ["list"])) or bool(LOADING & named)
 
 

@@ -102,7 +102,9 @@ def start_together(workers: Sequence[Worker], engine: Engine, clients: int) -> l
         server = worker.method.init_server(worker.task, clients, worker.key("init", like=like))
         tree.check(server, f"{type(worker.method).__name__}.init_server")
         cost = {"up": 0, "down": 0, "message": []}
-        states.append(State(0, tree.to(server, engine.device), mine, cost=cost, intake=engine.intake, added=worker.method.added))
+        states.append(
+            State(0, tree.to(server, engine.device), mine, cost=cost, intake=engine.intake, added=worker.method.added)
+        )
     return states
 
 

@@ -20,9 +20,10 @@ from ..data import World
 from ..eval import Cost, Table, Traces, summary
 from ..eval.same_stream import stream_hash
 from ..experiment import Experiment
+from ..ops.devices import device_of
 from ..reporting.report import render
 from ..reporting.strips import samples
-from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
+from .build import Fit, Interrupted, build, check_mixed, cost_card
 from .check import check_all, naming, untestable
 from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, streams_of, traces

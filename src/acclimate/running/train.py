@@ -18,7 +18,8 @@ from ..core.lanes import varied
 from ..core.vectorised import CannotVectorise
 from ..data import World
 from ..experiment import Experiment
-from .build import Fit, Interrupted, build, device_of
+from ..ops.devices import device_of
+from .build import Fit, Interrupted, build
 from .evaluate import Look, look_of, streams_of
 from .watch import Watch
 
