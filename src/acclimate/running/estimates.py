@@ -43,6 +43,6 @@ def of_built(
     model = engine.model_of(models, 0)
     named = by_name(adapters or fit.experiment.adapters)
     able = {n: a for n, a in named.items() if not (a.refusal(worker.task, model) or exchange.alone_refusal(a))}
-    tests = {name: Test(s.shards, shift.protocol, s.new, s.copied) for name, (shift, s) in built.items()}
+    tests = {name: Test(s.shards, shift.protocol, s.new, s.examples) for name, (shift, s) in built.items()}
     steady = frozenset(name for name, (shift, _) in built.items() if isinstance(shift, STEADY))
     return measure(engine, models, world, world.val, able, tests, steady, passes)
