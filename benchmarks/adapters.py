@@ -36,8 +36,8 @@ from acclimate.experiment import catalogue
 from acclimate.experiment.settings import expand
 from acclimate.ops import disk_cache
 from acclimate.ops.augment import FlipCrop
+from acclimate.ops.devices import device_of
 from acclimate.ops.hashing import content_hash
-from acclimate.running.build import device_of
 from acclimate.shifts.base import frost
 from acclimate.shifts.corruptions import COMMON, corrupt
 from acclimate.shifts.drift import in_waves

@@ -31,9 +31,9 @@ from acclimate.core import SGD, Work
 from acclimate.data import Features
 from acclimate.models.frozen import Frozen, encoder_of
 from acclimate.ops.augment import CropJitter
+from acclimate.ops.devices import device_of
 from acclimate.recipes.fedpcl import ROWS, SIDES, Bits, FrozenFederation
 from acclimate.recipes.fedpcl_tables import TEST
-from acclimate.running.build import device_of
 
 SOURCES = {"sketches": "sketch", "photographs": "photo", "nothing": None}
 """What a backbone is trained on: a domain of PACS."""

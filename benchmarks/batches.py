@@ -26,7 +26,7 @@ from acclimate import store
 from acclimate.core import Adapter, Protocol
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 from acclimate.running.evaluate import streams_of
 
 ADAPTERS = "none,bn,bn-running,tent,delta,roid,sar,rotta,unmix,t3a,lame,em,neo,neo-client"

@@ -34,7 +34,7 @@ from acclimate import store
 from acclimate.core import Adapter
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 from live import CASES, Case, Lab
 
 Row = dict[str, Any]

@@ -24,8 +24,9 @@ from torch import Tensor
 import acclimate as ac
 from acclimate import store
 from acclimate.core import rng
+from acclimate.ops.devices import device_of
 from acclimate.recipes.fedicon import TEN, line
-from acclimate.running.build import Fit, device_of
+from acclimate.running.build import Fit
 from acclimate.shifts.base import choice, frost
 from acclimate.shifts.corruptions import COMMON, corrupt, corrupt_each
 

@@ -26,8 +26,8 @@ from typing import Any
 from harness import environment
 
 from acclimate import recipes, store
+from acclimate.ops.devices import device_of
 from acclimate.recipes.record import Cell, Derived, Recipe, Scale
-from acclimate.running.build import device_of
 
 TABLES = ("fedicon/table2", "fedicon/table5")
 ROWS = ("FedAvg", "FedAvg-FT", "FedProx", "FedBN", "Tent", "T3A", "FedICON")

@@ -33,10 +33,10 @@ from acclimate import recipes, store
 from acclimate.core import SGD, rng
 from acclimate.experiment.names import allow
 from acclimate.ops.augment import Views
+from acclimate.ops.devices import device_of
 from acclimate.recipes.federations import Kit
 from acclimate.recipes.fedicon import FIFTH, TEN
 from acclimate.recipes.record import Cell, Derived, Recipe, Scale, Training
-from acclimate.running.build import device_of
 from acclimate.shifts import Corrupted, Original, Shift, UnseenDomain
 from acclimate.shifts.base import Federation, Stream
 

@@ -25,7 +25,7 @@ from harness import environment
 from acclimate import recipes, store
 from acclimate.core import rng
 from acclimate.data import drawing
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 
 TABLES = {"fedicon/table7": ("FedAvg", "FedICON, not adapted"), "fedicon/table1": ("Local", "FedAvg", "FedRep")}
 DOMAINS = ("MNIST", "SVHN", "USPS", "MNIST-M")

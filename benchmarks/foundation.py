@@ -28,7 +28,7 @@ from acclimate.core.optim import Cosine
 from acclimate.experiment import catalogue
 from acclimate.models.checkpoints import digest
 from acclimate.ops.augment import FlipCrop
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 from methods import Row, row_of, save, table
 
 STREAMS = "original,corrupted,out-of-client,mixture"

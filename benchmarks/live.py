@@ -30,7 +30,7 @@ from acclimate.core import Adapter
 from acclimate.eval.grid import diverged
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 from acclimate.running.evaluate import streams_of
 from acclimate.running.progress import Lines, beating
 

@@ -30,7 +30,7 @@ from acclimate.core import Adapter
 from acclimate.experiment import catalogue, loads
 from acclimate.experiment.labels import label
 from acclimate.leaderboard.tracks import fixed
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 
 Row = dict[str, Any]
 PEERS = "feddyn,moon,fedbabu,lg-fedavg,fedlc,fedala,fedntd,ifca,fedpac,fedas,fedem,ccvr,feddecorr,fedfomo,cfl"

@@ -20,7 +20,7 @@ from harness import environment
 
 import methods
 from acclimate.backends import Vmap
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 
 PRECISIONS = ("fp32", "bf16")
 

@@ -26,9 +26,9 @@ from harness import environment
 from acclimate import recipes, store
 from acclimate.data import Features
 from acclimate.models.frozen import Frozen, Projection
+from acclimate.ops.devices import device_of
 from acclimate.recipes.fedpcl import ROWS
 from acclimate.recipes.record import Cell, Derived, Scale, Training
-from acclimate.running.build import device_of
 
 TABLES = {"fedpcl/released-table11": "single"}
 """The recipe, and the words of the columns that are run."""

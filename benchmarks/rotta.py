@@ -30,11 +30,11 @@ from acclimate import store
 from acclimate.adapters import BNStats, RoTTA
 from acclimate.core import Adapter, Predict, Protocol, Shards, Task, Tree, rng, tree
 from acclimate.core.adapter import Wrapping
+from acclimate.ops.devices import device_of
 from acclimate.ops.losses import entropy
 from acclimate.ops.memories import pixels
 from acclimate.ops.memory_norms import CountedNorm, RobustNorm
 from acclimate.ops.params import with_vars
-from acclimate.running.build import device_of
 from acclimate.shifts.base import frost
 from acclimate.shifts.corruptions import COMMON
 from adapters import Source, corrupted

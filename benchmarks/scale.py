@@ -30,6 +30,7 @@ from acclimate.backends import Vmap
 from acclimate.core import SGD, Holdings, HostShards, Shards, State, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg
 from acclimate.models import CNN, MLP
+from acclimate.ops.devices import device_of
 
 SHAPE, CLASSES, EACH, COHORT = (1, 28, 28), 62, 20, 100
 MODELS = {"mlp": MLP(hidden=(64,)), "cnn": CNN(widths=(32, 64), hidden=256)}
@@ -183,7 +184,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    device = torch.device(options.device)
+    device = device_of(options.device, "--device ")
     if options.one is not None:
         print(json.dumps(in_turn(options.one, options)))
         return

@@ -40,6 +40,7 @@ import acclimate as ac
 from acclimate import store
 from acclimate.live import Live
 from acclimate.live.model import WINDOW
+from acclimate.ops.devices import device_of
 from acclimate.serving.host import Call, Host
 
 MODELS = {
@@ -113,7 +114,7 @@ def arguments() -> argparse.Namespace:
 def where(given: argparse.Namespace) -> dict[str, Any]:
     """Command, commit, versions, device and cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {**environment(torch.device(given.device)), "cores": cores}
+    return {**environment(device_of(given.device, "--device ")), "cores": cores}
 
 
 def merge(out: Path, name: str, found: dict[str, Any]) -> None:

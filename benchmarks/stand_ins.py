@@ -40,8 +40,8 @@ import acclimate as ac
 from acclimate import store
 from acclimate.models import checkpoints
 from acclimate.models.encoders import IMAGENET, _ResNet18, column
+from acclimate.ops.devices import device_of
 from acclimate.recipes.fedpcl import STAND_INS
-from acclimate.running.build import device_of
 
 SIDES = (32, 64)
 """Pixels of the two phases."""

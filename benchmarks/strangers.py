@@ -30,7 +30,7 @@ from acclimate.core import Predict, Task, Tree, rng, tree
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
 from acclimate.ops import guarding
-from acclimate.running.build import device_of
+from acclimate.ops.devices import device_of
 from acclimate.running.progress import Lines, beating
 from live import CASES, GUARD, Case, Cell, Lab, name_of, share
 

@@ -27,9 +27,9 @@ from typing import Any
 from harness import environment
 
 from acclimate import recipes, store
+from acclimate.ops.devices import device_of
 from acclimate.recipes.fedpcl import ROWS, FrozenFederation
 from acclimate.recipes.record import Cell, Scale
-from acclimate.running.build import device_of
 
 TABLE = "fedpcl/table11"
 CASES = {

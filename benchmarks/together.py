@@ -20,13 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from harness import command, environment, trained
 
 import acclimate as ac
 from acclimate import store
 from acclimate.adapters import BNStats, FedCTTA, Latte, NoAdapt, RunningStats, Tent, Together
 from acclimate.core import Adam, Adapter
+from acclimate.ops.devices import device_of
 
 KINDS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate")
 
@@ -101,7 +101,7 @@ def record_of(given: argparse.Namespace, each: dict[int, dict[str, tuple[float, 
         rows.append({**row, "each": accuracies, "exchanged_bytes": exchanged})
     return {
         "command": command(),
-        "environment": environment(torch.device(given.device)),
+        "environment": environment(device_of(given.device, "--device ")),
         "settings": {**settings_of(given), "seeds": list(each)},
         "stream": {"kinds": KINDS, "severity": 5, "samples": given.length, "batch": given.batch},
         "seconds": round(seconds, 1),

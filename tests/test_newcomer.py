@@ -180,6 +180,19 @@ def test_what_is_tested_and_which_client_is_asked_for_must_be_there():
     ):
         with pytest.raises(ValueError, match=says):
             ac.evaluate(fit, **given)
+    for name, tested in (
+        ("evaluate", ac.evaluate),
+        ("estimates", ac.estimates),
+        ("select", ac.select),
+        ("traces", ac.traces),
+    ):
+        for field in ("adapters", "streams"):  # an empty list tested the experiment's own
+            with pytest.raises(ValueError, match=rf"^{name}: {field}=\(\) must hold at least one; leave it out"):
+                tested(fit, **{field: []})
+    with pytest.raises(ValueError, match=r"^evaluate_together: adapters=\(\) must hold at least one"):
+        ac.evaluate_together([fit], adapters=())
+    once = ac.evaluate(fit, adapters=(a for a in [A.NoAdapt()]), streams=[S.Original()])
+    assert {row["adapter"] for row in once.rows} == {"none"}
     for wrong in (2, -1, "0", 1.0):
         with pytest.raises(ValueError, match=f"client={wrong!r} must be from 0 to 1"):
             fit.model(wrong)

@@ -172,3 +172,22 @@ def test_a_checkpoint_is_known_wherever_it_runs_and_a_shared_training_is_not():
     assert here.training_hash() != there.training_hash()
     assert here.identity() != replace(here, seed=1).identity()
     assert here.identity() == replace(here, adapters=(ac.adapters.BNStats(),)).identity()
+
+
+@pytest.mark.parametrize("method", [ac.methods.FedPAC(), ac.methods.FedFomo(models=1)])
+def test_a_checkpoint_that_does_not_say_who_has_trained_goes_on_as_it_was_begun(method, tmp_path, caplog):
+    """Newcomers get the mean of all clients then, as in the version that wrote it; the log says so, of both states."""
+    data = ac.data.Digits(clients=4, fraction=0.15)
+    started = ac.Experiment(data=data, method=method, model=ac.models.MLP(), participation=0.5, rounds=1)
+    fit = ac.train(started)
+    assert sorted(fit.state.server["seen"].tolist()) == [0.0, 0.0, 1.0, 1.0]
+    server = {k: v for k, v in fit.state.server.items() if k != "seen"}
+    best = fit.state.best and replace(fit.state.best, server=server)
+    path, identity = tmp_path / "state.safetensors", started.identity()
+    path.write_bytes(store.pack(replace(fit.state, server=server, best=best), identity))
+    like = replace(fit.state, round=0)
+    again = store.unpack(path, like, [identity])
+    assert again.server["seen"].tolist() == again.best.server["seen"].tolist() == [1.0] * 4
+    assert caplog.messages == [f"{path} is of an earlier version and lacks 'seen': it is filled with 1"]
+    with pytest.raises(store.RunError, match="tensor 'server/seen' is missing"):
+        store.unpack(path, replace(like, added={}), [identity])

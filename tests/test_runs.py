@@ -25,6 +25,7 @@ from acclimate.eval import Table
 from acclimate.experiment import dumps
 from acclimate.experiment.settings import expand
 from acclimate.running import run as api
+from acclimate.running import train as training
 from acclimate.running.watch import Watch
 from support import equal
 
@@ -304,7 +305,7 @@ def test_several_runs_share_training_make_an_index_and_resume(tmp_path):
 @pytest.fixture
 def joined(monkeypatch):
     """Seeds are trained together, as on a GPU."""
-    monkeypatch.setattr(api, "can_join", lambda experiments: len(experiments) > 1)
+    monkeypatch.setattr(training, "can_join", lambda experiments: len(experiments) > 1)
 
 
 def test_no_seed_runs_twice():
@@ -322,13 +323,13 @@ def test_seeds_together_are_checkpointed_by_ctrl_c_and_end_alike(joined, tmp_pat
 
 
 def test_seeds_train_together_once_for_all_runs_that_share_their_training(joined, tmp_path, monkeypatch):
-    together, lanes = [], api.train_lanes
+    together, lanes = [], training.train_lanes
 
     def spy(experiments, *rest):
         together.append([(e.label, e.seed) for e in experiments])
         return lanes(experiments, *rest)
 
-    monkeypatch.setattr(api, "train_lanes", spy)
+    monkeypatch.setattr(training, "train_lanes", spy)
     experiments = api.with_seeds(quick("rounds=1", "personal=none,finetune", "streams=original"), 2)
     api.run_all(experiments, tmp_path)
     assert together == [[("fedavg", 0), ("fedavg", 1)]]

@@ -76,9 +76,10 @@ def test_every_command_that_imports_torch_has_a_line_before_and_a_heartbeat():
     quick = {"fleet up", "fleet status", "fleet down", "fleet remove", "fleet forget"}  # held by test_newcomer
     silent = {"list", "show", "data", "serve"}  # what serve says are lines of JSON
     assert cli.LOADING | silent | quick == commands | groups - {"fleet"} | fleet
-    assert cli._loads(["fleet", "init"]) and not cli._loads(["fleet", "status"]) and not cli._loads(["fleet"])
+    assert cli._loads(["fleet", "init", "f", "--settings", "rounds=3"]) and not cli._loads(["fleet", "init", "f"])
+    assert not cli._loads(["fleet", "status"]) and not cli._loads(["fleet"])
     assert cli._loads(["data", "check"]) and cli._loads(["compare", "runs"])
-    assert not (cli._loads(["data", "list"]) or cli._loads(["list"]) or cli._loads([]))
+    assert not (cli._loads(["data", "list", "--json"]) or cli._loads(["list"]) or cli._loads([]))
 
 
 @pytest.mark.parametrize("module", ["main", "tune", "reproduce"])

@@ -13,6 +13,8 @@ from acclimate.adapters import EATA, ICON, MBSL, MEMO, ODPFL, SANTA, TSA, TTT, F
 from acclimate.core import Task, rng
 from acclimate.experiment.catalogue import ADAPTERS
 from acclimate.experiment.settings import expand
+from acclimate.ops.augment import CropJitter, FlipCrop, Views
+from acclimate.ops.strong_views import StrongViews
 from acclimate.running.build import worker_of
 from acclimate.running.deploy import live_model
 from support import task as small_task
@@ -149,3 +151,51 @@ def test_a_task_knows_whether_its_images_are_pixels(low, high, pixels):
         whole = worker_of(e, e.data.world(0)).task
         every = (whole, whole.computing(torch.bfloat16), pickle.loads(pickle.dumps(whole)))
         assert [t.pixels for t in every] == [found] * 3
+
+
+@pytest.mark.parametrize("augment", [CropJitter(), Views(), StrongViews()], ids=lambda a: type(a).__name__)
+def test_training_images_that_an_augmentation_would_clip_are_refused(augment):
+    x = torch.linspace(-2.0, 2.0, 40 * 192).view(40, 3, 8, 8)  # standardised
+    e = acclimate.Experiment(model=acclimate.models.MLP(hidden=(4,)))
+    for inputs, refused in ((x, True), (x.clamp(0.0, 1.0), False)):
+        data = acclimate.data.of(inputs, torch.arange(40) % 2, clients=2, augment=augment)
+        if refused:
+            with pytest.raises(
+                ValueError, match=f"^augment={type(augment).__name__}.* clips images to 0..1, and these"
+            ):
+                worker_of(replace(e, data=data), data.world(0))
+        else:
+            worker_of(replace(e, data=data), data.world(0))
+    seen = augment.views(x[:4], rng.key(0))
+    assert float(seen.min()) >= 0.0 and float(seen.max()) <= 1.0  # which is why
+
+
+def test_an_augmentation_that_leaves_values_alone_takes_any_floats():
+    x = torch.linspace(-2.0, 2.0, 40 * 192).view(40, 3, 8, 8)
+    data = acclimate.data.of(x, torch.arange(40) % 2, clients=2, augment=FlipCrop(2))
+    assert not worker_of(
+        acclimate.Experiment(data=data, model=acclimate.models.MLP(hidden=(4,))), data.world(0)
+    ).task.pixels
+    seen = set(FlipCrop(2).views(x, rng.key(0)).unique().tolist())
+    assert seen <= {*x.flatten().tolist(), 0.0} and min(seen) < -1.0 and max(seen) > 1.0
+
+
+def test_mbsl_needs_pixels_where_its_augmentation_clips():
+    away = task((3, 8, 8), pixels=False)
+    assert MBSL().refusal(away, {}) is None  # FlipCrop
+    assert "MBSL needs pixels to augment" in MBSL(augment=Views()).refusal(away, {})
+    assert MBSL(augment=Views()).refusal(task((3, 8, 8)), {}) is None
+
+
+@pytest.mark.parametrize("method", [acclimate.methods.AM(), acclimate.methods.ELCFS()], ids=lambda m: type(m).__name__)
+def test_methods_that_cut_mixed_spectra_to_pixels_need_pixels(method):
+    x = torch.linspace(-2.0, 2.0, 40 * 192).view(40, 3, 8, 8)
+    e = acclimate.Experiment(method=method, model=acclimate.models.MLP(hidden=(4,)))
+    for inputs, refused in ((x, True), (x.clamp(0.0, 1.0), False)):
+        data = acclimate.data.of(inputs, torch.arange(40) % 2, clients=2)
+        made = worker_of(replace(e, data=data), data.world(0))
+        if refused:
+            with pytest.raises(ValueError, match=f"^{type(method).__name__} needs pixels to take spectra of, uint8 or"):
+                method.init_server(made.task, 2, made.key("init"))
+        else:
+            method.init_server(made.task, 2, made.key("init"))

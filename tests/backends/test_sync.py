@@ -13,6 +13,8 @@ from test_contract import METHODS
 ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
 """Operations whose result the host must know before it can go on."""
 CUDA = torch.device("cuda")
+PROTOTYPE = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+"""torch says so once in a process, at the first call of `set_sync_debug_mode`."""
 
 
 class Detector(TorchDispatchMode):
@@ -52,6 +54,7 @@ def test_the_detector_detects():
     assert len(detector.seen) == 3
 
 
+@PROTOTYPE
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("options", [Vmap(), Vmap(private="mapped", examples="host")], ids=["near", "far"])
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedTHE()], ids=lambda m: type(m).__name__)
@@ -79,6 +82,7 @@ def test_a_replayed_round_waits_for_the_device_once(method, options, monkeypatch
     assert len(waits) == 1 and sorted(reply.part.clients.tolist()) == [0, 1, 2, 3]
 
 
+@PROTOTYPE
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD()], ids=lambda m: type(m).__name__)
 def test_nobody_waits_before_the_servers_half_is_in_the_devices_queue(method, monkeypatch):

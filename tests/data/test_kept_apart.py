@@ -350,3 +350,23 @@ def test_a_quantile_goes_by_a_columns_number_too():
     assert shifts.Quantile(column="2").build(wide, rng.key(0)).card["column"] == "2"
     with pytest.raises(ValueError, match=r"column='1' must be one of v, ..., or a number from 0 to 0"):
         shifts.Quantile(column="1").build(world, rng.key(0))
+
+
+def test_a_fraction_that_leaves_a_counted_client_without_examples_says_so():
+    """The data names 40 clients, which are counted; a tenth of it holds examples of fewer."""
+    people = [f"p{i // 5}" for i in range(200)]
+    data = of(torch.rand(200, 4), torch.arange(200) % 2, client=people)
+    assert data.clients == 40 and data.world().clients == 40
+    left = int((torch.arange(200) // 5)[rng.uniform(rng.fold(rng.key(0), "fraction"), 200) < 0.1].unique().numel())
+    says = (
+        rf"^ByClient: clients=40 must be at most {left}, the clients that the data names; only fraction=0\.1 of the "
+        r"data is used, in which some clients that the data names have too few examples: raise it, or set clients "
+        r"lower$"
+    )
+    with pytest.raises(ValueError, match=says):
+        replace(data, fraction=0.1).world()
+    assert replace(data, fraction=0.1, clients=left).world().clients == left
+    with pytest.raises(ValueError, match="fraction=0.1 of the data is used: raise it, or set clients lower$"):
+        replace(data, partition=IID(), fraction=0.1).world()
+    with pytest.raises(ValueError, match="the clients that the data names$"):  # whatever the fraction
+        replace(data, fraction=0.5, clients=41).world()

@@ -322,3 +322,17 @@ def test_the_classwise_estimate_along_a_stream_by_hand():
             met = range(min(4 * t + 4, n))
             assert got == pytest.approx(by_hand(*known, c, met[4 * t :], met), abs=1e-4)
         assert float(whole["classwise"][c]) == pytest.approx(by_hand(*known, c, range(n), range(n)), abs=1e-4)
+
+
+def test_examples_of_two_sets_with_the_same_numbers_are_two_draws(monkeypatch):
+    """A mixture's rows of another set are no second copies of the clients' own examples."""
+    from acclimate.running import estimates as running
+
+    data = ac.data.Digits(clients=2, partition=ac.data.IID(), fraction=0.3)
+    fit = ac.train(ac.Experiment(data=data, model=ac.models.MLP(hidden=(4,)), rounds=1))
+    other = ac.shifts.Natural(source=ac.data.Digits(domains=("sketch",)))
+    monkeypatch.setattr(running, "measure", lambda engine, models, world, val, able, tests, *rest: tests)
+    found = ac.estimates(fit, [ac.adapters.NoAdapt()], [ac.shifts.Mixture(parts=(ac.shifts.Original(), other))])
+    (test,) = found.values()
+    rows = torch.cat([test.shards.own(c) for c in range(2)])
+    assert len(test.copied[rows].unique()) == len(rows)

@@ -27,6 +27,7 @@ from acclimate.experiment.settings import expand
 from acclimate.fleet import keys, local_processes, loopback, server_app, site_folders
 from acclimate.fleet.site import Place
 from acclimate.live import load_live
+from acclimate.methods import FedAvg
 from acclimate.serving import Ask
 from acclimate.serving.run import open_front
 
@@ -158,6 +159,28 @@ def test_training_fails_where_the_run_does(tmp_path, tells, code):
     env = {**os.environ, "PATH": f"{flwr.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([tmp_path / "f" / "server" / "train.sh", run], env=env, capture_output=True, text=True)
     assert done.returncode == code and ("not finished" in done.stderr) == bool(code)
+
+
+def test_the_settings_that_init_does_not_check_are_good(tmp_path):
+    site_folders.init(tmp_path / "f", host="h", sites=["a", "b"])
+    app = tomllib.loads((tmp_path / "f" / "app" / "pyproject.toml").read_text())
+    made = server_app.prepared(tmp_path / "run", app["tool"]["flwr"]["app"]["config"]["settings"])
+    assert type(made.experiment().method) is FedAvg and made.experiment().data.clients == 2
+
+
+def test_init_needs_no_torch_where_no_settings_are_typed(tmp_path):
+    code = """
+import sys
+from acclimate.cli.main import main
+sys.argv = ["acclimate", "fleet", "init", "f", "--host", "h", "--site", "a"]
+try:
+    main()
+except SystemExit as e:
+    assert e.code == 0 and "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, cwd=tmp_path)
+    assert done.returncode == 0 and "torch" not in done.stderr, done.stderr
+    assert (tmp_path / "f" / "HOWTO.md").exists()
 
 
 def test_init_keeps_a_setting_with_a_blank_in_one_piece(tmp_path):

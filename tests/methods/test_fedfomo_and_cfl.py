@@ -77,9 +77,14 @@ def test_fedfomos_server_keeps_models_and_adds_weights():
     new = method.server(TASK, server, total, KEY)
     assert equal(tree.take(new["models"], 3), VARS) and equal(tree.take(new["models"], 0), TASK.init(KEY))
     close(new["affinity"], np.eye(4) + np.outer([0, 0, 0, 1], [0.0, 0.5, 0.5, 0.0]))
-    down = {"models": TABLE, "affinity": torch.eye(4)}
+    close(new["seen"], [0.0, 0.0, 0.0, 1.0])
+    down = {"models": TABLE, "affinity": torch.eye(4), "seen": torch.tensor([1.0, 0.0, 1.0, 0.0])}
     newcomer = method.deploy(TASK, down, method.init_mine(TASK, KEY))["vars"]
-    close(newcomer["params"]["head.weight"], TABLE["params"]["head.weight"].numpy().mean(0))
+    heads = TABLE["params"]["head.weight"].numpy()
+    close(newcomer["params"]["head.weight"], (heads[0] + heads[2]) / 2)  # of those who have trained
+    for seen in (torch.zeros(4), torch.ones(4)):
+        newcomer = method.deploy(TASK, {**down, "seen": seen}, method.init_mine(TASK, KEY))["vars"]
+        assert torch.equal(newcomer["params"]["head.weight"], TABLE["params"]["head.weight"].mean(0))
     assert equal(method.deploy(TASK, down, {"vars": VARS, "seen": torch.ones(())})["vars"], VARS)
 
 

@@ -18,9 +18,10 @@ HEADS = np.stack([FIRST, HEAD, -HEAD])
 PROTOTYPES = np.array([[0.3, 0.1], [9.0, 9.0], [0.2, 0.9]])
 
 
-def sent(known=(1.0, 0.0, 1.0)):
+def sent(known=(1.0, 0.0, 1.0), seen=(1.0, 1.0, 1.0)):
     body = {"params": {"project.weight": tensor(BODY)}, "buffers": {}}
-    return {"vars": body, "heads": {"weight": tensor(HEADS)}, "prototypes": tensor(PROTOTYPES), "known": tensor(known)}
+    tables = {"heads": {"weight": tensor(HEADS)}, "prototypes": tensor(PROTOTYPES)}
+    return {"vars": body, **tables, "known": tensor(known), "seen": tensor(seen)}
 
 
 def fresh():
@@ -97,23 +98,26 @@ def test_fedpacs_server_mixes_the_cohorts_heads_and_leaves_the_others():
     total = {"delta": zero, "n": torch.tensor(8), "id": torch.tensor([0, 2]), "head": {"weight": tensor(heads)}}
     total |= {"h": tensor(h), "variance": tensor(variance), "counts": tensor([2.0, 0.0, 1.0])}
     total |= {"prototypes": tensor(np.full((3, 2), 4.0))}
-    new = method.server(TASK, sent((0.0, 1.0, 0.0)), total, KEY)
+    new = method.server(TASK, sent((0.0, 1.0, 0.0), (1.0, 0.0, 0.0)), total, KEY)
     flat = h.reshape(2, -1)
     mix = np.stack([best_by_faces(flat, variance, i) for i in range(2)])
     close(new["heads"]["weight"][[0, 2]], np.einsum("ij,jcd->icd", mix, heads))
     close(new["heads"]["weight"][1], HEAD)
     close(new["prototypes"], [[4.0, 4.0], [9.0, 9.0], [4.0, 4.0]])
     close(new["known"], [1.0, 1.0, 1.0])
+    close(new["seen"], [1.0, 0.0, 1.0])
     close(new["vars"]["params"]["project.weight"], BODY + 1)
 
 
-def test_fedpacs_server_starts_with_one_head_for_all_and_newcomers_take_the_mean():
+def test_fedpacs_server_starts_with_one_head_for_all_and_newcomers_take_the_mean_of_the_trained():
     server = FedPAC().init_server(TASK, 4, KEY)
     head = TASK.init(KEY)["params"]["head.weight"]
     assert all(torch.equal(row, head) for row in server["heads"]["weight"]) and len(server["heads"]["weight"]) == 4
     assert not server["prototypes"].any() and server["known"].tolist() == [0.0] * 3
-    live = FedPAC().deploy(TASK, sent(), FedPAC().init_mine(TASK, KEY))["vars"]["params"]
-    close(live["head.weight"], HEADS.mean(0))
+    assert server["seen"].tolist() == [0.0] * 4
+    for seen, mean in (((1.0, 1.0, 1.0), HEADS.mean(0)), ((0.0, 1.0, 0.0), HEADS[1]), ((0.0,) * 3, HEADS.mean(0))):
+        live = FedPAC().deploy(TASK, sent(seen=seen), FedPAC().init_mine(TASK, KEY))["vars"]["params"]
+        close(live["head.weight"], mean)
     each = dict.fromkeys(("id", "head", "h", "variance"), Gather())
     both = {"prototypes": Mean("counts"), "counts": Sum()}
     assert dict(FedPAC().uplink) == {"delta": Mean("n"), "n": Sum(), **both, **each}

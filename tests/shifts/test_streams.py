@@ -25,6 +25,7 @@ from acclimate.shifts import (
     Interleaved,
     LabelDrift,
     LabelSorted,
+    Mixture,
     Natural,
     NewClients,
     Original,
@@ -135,6 +136,32 @@ def test_natural_names_the_classes_that_the_other_set_lacks():
     stream = Natural(source=Pictures(lacks=(3,))).build(nobody, KEY)
     assert stream.card["scale"] > 0
     assert bool((stream.shards.n > 0).all())
+
+
+@dataclass(frozen=True)
+class Paintings(Pictures):
+    """A third set, whose rows have the same numbers."""
+
+
+def test_a_mixture_tells_examples_of_several_sets_apart():
+    """Row 5 of the clients' examples and row 5 of another set are two examples, and a copy of one is it again."""
+    inner = Mixture(parts=(Natural(source=Paintings()), Original()))
+    mixture = Mixture(parts=(Original(), Natural(source=Pictures()), Corrupted(), inner, Natural(source=Pictures())))
+    built = mixture.build(WORLD, KEY)
+    assert built.foreign == (Pictures(), Paintings())
+    each = {0: set(), 1: set(), 2: set()}
+    for kind, row in zip(built.sets.tolist(), built.copied.tolist(), strict=True):
+        each[kind].add(row)
+    assert each[0] & each[1] and each[1] & each[2]  # the same numbers in all three
+    pairs = list(zip(built.sets.tolist(), built.copied.tolist(), strict=True))
+    assert len(set(pairs)) == len(built.examples.unique()) > len(built.copied.unique())
+    by_pair = dict(zip(pairs, built.examples.tolist(), strict=True))
+    assert [by_pair[p] for p in pairs] == built.examples.tolist()
+    for row, kind in enumerate(built.sets.tolist()):  # all pictures are black, the clients' images are not
+        assert bool(built.shards.x[row].any()) == (kind == 0)
+    plain = Mixture(parts=(Original(), Corrupted())).build(WORLD, KEY)
+    assert plain.sets is None and torch.equal(plain.examples, plain.copied)
+    assert Original().build(WORLD, KEY).examples is None
 
 
 def test_unseen_domains_are_seen_by_all_and_trained_on_by_none():

@@ -76,7 +76,8 @@ class MBSL(Adapter):
         return form(self.weak, self.contrast, self.decay, self.temperature, self.components)
 
     def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.images(task, "MBSL", "augment") or super().refusal(task, model)
+        of = requirements.pixels if getattr(self.augment, "clips", False) else requirements.images
+        return of(task, "MBSL", "augment") or super().refusal(task, model)
 
     def init(self, task: Task, model: Tree) -> Tree:
         return {"teacher": model["vars"]["params"]}

@@ -89,21 +89,23 @@ def run(
         from .. import store
         from ..running import run as api
         from ..running import track as tracking
+        from ..running.failures import tolerant
         from .progress import display
         from .threads import use_half_of_the_cores
 
         use_half_of_the_cores()
         root = out or store.next_free(Path("runs"), experiments[0].label if len(experiments) == 1 else "comparison")
         with display(quiet) as shown, tracking.tracked(root, track, shown) as watch:
-            table = api.run_all(experiments, root, overwrite, watch)
+            table, failed = tolerant(api.run_all, experiments, root, overwrite, watch)
     except KeyboardInterrupt:
         _stopped(root)
-    _show(table, root, as_json)
+    _show(table, root, as_json, failed)
 
 
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
+    again: Annotated[bool, typer.Option("--again", help="Train runs that diverged once more, from the start.")] = False,
     track: Track = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
     trust: Trust = False,
@@ -113,15 +115,16 @@ def resume(
     try:
         from ..running import run as api
         from ..running import track as tracking
+        from ..running.failures import tolerant
         from .progress import display
         from .threads import use_half_of_the_cores
 
         use_half_of_the_cores()
         with display(quiet) as shown, tracking.tracked(path, track, shown) as watch:
-            table = api.resume(path, watch)
+            table, failed = tolerant(api.resume, path, watch, again)
     except KeyboardInterrupt:
         _stopped(path)
-    _show(table, path, as_json)
+    _show(table, path, as_json, failed)
 
 
 @app.command()
@@ -215,25 +218,27 @@ def _given(settings: list[str], config: Path | None) -> set[str]:
     return {p.partition("=")[0].strip() if isinstance(p, str) else p[0] for p in pairs}
 
 
-def _show(table: Any, root: Path, as_json: bool) -> None:
+def _show(table: Any, root: Path, as_json: bool, failed: Any) -> None:
     from .. import store
     from ..running.chosen import tables
     from .describe import results_table
     from .first import shown, story, unequal
 
+    if failed is not None and not (table.rows or table.refused):
+        raise failed
     runs = [folder.experiment() for folder in store.find_runs(root)]
     short, own = shown(table)
     notes = [note for note in (unequal(runs), own, story(short)) if note]
     if as_json:
-        rows, refused = list(table.rows), list(table.refused)
-        typer.echo(
-            document("run", folder=str(root), report=str(root / "report.html"), rows=rows, refused=refused, notes=notes)
-        )
-        return
-    results_table(short, root, notes)
-    for label, chosen in tables(root).items():
-        typer.echo(f"\nadapters of {label}, chosen by strategies:\n{selection_text(chosen)}")
-    if not table.rows:  # known only now where a personaliser might have added what the adapters lack
+        rows = {"rows": list(table.rows), "refused": list(table.refused), "failed": failed.failed if failed else {}}
+        typer.echo(document("run", folder=str(root), report=str(root / "report.html"), **rows, notes=notes))
+    else:
+        results_table(short, root, notes)
+        for label, chosen in tables(root).items():
+            typer.echo(f"\nadapters of {label}, chosen by strategies:\n{selection_text(chosen)}")
+    if failed is not None:
+        raise failed
+    if not table.rows and not as_json:  # known only now where a personaliser might have added what the adapters lack
         _fail("no adapter could be tested: nothing was measured", 2)
 
 
@@ -262,7 +267,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # as worker processes have it; torch reads it when imported
     heart: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if _loads(sys.argv[1:3]) and not _hushed():
+    if _loads(sys.argv[1:]) and not _hushed():
         typer.echo("acclimate: loading torch ...", err=True)  # takes seconds, minutes on a slow disk
         heart = beating(Heartbeat(sys.stderr, sys.argv[1]))
     if "" not in sys.path:
@@ -277,9 +282,12 @@ def main() -> None:
         _explain(e)
 
 
-def _loads(words: list[str]) -> bool:
-    """Whether a command imports torch: of `data`, all but `list` do."""
-    named = {" ".join(words[:1]), " ".join(words[:2])}
+def _loads(typed: list[str]) -> bool:
+    """Whether a command imports torch: of `data`, all but `list` do, and `fleet init` where settings are typed."""
+    words = typed[:2]
+    if words == ["fleet", "init"]:
+        return any(word.startswith("--settings") for word in typed)
+    named = {" ".join(words[:1]), " ".join(words)}
     return (words[:1] == ["data"] and words[1:] not in ([], ["list"])) or bool(LOADING & named)
 
 

@@ -24,7 +24,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name in the protocol (default: the method's).")] = None,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 for a free one.")] = 8080,
-    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     window_ms: Annotated[float, typer.Option(help="How long a request waits for those of other clients.")] = 2.0,
     group: Annotated[int, typer.Option(help="Clients in one step, at most; 0 for all.")] = 0,
     queue: Annotated[int, typer.Option(help="Requests of one client that may wait; more get 429.")] = 8,

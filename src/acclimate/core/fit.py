@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -86,6 +86,8 @@ class State:
     """How many faults there were of every client, by kind."""
     intake: Tree = field(default_factory=dict)
     """What the engine remembers of messages that came (`Engine.intake`)."""
+    added: Mapping[str, float] = field(default_factory=dict)
+    """Of a state that a checkpoint is checked against: what fills parts of `server` that it lacks (`Method.added`)."""
 
 
 def start(worker: Worker, engine: Engine, clients: int) -> State:
@@ -100,7 +102,9 @@ def start_together(workers: Sequence[Worker], engine: Engine, clients: int) -> l
         server = worker.method.init_server(worker.task, clients, worker.key("init", like=like))
         tree.check(server, f"{type(worker.method).__name__}.init_server")
         cost = {"up": 0, "down": 0, "message": []}
-        states.append(State(0, tree.to(server, engine.device), mine, cost=cost, intake=engine.intake))
+        states.append(
+            State(0, tree.to(server, engine.device), mine, cost=cost, intake=engine.intake, added=worker.method.added)
+        )
     return states
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -32,6 +32,9 @@ class Method:
     """
     downlink: ClassVar[tuple[str, ...]] = ("vars",)
     """The parts of its state that the server sends."""
+    added: ClassVar[Mapping[str, float]] = {}
+    """Parts of the server's state that earlier versions of this method did not have, each with the number that fills it
+    where a checkpoint lacks it: with that number the method computes what it computed then."""
 
     @property
     def uplink(self) -> Rules:

@@ -38,6 +38,7 @@ from .nn.modules import (
     trained,
     variables,
 )
+from .nn.pixels import check_augment
 from .nn.reading import read
 from .nn.wrapped import Wrap, Wrapped
 from .nn.written import written
@@ -83,7 +84,8 @@ def architectures(model: Any) -> tuple[Any, ...] | None:
 
 @runtime_checkable
 class Augment(Protocol):
-    """A record that changes training images at random; `views` is pure, keyed and keeps the shape."""
+    """A record that changes training images at random; `views` is pure, keyed and keeps the shape. One that has a true
+    `clips` is refused for floats outside 0..1."""
 
     def views(self, x: Tensor, key: rng.Key) -> Tensor:
         """One random view of every image of a batch (uint8, or floats in 0..1)."""
@@ -117,8 +119,7 @@ class Task:
         pixels: bool = True,
         frozen: Tree | None = None,
     ) -> None:
-        if tokens is not None and augment is not None:
-            raise ValueError(f"augment={augment!r} changes images, and these inputs are token ids; leave augment out")
+        check_augment(augment, pixels, tokens)
         self.dtype, self.tokens, self.pixels, self._frozen = dtype, tokens, pixels, frozen
         self.public = None if public is None else public.cpu()
         self._placed: dict[torch.device, Tensor] = {}

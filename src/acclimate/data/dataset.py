@@ -163,7 +163,7 @@ class Dataset:
         """Rows per training client and per newcomer."""
         deal = rng.fold(key, "partition")
         if self.new_partition is None or not self.new_clients:
-            shares = self.partition.split(examples.pool(pool), self.clients + self.new_clients, deal)
+            shares = self._shares(self.partition, examples, pool, self.clients + self.new_clients, deal)
             order = torch.arange(len(shares))
             if self.new_clients:  # who joins late is drawn, so that no domain or class is late as a whole
                 order = rng.permutation(rng.fold(key, "newcomers"), len(shares))
@@ -171,9 +171,25 @@ class Dataset:
             return tuple(chosen[: self.clients]), tuple(chosen[self.clients :])
         late = self._late(examples, pool, key)
         old, new = pool[~late], pool[late]
-        shares = self.partition.split(examples.pool(old), self.clients, deal)
-        joins = self.new_partition.split(examples.pool(new), self.new_clients, rng.fold(key, "new partition"))
+        shares = self._shares(self.partition, examples, old, self.clients, deal)
+        joins = self._shares(self.new_partition, examples, new, self.new_clients, rng.fold(key, "new partition"))
         return tuple(old[s] for s in shares), tuple(new[s] for s in joins)
+
+    def _shares(
+        self, how: Partition, examples: Examples, rows: Tensor, clients: int, key: rng.Key
+    ) -> tuple[Tensor, ...]:
+        """The partition's shares of these rows. Where it refuses too few of them, `fraction` may be the reason: a
+        client that the data names, and that was counted, can be left without any."""
+        try:
+            return how.split(examples.pool(rows), clients, key)
+        except ValueError as e:
+            if self.fraction == 1 or not _splits(how, examples, clients, key):
+                raise
+            named = examples.users is not None and isinstance(how, ByClient | NaturalUsers)
+            lost = ", in which some clients that the data names have too few examples" if named else ""
+            raise ValueError(
+                f"{e}; only fraction={self.fraction} of the data is used{lost}: raise it, or set clients lower"
+            ) from e
 
     def _late(self, examples: Examples, pool: Tensor, key: rng.Key) -> Tensor:
         """Which examples newcomers get: the official test set where there is one, else a random share; where clients
@@ -192,6 +208,14 @@ class Dataset:
         named = named[each >= (self.partition.floor if isinstance(self.partition, NaturalUsers) else 1)]
         count = min(max(round(len(named) * share), 1), len(named) - 1)
         return torch.isin(people, named[rng.permutation(draw, len(named))[:count]])
+
+
+def _splits(how: Partition, examples: Examples, clients: int, key: rng.Key) -> bool:
+    """Whether all examples can be dealt to so many clients."""
+    try:
+        return len(how.split(examples.pool(), clients, key)) == clients
+    except ValueError:
+        return False
 
 
 def _per_channel(record: Dataset, field: str, channels: int) -> tuple[float, ...]:

@@ -14,6 +14,8 @@ from . import admin, guard, keys, registry
 from .app_folder import FLOWER, program, write_app, write_guards, write_superexec
 from .local_processes import check_port
 
+SETTINGS = "method=fedavg"
+"""The experiment of a fleet whose settings nobody typed."""
 HOWTO = """\
 # Running this fleet
 
@@ -161,7 +163,7 @@ exec flower-supernode --superlink {host}:{port} --root-certificates "$here/ca.cr
 
 
 def init(
-    folder: Path, host: str, sites: Sequence[str], settings: str, port: int = 8000, bind: str = "127.0.0.1"
+    folder: Path, host: str, sites: Sequence[str], settings: str = SETTINGS, port: int = 8000, bind: str = "127.0.0.1"
 ) -> None:
     """Write the folder. The experiment is checked now, so that a misspelt setting is not found at the sites.
 
@@ -173,10 +175,11 @@ def init(
     ranges = {name: _range(name, text) for name, _, text in given}
     sites = [name for name, _, _ in given]
     check_request(folder, host, sites, port)
-    settings = shlex.join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
-    from ..experiment.settings import expand  # not above: it loads torch, which what is checked so far does not need
+    typed, settings = settings, shlex.join(["backend=flower", f"data.clients={len(sites)}", *shlex.split(settings)])
+    if typed != SETTINGS:
+        from ..experiment.settings import expand  # not above: it loads torch, which nothing else here needs
 
-    expand([s for s in shlex.split(settings) if s != "backend=flower"])
+        expand([s for s in shlex.split(settings) if s != "backend=flower"])
     authority = keys.make_ca(folder / "authority", f"acclimate fleet at {host}")
     server = folder / "server"
     app = write_app(folder / "app", settings=settings, data="sites")

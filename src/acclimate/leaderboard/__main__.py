@@ -118,7 +118,7 @@ def main() -> None:
         with contextlib.nullcontext() if args.verb == "run" else beating(Lines(sys.stderr)):
             said = answer(args)
         print(said)
-    except (ValueError, store.RunError, OSError) as error:
+    except (ValueError, ArithmeticError, store.RunError, OSError) as error:  # ArithmeticError: a run diverged
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command goes on") from None

@@ -46,7 +46,7 @@ class AM(Method):
         return {**super().uplink, **({"amplitude": Mean("n")} if self.partner == "clients" else {})}
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        unknown = {"amplitude": fourier.unknown(task, "AM", key.device)}
+        unknown = {"amplitude": fourier.unknown(task, "AM", key.device, mixes=True)}
         return {"vars": task.init(key), **(unknown if self.partner == "clients" else {})}
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:

@@ -50,7 +50,7 @@ class ELCFS(Method):
         check.within(self, "reach", 0.0, 0.5)
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
-        fourier.need_images(task, "ELCFS")
+        fourier.need_pixels(task, "ELCFS")
         side = 2 * fourier.reach(task.shape, self.reach) + 1
         bank = torch.zeros(clients, self.bank, task.shape[0], side, side, device=key.device)
         return {"vars": task.init(key), "bank": bank, "filled": torch.zeros(clients, device=key.device)}

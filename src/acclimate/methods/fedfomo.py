@@ -8,11 +8,13 @@
 
 The server gathers models, so it sees each of them. It sends the whole table of models to everybody, who reads `models`
 rows of it: messages from the server are the same for all here, and a download is as large as all clients' models. A
-newcomer takes their mean. Distances are over parameters; batch statistics are mixed along.
+newcomer takes the mean of those who have trained, or of all clients in a run that an earlier version began: its state
+does not say who they are. Distances are over parameters; batch statistics are mixed along.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +24,7 @@ from torch import Tensor
 from ..core import SGD, Gather, Method, Optimizer, Rules, Task, Tree, Work, check, rng, train, tree
 from ..core.limits import COMMON, Limits, Within
 from ..ops.losses import local_risk
-from ..ops.masks import held_out, own_row, own_share
+from ..ops.masks import held_out, mean_row, own_row, own_share
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class FedFomo(Method):
     opt: Optimizer = SGD(lr=0.05)
     work: Work = Work()
 
-    downlink = ("models", "affinity")
+    downlink = ("models", "affinity", "seen")
+    added: ClassVar[Mapping[str, float]] = {"seen": 1.0}
     uplink: ClassVar[Rules] = {name: Gather() for name in ("model", "gain", "id")}
     limits: ClassVar[Limits] = {**COMMON, "gain": Within(0.0, 1.0)}
 
@@ -49,7 +52,8 @@ class FedFomo(Method):
 
     def init_server(self, task: Task, clients: int, key: rng.Key) -> Tree:
         models = tree.map(lambda p: p.expand(clients, *p.shape).clone(), task.init(key))
-        return {"models": models, "affinity": torch.eye(clients, device=key.device)}
+        seen = torch.zeros(clients, device=key.device)
+        return {"models": models, "affinity": torch.eye(clients, device=key.device), "seen": seen}
 
     def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"vars": task.init(key), "seen": torch.zeros((), device=key.device)}
@@ -64,10 +68,11 @@ class FedFomo(Method):
 
     def server(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         models = tree.put(server["models"], total["id"], total["model"])
-        return {"models": models, "affinity": server["affinity"].index_add(0, total["id"], total["gain"])}
+        affinity = server["affinity"].index_add(0, total["id"], total["gain"])
+        return {"models": models, "affinity": affinity, "seen": server["seen"].index_fill(0, total["id"], 1.0)}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        mean = tree.map(lambda m: m.mean(0), down["models"])
+        mean = mean_row(down["models"], down["seen"])
         return {"vars": tree.where(mine["seen"] > 0, mine["vars"], mean)}
 
     def looked_at(self, affinity: Tensor, client: Tensor, key: rng.Key) -> Tensor:

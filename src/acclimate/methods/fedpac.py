@@ -10,11 +10,13 @@
 - When the last model has arrived, the head is trained on it once more.
 
 Everybody is sent the table of all heads and reads its own row: messages from the server are the same for all here. The
-paper's server sends each client its own. A newcomer takes the mean head.
+paper's server sends each client its own. A newcomer takes the mean head of those who have trained, or of all clients in
+a run that an earlier version began: its state does not say who they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from ..core import SGD, Gather, Mean, Optimizer, Rules, Sum, Task, Tree, Weighted, Work, check, rng, train, tree
 from ..core.limits import COMMON, Level, Limits
-from ..ops.masks import mean_of, own_row, real_rows
+from ..ops.masks import mean_of, mean_row, own_row, real_rows
 from ..ops.nets import features_of, fit_head, head_of, named
 from ..ops.params import merge, shared
 from ..ops.prototypes import class_means, own_prototypes, pulled
@@ -43,7 +45,8 @@ class FedPAC(Weighted):
     head_work: Work = Work(epochs=1)
     """How much the head is trained, before the body."""
 
-    downlink = ("vars", "heads", "prototypes", "known")
+    downlink = ("vars", "heads", "prototypes", "known", "seen")
+    added: ClassVar[Mapping[str, float]] = {"seen": 1.0}
     limits: ClassVar[Limits] = {**COMMON, "h": Level(), "variance": Level()}
 
     def __post_init__(self) -> None:
@@ -59,7 +62,8 @@ class FedPAC(Weighted):
         vars = task.init(key)
         heads = tree.map(lambda p: p.expand(clients, *p.shape).clone(), head_of(task, vars))
         prototypes, known = (torch.zeros(task.num_classes, *d, device=key.device) for d in ((task.dim,), ()))
-        return {"vars": shared(vars, task.head), "heads": heads, "prototypes": prototypes, "known": known}
+        tables = {"heads": heads, "prototypes": prototypes, "known": known}
+        return {"vars": shared(vars, task.head), **tables, "seen": torch.zeros(clients, device=key.device)}
 
     def init_mine(self, task: Task, key: rng.Key) -> Tree:
         return {"head": head_of(task, task.init(key)), "seen": torch.zeros((), device=key.device)}
@@ -87,6 +91,7 @@ class FedPAC(Weighted):
             "heads": tree.put(server["heads"], total["id"], mixed),
             "prototypes": torch.where(met[:, None], total["prototypes"], server["prototypes"]),
             "known": torch.maximum(server["known"], met.to(server["known"].dtype)),
+            "seen": server["seen"].index_fill(0, total["id"], 1.0),
         }
 
     def finish_personal(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> Tree:
@@ -98,7 +103,7 @@ class FedPAC(Weighted):
         return {"head": head, "seen": torch.ones_like(mine["seen"])}
 
     def deploy(self, task: Task, down: Tree, mine: Tree) -> Tree:
-        mean = tree.map(lambda heads: heads.mean(0), down["heads"])
+        mean = mean_row(down["heads"], down["seen"])
         return {"vars": _whole(task, down, tree.where(mine["seen"] > 0, mine["head"], mean))}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import reduce
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +88,7 @@ class FlipCrop:
 class Views:
     """A random part of the image at full size, with light, contrast and colours changed (Chen et al., ICML 2020)."""
 
+    clips: ClassVar[bool] = True
     zoom: float = 0.5
     """The least share of the image's area that a view shows; 1 shows all of it."""
     flip: bool = True
@@ -124,6 +126,7 @@ class CropJitter:
     contrast, saturation and hue in a random order; here the order is this one.
     """
 
+    clips: ClassVar[bool] = True
     zoom: float = 0.7
     """The least share of the image's area that a window has; 1 shows all of it."""
     ratio: float = 4 / 3

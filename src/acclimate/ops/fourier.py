@@ -19,15 +19,17 @@ FAINT = 1e-3
 from one machine to the next."""
 
 
-def unknown(task: Task, who: str, device: torch.device) -> Tensor:
-    """The federation's amplitudes before any is known, all zero; inputs that are no images are refused."""
-    need_images(task, who)
+def unknown(task: Task, who: str, device: torch.device, mixes: bool = False) -> Tensor:
+    """The federation's amplitudes before any is known, all zero; inputs that are no images are refused, and those that
+    `mixed` would cut where the method `mixes`."""
+    needs = requirements.pixels if mixes else requirements.images
+    requirements.need(needs(task, who, "take spectra of"))
     return torch.zeros(task.shape, device=device)
 
 
-def need_images(task: Task, who: str) -> None:
-    """Refuse inputs that are no images."""
-    requirements.need(requirements.images(task, who, "take spectra of"))
+def need_pixels(task: Task, who: str) -> None:
+    """Refuse inputs that are no images, and those that `mixed` would cut."""
+    requirements.need(requirements.pixels(task, who, "take spectra of"))
 
 
 def pixels(x: Tensor) -> Tensor:

@@ -31,6 +31,16 @@ def own_row(table: Tree, client: Tensor) -> Tree:
     return row
 
 
+def mean_row(table: Tree, seen: Tensor) -> Tree:
+    """The mean over the clients that `seen` marks of every leaf that has a row for each; over all where it marks none.
+
+    Where it marks all, it is the plain mean to the last bit.
+    """
+    real = torch.where(seen.any(), seen, torch.ones_like(seen)) > 0
+    row: Tree = tree.map(lambda rows: torch.where(real.all(), rows.mean(0), mean_of(rows, real)), table)
+    return row
+
+
 def held_out(data: Tree, parts: int) -> tuple[Tree, Tree]:
     """A client's data without one in `parts` of its examples, and these; a lone example serves both."""
     size, n = data["rows"].shape[-1], data["n"].clamp_min(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import reduce
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ class StrongViews:
     The published code changes brightness, contrast, saturation, hue and gamma in a random order; here it is this one.
     """
 
+    clips: ClassVar[bool] = True
     light: float = 0.4
     """Brightness is scaled by a factor within 1 +- light."""
     contrast: float = 0.3

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import recipes, store
-from ..running.run import device_of
+from ..ops.devices import device_of
 from .coverage_page import covered, write
 from .planning import Plan
 from .record import Cell, Recipe

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from .. import store
@@ -22,6 +21,7 @@ from ..live import Live
 from ..live.model import WINDOW
 from ..live.module import module_of
 from ..models import Mixed
+from ..ops.devices import device_of
 from .deploy import check_client, deploy, live_model
 
 
@@ -95,19 +95,6 @@ class Fit:
                 store.secrets.keep(folder.path, self.worker.secret)
             folder.save(self.state, self.experiment.identity())
         return folder.path
-
-
-def device_of(name: str) -> torch.device:
-    """The device that an experiment's `device` names; a clear error where it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as e:
-        raise ValueError(f"device='{name}' must be auto, cpu, cuda or cuda:N") from e
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device='{name}' but torch sees no CUDA device; use device=cpu, or see `acclimate doctor`")
-    return device
 
 
 def build(experiment: Experiment, secret: bytes | None = None, old: bool = False) -> tuple[World, Worker, Engine]:

@@ -11,7 +11,8 @@ from .. import store
 from ..core import Personalizer, Worker, exchange
 from ..data import World
 from ..experiment import Experiment, dumps, encode
-from .build import check_mixed, check_sizes, device_of, worker_of
+from ..ops.devices import device_of
+from .build import check_mixed, check_sizes, worker_of
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from ..eval.estimate_table import Estimates
 from ..eval.estimates import PASSES, measure
 from ..shifts import LabelDrift, LabelSorted, Original, Shift
 from .build import Fit
-from .evaluate import Built, by_name, streams_of
+from .evaluate import Built, by_name, given, streams_of
 
 STEADY = (Original, LabelDrift, LabelSorted)
 """Streams whose images are as in training: on them, an alarm of drift is false."""
@@ -29,6 +29,7 @@ def estimates(
     left out, and so are streams of newcomers, who have no validation data. `passes` is the number of dropout passes for
     AETTA; 0 leaves it out.
     """
+    adapters, streams = given("estimates", adapters, streams, personal)
     return of_built(fit, adapters, streams_of(fit.world, streams or fit.experiment.streams), personal, passes)
 
 
@@ -42,6 +43,6 @@ def of_built(
     model = engine.model_of(models, 0)
     named = by_name(adapters or fit.experiment.adapters)
     able = {n: a for n, a in named.items() if not (a.refusal(worker.task, model) or exchange.alone_refusal(a))}
-    tests = {name: Test(s.shards, shift.protocol, s.new, s.copied) for name, (shift, s) in built.items()}
+    tests = {name: Test(s.shards, shift.protocol, s.new, s.examples) for name, (shift, s) in built.items()}
     steady = frozenset(name for name, (shift, _) in built.items() if isinstance(shift, STEADY))
     return measure(engine, models, world, world.val, able, tests, steady, passes)

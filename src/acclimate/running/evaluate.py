@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
-from ..core import Adapter, Engine, Personalizer, State, Worker, rng
+from ..core import Adapter, Engine, Personalizer, State, Worker, check, rng
 from ..data import World
 from ..eval import Cost, Names, Table, Test, Tested, Traces, rounds_to_test, stream_accuracy
 from ..eval import evaluate as evaluate_grid
@@ -56,13 +56,28 @@ def evaluate(
     watch: Watch | None = None,
 ) -> Table:
     """Test a trained experiment: every adapter on every stream. The defaults are the experiment's own."""
-    for name, given, base in (("adapters", adapters, Adapter), ("streams", streams, Shift)):
-        if given is not None:
-            kinds.several("evaluate", name, given, base)
-    if personal is not None:
-        kinds.one("evaluate", "personal", personal, Personalizer)
+    adapters, streams = given("evaluate", adapters, streams, personal)
     built = streams_of(fit.world, streams or fit.experiment.streams)
     return evaluated(fit, adapters, built, personal, watch or Watch())[0]
+
+
+def given(
+    owner: str, adapters: Sequence[Adapter] | None, streams: Sequence[Shift] | None, personal: Personalizer | None
+) -> tuple[Sequence[Adapter] | None, Sequence[Shift] | None]:
+    """The adapters and streams that are to take the place of an experiment's own; refuses what is no such record.
+
+    None of them at all is refused too: somebody whose list came out empty would take the experiment's own for it.
+    """
+    found: dict[str, Any] = {"adapters": adapters, "streams": streams}
+    for name, base in (("adapters", Adapter), ("streams", Shift)):
+        if found[name] is not None:
+            found[name] = kinds.several(owner, name, found[name], base)
+            if not found[name]:
+                allowed = "must hold at least one; leave it out to test the experiment's own"
+                raise check.FieldError(f"{owner}: {name}=() {allowed}", name)
+    if personal is not None:
+        kinds.one(owner, "personal", personal, Personalizer)
+    return found["adapters"], found["streams"]
 
 
 def evaluate_together(
@@ -73,6 +88,7 @@ def evaluate_together(
     watch: Watch | None = None,
 ) -> list[Table]:
     """Test what `train_together` gave: vectorised where it was trained so. The numbers are those of `evaluate`."""
+    adapters, streams = given("evaluate_together", adapters, streams, personal)
     if (engine := _shared(fits)) is None:
         return [evaluate(f, adapters, streams, personal, watch) for f in fits]
     built = [streams_of(f.world, streams or f.experiment.streams) for f in fits]
@@ -130,6 +146,7 @@ def traces(
         if adapters is not None or streams is not None:
             raise ValueError("adapters and streams can be chosen for a trained experiment, not for a run folder")
         return store.read_traces(store.RunFolder(Path(source)).traces)
+    adapters, streams = given("traces", adapters, streams, None)
     kept: Traces = {}
     evaluated(source, adapters, streams_of(source.world, streams or source.experiment.streams), None, Watch(), kept)
     return kept

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,11 @@ from ..data import World
 from ..eval import Cost, Table, Traces, summary
 from ..eval.same_stream import stream_hash
 from ..experiment import Experiment
+from ..ops.devices import device_of
 from ..reporting.report import render
 from ..reporting.strips import samples
-from .build import Fit, Interrupted, build, check_mixed, cost_card, device_of
+from . import failures
+from .build import Fit, Interrupted, build, check_mixed, cost_card
 from .check import check_all, naming, untestable
 from .estimates import of_built
 from .evaluate import Built, by_name, evaluate, evaluate_together, evaluated, look_of, streams_of, traces
@@ -30,9 +33,10 @@ from .pace import slow
 from .results import dealing, faults_of, served
 from .select import check as check_select
 from .select import selected
-from .train import can_join, train, train_from, train_lanes, train_together, vectorised
+from .train import train, train_from, train_seeds, train_together
 from .watch import Watch
 
+log = logging.getLogger("acclimate")
 __all__ = [
     "Fit",
     "Interrupted",
@@ -183,6 +187,7 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
         "pictures": samples(world, {name: stream for name, (_, stream) in streams.items()}),
     }
     engine.close()
+    folder.failed.unlink(missing_ok=True)
     folder.keep_results(store.without_places(results))
     store.write(folder.report, render([folder.load()]))
     return table
@@ -223,44 +228,32 @@ def _finish_index(index: store.IndexFolder, experiments: list[Experiment], watch
 
 
 def _finish_each(index: store.IndexFolder, experiments: list[Experiment], watch: Watch) -> Table:
-    table = Table()
+    table, failed = Table(), dict[str, str]()
     trained: dict[str, Path] = {}
     watch.suite(len(experiments))
-    train_seeds(index.runs(), experiments, watch)
+    try:
+        train_seeds(index.runs(), experiments, watch)
+    except ArithmeticError as e:  # of one of the seeds; below it is noted, and the others end
+        log.info("trained one by one: %s", e)
     for path, experiment in zip(index.runs(), experiments, strict=True):
         folder, training = store.RunFolder(path), experiment.history_hash()
         if folder.finished:
             table += _read(folder)
+        elif (reason := failures.reason_of(path)) is not None:
+            failed[path.name] = reason
         else:
-            with naming(path.name):
+            with naming(path.name), failures.noted(path, failed):
                 if folder.state.exists():
                     table += _finish(folder, experiment, watch)
                 else:
                     table += _run(experiment, path, True, watch, trained.get(training), alone=False)
         trained.setdefault(training, path)
         watch.done()
-    report(index.path, out=index.path / "report.html")
+    if len(failed) < len(experiments):
+        report(index.path, out=index.path / "report.html")
+    if failed:
+        raise failures.RunsFailed(index.path, failed, table)
     return table
-
-
-def train_seeds(paths: Sequence[Path], experiments: Sequence[Experiment], watch: Watch) -> None:
-    """Where a GPU can, train the seeds of each experiment together; their folders then hold a finished training."""
-    groups: dict[str, list[tuple[Path, Experiment]]] = {}
-    seen: set[str] = set()  # a training that several runs share is of the first of them
-    for path, e in zip(paths, experiments, strict=True):
-        folder, training = store.RunFolder(path), e.history_hash()
-        if not (training in seen or folder.finished or folder.state.exists()):
-            groups.setdefault(replace(e, seed=0).history_hash(), []).append((path, e))
-        seen.add(training)
-    for members in groups.values():
-        same = [e for _, e in members]
-        parts = [build(e) for e in same] if can_join(same) else []
-        if vectorised(parts):
-            device = device_of(same[0].device)
-            folders = [store.RunFolder.create(p, e, device, overwrite=True) for p, e in members]
-            for folder, (world, _, engine) in zip(folders, parts, strict=True):
-                folder.trains(world.content, engine.tasks)
-            train_lanes(same, parts, folders, watch)
 
 
 def _read(folder: store.RunFolder) -> Table:
@@ -277,9 +270,10 @@ def stored_table(folder: store.RunFolder) -> Table:
         return Table(tuple(results["table"]), tuple(results["refused"]))
 
 
-def resume(path: str | Path, watch: Watch | None = None, **given: Any) -> Table:
+def resume(path: str | Path, watch: Watch | None = None, again: bool = False, **given: Any) -> Table:
     """Go on with a run, or a folder of runs, from its last checkpoint; a finished one is only checked and read, and
-    gets its report where that is missing.
+    gets its report where that is missing. In a folder of runs, those whose training diverged are left as they are, or
+    trained `again` from their first round.
 
     `given` replaces fields that config.json cannot hold; with `trust=True`, it may name your own classes.
     """
@@ -288,9 +282,14 @@ def resume(path: str | Path, watch: Watch | None = None, **given: Any) -> Table:
         index = store.IndexFolder(root)
         experiments = index.experiments(**given)
         with store.locked(root):
+            for run_path in index.runs() if again else ():
+                if failures.reason_of(run_path) is not None:
+                    store.RunFolder(run_path).clear()
             return _finish_index(index, experiments, watch)
     folder = store.RunFolder(root)
     experiment = folder.experiment(**given)
+    if again and folder.failed.exists() and not folder.finished:
+        return _run(experiment, root, True, watch, None)
     return _read(folder) if folder.finished else _finish(folder, experiment, watch)
 
 

@@ -13,7 +13,7 @@ from ..eval.selection_table import By, Selection
 from ..ops.selection import STRATEGIES, WITHOUT_LABELS, Strategy
 from ..shifts import Shift
 from .build import Fit
-from .evaluate import Built, by_name, streams_of
+from .evaluate import Built, by_name, given, streams_of
 
 
 def select(
@@ -33,6 +33,7 @@ def select(
     for the gap alone unless it is named. With by="client" every client chooses for itself. Adapters that cannot serve
     the model, or exchange with other clients, are left out, and so are streams of newcomers.
     """
+    adapters, streams = given("select", adapters, streams, personal)
     return selected(fit, adapters, streams_of(fit.world, streams or fit.experiment.streams), strategies, by, personal)
 
 

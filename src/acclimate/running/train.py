@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .. import store
@@ -18,7 +19,8 @@ from ..core.lanes import varied
 from ..core.vectorised import CannotVectorise
 from ..data import World
 from ..experiment import Experiment
-from .build import Fit, Interrupted, build, device_of
+from ..ops.devices import device_of
+from .build import Fit, Interrupted, build
 from .evaluate import Look, look_of, streams_of
 from .watch import Watch
 
@@ -93,6 +95,36 @@ def train_lanes(
         for i, (e, part, state) in enumerate(zip(experiments, parts, states, strict=True))
     ]
     return _train(fits, engine, folders, watch)
+
+
+def train_seeds(paths: Sequence[Path], experiments: Sequence[Experiment], watch: Watch) -> None:
+    """Where a GPU can, train the seeds of each experiment together; their folders then hold a finished training.
+
+    Where the numbers of one seed break down, all of its group are left at their last checkpoints, and the error is
+    raised when the other groups have trained.
+    """
+    groups: dict[str, list[tuple[Path, Experiment]]] = {}
+    broken: list[ArithmeticError] = []
+    seen: set[str] = set()  # a training that several runs share is of the first of them
+    for path, e in zip(paths, experiments, strict=True):
+        folder, training = store.RunFolder(path), e.history_hash()
+        if not (training in seen or folder.finished or folder.state.exists() or folder.failed.exists()):
+            groups.setdefault(replace(e, seed=0).history_hash(), []).append((path, e))
+        seen.add(training)
+    for members in groups.values():
+        same = [e for _, e in members]
+        parts = [build(e) for e in same] if can_join(same) else []
+        if vectorised(parts):
+            device = device_of(same[0].device)
+            folders = [store.RunFolder.create(p, e, device, overwrite=True) for p, e in members]
+            for folder, (world, _, engine) in zip(folders, parts, strict=True):
+                folder.trains(world.content, engine.tasks)
+            try:
+                train_lanes(same, parts, folders, watch)
+            except ArithmeticError as e:
+                broken.append(e)
+    for error in broken:
+        raise error
 
 
 def open_lanes(experiments: Sequence[Experiment], parts: Sequence[tuple[World, Worker, Engine]]) -> Engine:

@@ -25,6 +25,7 @@ from ..live.folder import CARD as LIVE_CARD
 from ..live.folder import DEFAULT, JOINED_CARD
 from ..live.loading import unmade
 from ..live.model import SNAPSHOTS
+from ..ops.devices import device_of
 from .federation import differ, form
 from .host import Host
 from .log import raw
@@ -162,6 +163,4 @@ def load(path: Path, host: Host) -> dict[str, Any] | None:
 
 def on(lives: Sequence[Live], device: str) -> Host:
     """A host on a device, or an error that says why not."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}: torch sees no GPU; take cpu")
-    return Host(lives, device)
+    return Host(lives, device_of(device, "--device "))

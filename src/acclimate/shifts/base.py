@@ -57,6 +57,18 @@ class Stream:
     """Whether its clients are newcomers, who were not there for training."""
     copied: Tensor | None = None
     """Of which example each row of `shards.x` is a copy, where rows are copies."""
+    foreign: tuple[Any, ...] = ()
+    """The data sets that rows are of, where they are not of the clients' own."""
+    sets: Tensor | None = None
+    """Of which set each row of `shards.x` is: of the clients' own (0), or of the first of `foreign` (1) and so on. None
+    where all rows are of one."""
+
+    @property
+    def examples(self) -> Tensor | None:
+        """A number for the example of which each row is a copy; `copied` counts in every set from 0 on."""
+        if self.copied is None or self.sets is None:
+            return self.copied
+        return self.copied * (len(self.foreign) + 1) + self.sets
 
 
 @dataclass(frozen=True)

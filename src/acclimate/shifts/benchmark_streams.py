@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +114,8 @@ class Natural(Shift):
         for k in range(len(world.test)):
             own = [pools[c][int(ends[k, c] - counts[k, c]) : int(ends[k, c])] for c in range(classes)]
             rows.append(shuffled(torch.cat(own), rng.fold(key, "natural order", k)))
-        return Stream(Shards.of(x, y, rows), {"source": type(self.source).__name__, "scale": round(scale, 4)})
+        card = {"source": type(self.source).__name__, "scale": round(scale, 4)}
+        return Stream(Shards.of(x, y, rows), card, foreign=(self.source,))
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ class Mixture(Shift):
         names = _numbered([type(part).__name__ for part in self.parts])
         cards = {name: stream.card for name, stream in zip(names, streams, strict=True)}
         of = [u if s.copied is None else s.copied[u] for s, u in zip(streams, used, strict=True)]
-        return Stream(Shards.of(x, y, rows), {"parts": cards}, copied=torch.cat(of))
+        foreign, sets = _sets(streams, used)
+        return Stream(Shards.of(x, y, rows), {"parts": cards}, copied=torch.cat(of), foreign=foreign, sets=sets)
 
 
 def brfl(natural: Any = None) -> tuple[Shift, ...]:
@@ -199,6 +202,19 @@ def _of_trained(part: Shift, stream: Stream) -> Stream:
             "give it as a stream of its own"
         )
     return stream
+
+
+def _sets(streams: Sequence[Stream], used: Sequence[Tensor]) -> tuple[tuple[Any, ...], Tensor | None]:
+    """All sets that streams take rows of besides the clients' own, and of which the used rows are (`Stream.sets`)."""
+    foreign: list[Any] = []
+    for other in (f for s in streams for f in s.foreign):
+        if other not in foreign:
+            foreign.append(other)
+    found = []
+    for s, u in zip(streams, used, strict=True):
+        own = s.sets[u] if s.sets is not None else torch.full_like(u, 1 if s.foreign else 0)
+        found.append(torch.tensor([0, *(1 + foreign.index(f) for f in s.foreign)])[own])
+    return tuple(foreign), torch.cat(found) if foreign else None
 
 
 def _numbered(names: list[str]) -> list[str]:

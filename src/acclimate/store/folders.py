@@ -65,7 +65,7 @@ class RunFolder:
         self.traces, self.analysis = path / "traces.safetensors", path / "analysis.json"
         self.results, self.report = path / "results.json", path / "report.html"
         self.index, self.kernels = path / "index.json", path / "kernels.json"
-        self.pace, self.frozen = path / "pace.json", path / "frozen.json"
+        self.pace, self.frozen, self.failed = path / "pace.json", path / "frozen.json", path / "failed.json"
         self.parts = Parts(self.state)
         self.world: str | None = None
         """Names the examples and splits that checkpoints are of (`World.content`), where that is known."""
@@ -87,7 +87,7 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what an earlier run left, results first; of several runs the index, which would hide a new run."""
-        tested = (self.results, self.report, self.traces, self.analysis)
+        tested = (self.results, self.report, self.traces, self.analysis, self.failed)
         more = (self.metrics, self.state, self.frozen, self.pace, self.kernels, self.env, self.config)
         for old in (self.index, *tested, *more):
             try:

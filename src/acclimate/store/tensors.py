@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .files import RunError, object_of, reading
 
 STATE_SCHEMA, OLD_STATE_SCHEMA = "acclimate.state/2", "acclimate.state/1"
 """In the second, files may lack a digest of their metadata (`seal`)."""
+log = logging.getLogger("acclimate")
 TRACES_SCHEMA, OLD_TRACES_SCHEMA = "acclimate.traces/2", "acclimate.traces/1"
 
 
@@ -99,6 +101,7 @@ def _state_of(
         return found[name] if name in found else like.mine.restored(tensors, f"{name}/")
 
     try:
+        tensors = _filled(path, tensors, like)
         server = tree.unflatten(tensors, like.server, "server/")
         mine = own("mine")
         best = None
@@ -112,6 +115,17 @@ def _state_of(
     faults = tuple(meta.get("faults", ()))
     counts = meta.get("fault_counts", _counted(faults))
     return State(meta["round"], server, mine, best, tuple(meta["history"]), meta["cost"], faults, counts, intake)
+
+
+def _filled(path: Path, tensors: Mapping[str, Tensor], like: State) -> dict[str, Tensor]:
+    """The tensors of a checkpoint with what the method has added to the server's state since it was written."""
+    out = dict(tensors)
+    for part, value in like.added.items():
+        servers = [s for s in ("server", "best_server") if _names(tensors, f"{s}/") and f"{s}/{part}" not in tensors]
+        out |= {f"{s}/{part}": torch.full_like(like.server[part], value, device="cpu") for s in servers}
+        if servers:
+            log.warning("%s is of an earlier version and lacks '%s': it is filled with %g", path, part, value)
+    return out
 
 
 def _names(tensors: Mapping[str, Tensor], prefix: str) -> bool:
