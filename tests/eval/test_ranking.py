@@ -88,6 +88,46 @@ def test_rows_that_cannot_be_paired_are_left_out_with_the_reason():
     assert rank([lacking, doubted]) is None
 
 
+def cut(row, seeds, streams):
+    """A row with some of its seeds and streams alone."""
+    return RankedRow(row.title, {s: {n: row.cells[s][n] for n in seeds} for s in streams})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seeds", "streams", "said"),
+    [
+        (((0, 1, 2), "ab"), ((0, 1, 3), "ab"), (0, 1), "ab", ["Ranked on seeds 0 and 1 alone: not every row has seeds "
+                                                               "2 and 3."]),
+        (((0, 1), "ab"), ((0, 1), "ac"), (0, 1), "a", ["Ranked without streams b and c, which not every row has."]),
+        (((0, 1, 2), "a"), ((0,), "a"), (0,), "a", ["Ranked on seed 0 alone: not every row has seeds 1 and 2."]),
+        (((0, 1), "ab"), ((0, 1), "ab"), (0, 1), "ab", []),
+    ],
+)  # fmt: skip
+def test_rows_are_ranked_on_what_they_share_and_the_rest_is_named(first, second, seeds, streams, said):
+    rng = np.random.default_rng(4)
+    whole = [RankedRow(f"r{i}", {s: {n: rng.uniform(0, 1, 5).tolist() for n in range(4)} for s in "abc"})
+             for i in range(2)]  # fmt: skip
+    rows = [cut(row, *part) for row, part in zip(whole, (first, second), strict=True)]
+    found = rank(rows)
+    assert found.seeds == seeds and "".join(found.by_stream) == streams and found.left_out == {}
+    assert found.besides() == said and all(s in found.words() for s in said)
+    means = {r.title: np.mean([r.cells[s][n] for s in streams for n in seeds]) for r in rows}
+    assert {p.title: p.mean for p in found.places} == pytest.approx(means)
+    besides = found.to_dict()["not_ranked_on"]
+    assert besides["seeds"] == sorted(set(first[0]) ^ set(second[0]))
+    assert besides["streams"] == sorted(set(first[1]) ^ set(second[1]))
+
+
+def test_what_two_rows_share_in_part_is_cut_to_whole_seeds():
+    """Seed 1 lacks stream b on one side: a mean over both streams of seed 0 and of one of seed 1 would mix them."""
+    cells = {"a": {0: [0.1, 0.2], 1: [0.3, 0.4]}, "b": {0: [0.5, 0.6], 1: [0.7, 0.8]}}
+    first = RankedRow("x", {**cells, "c": {0: [0.9, 0.9]}})
+    second = RankedRow("y", {"a": cells["a"], "b": {0: cells["b"][0]}, "d": {0: [0.9, 0.9]}})
+    found = rank([first, second])
+    assert found.seeds == (0,) and list(found.by_stream) == ["a", "b"] and found.other_seeds == (1,)
+    assert found.places[0].mean == pytest.approx(0.35)
+
+
 def test_streams_with_other_clients_are_drawn_apart():
     rng = np.random.default_rng(2)
     rows = [RankedRow(f"r{i}", {"a": {0: rng.uniform(0, 1, 5).tolist()}, "new": {0: rng.uniform(0, 1, 9).tolist()}})

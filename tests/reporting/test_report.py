@@ -203,6 +203,17 @@ def test_names_have_room_for_three_settings_and_number_the_rest() -> None:
     assert first.endswith(", variant 1]") and second.endswith(", variant 2]")
 
 
+def test_runs_that_differ_in_a_seed_of_their_data_alone_are_rows_of_their_own() -> None:
+    """`data.seed` deals the examples anew: it is a setting, and not the seed that rows are averaged over."""
+    runs = [fake(), fake()]
+    for run, seed in zip(runs, (1, 2), strict=True):
+        run["config"]["experiment"] |= {"data": {"type": "data:Digits", "seed": seed}, "device": f"cuda:{seed}"}
+    board = collect(runs)
+    assert board.methods == ["fedavg [data.seed=1]", "fedavg [data.seed=2]"]
+    assert all(len(cell) == 1 for row in board.rows for cell in row.cells.values())
+    assert "repeats" not in render(runs)
+
+
 def test_repeats_and_other_data_are_pointed_out() -> None:
     again = fake()
     again["results"]["data"]["hash"] = "other"

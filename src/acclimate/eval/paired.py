@@ -39,6 +39,10 @@ class Difference:
     """Of all seeds together."""
     better: float
     """Share of clients with whom the first side does better; those with equal accuracy count half."""
+    equal: float
+    """Share of clients with equal accuracy."""
+    per_seed: tuple[int, ...]
+    """Clients of every seed: a client without examples does not count."""
 
     @property
     def mean(self) -> float:
@@ -134,4 +138,6 @@ def difference(stream: str, selection: str, first: PerSeed, second: PerSeed) -> 
         seeds=len(own),
         clients=len(every),
         better=float(((every > 0) + 0.5 * (every == 0)).mean()),
+        equal=float((every == 0).mean()),
+        per_seed=tuple(map(len, own)),
     )

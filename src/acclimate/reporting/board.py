@@ -18,7 +18,8 @@ from .style import mean, num
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
 IGNORED = {"seed", "device", "backend", "checkpoint_every", "analysis"}
-"""Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields."""
+"""Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields.
+Those of the experiment alone are meant: a record inside it may have a seed of its own, which is a setting."""
 OURS = {encode(a)["type"] for a in catalogue.ADAPTERS.values()}
 """Adapter types that are decoded to learn their names; decoding others would import any module that a file names."""
 SHOWN = 3
@@ -177,7 +178,7 @@ def joined(entry: Mapping[str, Any]) -> str:
 def _settings(value: Any, path: str = "") -> dict[str, str]:
     """A configuration, flat: `method.mu` -> `0.1`."""
     if isinstance(value, Mapping):
-        inner = [(k, v) for k, v in value.items() if k not in IGNORED]
+        inner = [(k, v) for k, v in value.items() if path or k not in IGNORED]
     elif isinstance(value, list):
         inner = [(str(i), v) for i, v in enumerate(value)]
     else:

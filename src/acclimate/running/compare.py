@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import store
 from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interval
-from ..eval.ranking import RankedRow, Ranking, rank
+from ..eval.ranking import RankedRow, Ranking, listed, rank
 from ..eval.same_stream import apart, first_alike
 from ..eval.table import row_names
 from . import cards, chosen
@@ -46,6 +46,8 @@ class Comparison:
     """Best accuracy over all rounds of both sides by stream: chosen on test data, so an upper bound and no result."""
     left_out: tuple[str, ...] = ()
     """Streams that both have under one name, but not with the same examples."""
+    not_shared: Mapping[str, str] = field(default_factory=dict)
+    """Streams that one side has alone, or with other seeds, and who has them with which."""
     choices: tuple[str, ...] = ()
     """Where a strategy chose the adapters: what it chose on every stream, and its gap to the oracle."""
     select: str | None = None
@@ -64,8 +66,9 @@ class Comparison:
         text += f"{100 * d.low:+.1f} to {100 * d.high:+.1f}): "
         if not d.differs:
             return text + "no difference can be told from chance."
-        text += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for "
-        return text + f"{100 * (d.better if d.mean > 0 else 1 - d.better):.0f} % of clients."
+        share = (d.better if d.mean > 0 else 1 - d.better) - d.equal / 2
+        text += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for {100 * share:.0f} % of clients"
+        return text + (f", equal for {100 * d.equal:.0f} %." if d.equal else ".")
 
     def caveat(self) -> str | None:
         """What the numbers do not cover."""
@@ -74,6 +77,7 @@ class Comparison:
             text.append("One seed: the interval covers the choice of clients, not that of splits and initial weights.")
         if self.left_out:
             text.append(f"Left out, because the two were tested on different examples: {', '.join(self.left_out)}.")
+        text += [f"Left out: {stream}, {who}." for stream, who in self.not_shared.items()]
         return " ".join(text) or None
 
     def to_json(self) -> str:
@@ -81,6 +85,7 @@ class Comparison:
         rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.differs} for d in self.differences]
         body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
         body |= {"differences": rows, "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
+        body |= {"not_shared": dict(self.not_shared)}
         body |= {"select": self.select, "choices": self.choices} if self.select else {}
         return json.dumps(body, indent=1) + "\n"
 
@@ -96,7 +101,8 @@ class Comparison:
         rows = []
         for d in self.differences:
             mean, interval = f"{100 * d.mean:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
-            counts = f"{d.seeds} x {d.clients // d.seeds}"
+            least, most = min(d.per_seed), max(d.per_seed)
+            counts = f"{d.seeds} x {least}" + f" to {most}" * (most > least)
             rows.append(
                 [d.stream, d.selection, f"{100 * d.first:.1f}", f"{100 * d.second:.1f}", mean, interval, counts]
             )
@@ -272,10 +278,37 @@ def compared(first: Side, second: Side) -> Comparison:
             f"{first.title} and {second.title} were tested on different examples in every stream that both have "
             f"({', '.join(left_out)}); only the same can be paired"
         )
-    pairs = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
-    found = tuple(difference(s, how, first.cells[s, how], second.cells[s, how]) for s, how in pairs)
+    both = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
+    alike = [pair for pair in both if first.cells[pair].keys() == second.cells[pair].keys()]
+    # where none is, the first is refused, with both sides' seeds
+    found = tuple(difference(*pair, first.cells[pair], second.cells[pair]) for pair in alike or both)
     words = tuple(w for side in (first, second) for w in chosen.words(side.name, side.choices))
-    return Comparison(first.title, second.title, found, _best(first, second, streams), left_out, words)
+    gone, kept = _not_shared(first, second, both, alike), [s for s in streams if any(s == t for t, _ in alike)]
+    return Comparison(first.title, second.title, found, _best(first, second, kept), left_out, gone, words)
+
+
+Pairs = Sequence[tuple[str, str]]
+"""Streams, each with a selection."""
+
+
+def _not_shared(first: Side, second: Side, both: Pairs, alike: Pairs) -> dict[str, str]:
+    """Streams that cannot be paired because one side lacks them, or lacks a seed of them: an adapter that diverged has
+    no number there, however often it is run. Who has them, by stream."""
+    out = {}
+    for side, other in ((first, second), (second, first)):
+        theirs = {s for s, _ in other.cells}
+        out |= {s: f"which only {side.title} has" for s, _ in side.cells if s not in theirs}
+    for pair in (p for p in both if p not in alike):
+        told = [f"{side.title} has with {_seeds(side.cells[pair])}" for side in (first, second)]
+        stream, how = pair
+        name = stream if how == SELECTIONS[0] else f"{stream} at the validation-selected round"
+        out[name] = f"which {told[0]}, and {told[1]}"
+    return out
+
+
+def _seeds(own: PerSeed) -> str:
+    """`seed 0`, `seeds 0 and 2`."""
+    return f"seed{'s' * (len(own) != 1)} {listed([str(n) for n in sorted(own)])}"
 
 
 def _best(first: Side, second: Side, streams: Sequence[str]) -> dict[str, tuple[float, float]]:
