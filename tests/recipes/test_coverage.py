@@ -176,13 +176,29 @@ def test_an_order_that_seeds_do_not_agree_on_is_within_their_deviation(tmp_path)
     assert both.gap.spread == pytest.approx(0.0, abs=1e-9) and both.verdict == "holds"
 
 
+def test_the_pair_that_decides_is_the_one_that_breaks_an_order_then_the_one_that_cannot_be_told(tmp_path):
+    """By margin alone, the order would hold by FedTHE less FedAvg, or be untold where it is broken beyond doubt."""
+    first = {("FedTHE", "mixture"): (70.0, 70.0, 70.0)}
+    told = {**first, ("FedAvg", "mixture"): (66.0, 66.1, 65.9)}  # 4 +- 0.1
+    rows = ("FedTHE", orders.OTHERS)
+    assert judge(tmp_path, told, rows).verdict == "holds"
+    untold = {**told, ("T3A", "mixture"): (59.0, 71.0, 65.0)}  # 5 +- 6
+    found = judge(tmp_path, untold, rows)
+    assert found.verdict == "within seeds' deviation" and str(found.gap) == "FedTHE less T3A: 5.00 ± 6.00 over 3 seeds"
+    wide = {**untold, ("MEMO (G)", "mixture"): (70.0, 80.0, 72.0)}  # -4 +- 5.3: the least margin, and untold
+    assert judge(tmp_path, wide, rows).verdict == "within seeds' deviation"
+    broken = {**wide, ("FedTHE+", "mixture"): (71.0, 71.1, 70.9)}  # -1 +- 0.1
+    found = judge(tmp_path, broken, rows)
+    assert found.verdict == "does not hold" and str(found.gap) == "FedTHE less FedTHE+: -1.00 ± 0.10 over 3 seeds"
+
+
 def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
     numbers = {("FedTHE+", "mixture"): (75.0, 60.0, 60.0), ("FedTHE", "mixture"): (74.0, 58.0, 59.0)}
     found = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): 73.0, ("Ours alone", "mixture"): 99.0})
     assert found.verdict == "holds"  # FedAvg's one seed was an easy one: 73 is above the mean of 63.7, and below 74
     assert str(found.gap) == "FedTHE less FedAvg: 1.00, one seed"
     beaten = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): (74.5, 50.0)})
-    assert str(beaten.gap) == "FedTHE+ less FedTHE: 1.33 ± 0.58 over 3 seeds"  # FedTHE less FedAvg: (-0.5 + 8) / 2
+    assert str(beaten.gap) == "FedTHE less FedAvg: 3.75 ± 6.01 over 2 seeds"  # -0.5 and 8: it cannot be told
     close = {**numbers, ("FedAvg", "mixture"): (73.5, 57.0), ("T3A", "mixture"): 50.0, ("MEMO (G)", "mixture"): 60.0}
     found = judge(tmp_path, close)  # FedTHE less FedAvg: 0.5 and 1.0
     assert str(found.gap) == "FedTHE less FedAvg: 0.75 ± 0.35 over 2 seeds"
