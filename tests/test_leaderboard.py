@@ -308,6 +308,10 @@ def test_an_adapter_that_fails_with_one_seed_has_no_rows_and_the_reason_names_th
     runs = [run(0, cannot), run(1, cannot, ("cotta", "not finite on client 17")), run(2, cannot)]
     refused = _refusals(runs)
     assert refused == {"tent": "it needs norms", "cotta": "not finite on client 17, with seed 1"}
+    few, too = ("sar", "stream a: too few values"), ("sar", "stream b: too few values")
+    assert _refusals([run(0), run(1, few, too), run(2)]) == {"sar": "stream a: too few values, with seed 1"}
+    assert _refusals([run(0), run(1, few, too)]) == {"sar": "stream a: too few values, with seed 1"}  # two of one seed
+    assert _refusals([run(seed, few, too) for seed in (0, 1)]) == {"sar": "stream a: too few values"}
     table = [{"adapter": a, "selection": s} for a in ("none", "cotta") for s in ("last", "validation")]
     assert _answered(table, refused) == [{"adapter": "none", "selection": "last"}]
 
