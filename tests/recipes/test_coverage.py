@@ -206,6 +206,19 @@ def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
     assert str(orders.Gap("a", "b", 1.0, 0, None)) == "a less b: 1.00, no seed in common"
 
 
+@pytest.mark.parametrize(("seeds", "quantile"), [(3, 4.303), (7, 2.447), (10, 2.262), (21, 2.086), (500, 2.0)])
+def test_chance_is_judged_by_as_many_seeds_as_there_are(seeds, quantile):
+    """Student's t of seeds less one, from a book: with ten seeds 2.262, and not the 2.447 of seven. Table 4 of FedSPL
+    does not say what its spread is, so ours alone counts."""
+    spread = [(-1) ** i * (i < seeds // 2 * 2) for i in range(seeds)]  # mean 0
+    error = (sum(v * v for v in spread) / (seeds - 1) / seeds) ** 0.5
+    for factor, chance in ((0.995, True), (1.005, False)):
+        gap = quantile * error * factor
+        ours = coverage.Ours("r", "a", "b", 50 + gap, {i: 50 + gap + v for i, v in enumerate(spread)}, "f", False, "")
+        standing = coverage.Standing("fedspl/table4", {}, published.Number(50.0), ours, True)
+        assert causes._by_chance(standing) is chance
+
+
 def far(folder, numbers, table="fedthe/table1"):
     """The groups of a table's numbers that are further off, as (method, stream) by cause."""
     result(folder, "a.json", table, numbers)
@@ -224,6 +237,8 @@ def test_a_difference_is_seeds_a_missing_part_or_unknown(tmp_path):
         causes.THREE_PARTS.why: {("FedAvg + FT", "mixture")},
         "unknown": {("APFL", "out-of-client")},
     }
+    whole = {**own, ("FedAvg + FT", "dir(0.1) natural"): 60.0}  # where CIFAR-10.1 is, the mixture has all four parts
+    assert ("FedAvg + FT", "mixture") in far(tmp_path, whole)["unknown"]
     own["FedTHE", "dir(0.1) original"] = (86.0, 86.2, 85.8)  # 86 +- 0.5
     own["FedAvg + FT", "dir(0.1) mixture"] = 63.9  # the other three streams have 67.07 on average
     assert set(far(tmp_path, own)) == {"unknown"}
