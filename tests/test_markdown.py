@@ -67,7 +67,8 @@ def test_the_best_of_biases_is_the_nearest_to_zero_and_no_error_at_all_is_a_numb
     ],
 )
 def test_fewer_seeds_are_said_of_the_columns_that_have_them(seeds, said):
-    held = [{"row": "FedAvg", "column": c, "published": None} | ({"seeds": seeds[c]} if c in seeds else {}) for c in "ab"]
+    own = {c: {"seeds": seeds[c]} if c in seeds else {} for c in "ab"}
+    held = [{"row": "FedAvg", "column": c, "published": None, **some} for c, some in own.items()]
     result = {"scale": "paper", "notes": [], "left_out": [], "cells": held}
     assert pages.remarks(result) == said
 

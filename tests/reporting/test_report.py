@@ -204,7 +204,7 @@ def test_names_have_room_for_three_settings_and_number_the_rest() -> None:
 
 
 def test_the_best_of_a_column_is_the_best_number_that_is_shown() -> None:
-    """0.8135 and 0.8136 are both 0.814, and 81.3 and 81.4 on the page: the second alone is best; 0.81361 reads alike."""
+    """0.8135 and 0.8136 are both 0.814, and 81.3 and 81.4 on the page: the second is best, and what reads like it."""
     runs = [fake(m) for m in ("fedavg", "scaffold", "fedbn")]
     for run, value in zip(runs, (0.8135, 0.8136, 0.81361), strict=True):
         run["results"]["table"] = [t for t in run["results"]["table"] if (t["adapter"], t["selection"]) in MARKED]

@@ -293,7 +293,7 @@ Pairs = Sequence[tuple[str, str]]
 def _not_shared(first: Side, second: Side, both: Pairs, alike: Pairs) -> dict[str, str]:
     """Streams that cannot be paired because one side lacks them, or lacks a seed of them: an adapter that diverged has
     no number there, however often it is run. Who has them, by stream."""
-    out = {}
+    out: dict[str, str] = {}
     for side, other in ((first, second), (second, first)):
         theirs = {s for s, _ in other.cells}
         out |= {s: f"which only {side.title} has" for s, _ in side.cells if s not in theirs}
