@@ -276,6 +276,19 @@ def test_equal_clients_are_not_said_to_be_better(tmp_path):
     assert whole.endswith("more than chance, and better for 100 % of clients.")
 
 
+def test_choices_of_a_run_that_is_there_twice_count_once(tmp_path):
+    for name, seed, gap in (("a", 0, 0.0), ("again", 0, 0.0), ("b", 1, 0.3)):
+        run_folder(tmp_path / name, "fedavg", seed, {("original", "last"): [0.5, 0.6]})
+        path = tmp_path / name / "results.json"
+        pick = {"strategy": "entropy", "stream": "original", "by": "stream", "chosen": {"tent": 2}, "gap": gap}
+        body = json.loads(path.read_text()) | {
+            "selected": {"rows": [pick | {"accuracy": 0.5, "per_client": [0.5, 0.5]}]}
+        }
+        path.write_text(json.dumps(body))
+    found = compare.compare(tmp_path, select="entropy")
+    assert found.choices == ("On original, entropy chose tent for fedavg: 15.0 points below the oracle.",)
+
+
 def test_seeds_of_unequal_numbers_of_clients_are_counted_as_they_are(tmp_path):
     """A client without test examples does not count: with the second seed there are 8 of 12."""
     for label in ("fedavg", "fedthe"):

@@ -221,6 +221,15 @@ def test_the_best_of_a_column_is_the_best_number_that_is_shown() -> None:
 MARKED = (("none", "last"), ("tent", "last"))
 
 
+def test_runs_that_share_out_adapters_are_no_repeats() -> None:
+    one, two = fake(), fake()
+    for run, adapters in ((one, ("none", "tent")), (two, ("t3a",))):
+        run["results"]["table"] = [t for t in run["results"]["table"] if t["adapter"] in adapters]
+    assert len(collect([one, two]).rows) == 3 and "repeats" not in render([one, two])
+    two["results"]["table"] += one["results"]["table"][:1]
+    assert "repeats fedavg with seed 0; of what is there twice, only the first is counted." in render([one, two])
+
+
 def test_runs_that_differ_in_a_seed_of_their_data_alone_are_rows_of_their_own() -> None:
     """`data.seed` deals the examples anew: it is a setting, and not the seed that rows are averaged over."""
     runs = [fake(), fake()]

@@ -155,6 +155,7 @@ def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
     streams: dict[int, dict[str, Mapping[str, Any]]] = {}
     curves: dict[int, dict[str, list[float]]] = {}
     counted: dict[tuple[str, int], Any] = {}
+    choices = []
     for row, run in members:
         stream, seed = row["stream"], row["seed"]
         if counted.setdefault((stream, seed), run) is run:
@@ -162,8 +163,8 @@ def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
             data.setdefault(seed, cards.data(run))
             streams.setdefault(seed, {}).update(cards.stream(run, stream))
             curves.setdefault(seed, {})[stream] = cards.curve(run, adapter, stream)
-    choices = tuple(row for row, _ in members if "gap" in row)
-    return Side(name, adapter, cells, data, streams, curves, _doubt(members), choices)
+            choices += [row] if "gap" in row else []
+    return Side(name, adapter, cells, data, streams, curves, _doubt(members), tuple(choices))
 
 
 def _doubt(members: Sequence[tuple[Any, Any]]) -> str | None:
