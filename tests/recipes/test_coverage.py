@@ -227,6 +227,14 @@ def far(folder, numbers, table="fedthe/table1"):
     return {g.cause.why: {(s.fields["method"], s.fields["stream"]) for s in g.numbers} for g in made}
 
 
+def test_a_table_needs_the_data_of_its_own_numbers():
+    """fedpcl/released has numbers of Table 2 on Digit-5, and of Table 11 on Digit-5 and Office-10."""
+    found = coverage.standings(RECIPES.values(), [], frozenset())
+    data = {c.name: c.data for c in coverage.counts(found, RECIPES.values())}
+    assert data["fedpcl/table2"] == "Digit5" and data["fedpcl/table11"] == "Digit5, OfficeCaltech10, DomainNet"
+    assert data["fedspl/table1"] == "PACS, OfficeHome"  # averages are of columns that need it
+
+
 def test_a_difference_is_seeds_a_missing_part_or_unknown(tmp_path):
     """Published at Dir(0.1): FT 87.8, 80.8, 32.6 and on the mixture 70.55; APFL 27.02 out of client."""
     own = {("FedAvg + FT", "dir(0.1) mixture"): 67.1, ("APFL", "dir(0.1) out-of-client"): 20.0}
