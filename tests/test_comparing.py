@@ -56,6 +56,13 @@ def test_the_interval_covers_as_often_as_it_says():
     assert 0.88 <= hits / 200 <= 0.99
 
 
+def test_one_client_with_one_seed_says_nothing_of_chance():
+    """A bootstrap of one number has no width, whatever the number is."""
+    one, two = compare.difference("x", "last", {0: [0.9]}, {0: [0.1]}), {0: [0.9], 1: [0.9]}
+    assert (one.low, one.high) == (-1.0, 1.0) and one.mean == pytest.approx(0.8) and not one.differs
+    assert compare.difference("x", "last", two, {0: [0.1], 1: [0.1]}).differs
+
+
 def test_seeds_that_disagree_widen_the_interval():
     alike = compare.interval([[0.1, 0.1]] * 4)
     apart = compare.interval([[0.3, 0.3], [-0.1, -0.1], [0.3, 0.3], [-0.1, -0.1]])

@@ -71,6 +71,19 @@ def test_equal_rows_are_level_and_share_a_rank():
     assert "Within chance of it: y." in found.words()[0]
 
 
+def test_rows_of_one_client_and_one_seed_cannot_be_told_apart():
+    """As on a stream of one newcomer: its places are those of its means, and every row is level with the first."""
+    rows = [
+        RankedRow(n, {"new": {0: [v]}, "own": {0: [0.5, v, v, v]}}) for n, v in (("x", 0.9), ("y", 0.2), ("z", 0.1))
+    ]
+    found = rank(rows)
+    assert [(p.title, p.level, p.low, p.high) for p in found.by_stream["new"]] == [
+        ("x", True, -1.0, 1.0), ("y", True, -1.0, 1.0), ("z", True, -1.0, 1.0)]  # fmt: skip
+    assert not found.places[1].level and not any(p.level for p in found.by_stream["own"][1:])
+    alone = rank([RankedRow(r.title, {"new": r.cells["new"]}) for r in rows])
+    assert alone.groups == ((0, 2),) and "Within chance of it: y and z." in alone.words()[0]
+
+
 def test_rows_that_cannot_be_paired_are_left_out_with_the_reason():
     whole = made_up(rows=3)
     lacking = RankedRow("one seed", {s: {0: own[0]} for s, own in whole[0].cells.items()})

@@ -17,6 +17,8 @@ DRAWS, LEVEL = 10_000, 0.95
 """Bootstrap draws, and how much of them the interval covers."""
 ROUNDING = 1e-9
 """An end of an interval that is nearer to zero than this is zero: sums in another order differ by as much."""
+ANYTHING = (-1.0, 1.0)
+"""The interval of a difference of which there is one number: of one client with one seed."""
 AT_ONCE = 2_000_000
 """How many clients are drawn at a time, so that large federations fit into memory."""
 
@@ -64,8 +66,10 @@ def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: 
     """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed.
 
     A seed that a draw holds twice brings its clients in two draws of their own: the same clients twice would count
-    their spread twice.
+    their spread twice. One number alone says nothing of chance: its interval is all that accuracies can differ by.
     """
+    if sum(map(len, differences)) < 2:
+        return ANYTHING
     low, high = ends(resampled([[np.asarray(own)[:, None]] for own in differences], draws=draws)[:, 0], level)
     return low, high
 

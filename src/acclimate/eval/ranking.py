@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .paired import DRAWS, LEVEL, PerSeed, ends, resampled, told_apart
+from .paired import ANYTHING, DRAWS, LEVEL, PerSeed, ends, resampled, told_apart
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,10 @@ def rank(entries: Sequence[RankedRow]) -> Ranking | None:
     titles, averages = [e.title for e in chosen], _average_ranks(values)
     alone = {}
     for s, own in values.items():
-        alone[s] = _places(titles, resampled([[v] for v in own]), _means([own]), _average_ranks({s: own}))
+        drawn = _drawn([[v] for v in own], [1.0])
+        alone[s] = _places(titles, drawn, _means([own]), _average_ranks({s: own}))
     weights, together = _grouped(list(values.values()))
-    drawn, means = resampled(together, weights), _means(list(values.values()))
+    drawn, means = _drawn(together, weights), _means(list(values.values()))
     places = _places(titles, drawn, means, averages)
     order = np.argsort(-means, kind="stable")
     left = {e.title: _reason(e, common, seeds) for e in entries if e not in chosen}
@@ -241,11 +242,24 @@ def _grouped(streams: Sequence[Sequence[np.ndarray]]) -> tuple[list[float], list
     return weights, [[np.mean([s[i] for s in group], axis=0) for group in kinds.values()] for i in range(count)]
 
 
+def _drawn(seeds: Sequence[Sequence[np.ndarray]], weights: Sequence[float]) -> np.ndarray:
+    """The bootstrap of all rows [draws, rows]; nothing is drawn [0, rows] where every row is one number: of one client
+    in each group, with one seed."""
+    if len(seeds) == 1 and all(len(own) == 1 for own in seeds[0]):
+        return np.zeros((0, seeds[0][0].shape[1]))
+    return resampled(seeds, weights)
+
+
+def _interval(drawn: np.ndarray, first: int, second: int) -> tuple[float, float]:
+    """The interval of the first row's lead over the second."""
+    return ends(drawn[:, first] - drawn[:, second]) if len(drawn) else ANYTHING
+
+
 def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[RankedPlace, ...]:
     order = np.argsort(-means, kind="stable")
     out = []
     for k, i in enumerate(order):
-        low, high = ends(drawn[:, order[0]] - drawn[:, i])
+        low, high = _interval(drawn, order[0], i)
         out.append(RankedPlace(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
     return tuple(out)
 
@@ -266,7 +280,7 @@ def _groups(drawn: np.ndarray) -> tuple[tuple[int, int], ...]:
 
     @functools.cache  # with hundreds of rows, the same two meet from many starts
     def apart(i: int, j: int) -> bool:
-        return told_apart(*ends(drawn[:, i] - drawn[:, j]))
+        return told_apart(*_interval(drawn, i, j))
 
     out: list[tuple[int, int]] = []
     end, count = 0, drawn.shape[1]
