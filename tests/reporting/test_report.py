@@ -221,6 +221,17 @@ def test_the_best_of_a_column_is_the_best_number_that_is_shown() -> None:
 MARKED = (("none", "last"), ("tent", "last"))
 
 
+def test_runs_on_other_examples_under_one_name_are_rows_of_their_own() -> None:
+    """As of site1/train.csv and site2/train.csv, of which a configuration keeps the last part alone."""
+    runs = [fake(seed=s) for s in (0, 1, 0, 1, 0)]
+    for run, name in zip(runs, ("aaaaaaaa1", "aaaaaaaa1", "bbbbbbbb2", "bbbbbbbb2", "aaaaaaaa1"), strict=True):
+        run["results"]["data"]["hash"] = name
+    board = collect(runs)
+    assert board.methods == ["fedavg [data.hash=aaaaaaaa]", "fedavg [data.hash=bbbbbbbb]"]
+    assert all(len(cell) == 2 for row in board.rows for cell in row.cells.values())
+    assert render(runs).count("only the first is counted") == 1  # the fifth repeats the first
+
+
 def test_runs_that_share_out_adapters_are_no_repeats() -> None:
     one, two = fake(), fake()
     for run, adapters in ((one, ("none", "tent")), (two, ("t3a",))):
@@ -242,12 +253,14 @@ def test_runs_that_differ_in_a_seed_of_their_data_alone_are_rows_of_their_own() 
 
 
 def test_repeats_and_other_data_are_pointed_out() -> None:
-    again = fake()
-    again["results"]["data"]["hash"] = "other"
-    text = render([fake(), again])
+    text = render([fake(), fake()])
     assert "repeats fedavg with seed 0; only the first is counted" in text
-    assert "do not share the same data" in text
-    assert "over seeds" not in text
+    assert "do not share the same data" not in text and "over seeds" not in text
+    other = fake()
+    other["results"]["data"]["hash"] = "other"
+    text = render([fake(), other])
+    assert "do not share the same data" in text and "repeats" not in text
+    assert "fedavg [data.hash=other]" in text and "over seeds" not in text
 
 
 @pytest.mark.parametrize(

@@ -212,10 +212,29 @@ def _differences(runs: Sequence[Run]) -> list[list[str]]:
         mine.append(_settings({**experiment, "adapters": _adapters(experiment.get("adapters") or ())}))
         flat.setdefault(label(run), []).append(mine[-1])
     paths = {name: _differing(kinds) for name, kinds in flat.items()}
-    return [
+    said = [
         [f"{p}={own.get(p, 'unset')}" for p in paths[label(run)] if _has(own, p)]
         for run, own in zip(runs, mine, strict=True)
     ]
+    return [[*own, *more] for own, more in zip(said, _other_data(runs, said), strict=True)]
+
+
+def _other_data(runs: Sequence[Run], said: Sequence[Sequence[str]]) -> list[list[str]]:
+    """For every run the hash of its examples, where a run with the same settings and seed has others: files of one name
+    in two folders, or one that was changed since."""
+    kinds: dict[Any, dict[Any, set[Any]]] = {}
+    for run, own in zip(runs, said, strict=True):
+        by_seed = kinds.setdefault((label(run), *own), {})
+        by_seed.setdefault(run["results"].get("seed"), set()).add(_data_hash(run))
+    several = {kind for kind, by_seed in kinds.items() if any(len(found) > 1 for found in by_seed.values())}
+    return [
+        [f"data.hash={str(_data_hash(run))[:8]}"] * ((label(run), *own) in several)
+        for run, own in zip(runs, said, strict=True)
+    ]
+
+
+def _data_hash(run: Run) -> Any:
+    return (run["results"].get("data") or {}).get("hash")
 
 
 def _differing(kinds: Sequence[Mapping[str, str]]) -> list[str]:
