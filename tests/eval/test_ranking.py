@@ -111,7 +111,7 @@ def cut(row, seeds, streams):
     [
         (((0, 1, 2), "ab"), ((0, 1, 3), "ab"), (0, 1), "ab", ["Ranked on seeds 0 and 1 alone: not every row has seeds "
                                                                "2 and 3."]),
-        (((0, 1), "ab"), ((0, 1), "ac"), (0, 1), "a", ["Ranked without streams b and c, which not every row has."]),
+        (((0, 1), "ab"), ((0, 1), "ac"), (0, 1), "a", ["Ranked without streams b and c: not every row was tested on the same."]),
         (((0, 1, 2), "a"), ((0,), "a"), (0,), "a", ["Ranked on seed 0 alone: not every row has seeds 1 and 2."]),
         (((0, 1), "ab"), ((0, 1), "ab"), (0, 1), "ab", []),
     ],
@@ -129,6 +129,21 @@ def test_rows_are_ranked_on_what_they_share_and_the_rest_is_named(first, second,
     besides = found.to_dict()["not_ranked_on"]
     assert besides["seeds"] == sorted(set(first[0]) ^ set(second[0]))
     assert besides["streams"] == sorted(set(first[1]) ^ set(second[1]))
+
+
+def test_a_row_that_lacks_a_seed_joins_the_others_and_one_on_other_examples_does_not():
+    """Three rows of a method and three of another, each method with a seed of its own: two seeds of six rows are more
+    numbers than three of three. A row with other examples of a stream costs the others nothing."""
+    rng = np.random.default_rng(5)
+    whole = [RankedRow(f"r{i}", {s: {n: rng.uniform(0, 1, 5).tolist() for n in range(4)} for s in "ab"})
+             for i in range(7)]  # fmt: skip
+    rows = [cut(row, (0, 1, 2) if i < 3 else (0, 1, 3), "ab") for i, row in enumerate(whole[:6])]
+    other = RankedRow("other", cut(whole[6], (0, 1), "ab").cells, {(0, "b"): "others", (1, "b"): "others"})
+    found = rank([*rows, other])
+    assert len(found.places) == 6 and found.seeds == (0, 1) and found.other_seeds == (2, 3)
+    assert found.left_out == {"other": "it was tested on other examples"} and list(found.by_stream) == ["a", "b"]
+    two = rank([cut(whole[0], (0, 1), "ab"), other])
+    assert list(two.by_stream) == ["a"] and two.other_streams == ("b",)
 
 
 def test_what_two_rows_share_in_part_is_cut_to_whole_seeds():

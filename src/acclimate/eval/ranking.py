@@ -124,8 +124,8 @@ class Ranking:
             out.append(f"Ranked on seed{_s(self.seeds)} {alone} alone: not every row has seed{_s(self.other_seeds)} "
                        f"{others}.")  # fmt: skip
         if self.other_streams:
-            out.append(f"Ranked without stream{_s(self.other_streams)} {listed(self.other_streams)}, which not every "
-                       "row has.")  # fmt: skip
+            out.append(f"Ranked without stream{_s(self.other_streams)} {listed(self.other_streams)}: not every row was "
+                       "tested on the same.")  # fmt: skip
         return out
 
     def _caveats(self) -> list[str]:
@@ -178,6 +178,8 @@ def rank(entries: Sequence[RankedRow]) -> Ranking | None:
     return Ranking(places, _groups(drawn[:, order]), alone, seeds, left, more, besides)
 
 
+MOST_KINDS = 40
+"""So many different sets of seeds and streams are looked at in pairs, those of the most rows."""
 Block = tuple[int, str, Hashable]
 """A seed, a stream, and what names its examples."""
 
@@ -185,11 +187,18 @@ Block = tuple[int, str, Hashable]
 def _common(entries: Sequence[RankedRow]) -> frozenset[Block]:
     """Seeds and streams on which to rank: those that give the most numbers, of rows that have all of them.
 
-    They are those of some row. Where no other row has all that any has, they are what two rows share.
+    They are those of some row, or what is left of them where another row lacks some. Where no two rows have these, they
+    are what two rows share, who have other examples of the rest.
     """
     held = [e.blocks() for e in entries]
     kinds = list(dict.fromkeys(held))
-    return _most(kinds, held) or _most([_whole(a & b) for a, b in itertools.combinations(kinds, 2)], held)
+    pairs = list(itertools.combinations((blocks for blocks, _ in Counter(held).most_common(MOST_KINDS)), 2))
+    alike = [_whole(a & b) for a, b in pairs if _places_of(a) & _places_of(b) == _places_of(a & b)]
+    return _most([*kinds, *alike], held) or _most([_whole(a & b) for a, b in pairs], held)
+
+
+def _places_of(blocks: frozenset[Block]) -> set[tuple[int, str]]:
+    return {(n, s) for n, s, _ in blocks}
 
 
 def _most(kinds: Sequence[frozenset[Block]], held: Sequence[frozenset[Block]]) -> frozenset[Block]:
@@ -198,7 +207,7 @@ def _most(kinds: Sequence[frozenset[Block]], held: Sequence[frozenset[Block]]) -
     Every seed must have every stream, or a mean over streams would mix them.
     """
     best: tuple[int, frozenset[Block]] = (0, frozenset())
-    for blocks in kinds:
+    for blocks in dict.fromkeys(kinds):
         rows = sum(blocks <= other for other in held)
         if blocks == _whole(blocks) and rows > 1 and rows * len(blocks) > best[0]:
             best = (rows * len(blocks), blocks)
