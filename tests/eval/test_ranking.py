@@ -111,8 +111,8 @@ def cut(row, seeds, streams):
     [
         (((0, 1, 2), "ab"), ((0, 1, 3), "ab"), (0, 1), "ab", ["Ranked on seeds 0 and 1 alone: not every row has seeds "
                                                                "2 and 3."]),
-        (((0, 1), "ab"), ((0, 1), "ac"), (0, 1), "a", ["Ranked without streams b and c: not every row was tested on the "
-                                                       "same."]),
+        (((0, 1), "ab"), ((0, 1), "ac"), (0, 1), "a", ["Ranked without streams b and c: not every row was tested on "
+                                                       "the same."]),
         (((0, 1, 2), "a"), ((0,), "a"), (0,), "a", ["Ranked on seed 0 alone: not every row has seeds 1 and 2."]),
         (((0, 1), "ab"), ((0, 1), "ab"), (0, 1), "ab", []),
     ],
