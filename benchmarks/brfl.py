@@ -97,8 +97,8 @@ def measured(lab: Deployed, case: Case, stream: str, seed: int, patience: float)
 
 
 def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
-    """Means over seeds as Markdown, a row per deployment and adapter: accuracy, the number of seeds, the median of
-    milliseconds per sample, and the largest peak of memory, where there is one."""
+    """Means over seeds as Markdown, a row per deployment and adapter: accuracy, the number of seeds (`1 to 2` where
+    streams differ in it), the median of milliseconds per sample, and the largest peak of memory, where there is one."""
     rows = [r for r in rows if r["alpha"] == alpha and "accuracy" in r]
     lines = ["| | " + " | ".join(names) + " | seeds | ms per sample | GiB |", "|---|" + "---:|" * (len(names) + 3)]
     for label, streams in means(rows, alpha).items():
@@ -106,12 +106,18 @@ def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
         shown = [f"{streams[s]:.1f}" if s in streams else "" for s in names]
         memory = max((r["peak_memory_gib"] for r in own if "peak_memory_gib" in r), default=None)
         shown += [
-            str(len({r["seed"] for r in own})),
+            _seeds(own),
             f"{statistics.median(r['ms_per_sample'] for r in own):.3f}",
             "" if memory is None else f"{memory:.2f}",
         ]
         lines.append(f"| {label} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _seeds(own: Sequence[Row]) -> str:
+    """How many seeds the streams of one row have."""
+    found = [len({r["seed"] for r in own if r["stream"] == s}) for s in {r["stream"] for r in own}]
+    return str(min(found)) + f" to {max(found)}" * (max(found) > min(found))
 
 
 def page(rows: Iterable[Row], names: Sequence[str], alphas: Sequence[float], study: Row) -> str:

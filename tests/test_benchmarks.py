@@ -225,6 +225,10 @@ def test_who_is_above_not_adapting_and_above_fedthe(bench):
     assert "| fedavg/bn | 60.0 | 39.0 | 2 | 0.600 | 2.00 |" in lines
     assert "| fedavg/cut | 99.0 |  | 2 | 0.600 | 2.00 |" in lines
     assert "above FedTHE on every stream: fedavg+finetune/tent" in lines
+    fewer = [r for r in rows if (r["case"], r["stream"], r["seed"]) != ("fedavg/bn", "mixture", 0)]
+    assert "| fedavg/bn | 60.0 | 37.0 | 1 to 2 | 1.100 | 2.00 |" in brfl.page(
+        fewer, ["original", "mixture"], [0.1], study
+    )
 
 
 def test_cases_are_compared_over_the_seeds_that_both_have(bench):

@@ -56,6 +56,13 @@ def test_the_interval_covers_as_often_as_it_says():
     assert 0.88 <= hits / 200 <= 0.99
 
 
+def test_one_client_with_one_seed_says_nothing_of_chance():
+    """A bootstrap of one number has no width, whatever the number is."""
+    one, two = compare.difference("x", "last", {0: [0.9]}, {0: [0.1]}), {0: [0.9], 1: [0.9]}
+    assert (one.low, one.high) == (-1.0, 1.0) and one.mean == pytest.approx(0.8) and not one.differs
+    assert compare.difference("x", "last", two, {0: [0.1], 1: [0.1]}).differs
+
+
 def test_seeds_that_disagree_widen_the_interval():
     alike = compare.interval([[0.1, 0.1]] * 4)
     apart = compare.interval([[0.3, 0.3], [-0.1, -0.1], [0.3, 0.3], [-0.1, -0.1]])
@@ -260,6 +267,62 @@ def test_runs_with_other_partitions_are_not_compared(tmp_path):
     api.run(of(100, "fedprox"), tmp_path / "b")
     with pytest.raises(ValueError, match=r"not the same: train, val, test"):
         compare.compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_equal_clients_are_not_said_to_be_better(tmp_path):
+    """Clients of ten test examples are often equal: of four, one is better and three are the same."""
+    lead = [0.9] * 8
+    for label, own in (("fedavg", [0.5] * 8), ("fedthe", [0.5] * 6 + [0.9] * 2), ("local", lead)):
+        for seed in (0, 1, 2):
+            run_folder(tmp_path / f"{label}-{seed}", label, seed, {("original", "last"): own})
+    up, down = (compare.compare(tmp_path, rows=rows) for rows in (["fedthe", "fedavg"], ["fedavg", "fedthe"]))
+    assert up.differences[0].better == 0.625 and up.differences[0].equal == 0.75
+    assert up.sentences()[0].endswith("more than chance, and better for 25 % of clients, equal for 75 %.")
+    assert down.sentences()[0].endswith("more than chance, and worse for 25 % of clients, equal for 75 %.")
+    whole = compare.compare(tmp_path, rows=["local", "fedavg"]).sentences()[0]
+    assert whole.endswith("more than chance, and better for 100 % of clients.")
+
+
+def test_choices_of_a_run_that_is_there_twice_count_once(tmp_path):
+    for name, seed, gap in (("a", 0, 0.0), ("again", 0, 0.0), ("b", 1, 0.3)):
+        run_folder(tmp_path / name, "fedavg", seed, {("original", "last"): [0.5, 0.6]})
+        path = tmp_path / name / "results.json"
+        pick = {"strategy": "entropy", "stream": "original", "by": "stream", "chosen": {"tent": 2}, "gap": gap}
+        body = json.loads(path.read_text()) | {
+            "selected": {"rows": [pick | {"accuracy": 0.5, "per_client": [0.5, 0.5]}]}
+        }
+        path.write_text(json.dumps(body))
+    found = compare.compare(tmp_path, select="entropy")
+    assert found.choices == ("On original, entropy chose tent for fedavg: 15.0 points below the oracle.",)
+
+
+def test_seeds_of_unequal_numbers_of_clients_are_counted_as_they_are(tmp_path):
+    """A client without test examples does not count: with the second seed there are 8 of 12."""
+    for label in ("fedavg", "fedthe"):
+        run_folder(tmp_path / f"{label}-0", label, 0, {("original", "last"): [0.5] * 12})
+        run_folder(tmp_path / f"{label}-1", label, 1, {("original", "last"): [0.5] * 8})
+    found = compare.compare(tmp_path)
+    assert found.differences[0].per_seed == (12, 8) and found.cells()[0][-1] == "2 x 8 to 12"
+
+
+def test_a_stream_that_one_side_lacks_is_named_and_the_others_are_compared(tmp_path):
+    """As where an adapter diverged on one stream with one seed, and was not tested on another."""
+    for seed in (0, 1):
+        own = {("original", "last"): [0.5, 0.6], ("mixture", "last"): [0.5, 0.6], ("natural", "last"): [0.1, 0.2]}
+        run_folder(tmp_path / f"a{seed}", "fedavg", seed, own)
+        less = {("original", "last"): [0.7, 0.8]} | ({("mixture", "last"): [0.7, 0.8]} if seed else {})
+        run_folder(tmp_path / f"b{seed}", "fedthe", seed, less)
+    found = compare.compare(tmp_path)
+    assert [d.stream for d in found.differences] == ["original"]
+    assert found.not_shared == {
+        "natural": "which only fedavg has",
+        "mixture": "which fedavg has with seeds 0 and 1, and fedthe has with seed 1",
+    }
+    assert found.caveat() == (
+        "Left out: natural, which only fedavg has. "
+        "Left out: mixture, which fedavg has with seeds 0 and 1, and fedthe has with seed 1."
+    )
+    assert json.loads(found.to_json())["not_shared"] == found.not_shared
 
 
 def test_names_are_whole_where_no_window_limits_the_table(tmp_path):

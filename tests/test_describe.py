@@ -141,3 +141,14 @@ def test_presets_are_listed_under_their_own_papers():
     assert "Li et al., ICLR 2021" in lines["fedbn"] and "private=('norm',)" in lines["fedbn"]
     shared = [n for n, line in lines.items() if "Average of locally trained models" in line]
     assert shared == ["fedavg"]
+
+
+def test_means_are_over_as_many_seeds_as_every_cell_has(tmp_path, capsys):
+    """An adapter that diverged with one seed has no number there: its mean is over the others."""
+    rows = [{**r, "seed": s} for s in (0, 1, 2) for r in table(("fedavg",)).rows]
+    results_table(Table(tuple(rows)), tmp_path)
+    assert "% ± std over clients, means over 3 seeds; upload" in capsys.readouterr().out
+    results_table(Table(tuple(rows[:-1])), tmp_path)
+    assert "% ± std over clients, means over 2 to 3 seeds; upload" in capsys.readouterr().out
+    results_table(table(("fedavg", "fedthe")), tmp_path)
+    assert "% ± std over clients; upload" in capsys.readouterr().out

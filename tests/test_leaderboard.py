@@ -308,6 +308,10 @@ def test_an_adapter_that_fails_with_one_seed_has_no_rows_and_the_reason_names_th
     runs = [run(0, cannot), run(1, cannot, ("cotta", "not finite on client 17")), run(2, cannot)]
     refused = _refusals(runs)
     assert refused == {"tent": "it needs norms", "cotta": "not finite on client 17, with seed 1"}
+    few, too = ("sar", "stream a: too few values"), ("sar", "stream b: too few values")
+    assert _refusals([run(0), run(1, few, too), run(2)]) == {"sar": "stream a: too few values, with seed 1"}
+    assert _refusals([run(0), run(1, few, too)]) == {"sar": "stream a: too few values, with seed 1"}  # two of one seed
+    assert _refusals([run(seed, few, too) for seed in (0, 1)]) == {"sar": "stream a: too few values"}
     table = [{"adapter": a, "selection": s} for a in ("none", "cotta") for s in ("last", "validation")]
     assert _answered(table, refused) == [{"adapter": "none", "selection": "last"}]
 
@@ -340,6 +344,25 @@ def test_what_is_possible_but_was_not_measured_is_found_by_running_it_again(firs
     monkeypatch.setattr(api, "evaluate", lambda fit: Table((honest,)))
     found = rerun(body, "none", 0)
     assert not found.matches and not found.equal and found.gaps["original"] == pytest.approx(honest["accuracy"] - 1)
+
+
+def test_a_rerun_that_measures_nothing_does_not_match(first, monkeypatch):
+    """As where the adapter diverges, or is refused, when it runs again."""
+    engine = SimpleNamespace(close=lambda: None)
+    rows = [{**r, "selection": "last"} for r in first["rows"] if (r["adapter"], r["seed"]) == ("none", 0)]
+    monkeypatch.setattr(api, "train", lambda experiment: SimpleNamespace(engine=engine))
+    monkeypatch.setattr(api, "evaluate", lambda fit: Table(tuple(rows)))
+    assert rerun(first, "none", 0) == Rerun(True, {r["stream"]: 0.0 for r in rows})
+    some, *gone = [r["stream"] for r in rows]
+    monkeypatch.setattr(api, "evaluate", lambda fit: Table(tuple(rows[:1])))
+    part = rerun(first, "none", 0)
+    assert not part.matches and not part.equal and part.missing == tuple(gone)
+    assert part.said == f"differences in points: {some} +0.00; no number on {', '.join(gone)}"
+    monkeypatch.setattr(api, "evaluate", lambda fit: Table())
+    nothing = rerun(first, "none", 0)
+    assert not nothing.matches and not nothing.equal and nothing.gaps == {}
+    with pytest.raises(ValueError, match=r"adapter='none', seed=7 has no rows in the submission: it has seeds 0, 1, 2"):
+        rerun(first, "none", 7)
 
 
 def test_the_command_refuses_a_tampered_file_in_one_line(first, tmp_path, monkeypatch):

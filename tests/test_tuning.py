@@ -20,6 +20,7 @@ from acclimate.running import run as api
 from acclimate.running import train
 from acclimate.store import RunError
 from acclimate.tuning import Choice, Range, parse, search, trials
+from acclimate.tuning.space import to_toml
 
 SMALL = ["method=fedprox", "model=mlp", "data.clients=3", "data.fraction=0.3", "rounds=2", "checkpoint_every=1"]
 SMALL += ["method.work.epochs=1"]
@@ -57,6 +58,17 @@ def test_settings_that_fit_only_together_are_tried_together():
     assert space.experiment(space.corner).cohort == 15
     with pytest.raises(ConfigError, match="cohort, data.clients: Experiment: cohort=15 must be .* clients, 12"):
         parse(["cohort=15", "data.clients=20,12"])
+
+
+@pytest.mark.parametrize("column", ["7", "007", "1e3", "1_000", "+5"])
+def test_a_file_of_the_best_settings_names_columns_as_they_were_named(tmp_path, column):
+    """A column of a table may be called 007; numbers of other fields are numbers, however they were written."""
+    fixed = [("data", "table"), ("data.file", "x.csv"), ("data.label", column), ("method", "fedprox"), ("rounds", "5")]
+    (tmp_path / "best.toml").write_text(to_toml([*fixed, ("method.mu", "1e-2"), ("method.opt.lr", "0.10")], "best"))
+    (read,) = expand(merged(tmp_path / "best.toml", []))
+    assert read.data.label == column and (read.rounds, read.method.mu, read.method.opt.lr) == (5, 0.01, 0.1)
+    space = parse([*fixed, ("data.client", f"a,{column}"), "method.mu=0.1,0.10"])
+    assert [space.experiment(p).data.client for p in space.points()] == ["a", column]
 
 
 def test_a_range_is_of_the_fields_own_type():

@@ -71,6 +71,19 @@ def test_equal_rows_are_level_and_share_a_rank():
     assert "Within chance of it: y." in found.words()[0]
 
 
+def test_rows_of_one_client_and_one_seed_cannot_be_told_apart():
+    """As on a stream of one newcomer: its places are those of its means, and every row is level with the first."""
+    rows = [
+        RankedRow(n, {"new": {0: [v]}, "own": {0: [0.5, v, v, v]}}) for n, v in (("x", 0.9), ("y", 0.2), ("z", 0.1))
+    ]
+    found = rank(rows)
+    assert [(p.title, p.level, p.low, p.high) for p in found.by_stream["new"]] == [
+        ("x", True, -1.0, 1.0), ("y", True, -1.0, 1.0), ("z", True, -1.0, 1.0)]  # fmt: skip
+    assert not found.places[1].level and not any(p.level for p in found.by_stream["own"][1:])
+    alone = rank([RankedRow(r.title, {"new": r.cells["new"]}) for r in rows])
+    assert alone.groups == ((0, 2),) and "Within chance of it: y and z." in alone.words()[0]
+
+
 def test_rows_that_cannot_be_paired_are_left_out_with_the_reason():
     whole = made_up(rows=3)
     lacking = RankedRow("one seed", {s: {0: own[0]} for s, own in whole[0].cells.items()})
@@ -86,6 +99,62 @@ def test_rows_that_cannot_be_paired_are_left_out_with_the_reason():
         "doubted": "two runs disagree",
     }
     assert rank([lacking, doubted]) is None
+
+
+def cut(row, seeds, streams):
+    """A row with some of its seeds and streams alone."""
+    return RankedRow(row.title, {s: {n: row.cells[s][n] for n in seeds} for s in streams})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seeds", "streams", "said"),
+    [
+        (((0, 1, 2), "ab"), ((0, 1, 3), "ab"), (0, 1), "ab", ["Ranked on seeds 0 and 1 alone: not every row has seeds "
+                                                               "2 and 3."]),
+        (((0, 1), "ab"), ((0, 1), "ac"), (0, 1), "a", ["Ranked without streams b and c: not every row was tested on "
+                                                       "the same."]),
+        (((0, 1, 2), "a"), ((0,), "a"), (0,), "a", ["Ranked on seed 0 alone: not every row has seeds 1 and 2."]),
+        (((0, 1), "ab"), ((0, 1), "ab"), (0, 1), "ab", []),
+    ],
+)  # fmt: skip
+def test_rows_are_ranked_on_what_they_share_and_the_rest_is_named(first, second, seeds, streams, said):
+    rng = np.random.default_rng(4)
+    whole = [RankedRow(f"r{i}", {s: {n: rng.uniform(0, 1, 5).tolist() for n in range(4)} for s in "abc"})
+             for i in range(2)]  # fmt: skip
+    rows = [cut(row, *part) for row, part in zip(whole, (first, second), strict=True)]
+    found = rank(rows)
+    assert found.seeds == seeds and "".join(found.by_stream) == streams and found.left_out == {}
+    assert found.besides() == said and all(s in found.words() for s in said)
+    means = {r.title: np.mean([r.cells[s][n] for s in streams for n in seeds]) for r in rows}
+    assert {p.title: p.mean for p in found.places} == pytest.approx(means)
+    besides = found.to_dict()["not_ranked_on"]
+    assert besides["seeds"] == sorted(set(first[0]) ^ set(second[0]))
+    assert besides["streams"] == sorted(set(first[1]) ^ set(second[1]))
+
+
+def test_a_row_that_lacks_a_seed_joins_the_others_and_one_on_other_examples_does_not():
+    """Three rows of a method and three of another, each method with a seed of its own: two seeds of six rows are more
+    numbers than three of three. A row with other examples of a stream costs the others nothing."""
+    rng = np.random.default_rng(5)
+    whole = [RankedRow(f"r{i}", {s: {n: rng.uniform(0, 1, 5).tolist() for n in range(4)} for s in "ab"})
+             for i in range(7)]  # fmt: skip
+    rows = [cut(row, (0, 1, 2) if i < 3 else (0, 1, 3), "ab") for i, row in enumerate(whole[:6])]
+    other = RankedRow("other", cut(whole[6], (0, 1), "ab").cells, {(0, "b"): "others", (1, "b"): "others"})
+    found = rank([*rows, other])
+    assert len(found.places) == 6 and found.seeds == (0, 1) and found.other_seeds == (2, 3)
+    assert found.left_out == {"other": "it was tested on other examples"} and list(found.by_stream) == ["a", "b"]
+    two = rank([cut(whole[0], (0, 1), "ab"), other])
+    assert list(two.by_stream) == ["a"] and two.other_streams == ("b",)
+
+
+def test_what_two_rows_share_in_part_is_cut_to_whole_seeds():
+    """Seed 1 lacks stream b on one side: a mean over both streams of seed 0 and of one of seed 1 would mix them."""
+    cells = {"a": {0: [0.1, 0.2], 1: [0.3, 0.4]}, "b": {0: [0.5, 0.6], 1: [0.7, 0.8]}}
+    first = RankedRow("x", {**cells, "c": {0: [0.9, 0.9]}})
+    second = RankedRow("y", {"a": cells["a"], "b": {0: cells["b"][0]}, "d": {0: [0.9, 0.9]}})
+    found = rank([first, second])
+    assert found.seeds == (0,) and list(found.by_stream) == ["a", "b"] and found.other_seeds == (1,)
+    assert found.places[0].mean == pytest.approx(0.35)
 
 
 def test_streams_with_other_clients_are_drawn_apart():

@@ -176,18 +176,47 @@ def test_an_order_that_seeds_do_not_agree_on_is_within_their_deviation(tmp_path)
     assert both.gap.spread == pytest.approx(0.0, abs=1e-9) and both.verdict == "holds"
 
 
+def test_the_pair_that_decides_is_the_one_that_breaks_an_order_then_the_one_that_cannot_be_told(tmp_path):
+    """By margin alone, the order would hold by FedTHE less FedAvg, or be untold where it is broken beyond doubt."""
+    first = {("FedTHE", "mixture"): (70.0, 70.0, 70.0)}
+    told = {**first, ("FedAvg", "mixture"): (66.0, 66.1, 65.9)}  # 4 +- 0.1
+    rows = ("FedTHE", orders.OTHERS)
+    assert judge(tmp_path, told, rows).verdict == "holds"
+    untold = {**told, ("T3A", "mixture"): (59.0, 71.0, 65.0)}  # 5 +- 6
+    found = judge(tmp_path, untold, rows)
+    assert found.verdict == "within seeds' deviation" and str(found.gap) == "FedTHE less T3A: 5.00 ± 6.00 over 3 seeds"
+    wide = {**untold, ("MEMO (G)", "mixture"): (70.0, 80.0, 72.0)}  # -4 +- 5.3: the least margin, and untold
+    assert judge(tmp_path, wide, rows).verdict == "within seeds' deviation"
+    broken = {**wide, ("FedTHE+", "mixture"): (71.0, 71.1, 70.9)}  # -1 +- 0.1
+    found = judge(tmp_path, broken, rows)
+    assert found.verdict == "does not hold" and str(found.gap) == "FedTHE less FedTHE+: -1.00 ± 0.10 over 3 seeds"
+
+
 def test_rows_are_compared_over_the_seeds_that_both_have(tmp_path):
     numbers = {("FedTHE+", "mixture"): (75.0, 60.0, 60.0), ("FedTHE", "mixture"): (74.0, 58.0, 59.0)}
     found = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): 73.0, ("Ours alone", "mixture"): 99.0})
     assert found.verdict == "holds"  # FedAvg's one seed was an easy one: 73 is above the mean of 63.7, and below 74
     assert str(found.gap) == "FedTHE less FedAvg: 1.00, one seed"
     beaten = judge(tmp_path, {**numbers, ("FedAvg", "mixture"): (74.5, 50.0)})
-    assert str(beaten.gap) == "FedTHE+ less FedTHE: 1.33 ± 0.58 over 3 seeds"  # FedTHE less FedAvg: (-0.5 + 8) / 2
+    assert str(beaten.gap) == "FedTHE less FedAvg: 3.75 ± 6.01 over 2 seeds"  # -0.5 and 8: it cannot be told
     close = {**numbers, ("FedAvg", "mixture"): (73.5, 57.0), ("T3A", "mixture"): 50.0, ("MEMO (G)", "mixture"): 60.0}
     found = judge(tmp_path, close)  # FedTHE less FedAvg: 0.5 and 1.0
     assert str(found.gap) == "FedTHE less FedAvg: 0.75 ± 0.35 over 2 seeds"
     assert orders.line(found)[2].endswith("FedAvg 65.2 (57.7), MEMO (G) 60.0 (60.5), 1 more below")
     assert str(orders.Gap("a", "b", 1.0, 0, None)) == "a less b: 1.00, no seed in common"
+
+
+@pytest.mark.parametrize(("seeds", "quantile"), [(3, 4.303), (7, 2.447), (10, 2.262), (21, 2.086), (500, 2.0)])
+def test_chance_is_judged_by_as_many_seeds_as_there_are(seeds, quantile):
+    """Student's t of seeds less one, from a book: with ten seeds 2.262, and not the 2.447 of seven. Table 4 of FedSPL
+    does not say what its spread is, so ours alone counts."""
+    spread = [(-1) ** i * (i < seeds // 2 * 2) for i in range(seeds)]  # mean 0
+    error = (sum(v * v for v in spread) / (seeds - 1) / seeds) ** 0.5
+    for factor, chance in ((0.995, True), (1.005, False)):
+        gap = quantile * error * factor
+        ours = coverage.Ours("r", "a", "b", 50 + gap, {i: 50 + gap + v for i, v in enumerate(spread)}, "f", False, "")
+        standing = coverage.Standing("fedspl/table4", {}, published.Number(50.0), ours, True)
+        assert causes._by_chance(standing) is chance
 
 
 def far(folder, numbers, table="fedthe/table1"):
@@ -196,6 +225,14 @@ def far(folder, numbers, table="fedthe/table1"):
     found = coverage.standings([RECIPES[table]], coverage.collected(folder), frozenset())
     made = causes.groups(found, [table])
     return {g.cause.why: {(s.fields["method"], s.fields["stream"]) for s in g.numbers} for g in made}
+
+
+def test_a_table_needs_the_data_of_its_own_numbers():
+    """fedpcl/released has numbers of Table 2 on Digit-5, and of Table 11 on Digit-5 and Office-10."""
+    found = coverage.standings(RECIPES.values(), [], frozenset())
+    data = {c.name: c.data for c in coverage.counts(found, RECIPES.values())}
+    assert data["fedpcl/table2"] == "Digit5" and data["fedpcl/table11"] == "Digit5, OfficeCaltech10, DomainNet"
+    assert data["fedspl/table1"] == "PACS, OfficeHome"  # averages are of columns that need it
 
 
 def test_a_difference_is_seeds_a_missing_part_or_unknown(tmp_path):
@@ -208,6 +245,8 @@ def test_a_difference_is_seeds_a_missing_part_or_unknown(tmp_path):
         causes.THREE_PARTS.why: {("FedAvg + FT", "mixture")},
         "unknown": {("APFL", "out-of-client")},
     }
+    whole = {**own, ("FedAvg + FT", "dir(0.1) natural"): 60.0}  # where CIFAR-10.1 is, the mixture has all four parts
+    assert ("FedAvg + FT", "mixture") in far(tmp_path, whole)["unknown"]
     own["FedTHE", "dir(0.1) original"] = (86.0, 86.2, 85.8)  # 86 +- 0.5
     own["FedAvg + FT", "dir(0.1) mixture"] = 63.9  # the other three streams have 67.07 on average
     assert set(far(tmp_path, own)) == {"unknown"}

@@ -39,6 +39,18 @@ def test_gaps_are_means_over_seeds_and_the_least_of_a_column_is_bold() -> None:
     assert cells["oracle (test labels)"][2:] == ["0.0", "90.0"]
 
 
+def test_a_run_that_is_there_twice_counts_once() -> None:
+    """Seed 0 lies in two folders; a run of other streams of the same seed is no repeat."""
+    part = render([chosen(0), chosen(1)]).split("Choice without labels</h2>")[1].split("</section>")[0]
+    first, second, other = chosen(0), chosen(0), chosen(1)
+    assert part in render([first, second, other])
+    rows = first["results"]["selected"]["rows"]
+    halves = [[r for r in rows if (r["stream"] == "original") is own] for own in (True, False)]
+    first["results"]["selected"]["rows"], second["results"]["selected"]["rows"] = halves
+    split = render([first, other, second]).split("Choice without labels</h2>")[1].split("</section>")[0]
+    assert "<b>snd</b> comes nearest to the oracle: 3.5 points below it." in split
+
+
 def test_names_cannot_break_it_and_a_stream_may_lack_a_strategy() -> None:
     run = chosen(0)
     run["results"]["selected"]["rows"][0] |= {"strategy": EVIL, "chosen": {EVIL: 1}}

@@ -203,13 +203,64 @@ def test_names_have_room_for_three_settings_and_number_the_rest() -> None:
     assert first.endswith(", variant 1]") and second.endswith(", variant 2]")
 
 
+def test_the_best_of_a_column_is_the_best_number_that_is_shown() -> None:
+    """0.8135 and 0.8136 are both 0.814, and 81.3 and 81.4 on the page: the second is best, and what reads like it."""
+    runs = [fake(m) for m in ("fedavg", "scaffold", "fedbn")]
+    for run, value in zip(runs, (0.8135, 0.8136, 0.81361), strict=True):
+        run["results"]["table"] = [t for t in run["results"]["table"] if (t["adapter"], t["selection"]) in MARKED]
+        for t in run["results"]["table"]:
+            t["accuracy"] = value if t["adapter"] == "none" else 0.5
+    text = render(runs)
+    table = text[text.index('<table class="board sortable headline">') :].partition("</table>")[0]
+    cells = re.findall(r'<td class="num( best)?" data-v="0.813[0-9]*"[^>]*><b>(.*?)</b>', table)
+    assert cells == [("", "81.3")] * 5 + [(" best", "81.4")] * 10  # four streams and their mean, of three methods
+    framed = text[text.index('class="plot heat"') :].partition("</svg>")[0]
+    assert framed.count('class="frame"') == 2
+
+
+MARKED = (("none", "last"), ("tent", "last"))
+
+
+def test_runs_on_other_examples_under_one_name_are_rows_of_their_own() -> None:
+    """As of site1/train.csv and site2/train.csv, of which a configuration keeps the last part alone."""
+    runs = [fake(seed=s) for s in (0, 1, 0, 1, 0)]
+    for run, name in zip(runs, ("aaaaaaaa1", "aaaaaaaa1", "bbbbbbbb2", "bbbbbbbb2", "aaaaaaaa1"), strict=True):
+        run["results"]["data"]["hash"] = name
+    board = collect(runs)
+    assert board.methods == ["fedavg [data.hash=aaaaaaaa]", "fedavg [data.hash=bbbbbbbb]"]
+    assert all(len(cell) == 2 for row in board.rows for cell in row.cells.values())
+    assert render(runs).count("only the first is counted") == 1  # the fifth repeats the first
+
+
+def test_runs_that_share_out_adapters_are_no_repeats() -> None:
+    one, two = fake(), fake()
+    for run, adapters in ((one, ("none", "tent")), (two, ("t3a",))):
+        run["results"]["table"] = [t for t in run["results"]["table"] if t["adapter"] in adapters]
+    assert len(collect([one, two]).rows) == 3 and "repeats" not in render([one, two])
+    two["results"]["table"] += one["results"]["table"][:1]
+    assert "repeats fedavg with seed 0; of what is there twice, only the first is counted." in render([one, two])
+
+
+def test_runs_that_differ_in_a_seed_of_their_data_alone_are_rows_of_their_own() -> None:
+    """`data.seed` deals the examples anew: it is a setting, and not the seed that rows are averaged over."""
+    runs = [fake(), fake()]
+    for run, seed in zip(runs, (1, 2), strict=True):
+        run["config"]["experiment"] |= {"data": {"type": "data:Digits", "seed": seed}, "device": f"cuda:{seed}"}
+    board = collect(runs)
+    assert board.methods == ["fedavg [data.seed=1]", "fedavg [data.seed=2]"]
+    assert all(len(cell) == 1 for row in board.rows for cell in row.cells.values())
+    assert "repeats" not in render(runs)
+
+
 def test_repeats_and_other_data_are_pointed_out() -> None:
-    again = fake()
-    again["results"]["data"]["hash"] = "other"
-    text = render([fake(), again])
+    text = render([fake(), fake()])
     assert "repeats fedavg with seed 0; only the first is counted" in text
-    assert "do not share the same data" in text
-    assert "over seeds" not in text
+    assert "do not share the same data" not in text and "over seeds" not in text
+    other = fake()
+    other["results"]["data"]["hash"] = "other"
+    text = render([fake(), other])
+    assert "do not share the same data" in text and "repeats" not in text
+    assert "fedavg [data.hash=other]" in text and "over seeds" not in text
 
 
 @pytest.mark.parametrize(

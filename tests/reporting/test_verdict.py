@@ -120,6 +120,17 @@ def test_what_is_missing_is_said() -> None:
     assert "1 run not finished, and not in this page: fedavg-s2." in text
 
 
+def test_a_verdict_on_some_seeds_says_on_which() -> None:
+    """Each method has a seed of its own: the verdict is of the two that both have, while the table has three each."""
+    runs = [fake(m, seed=s) for m, own in (("fedavg", (0, 1, 2)), ("scaffold", (0, 1, 3))) for s in own]
+    text = html.unescape(render(runs))
+    assert '<p class="note">Ranked on seeds 0 and 1 alone: not every row has seeds 2 and 3.</p>' in text
+    assert "No two rows were tested" not in text and "is not ranked" not in text
+    shared = [r for r in runs if r["results"]["seed"] < 2]
+    said = [re.search(r'<p class="verdict">.*?</p>', part)[0] for part in (text, html.unescape(render(shared)))]
+    assert said[0] == said[1]
+
+
 def test_a_verdict_that_not_every_row_took_part_in_says_so() -> None:
     runs = [fake(method, seed=seed) for method in ("fedavg", "scaffold") for seed in (0, 1)]
     for run in runs:

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import platform
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..eval.table import Table, percent
+from ..eval.table import Table, percent, row_names
 from ..experiment import ConfigError, catalogue, labels
 from ..ops import layout
 from ..ops.places import data_root
@@ -193,8 +194,7 @@ def console() -> Console:
 def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
     """Print the results of the last round, and of the validation-selected one where it differs; then the notes."""
     out = console()
-    seeds = len({r["seed"] for r in table.rows})
-    means = f", means over {seeds} seeds" if seeds > 1 else ""
+    means = _means(table)
     print_pivot(
         out, table, "last", f"accuracy at the last round, % ± std over clients{means}; upload per client and round"
     )
@@ -206,6 +206,14 @@ def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
         out.print(note, highlight=False)
     report = root / "report.html"
     out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
+
+
+def _means(table: Table) -> str:
+    """`, means over 3 seeds`; `2 to 3` where a cell lacks one: an adapter that diverged with a seed has no number."""
+    named = zip(row_names(table.rows), table.rows, strict=True)
+    counts = set(Counter((name, r["adapter"], r["stream"], r["selection"]) for name, r in named).values())
+    low, high = min(counts, default=0), max(counts, default=0)
+    return f", means over {low if low == high else f'{low} to {high}'} seeds" if high > 1 else ""
 
 
 def _not_run(table: Table) -> list[str]:

@@ -53,6 +53,7 @@ def leaderboard(
         if as_json:
             found = again(store.read_json(rerun), adapter, seed)
             body = {"matches": found.matches, "equal": found.equal, "gaps": dict(found.gaps)}
+            body["missing"] = list(found.missing)
             typer.echo(document("leaderboard-rerun", **body))
             raise typer.Exit(0 if found.matches else 1)
         words = ["rerun", str(rerun), "--adapter", adapter, "--seed", str(seed)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from ..eval.ranking import Ranking
+from ..ops.layout import markdown
 
 SCHEMA = "acclimate.ranking/1"
 
@@ -34,7 +35,7 @@ def show(ranking: Ranking, out: Path | None) -> None:
     if out is not None:
         text = json.dumps({"schema": SCHEMA, **ranking.to_dict()}, indent=1) + "\n"
         lines = [head, ("---",) * len(head), *rows]
-        table_text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        table_text = "".join(f"{markdown(line)}\n" for line in lines)
         store.write(out, text if out.suffix == ".json" else table_text)
         typer.echo(f"wrote {out}")
 

@@ -198,5 +198,5 @@ def selection_text(selection: Selection) -> str:
     lines = text.splitlines()
     if not width or max(map(len, lines)) <= width:
         return text
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+    rows = [layout.unmarked(line) for line in (lines[0], *lines[2:])]
     return "\n".join(layout.lined([[*row[:2], *row[3:], row[2]] for row in rows], width))

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..ops.layout import markdown
+
 Row = Mapping[str, Any]
 
 
@@ -39,10 +41,10 @@ class Estimates:
         return _mean((r for r in self.rows if all(r[k] == v for k, v in wanted.items())), field)
 
     def best(self, field: str = "error", **wanted: str) -> str | None:
-        """The estimate with the least mean error over the rows that match."""
+        """The estimate with the least mean error over the rows that match; of biases, the nearest to zero."""
         errors = {e: self.error(field, estimator=e, **wanted) for e in self.estimators()}
         known = {e: v for e, v in errors.items() if v is not None}
-        return min(known, key=lambda e: known[e]) if known else None
+        return min(known, key=lambda e: abs(known[e])) if known else None
 
     def to_markdown(self, field: str = "error") -> str:
         """Mean absolute errors in points, the least of each line in bold; the last lines are means over streams.
@@ -64,9 +66,9 @@ class Estimates:
             text = _points(self.error(field, estimator=name, **wanted))
             cells.append(f"**{text}**" if name == best else text)
         if field == "error":
-            luck, least = self.error("draw", **wanted), best and self.error(estimator=best, **wanted)
-            cells += [_points(luck), "-" if luck is None or not least else f"{100 * (least - luck):+.1f}"]
-        return "| " + " | ".join([*head, *cells]) + " |"
+            luck, least = self.error("draw", **wanted), None if best is None else self.error(estimator=best, **wanted)
+            cells += [_points(luck), "-" if luck is None or least is None else f"{100 * (least - luck):+.1f}"]
+        return markdown([*head, *cells])
 
     def drift_markdown(self) -> str:
         """Alarms by detector, adapter and stream; on streams that do not drift they are false."""
@@ -76,7 +78,7 @@ class Estimates:
             first = "-" if r["first"] is None else f"{r['first']:.0f}"
             rate = 1000 * r["alarms"] / r["samples"] if r["samples"] else 0.0
             cells = [r["detector"], r["adapter"], r["stream"], "yes" if r["drifts"] else "no"]
-            lines.append("| " + " | ".join([*cells, f"{r['alarmed']} of {r['clients']}", first, f"{rate:.1f}"]) + " |")
+            lines.append(markdown([*cells, f"{r['alarmed']} of {r['clients']}", first, f"{rate:.1f}"]))
         return "\n".join(lines)
 
     def to_csv(self) -> str:

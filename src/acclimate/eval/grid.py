@@ -111,6 +111,7 @@ def evaluate(
                 refused += (_refused(first.names, name, str(e)),)
                 continue
             cost = Cost() if costs is None else costs.setdefault(name, _kept(first.worker.task, engine, ready, adapter))
+            unable: dict[str, str] = {}
             for stream, test in first.streams.items():
                 trace = traces is not None and "last" in picked[0].selections
                 live = _live(engine, down, ready, test, adapter)
@@ -121,9 +122,10 @@ def evaluate(
                 began = time.perf_counter()
                 try:
                     metrics = engine.serve(live, tests[stream], adapter, test.protocol, trace)
-                except CannotExchange as e:
-                    refused += (_refused(first.names, name, str(e)),)
-                    break
+                except CannotExchange as e:  # maybe of this stream's clients; another stream may have more
+                    unable[stream] = str(e)
+                    tick()
+                    continue
                 except TooFewValues as e:  # of this stream's batches; another stream may have larger ones
                     refused += (_refused(first.names, name, f"stream {stream}: {e}"),)
                     tick()
@@ -136,7 +138,16 @@ def evaluate(
                 if sound and traces is not None and (kept := flat(seen, test.shards.n, name)):
                     traces.setdefault(name, {})[stream] = kept
                 tick()
+            refused += tuple(_refused(first.names, name, reason) for reason in _told(unable, len(first.streams)))
     return [own.table(refused) for own in rows]
+
+
+def _told(unable: Mapping[str, str], streams: int) -> list[str]:
+    """Why an adapter's clients could not exchange: once where it is so of all streams, and else stream by stream."""
+    once = list(dict.fromkeys(unable.values()))
+    if len(unable) == streams and len(once) == 1:
+        return once
+    return [f"stream {stream}: {reason}" for stream, reason in unable.items()]
 
 
 def _kept(task: Task, engine: Engine, models: Any, adapter: Adapter) -> Cost:

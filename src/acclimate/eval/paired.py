@@ -17,6 +17,8 @@ DRAWS, LEVEL = 10_000, 0.95
 """Bootstrap draws, and how much of them the interval covers."""
 ROUNDING = 1e-9
 """An end of an interval that is nearer to zero than this is zero: sums in another order differ by as much."""
+ANYTHING = (-1.0, 1.0)
+"""The interval of a difference of which there is one number: of one client with one seed."""
 AT_ONCE = 2_000_000
 """How many clients are drawn at a time, so that large federations fit into memory."""
 
@@ -39,6 +41,10 @@ class Difference:
     """Of all seeds together."""
     better: float
     """Share of clients with whom the first side does better; those with equal accuracy count half."""
+    equal: float
+    """Share of clients with equal accuracy."""
+    per_seed: tuple[int, ...]
+    """Clients of every seed: a client without examples does not count."""
 
     @property
     def mean(self) -> float:
@@ -60,8 +66,10 @@ def interval(differences: Sequence[Sequence[float]], draws: int = DRAWS, level: 
     """A bootstrap interval of the mean over seeds of the mean over clients; one list of differences per seed.
 
     A seed that a draw holds twice brings its clients in two draws of their own: the same clients twice would count
-    their spread twice.
+    their spread twice. One number alone says nothing of chance: its interval is all that accuracies can differ by.
     """
+    if sum(map(len, differences)) < 2:
+        return ANYTHING
     low, high = ends(resampled([[np.asarray(own)[:, None]] for own in differences], draws=draws)[:, 0], level)
     return low, high
 
@@ -134,4 +142,6 @@ def difference(stream: str, selection: str, first: PerSeed, second: PerSeed) -> 
         seeds=len(own),
         clients=len(every),
         better=float(((every > 0) + 0.5 * (every == 0)).mean()),
+        equal=float((every == 0).mean()),
+        per_seed=tuple(map(len, own)),
     )

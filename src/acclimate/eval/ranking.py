@@ -7,13 +7,15 @@ ranked on the seeds and streams that most of them share; others are left out, wi
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from .paired import DRAWS, LEVEL, PerSeed, ends, resampled, told_apart
+from .paired import ANYTHING, DRAWS, LEVEL, PerSeed, ends, resampled, told_apart
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class RankedRow:
     doubt: str | None = None
     """Why its numbers cannot be used."""
 
-    def blocks(self) -> frozenset[tuple[int, str, Hashable]]:
+    def blocks(self) -> frozenset[Block]:
         """All that it was tested on: seed, stream, and what names the examples and the number of clients."""
         return frozenset(
             (n, s, (self.tested_on.get((n, s)), len(own[n]))) for s, own in self.cells.items() for n in own if own[n]
@@ -67,6 +69,9 @@ class Ranking:
     seeds: tuple[int, ...]
     left_out: Mapping[str, str]
     """Rows that are not ranked, and why."""
+    other_seeds: tuple[int, ...] = ()
+    other_streams: tuple[str, ...] = ()
+    """What some ranked rows were tested on besides, and others were not: it is not in any number here."""
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, as JSON can hold them."""
@@ -80,7 +85,8 @@ class Ranking:
             "places": rows,
             "cannot_be_told_apart": groups,
         }
-        return body | {"streams": streams, "left_out": dict(self.left_out)}
+        besides = {"seeds": list(self.other_seeds), "streams": list(self.other_streams)}
+        return body | {"streams": streams, "left_out": dict(self.left_out), "not_ranked_on": besides}
 
     def bars(self) -> list[str]:
         """For every place, which groups it is in, as letters (a to z, a2 to z2, ...): rows that share one
@@ -110,8 +116,20 @@ class Ranking:
             if a > 0
         ]
 
-    def _caveats(self) -> list[str]:
+    def besides(self) -> list[str]:
+        """Which seeds and streams do not count, because not every ranked row has them; a sentence of each."""
         out = []
+        if self.other_seeds:
+            alone, others = (listed([str(n) for n in some]) for some in (self.seeds, self.other_seeds))
+            out.append(f"Ranked on seed{_s(self.seeds)} {alone} alone: not every row has seed{_s(self.other_seeds)} "
+                       f"{others}.")  # fmt: skip
+        if self.other_streams:
+            out.append(f"Ranked without stream{_s(self.other_streams)} {listed(self.other_streams)}: not every row was "
+                       "tested on the same.")  # fmt: skip
+        return out
+
+    def _caveats(self) -> list[str]:
+        out = self.besides()
         if len(self.seeds) < 2:
             out.append("One seed: the intervals cover the choice of clients, not that of splits and initial weights.")
         if len(self.places) > 3:
@@ -122,6 +140,10 @@ class Ranking:
 def plural(count: int, noun: str) -> str:
     """`1 stream`, `2 streams`."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _s(some: Sequence[object]) -> str:
+    return "s" * (len(some) != 1)
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
@@ -143,31 +165,64 @@ def rank(entries: Sequence[RankedRow]) -> Ranking | None:
     titles, averages = [e.title for e in chosen], _average_ranks(values)
     alone = {}
     for s, own in values.items():
-        alone[s] = _places(titles, resampled([[v] for v in own]), _means([own]), _average_ranks({s: own}))
+        drawn = _drawn([[v] for v in own], [1.0])
+        alone[s] = _places(titles, drawn, _means([own]), _average_ranks({s: own}))
     weights, together = _grouped(list(values.values()))
-    drawn, means = resampled(together, weights), _means(list(values.values()))
+    drawn, means = _drawn(together, weights), _means(list(values.values()))
     places = _places(titles, drawn, means, averages)
     order = np.argsort(-means, kind="stable")
     left = {e.title: _reason(e, common, seeds) for e in entries if e not in chosen}
-    return Ranking(places, _groups(drawn[:, order]), alone, seeds, left)
+    held = frozenset[Block]().union(*(e.blocks() for e in chosen))
+    more = tuple(sorted({n for n, _, _ in held} - set(seeds)))
+    besides = tuple(s for s in dict.fromkeys(s for e in chosen for s in e.cells) if s not in streams)
+    return Ranking(places, _groups(drawn[:, order]), alone, seeds, left, more, besides)
 
 
-def _common(entries: Sequence[RankedRow]) -> frozenset[tuple[int, str, Hashable]]:
+MOST_KINDS = 40
+"""So many different sets of seeds and streams are looked at in pairs, those of the most rows."""
+Block = tuple[int, str, Hashable]
+"""A seed, a stream, and what names its examples."""
+
+
+def _common(entries: Sequence[RankedRow]) -> frozenset[Block]:
     """Seeds and streams on which to rank: those that give the most numbers, of rows that have all of them.
+
+    They are those of some row, or what is left of them where another row lacks some. Where no two rows have these, they
+    are what two rows share, who have other examples of the rest.
+    """
+    held = [e.blocks() for e in entries]
+    kinds = list(dict.fromkeys(held))
+    pairs = list(itertools.combinations((blocks for blocks, _ in Counter(held).most_common(MOST_KINDS)), 2))
+    alike = [_whole(a & b) for a, b in pairs if _places_of(a) & _places_of(b) == _places_of(a & b)]
+    return _most([*kinds, *alike], held) or _most([_whole(a & b) for a, b in pairs], held)
+
+
+def _places_of(blocks: frozenset[Block]) -> set[tuple[int, str]]:
+    return {(n, s) for n, s, _ in blocks}
+
+
+def _most(kinds: Sequence[frozenset[Block]], held: Sequence[frozenset[Block]]) -> frozenset[Block]:
+    """Of some seeds and streams those that give the most numbers; the first of equals, nothing where no two rows fit.
 
     Every seed must have every stream, or a mean over streams would mix them.
     """
-    best: tuple[int, frozenset[tuple[int, str, Hashable]]] = (0, frozenset())
-    held = [e.blocks() for e in entries]
-    for blocks in dict.fromkeys(held):
-        whole = len({n for n, _, _ in blocks}) * len({s for _, s, _ in blocks}) == len(blocks)
+    best: tuple[int, frozenset[Block]] = (0, frozenset())
+    for blocks in dict.fromkeys(kinds):
         rows = sum(blocks <= other for other in held)
-        if whole and rows > 1 and rows * len(blocks) > best[0]:
+        if blocks == _whole(blocks) and rows > 1 and rows * len(blocks) > best[0]:
             best = (rows * len(blocks), blocks)
     return best[1]
 
 
-def _reason(entry: RankedRow, common: frozenset[tuple[int, str, Hashable]], seeds: Sequence[int]) -> str:
+def _whole(blocks: frozenset[Block]) -> frozenset[Block]:
+    """What is left where only seeds with every stream count, or only streams with every seed: the larger."""
+    seeds, streams = Counter(n for n, _, _ in blocks), Counter(s for _, s, _ in blocks)
+    by_seed = frozenset(b for b in blocks if seeds[b[0]] == len(streams))
+    by_stream = frozenset(b for b in blocks if streams[b[1]] == len(seeds))
+    return max(by_seed, by_stream, key=len)
+
+
+def _reason(entry: RankedRow, common: frozenset[Block], seeds: Sequence[int]) -> str:
     if entry.doubt is not None:
         return entry.doubt
     here = entry.blocks()
@@ -196,11 +251,24 @@ def _grouped(streams: Sequence[Sequence[np.ndarray]]) -> tuple[list[float], list
     return weights, [[np.mean([s[i] for s in group], axis=0) for group in kinds.values()] for i in range(count)]
 
 
+def _drawn(seeds: Sequence[Sequence[np.ndarray]], weights: Sequence[float]) -> np.ndarray:
+    """The bootstrap of all rows [draws, rows]; nothing is drawn [0, rows] where every row is one number: of one client
+    in each group, with one seed."""
+    if len(seeds) == 1 and all(len(own) == 1 for own in seeds[0]):
+        return np.zeros((0, seeds[0][0].shape[1]))
+    return resampled(seeds, weights)
+
+
+def _interval(drawn: np.ndarray, first: int, second: int) -> tuple[float, float]:
+    """The interval of the first row's lead over the second."""
+    return ends(drawn[:, first] - drawn[:, second]) if len(drawn) else ANYTHING
+
+
 def _places(titles: Sequence[str], drawn: np.ndarray, means: np.ndarray, ranks: np.ndarray) -> tuple[RankedPlace, ...]:
     order = np.argsort(-means, kind="stable")
     out = []
     for k, i in enumerate(order):
-        low, high = ends(drawn[:, order[0]] - drawn[:, i])
+        low, high = _interval(drawn, order[0], i)
         out.append(RankedPlace(titles[i], k + 1, float(means[i]), low, high, float(ranks[i])))
     return tuple(out)
 
@@ -221,7 +289,7 @@ def _groups(drawn: np.ndarray) -> tuple[tuple[int, int], ...]:
 
     @functools.cache  # with hundreds of rows, the same two meet from many starts
     def apart(i: int, j: int) -> bool:
-        return told_apart(*ends(drawn[:, i] - drawn[:, j]))
+        return told_apart(*_interval(drawn, i, j))
 
     out: list[tuple[int, int]] = []
     end, count = 0, drawn.shape[1]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypedDict
 
+from ..ops.layout import markdown
+
 By = Literal["stream", "client"]
 """Whether all clients of a stream get one candidate, or each chooses its own."""
 ORACLE = "oracle (test labels)"
@@ -86,7 +88,7 @@ class Selection:
     def _line(self, stream: str | None, strategy: str, chosen: str) -> str:
         name = ORACLE if strategy == "oracle" else strategy
         accuracy, gap = 100 * self.accuracy(strategy, stream), 100 * self.gap(strategy, stream)
-        return f"| {stream or 'mean'} | {name} | {chosen} | {accuracy:.1f} | {gap:.1f} |"
+        return markdown([stream or "mean", name, chosen, f"{accuracy:.1f}", f"{gap:.1f}"])
 
     def _of(self, strategy: str, stream: str | None) -> list[Pick]:
         return [r for r in self.rows if r["strategy"] == strategy and stream in (None, r["stream"])]

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from ..ops.layout import markdown
+
 
 class Row(TypedDict):
     """One cell of a paper's table. Accuracy, std, loss and ece are over clients, each client counting one."""
@@ -95,7 +97,7 @@ class Table:
         """The pivot as a Markdown table."""
         head, body = self._cells(selection)
         lines = [head, ["---"] * len(head), *body]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return "\n".join(map(markdown, lines))
 
     def __str__(self) -> str:
         head, body = self._cells("last")

@@ -99,10 +99,9 @@ def answer(args: argparse.Namespace) -> str:
         return f"{len(args.files)} hold"
     if args.verb == "rerun":
         found = folder.rerun(store.read_json(args.file), args.adapter, args.seed)
-        said = ", ".join(f"{s} {100 * gap:+.2f}" for s, gap in found.gaps.items())
         if not found.matches:
-            raise ValueError(f"the rerun does not match; differences in points: {said}")
-        return f"{'equal to the last digit' if found.equal else 'matches'}; differences in points: {said}"
+            raise ValueError(f"the rerun does not match; {found.said}")
+        return f"{'equal to the last digit' if found.equal else 'matches'}; {found.said}"
     if args.verb == "page":
         store.write(args.out, page.html(args.folder))
         return "\n".join(f"wrote {path}" for path in [args.out, *tables(args.folder)])

@@ -83,11 +83,20 @@ class Rerun:
     """To the last digit of every client."""
     gaps: Mapping[str, float]
     """The difference of the means over clients."""
+    missing: tuple[str, ...] = ()
+    """Streams that the second run has no number of: there the adapter was refused, or diverged."""
 
     @property
     def matches(self) -> bool:
-        """Whether all means are near enough."""
-        return all(abs(gap) <= MATCH for gap in self.gaps.values())
+        """Whether all means are there, and near enough."""
+        return not self.missing and all(abs(gap) <= MATCH for gap in self.gaps.values())
+
+    @property
+    def said(self) -> str:
+        """The differences in points, and what is missing."""
+        gaps = ", ".join(f"{s} {100 * gap:+.2f}" for s, gap in self.gaps.items())
+        gone = f"; no number on {', '.join(self.missing)}" if self.missing else ""
+        return f"differences in points: {gaps or 'none'}{gone}"
 
 
 @as_frozen()
@@ -98,10 +107,14 @@ def rerun(body: Mapping[str, Any], adapter: str, seed: int) -> Rerun:
     named = api.by_name(experiment.adapters)
     if adapter not in named:
         raise ValueError(f"adapter={adapter!r} is not in the submission; it has {', '.join(named)}")
+    stored = {r["stream"]: r for r in body["rows"] if (r["adapter"], r["seed"]) == (adapter, seed)}
+    if not stored:
+        why = body["refused"].get(adapter, f"it has seeds {', '.join(body['seeds'])}")
+        raise ValueError(f"adapter={adapter!r}, seed={seed} has no rows in the submission: {why}")
     fit = api.train(replace(experiment, adapters=(named[adapter],)))
     table = api.evaluate(fit).where(selection="last")
     fit.engine.close()
-    stored = {r["stream"]: r for r in body["rows"] if (r["adapter"], r["seed"]) == (adapter, seed)}
     gaps = {r["stream"]: r["accuracy"] - stored[r["stream"]]["accuracy"] for r in table.rows}
-    equal = all([round(v, 6) for v in r["per_client"]] == stored[r["stream"]]["per_client"] for r in table.rows)
-    return Rerun(equal, gaps)
+    missing = tuple(s for s in stored if s not in gaps)
+    same = all([round(v, 6) for v in r["per_client"]] == stored[r["stream"]]["per_client"] for r in table.rows)
+    return Rerun(same and not missing, gaps, missing)

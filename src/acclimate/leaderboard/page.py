@@ -10,6 +10,7 @@ from typing import Any
 from ..eval.fairness import fairness
 from ..eval.grid import NOT_FINITE
 from ..eval.ranking import Ranking, rank
+from ..ops.layout import markdown as markdown_line
 from ..reporting.board import Board, BoardRow, collect
 from ..reporting.board_table import TableCell, TableColumn, board_table
 from ..reporting.page import page
@@ -91,7 +92,7 @@ def _machines(found: Submissions) -> list[str]:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(c.replace("&ndash;", "-").replace("|", "\\|") for c in cells) + " |"
+    return markdown_line([c.replace("&ndash;", "-") for c in cells])
 
 
 def _chosen(found: Submissions) -> list[str]:

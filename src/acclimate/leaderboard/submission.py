@@ -82,13 +82,14 @@ def submission(
 
 
 def _refusals(runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Why an adapter has no rows; where it failed with some seeds alone, the reason names the first of them."""
+    """Why an adapter has no rows: the first reason, of however many streams; where it failed with some seeds alone, the
+    reason names the first of them."""
     found: dict[str, list[tuple[int, str]]] = {}
     for r in runs:
         for t in r["results"]["refused"]:
             found.setdefault(t["adapter"], []).append((r["results"]["seed"], t["reason"]))
     return {
-        name: why[0][1] if len(why) == len(runs) else f"{why[0][1]}, with seed {why[0][0]}"
+        name: why[0][1] if len({seed for seed, _ in why}) == len(runs) else f"{why[0][1]}, with seed {why[0][0]}"
         for name, why in found.items()
     }
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
 
 INDENT = "    "
+BAR = "\\|"
+"""A bar within a cell of a Markdown table."""
 GAP = "  "
 
 
@@ -32,6 +35,16 @@ def lined(rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
         if rest := "; ".join(cell for cell in row[fits:] if cell):
             out += wrapped(rest, width, INDENT)
     return out
+
+
+def markdown(cells: Sequence[str]) -> str:
+    """A line of a Markdown table: a bar in a name would end its cell, and a line break the table."""
+    return f"| {' | '.join(' '.join(cell.splitlines()).replace('|', BAR) for cell in cells)} |"
+
+
+def unmarked(line: str) -> list[str]:
+    """The cells of such a line."""
+    return [cell.strip().replace(BAR, "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
 
 
 def wrapped(text: str, width: int = 0, indent: str = "") -> list[str]:

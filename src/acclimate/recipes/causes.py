@@ -19,8 +19,9 @@ from .coverage import Standing
 from .pages import NEAR, grid
 from .why import CAUSES, Cause
 
-STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447}
-"""The 97.5 % quantile of Student's t by degrees of freedom."""
+STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 12: 2.179}
+STUDENT |= {15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000}
+"""The 97.5 % quantile of Student's t by degrees of freedom; between two of them the lower counts."""
 SEEDS = Cause("", "it cannot be told from the published number at 95 %, by the spread over seeds", "the table itself")
 THREE_PARTS = Cause(
     "",
@@ -65,16 +66,19 @@ def _by_chance(standing: Standing) -> bool:
     theirs = ((standing.theirs.std or 0.0) * published.error_of_spread(standing.table)) ** 2
     both = own + theirs
     freedom = both**2 / (own**2 / (len(values) - 1) + theirs**2 / (published.RUNS - 1)) if both else min(STUDENT)
-    return abs(standing.difference or 0.0) <= STUDENT[min(int(freedom + 1e-9), max(STUDENT))] * sqrt(both)
+    quantile = STUDENT[max(known for known in STUDENT if known <= freedom + 1e-9)]
+    return abs(standing.difference or 0.0) <= quantile * sqrt(both)
 
 
-PARTS = ("original", "corrupted", "out-of-client")
+NATURAL, PARTS = "natural", ("original", "corrupted", "out-of-client")
 
 
 def _lacks_a_part(standing: Standing, every: Mapping[tuple[Any, ...], Standing]) -> bool:
     if standing.ours is None or standing.fields.get("stream") != "mixture":
         return False
-    parts = [every.get(place(standing.table, {**standing.fields, "stream": part})) for part in PARTS]
+    natural, *parts = [every.get(place(standing.table, {**standing.fields, "stream": p})) for p in (NATURAL, *PARTS)]
+    if natural is not None and natural.ours is not None and natural.ours.file == standing.ours.file:
+        return False  # where the natural stream was measured, the mixture had it too
     theirs = [part.theirs.mean for part in parts if part is not None]
     return len(theirs) == len(PARTS) and abs(standing.ours.mean - fmean(theirs)) <= NEAR
 

@@ -60,7 +60,7 @@ def seeds_of(text: str) -> list[int]:
     if not found or min(found) < 0:
         raise ValueError(f"--seeds {text} must be a number of seeds, or seeds with commas such as 0,2")
     if "," in text:
-        return found
+        return list(dict.fromkeys(found))  # each once: a seed that is named twice is one
     if found[0] < 1:
         raise ValueError(f"--seeds {text} must be at least 1")
     return list(range(found[0]))

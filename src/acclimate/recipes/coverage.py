@@ -230,8 +230,8 @@ def counts(found: Sequence[Standing], recipes: Iterable[Recipe]) -> list[Count]:
     """A line per table in the order of the papers, one per paper after its tables, and one over all."""
     needed: dict[str, dict[str, None]] = {}
     for recipe in recipes:
-        for file in {f for f, _ in places(recipe).values()}:
-            needed.setdefault(file, {}).update(dict.fromkeys(needs.wanted(cells(recipe), ())))
+        for file in dict.fromkeys(f for f, _ in places(recipe).values()):
+            needed.setdefault(file, {}).update(dict.fromkeys(needs.wanted(_behind(recipe, file), ())))
     order = {paper: i for i, paper in enumerate(dict.fromkeys(r.paper for r in recipes))}
     tables = sorted(dict.fromkeys(s.table for s in found), key=lambda t: (order.get(_paper(t), 99), _number(t)))
     out: list[Count] = []
@@ -240,6 +240,14 @@ def counts(found: Sequence[Standing], recipes: Iterable[Recipe]) -> list[Count]:
         out += [counted(t, [s for s in found if s.table == t], ", ".join(needed.get(t, ()))) for t in own]
         out.append(counted(paper, [s for s in found if _paper(s.table) == paper]))
     return [*out, counted("all", found)]
+
+
+def _behind(recipe: Recipe, file: str) -> list[Cell | Derived]:
+    """The cells of a recipe that a table's numbers stand beside, and those that these are made of."""
+    at = {place for place, (of, _) in places(recipe).items() if of == file}
+    derived = [c for c in cells(recipe) if isinstance(c, Derived) and (c.row, c.column) in at]
+    at |= {(c.row, column) for c in derived for column in c.of}
+    return [c for c in cells(recipe) if (c.row, c.column) in at]
 
 
 def _paper(table: str) -> str:

@@ -44,7 +44,7 @@ def index(folder: Path) -> str:
         raise store.RunError(f"{folder} holds no results; run `acclimate reproduce NAME --out {folder}` first")
     head = ["what", "scale", "rows", "seeds", "device", "commit", "how far from the paper", "file"]
     lines = ["# Reproduced", "", "Made by `acclimate reproduce index` from the JSON files of this folder.", ""]
-    lines += grid(head, [[_cell(v) for v in (*vars(e).values(),)] for e in entries])
+    lines += grid(head, [[*vars(e).values()] for e in entries])
     if other:
         lines += ["", "Other files: " + ", ".join(f"`{name}`" for name in other) + "."]
     return "\n".join(lines) + "\n"
@@ -78,7 +78,3 @@ def _result(body: Mapping[str, Any], name: str) -> Entry:
 
 def _distinct(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(v for v in values if v))
-
-
-def _cell(value: str) -> str:
-    return value.replace("|", "\\|")

@@ -2,9 +2,9 @@
 
 An order is data: a recipe, columns of it, and rows from the highest to the lowest. A row's number is its mean over the
 columns that the first row was measured in; a row that lacks one of them is left out. The published numbers are means
-over the same columns. An order holds, or does not, by the two neighbours that are nearest to breaking it, over the
-seeds that both have; where these differ by no more than the standard deviation of their difference over seeds, neither
-is said.
+over the same columns. Neighbours are compared over the seeds that both have. An order does not hold where two of them
+are in the other order by more than the standard deviation of their difference over seeds; it holds where all of them
+are in order by more than that; else neither is said. The pair that decides is named.
 """
 
 from __future__ import annotations
@@ -104,6 +104,14 @@ class Gap:
         """Whether the margin is larger than seeds differ, or there is nothing to tell how much they do."""
         return self.spread is None or abs(self.margin) > self.spread
 
+    def in_order(self, ties: bool) -> bool:
+        """Whether the first is above the second, or level with it where `ties` are in order too."""
+        return self.margin > 0 or (ties and self.margin == 0)
+
+    def strength(self, ties: bool) -> tuple[int, float]:
+        """The lower, the rather it decides: what breaks an order comes first, then what cannot be told, by margin."""
+        return (0 if not self.in_order(ties) else 2) if self.told else 1, self.margin
+
     def __str__(self) -> str:
         few = ", one seed" if self.seeds else ", no seed in common"
         over = few if self.spread is None else f" ± {self.spread:.2f} over {self.seeds} seeds"
@@ -116,7 +124,7 @@ class Judged:
 
     order: Order
     gap: Gap | None
-    """The nearest to breaking it; None: not measured."""
+    """That which decides; None: not measured."""
     ours: Mapping[str, float]
     """By row, from the highest that the order names."""
     theirs: Mapping[str, float]
@@ -125,10 +133,8 @@ class Judged:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the nearest pair is in order, however much its seeds differ. None: not measured."""
-        if self.gap is None:
-            return None
-        return self.gap.margin > 0 or (self.order.ties and self.gap.margin == 0)
+        """Whether the pair that decides is in order, however much its seeds differ. None: not measured."""
+        return None if self.gap is None else self.gap.in_order(self.order.ties)
 
     @property
     def verdict(self) -> str:
@@ -171,12 +177,12 @@ def _by_seed(numbers: list[Ours]) -> Seeds:
 
 
 def _nearest(order: Order, named: list[str], ours: Mapping[str, float], seeds: Mapping[str, Seeds]) -> Gap | None:
-    """The gap that is nearest to breaking the order; None where a row of it was not measured."""
+    """The gap that decides, the nearest to breaking the order; None where a row of it was not measured."""
     others = [row for row in ours if row not in named]
     if any(row not in ours for row in named) or (OTHERS in order.rows and not others):
         return None
     pairs = [*pairwise(named), *((named[-1], row) for row in others)]
-    return min((_gap(a, b, ours, seeds) for a, b in pairs), key=lambda gap: gap.margin)
+    return min((_gap(a, b, ours, seeds) for a, b in pairs), key=lambda gap: gap.strength(order.ties))
 
 
 def _gap(above: str, below: str, ours: Mapping[str, float], seeds: Mapping[str, Seeds]) -> Gap:

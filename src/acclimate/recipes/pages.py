@@ -91,7 +91,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         out.append(f"Measured {size(result)}, which is not what the recipe has: there is no difference to the paper.")
     for gone in result["left_out"]:
         out.append(f"Missing: {gone['reason']} [{_some(gone['cells'])}]")
-    out += [f"Fewer seeds: {row} has seeds {seeds} alone" for row, seeds in _seeds(result["cells"]).items()]
+    out += [f"Fewer seeds: {who} {seeds} alone" for who, seeds in _seeds(result["cells"])]
     doubts: dict[str, list[str]] = {}
     for c in result["cells"]:
         if c["published"] and c["published"]["doubt"]:
@@ -99,9 +99,22 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     return out + [f"Doubtful in print ({_some(cells)}): {reason}" for reason, cells in doubts.items()]
 
 
-def _seeds(cells: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Rows that were not run with all seeds of the table, and with which they were."""
-    return {c["row"]: ", ".join(map(str, c["seeds"])) for c in cells if "seeds" in c}
+def _seeds(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """`FedAvg has` and `seeds 0, 1`: what was not run with all seeds of the table, and with which it was.
+
+    Rows whose columns are all alike are named alone; of others, the columns are.
+    """
+    rows: dict[str, dict[str, list[str]]] = {}
+    for cell in cells:
+        own = cell.get("seeds")
+        said = f"seed{'s' * (len(own) != 1)} {', '.join(map(str, own))}" if own else ""
+        rows.setdefault(cell["row"], {}).setdefault(said, []).append(cell["column"])
+    return [
+        (f"{row} has" if len(found) == 1 else f"{row} ({_some(columns)}) has", said)
+        for row, found in rows.items()
+        for said, columns in found.items()
+        if said
+    ]
 
 
 def _some(cells: Sequence[str]) -> str:
@@ -138,4 +151,4 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def grid(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
     """A Markdown table."""
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
+    return [layout.markdown(line) for line in (head, ["---"] * len(head), *body)]

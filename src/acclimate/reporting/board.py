@@ -18,7 +18,8 @@ from .style import mean, num
 
 SELECTIONS = {"last": "Last round", "validation": "Validation-selected round"}
 IGNORED = {"seed", "device", "backend", "checkpoint_every", "analysis"}
-"""Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields."""
+"""Settings in which runs of one row may differ; they may also have other adapters, but not one with other fields.
+Those of the experiment alone are meant: a record inside it may have a seed of its own, which is a setting."""
 OURS = {encode(a)["type"] for a in catalogue.ADAPTERS.values()}
 """Adapter types that are decoded to learn their names; decoding others would import any module that a file names."""
 SHOWN = 3
@@ -177,7 +178,7 @@ def joined(entry: Mapping[str, Any]) -> str:
 def _settings(value: Any, path: str = "") -> dict[str, str]:
     """A configuration, flat: `method.mu` -> `0.1`."""
     if isinstance(value, Mapping):
-        inner = [(k, v) for k, v in value.items() if k not in IGNORED]
+        inner = [(k, v) for k, v in value.items() if path or k not in IGNORED]
     elif isinstance(value, list):
         inner = [(str(i), v) for i, v in enumerate(value)]
     else:
@@ -211,10 +212,29 @@ def _differences(runs: Sequence[Run]) -> list[list[str]]:
         mine.append(_settings({**experiment, "adapters": _adapters(experiment.get("adapters") or ())}))
         flat.setdefault(label(run), []).append(mine[-1])
     paths = {name: _differing(kinds) for name, kinds in flat.items()}
-    return [
+    said = [
         [f"{p}={own.get(p, 'unset')}" for p in paths[label(run)] if _has(own, p)]
         for run, own in zip(runs, mine, strict=True)
     ]
+    return [[*own, *more] for own, more in zip(said, _other_data(runs, said), strict=True)]
+
+
+def _other_data(runs: Sequence[Run], said: Sequence[Sequence[str]]) -> list[list[str]]:
+    """For every run the hash of its examples, where a run with the same settings and seed has others: files of one name
+    in two folders, or one that was changed since."""
+    kinds: dict[Any, dict[Any, set[Any]]] = {}
+    for run, own in zip(runs, said, strict=True):
+        by_seed = kinds.setdefault((label(run), *own), {})
+        by_seed.setdefault(run["results"].get("seed"), set()).add(_data_hash(run))
+    several = {kind for kind, by_seed in kinds.items() if any(len(found) > 1 for found in by_seed.values())}
+    return [
+        [f"data.hash={str(_data_hash(run))[:8]}"] * ((label(run), *own) in several)
+        for run, own in zip(runs, said, strict=True)
+    ]
+
+
+def _data_hash(run: Run) -> Any:
+    return (run["results"].get("data") or {}).get("hash")
 
 
 def _differing(kinds: Sequence[Mapping[str, str]]) -> list[str]:

@@ -12,6 +12,8 @@ from .style import caption, esc, scroll
 
 MANY = 24
 """From how many lines on a table scrolls under its own head."""
+SHARE = 3
+"""The decimals of a share, which is shown in per cent with one."""
 MARK = '<span class="vh"> best</span>'
 """What names the best of a column to those who do not see its colour; page.js writes the same."""
 
@@ -24,8 +26,8 @@ class TableColumn:
     """The head of the column, as HTML."""
     best: Literal["max", "min", ""] = ""
     """Whether the largest or the smallest number of the column is marked."""
-    digits: int = 3
-    """Numbers that agree to so many decimals are equally good: as many as are shown of a share in per cent."""
+    digits: int = SHARE
+    """Numbers that agree to so many decimals, as they are shown, are equally good."""
     stream: int | None = None
     """The stream that the column is about; the column is hidden when that stream is filtered out."""
     key: str = ""
@@ -51,7 +53,7 @@ def board_table(
     body = []
     for row, cells in rows:
         drawn = "".join(
-            _cell(cell, most is not None and round(cell.value, column.digits) == most)
+            _cell(cell, most is not None and _read(column, cell.value) == most)
             for cell, column, most in zip(cells, columns, best, strict=True)
         )
         body.append(
@@ -62,15 +64,19 @@ def board_table(
 
 
 def _best(column: TableColumn, values: Sequence[float]) -> float | None:
-    finite = [round(v, column.digits) for v in values if math.isfinite(v)]
+    finite = [_read(column, v) for v in values if math.isfinite(v)]
     if not finite or not column.best:
         return None
     return max(finite) if column.best == "max" else min(finite)
 
 
+def _read(column: TableColumn, value: float) -> float:
+    """A number as a reader sees it: rounding a share first and its per cent first differ, 0.8135 being 81.3 %."""
+    return round(100 * value, SHARE - 2) if column.digits == SHARE else round(value, column.digits)
+
+
 def _head(column: TableColumn) -> str:
     known = {"best": column.best, "s": column.stream, "key": column.key}
-    known |= {"digits": column.digits} if column.best and column.digits != 3 else {}
     data = "".join(f' data-{k}="{esc(v)}"' for k, v in known.items() if v not in (None, ""))
     return f'<th scope="col" class="num"{data}>{column.title}</th>'
 

@@ -104,9 +104,9 @@ function spread(values) {
 /* A row's number of every seed, averaged over streams; nothing unless all streams have the same seeds. */
 function bySeed(row, streams, name = 'accuracy', of = selection) {
   const at = record.perSeed.indexOf(name), cells = streams.map(s => row.cells[of][s]);
-  const seeds = cells.map(c => c.map(entry => entry[0]).join());
+  const seeds = cells.map(c => c.map(entry => entry[0]).sort().join());
   if (!cells.length || new Set(seeds).size > 1) return [];
-  const found = cells[0].map((_, k) => cells.map(c => c[k][at]));
+  const found = cells[0].map(([seed]) => cells.map(c => c.find(entry => entry[0] === seed)[at]));
   return found.every(seed => seed.every(finite)) ? found.map(mean) : [];
 }
 
@@ -146,15 +146,14 @@ function rewriteMeans(streams) {
   }
 }
 
-/* Of every column that says so, mark the best among the rows that are shown. */
+/* Of every column that says so, mark the best among the rows that are shown; numbers that read alike are equally good. */
 function markBest(rows) {
   for (const table of tables) {
     const lines = Array.from(table.tBodies[0].rows);
     Array.from(table.tHead.rows[0].cells).forEach((th, i) => {
       if (!th.dataset.best) return;
-      const scale = 10 ** (th.dataset.digits || 3);
       const value = line => line.cells[i].dataset.v === '' || !rows.has(Number(line.dataset.r))
-        ? null : Math.round(line.cells[i].dataset.v * scale);
+        ? null : parseFloat(line.cells[i].textContent);
       const values = lines.map(value), known = values.filter(v => v !== null);
       const best = th.dataset.best === 'max' ? Math.max(...known) : Math.min(...known);
       lines.forEach((line, k) => mark(line.cells[i], values[k] === best));
@@ -216,7 +215,9 @@ function layout() {
   const names = rows.map(row => [row.method, ...(adapted ? [record.adapters[row.adapter]] : [])]);
   const head = ['Method', ...(adapted ? ['Adapter'] : []), ...streams.map(s => record.streams[s])];
   if (streams.length > 1) head.push('Average');
-  const seeds = Math.max(...rows.map(row => bySeed(row, streams).length), 0);
+  const counts = rows.flatMap(row => columns.map(c => bySeed(row, c).length)).filter(n => n > 0);
+  const low = Math.min(...counts), high = Math.max(...counts);
+  const seeds = `${low < high ? `${low} to ` : ''}${high}`;
   const over = several ? `standard deviation over ${seeds} seeds` : 'standard deviation over clients';
   const said = `Test accuracy in %, ${record.selections[selection].toLowerCase()}: mean over clients, with the ${over}.`;
   return {head, names, cells, said};

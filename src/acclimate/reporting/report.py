@@ -79,16 +79,25 @@ def _summary(board: Board, ranking: Ranking | None) -> str:
 def _notes(board: Board) -> str:
     """Warnings: runs that repeat a seed, and runs on different data."""
     data: dict[Any, set[Any]] = {}
-    seen: dict[tuple[str, Any], Run] = {}
+    seen: dict[tuple[str, Any], set[Any]] = {}
     notes = []
     for name, run in zip(board.names, board.runs, strict=True):
         seed, card = run["results"].get("seed"), run["results"].get("data") or {}
         data.setdefault(seed, set()).add((card.get("name"), card.get("hash")))
-        if seen.setdefault((name, seed), run) is not run:
-            notes.append(f"{esc(folder(run))} repeats {esc(name)} with seed {esc(seed)}; only the first is counted.")
+        known, own = seen.setdefault((name, seed), set()), _numbered(run)
+        if twice := known & own:
+            part = "only the first is counted" if twice == own else "of what is there twice, only the first is counted"
+            notes.append(f"{esc(folder(run))} repeats {esc(name)} with seed {esc(seed)}; {part}.")
+        known |= own
     mixed = [seed for seed, kinds in data.items() if len(kinds) > 1]
     notes += [f"Runs of seed {words(mixed)} do not share the same data: compare them with care."] * bool(mixed)
     return "".join(f'<p class="note">{s}</p>' for s in notes)
+
+
+def _numbered(run: Run) -> set[tuple[str, ...]]:
+    """What a run has numbers of: runs of one method and seed may share out adapters, and are no repeats."""
+    rows = run["results"].get("table") or ()
+    return {tuple(str(t.get(k)) for k in ("method", "personal", "adapter", "stream", "selection")) for t in rows}
 
 
 def _setup(name: str, run: Mapping[str, Any]) -> str:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import store
 from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interval
-from ..eval.ranking import RankedRow, Ranking, rank
+from ..eval.ranking import RankedRow, Ranking, listed, rank
 from ..eval.same_stream import apart, first_alike
 from ..eval.table import row_names
+from ..ops.layout import markdown
 from . import cards, chosen
 
 SCHEMA = "acclimate.comparison/1"
@@ -46,6 +47,8 @@ class Comparison:
     """Best accuracy over all rounds of both sides by stream: chosen on test data, so an upper bound and no result."""
     left_out: tuple[str, ...] = ()
     """Streams that both have under one name, but not with the same examples."""
+    not_shared: Mapping[str, str] = field(default_factory=dict)
+    """Streams that one side has alone, or with other seeds, and who has them with which."""
     choices: tuple[str, ...] = ()
     """Where a strategy chose the adapters: what it chose on every stream, and its gap to the oracle."""
     select: str | None = None
@@ -64,8 +67,9 @@ class Comparison:
         text += f"{100 * d.low:+.1f} to {100 * d.high:+.1f}): "
         if not d.differs:
             return text + "no difference can be told from chance."
-        text += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for "
-        return text + f"{100 * (d.better if d.mean > 0 else 1 - d.better):.0f} % of clients."
+        share = (d.better if d.mean > 0 else 1 - d.better) - d.equal / 2
+        text += f"more than chance, and {'better' if d.mean > 0 else 'worse'} for {100 * share:.0f} % of clients"
+        return text + (f", equal for {100 * d.equal:.0f} %." if d.equal else ".")
 
     def caveat(self) -> str | None:
         """What the numbers do not cover."""
@@ -74,6 +78,7 @@ class Comparison:
             text.append("One seed: the interval covers the choice of clients, not that of splits and initial weights.")
         if self.left_out:
             text.append(f"Left out, because the two were tested on different examples: {', '.join(self.left_out)}.")
+        text += [f"Left out: {stream}, {who}." for stream, who in self.not_shared.items()]
         return " ".join(text) or None
 
     def to_json(self) -> str:
@@ -81,22 +86,22 @@ class Comparison:
         rows = [asdict(d) | {"mean": d.mean, "told_from_chance": d.differs} for d in self.differences]
         body = {"schema": SCHEMA, "first": self.first, "second": self.second, "level": LEVEL, "draws": DRAWS}
         body |= {"differences": rows, "best_over_rounds_on_test_data": self.best, "left_out": self.left_out}
+        body |= {"not_shared": dict(self.not_shared)}
         body |= {"select": self.select, "choices": self.choices} if self.select else {}
         return json.dumps(body, indent=1) + "\n"
 
     def to_markdown(self) -> str:
         """A table: a row per stream and selection."""
         head = ["stream", "round", self.first, self.second, "difference", "95 % interval", "seeds x clients"]
-        lines = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
-        lines += ["| " + " | ".join(cells) + " |" for cells in self.cells()]
-        return "\n".join(lines)
+        return "\n".join(map(markdown, [head, ["---"] * len(head), *self.cells()]))
 
     def cells(self) -> list[list[str]]:
         """The rows of the table as text."""
         rows = []
         for d in self.differences:
             mean, interval = f"{100 * d.mean:+.1f}", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
-            counts = f"{d.seeds} x {d.clients // d.seeds}"
+            least, most = min(d.per_seed), max(d.per_seed)
+            counts = f"{d.seeds} x {least}" + f" to {most}" * (most > least)
             rows.append(
                 [d.stream, d.selection, f"{100 * d.first:.1f}", f"{100 * d.second:.1f}", mean, interval, counts]
             )
@@ -150,6 +155,7 @@ def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
     streams: dict[int, dict[str, Mapping[str, Any]]] = {}
     curves: dict[int, dict[str, list[float]]] = {}
     counted: dict[tuple[str, int], Any] = {}
+    choices = []
     for row, run in members:
         stream, seed = row["stream"], row["seed"]
         if counted.setdefault((stream, seed), run) is run:
@@ -157,8 +163,8 @@ def _side(name: str, adapter: str, members: Sequence[tuple[Any, Any]]) -> Side:
             data.setdefault(seed, cards.data(run))
             streams.setdefault(seed, {}).update(cards.stream(run, stream))
             curves.setdefault(seed, {})[stream] = cards.curve(run, adapter, stream)
-    choices = tuple(row for row, _ in members if "gap" in row)
-    return Side(name, adapter, cells, data, streams, curves, _doubt(members), choices)
+            choices += [row] if "gap" in row else []
+    return Side(name, adapter, cells, data, streams, curves, _doubt(members), tuple(choices))
 
 
 def _doubt(members: Sequence[tuple[Any, Any]]) -> str | None:
@@ -272,10 +278,37 @@ def compared(first: Side, second: Side) -> Comparison:
             f"{first.title} and {second.title} were tested on different examples in every stream that both have "
             f"({', '.join(left_out)}); only the same can be paired"
         )
-    pairs = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
-    found = tuple(difference(s, how, first.cells[s, how], second.cells[s, how]) for s, how in pairs)
+    both = [(s, how) for s in streams for how in SELECTIONS if (s, how) in first.cells and (s, how) in second.cells]
+    alike = [pair for pair in both if first.cells[pair].keys() == second.cells[pair].keys()]
+    # where none is, the first is refused, with both sides' seeds
+    found = tuple(difference(*pair, first.cells[pair], second.cells[pair]) for pair in alike or both)
     words = tuple(w for side in (first, second) for w in chosen.words(side.name, side.choices))
-    return Comparison(first.title, second.title, found, _best(first, second, streams), left_out, words)
+    gone, kept = _not_shared(first, second, both, alike), [s for s in streams if any(s == t for t, _ in alike)]
+    return Comparison(first.title, second.title, found, _best(first, second, kept), left_out, gone, words)
+
+
+Pairs = Sequence[tuple[str, str]]
+"""Streams, each with a selection."""
+
+
+def _not_shared(first: Side, second: Side, both: Pairs, alike: Pairs) -> dict[str, str]:
+    """Streams that cannot be paired because one side lacks them, or lacks a seed of them: an adapter that diverged has
+    no number there, however often it is run. Who has them, by stream."""
+    out: dict[str, str] = {}
+    for side, other in ((first, second), (second, first)):
+        theirs = {s for s, _ in other.cells}
+        out |= {s: f"which only {side.title} has" for s, _ in side.cells if s not in theirs}
+    for pair in (p for p in both if p not in alike):
+        told = [f"{side.title} has with {_seeds(side.cells[pair])}" for side in (first, second)]
+        stream, how = pair
+        name = stream if how == SELECTIONS[0] else f"{stream} at the validation-selected round"
+        out[name] = f"which {told[0]}, and {told[1]}"
+    return out
+
+
+def _seeds(own: PerSeed) -> str:
+    """`seed 0`, `seeds 0 and 2`."""
+    return f"seed{'s' * (len(own) != 1)} {listed([str(n) for n in sorted(own)])}"
 
 
 def _best(first: Side, second: Side, streams: Sequence[str]) -> dict[str, tuple[float, float]]:

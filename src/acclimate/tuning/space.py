@@ -163,10 +163,12 @@ def _options(key: str, value: Any, sample: Sequence[tuple[str, Any]]) -> Choice 
             raise ConfigError(f"{key}={value}: a range needs a number, and {key} is none; list its values with commas")
         whole = all(isinstance(end, int) for end in ends)
         return Range(key, ends[0], ends[1], log=found[3] is not None, whole=whole)
-    if len(values_of(key, [*sample, (key, value)])) == 1:
+    meant = values_of(key, [*sample, (key, value)])
+    if len(meant) == 1:
         return Choice(key, (_number(value),))
     items = value if isinstance(value, list) else str(value).split(",")
-    return Choice(key, tuple(dict.fromkeys(_number(i) for i in items)))
+    read = _spelled if all(isinstance(v, str) for v in meant) else _number  # names, or numbers and records
+    return Choice(key, tuple(dict.fromkeys(read(i) for i in items)))
 
 
 def _number(value: Any) -> Any:
@@ -181,12 +183,18 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _spelled(value: Any) -> Any:
+    """Text as a number where that number is written so: a column may be called 007, and is not the column 7."""
+    number = _number(value)
+    return number if str(number) == str(value) else value
+
+
 def to_toml(settings: Iterable[tuple[str, Any]], head: str) -> str:
     """Settings as a file for `acclimate run -c`; keys of fields are quoted, so that a record can stand beside them."""
     lines = [f"# {line}" for line in head.splitlines()]
     for key, value in settings:
         name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
-        lines.append(f"{name} = {_toml(_number(value))}")
+        lines.append(f"{name} = {_toml(_spelled(value))}")
     return "\n".join(lines) + "\n"
 
 

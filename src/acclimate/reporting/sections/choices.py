@@ -21,9 +21,13 @@ Pick = Mapping[str, Any]
 def section(board: Board) -> str:
     """A table per method, all of its seeds together; nothing where no run has choices."""
     found: dict[str, list[Pick]] = {}
+    seen: dict[tuple[Any, ...], Any] = {}
     for name, run in zip(board.names, board.runs, strict=True):
-        picks = (run["results"].get("selected") or {}).get("rows") or ()
-        found.setdefault(name, []).extend(p for p in picks if math.isfinite(num(p.get("gap"))))
+        own, seed = found.setdefault(name, []), run["results"].get("seed")
+        for pick in (run["results"].get("selected") or {}).get("rows") or ():
+            at = (name, seed, str(pick.get("stream")), str(pick.get("strategy")))  # the first of a repeat counts
+            if math.isfinite(num(pick.get("gap"))) and seen.setdefault(at, run) is run:
+                own.append(pick)
     parts = [(name, picks) for name, picks in found.items() if picks]
     if not parts:
         return ""

@@ -60,7 +60,7 @@ def heat_map(scores: Scores, methods: Sequence[str], adapters: Sequence[str], st
             at = f'x="{left + (k + 0.5) * CELL - 1:.0f}" y="{top + 17}"'
             title = f"<title>{esc(method)}, {esc(adapter)}: {score * 100:.1f} %</title>"
             text = f'<text {at} text-anchor="middle">{score * 100:.1f}</text>'
-            best = round(score, 3) == round(high, 3)
+            best = round(100 * score, 1) == round(100 * high, 1)  # as they read
             parts.append(f'<g class="h{shade}{" top" * best}">{title}<rect {box} rx="2"/>{text}</g>')
             if best:
                 frames.append(f'<rect class="frame" {box} rx="2"/>')

@@ -94,7 +94,7 @@ def _cheaper(rows: dict[str, BoardRow], first: RankedPlace, level: Sequence[Rank
     if first.title not in known:
         return ""
     least = min(known, key=known.__getitem__)
-    if known[least] * 2 > known[first.title]:
+    if least == first.title or known[least] * 2 > known[first.title]:
         return ""
     return f"The cheapest row within chance of it is <b>{esc(least)}</b>, at {fixed(known[least], 2)} ms per sample."
 
@@ -112,7 +112,7 @@ def _tiles(ranking: Ranking) -> str:
 
 def _doubts(ranking: Ranking) -> str:
     """What the verdict does not cover."""
-    out = []
+    out = ranking.besides()
     if len(ranking.seeds) < 2:
         out.append("One seed: the intervals cover the choice of clients, not that of splits and initial weights.")
     out += [f"{t} is not ranked: {why}." for t, why in list(ranking.left_out.items())[:8]]
