@@ -58,7 +58,7 @@ def _held(t, REGISTERS: tl.constexpr):
 
 
 @late
-@jit
+@jit(do_not_specialize=["rows"])
 def _rows(
     x, w, a, v, y, u, bias, scale, rows, N,
     RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, REGISTERS: tl.constexpr,
