@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import product_kernels
 from .kernels import AVAILABLE, INTERPRETED, jit
-from .product_kernels import RANK, dense
+from .product_kernels import RANK, across, dense
 from .rehearsal import blank, late
 
 if AVAILABLE:
@@ -61,7 +61,8 @@ def _held(t, REGISTERS: tl.constexpr):
 @jit(do_not_specialize=["rows"])
 def _rows(
     x, w, a, v, y, u, bias, scale, rows, N,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, REGISTERS: tl.constexpr,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, TALL: tl.constexpr,
+    REGISTERS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, TIMES: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +84,8 @@ def _rows(
         low = (sum * scale).to(u.dtype.element_ty)
         tl.store(u + at, low, mask=real)
     for n in tl.range(0, N, BN, num_stages=STAGES):
-        acc = tl.dot(low, v.load([client, 0, n]).reshape(R, BN))
+        own = v.load([client, n, 0]).reshape(BN, R).T if TALL else v.load([client, 0, n]).reshape(R, BN)
+        acc = tl.dot(low, own)
         for i in tl.static_range(TIMES):
             acc = tl.dot(here[i], w.load([i * BK, n]) if TURNED else w.load([n, i * BK]).T, acc)
         if BIAS:
@@ -132,13 +134,14 @@ def _run(
     (bn, stages, parts), r = passing, max(RANK, 1 << (rank - 1).bit_length())
     turned = weight.stride(-1) != 1
     shared = (weight.mT, [DEPTH, bn]) if turned else (weight, [bn, DEPTH])
+    own, tall = across(v, r, bn)
     boxes: tuple[tuple[Tensor, list[int]], ...] = (
-        (x, [1, ROWS, DEPTH]), shared, (dense(a), [1, r, DEPTH]), (dense(v.mT), [1, r, bn]),
+        (x, [1, ROWS, DEPTH]), shared, (dense(a), [1, r, DEPTH]), own,
         (y, [1, ROWS, bn // parts]),
     )  # fmt: skip
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     _rows[(groups * -(-rows // ROWS),)](
-        *described, u, x if bias is None else bias, scale, rows, outputs, rank, bias is not None, given, turned,
+        *described, u, x if bias is None else bias, scale, rows, outputs, rank, bias is not None, given, turned, tall,
         not INTERPRETED, ROWS, bn, DEPTH, r, inputs // DEPTH, stages, parts, num_warps=WARPS, num_stages=stages,
     )  # fmt: skip
     return y
