@@ -81,8 +81,8 @@ def dense(t: Tensor) -> Tensor:
 
 
 def across(v: Tensor, ranks: int, columns: int) -> tuple[tuple[Tensor, list[int]], bool]:
-    """V [G, outputs, rank] in an order in which the copy engine reads it, the box that it takes, and whether that is the
-    order of the layer. The engine asks for rows of a multiple of 16 bytes; where ranks are none, V is turned."""
+    """V [G, outputs, rank] in an order that the copy engine reads, the box that it takes, and whether this is how the
+    layer has it. The engine asks for rows of a multiple of 16 bytes; where those of V are none, it is turned."""
     if v.is_contiguous() and v.shape[2] * v.element_size() % 16 == 0:
         return (dense(v), [1, columns, ranks]), True
     return (dense(v.mT), [1, ranks, columns]), False
