@@ -121,8 +121,8 @@ class _NormBack(Function):
         s: Tensor,
         mean: Tensor,
         unit: Tensor,
-        low: Tensor | None,
-        a: Tensor | None,
+        low: Tensor | None = None,
+        a: Tensor | None = None,
     ) -> Tensor:
         if low is not None and a is not None and not trials.serves_low(s, low.shape[-1]):
             g, low, a = torch.baddbmm(g, low, a), None, None
