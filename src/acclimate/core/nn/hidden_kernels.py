@@ -121,7 +121,7 @@ def _tile(
 
 
 @late
-@jit
+@jit(do_not_specialize=["tiles"])
 def _hidden(
     x, w, kept, y, bias, N, K, tiles,
     BACK: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr, FAST: tl.constexpr,

@@ -32,7 +32,7 @@ RANK = 16
 
 
 @late
-@jit
+@jit(do_not_specialize=["rows", "tiles"])
 def _product(
     x, w, a, v, y, u, bias, scale, rows, N, K, tiles,
     RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, TALL: tl.constexpr,
