@@ -86,7 +86,14 @@ def test_statistics_that_views_share_are_there_for_each_of_them(monkeypatch: pyt
     monkeypatch.setattr(trials, "norm_back", lambda *given: seen.extend(given))
     mean, unit = repeated(5), 2.0 * repeated(5)[:1].expand(VIEWS, 5)
     trunk_parts._NormBack.forward(torch.ones(4), 1e-6, None, repeated(5, 4), torch.ones(VIEWS, 5, 4), mean, unit)
+    assert seen[6:] == [None, None]
     for read, wanted in ((seen[4], mean), (seen[5], unit), (seen[1], repeated(5, 4))):
+        assert as_read(read).tolist() == wanted.flatten().tolist()
+    seen.clear()
+    monkeypatch.setattr(trials, "serves_low", lambda s, rank: True)
+    pair = repeated(5, 2), repeated(2, 4)
+    trunk_parts._NormBack.forward(torch.ones(4), 1e-6, None, repeated(5, 4), torch.ones(VIEWS, 5, 4), mean, unit, *pair)
+    for read, wanted in zip(seen[6:], pair, strict=True):
         assert as_read(read).tolist() == wanted.flatten().tolist()
 
 

@@ -19,6 +19,7 @@ from acclimate.core.nn import (
     kernels,
     pair_kernels,
     product_kernels,
+    row_kernels,
     trials,
 )
 from acclimate.core.nn import heads as by_heads
@@ -137,7 +138,8 @@ def test_a_block_takes_norm_and_pairs_at_once_as_on_a_gpu_unless_someone_looks(m
 
     def slopes():
         module.zero_grad()
-        module(x)[1].square().sum().backward()
+        with trials.without():
+            module(x)[1].square().sum().backward()
         return [p.grad.clone() for p in module.parameters()]
 
     expected, taken, seen = slopes(), [], []
@@ -171,7 +173,7 @@ def test_the_kernel_agrees_with_torchs_operations(rank):
 
 @works
 @pytest.mark.parametrize("how", held_kernels.PASSING, ids=lambda how: how.name)
-@pytest.mark.parametrize(("rank", "inputs"), [(1, 96), (8, 32), (20, 64)])
+@pytest.mark.parametrize(("rank", "inputs"), [(3, 96), (8, 32)])
 def test_so_does_the_kernel_whose_rows_stay(rank, inputs, how):
     x, weight = draw(2, 5, inputs), draw(88, inputs)
     for kind in ("forward", "biased", "back"):
@@ -228,7 +230,7 @@ def test_gelu_of_the_kernels_is_that_of_the_error_function():
 @pytest.mark.parametrize("width", [24, 384])
 def test_kernels_of_rows_agree_with_torchs_operations(width):
     assert trials._rows_trial(draw(1, width)) < 1e-5
-    for rank in (1, 8):
+    for rank in (1, 8) if width == 24 else ():
         assert trials._low_trial(draw(1, width), rank) < 1e-5
 
 
@@ -265,6 +267,40 @@ def test_products_with_gelu_inside_agree_with_torchs_operations(cut):
 
 
 @works
+@pytest.mark.parametrize("inputs", [32, 96])
+def test_so_do_those_whose_rows_stay(inputs):
+    x = draw(5, inputs)
+    for weight in (draw(88, inputs), draw(inputs, 88).T):
+        assert held_kernels.usable(x, weight)
+        assert hidden.trial("raised", x, weight, held_kernels.RAISED) < 5e-5
+        assert hidden.trial("lowered", x, weight, held_kernels.LOWERED) < 2e-4
+    y, h = held_kernels.raised(x, draw(88, inputs), None, held_kernels.RAISED)
+    torch.testing.assert_close(y, F.gelu(h), rtol=0, atol=5e-5)
+
+
+@works
+def test_a_product_around_gelu_is_by_the_kernel_that_was_chosen(monkeypatch):
+    x, w1, b1, w2, kept = draw(5, 32), draw(40, 32), draw(40), draw(32, 40), draw(5, 40)
+    ran, way = [], [hidden.PLAIN]
+    for name in ("raised", "lowered"):
+        run = getattr(held_kernels, name)
+        monkeypatch.setattr(held_kernels, name, lambda *a, name=name, run=run: (ran.append(name), run(*a))[1])
+    monkeypatch.setattr(hidden, "INTERPRETED", False)
+    monkeypatch.setattr(hidden.fastest, "chosen", lambda what, x, usual, make: (list(make()), way[0])[1])
+    for chosen in ((hidden.PLAIN,) * 2, (held_kernels.RAISED.name, held_kernels.LOWERED.name)):
+        for again in range(2):  # trials come first
+            ran.clear()
+            way[0] = chosen[0]
+            y, h = hidden.raised(x, w1, b1)
+            way[0] = chosen[1]
+            back = hidden.lowered(x, w2, kept)
+        assert ran == ([] if chosen[0] == hidden.PLAIN else ["raised", "lowered"]) and again
+        torch.testing.assert_close(h, F.linear(x, w1, b1))
+        torch.testing.assert_close(y, F.gelu(h), rtol=0, atol=5e-5)
+        torch.testing.assert_close(back, torch.ops.aten.gelu_backward(x @ w2, kept), rtol=1e-3, atol=1e-3)
+
+
+@works
 def test_far_numbers_go_through_gelu_as_they_are_or_not_at_all():
     far = torch.tensor([[-1e4, -30.0, -7.0, 0.0, 7.0, 30.0, 1e4, 2e4]]).expand(8, 8).contiguous()
     ones, cut = torch.eye(8), hidden_kernels.CUTS[0]
@@ -295,6 +331,22 @@ def test_an_mlp_takes_the_kernel_and_without_kernels_it_does_not(monkeypatch):
     assert ran == ["forward", "backward"]
 
 
+@pytest.mark.skipif(not kernels.AVAILABLE or kernels.INTERPRETED, reason="needs Triton, not interpreted")
+def test_a_kernel_is_compiled_once_for_any_number_of_rows():
+    """A trial has other numbers of rows than the work, and Triton compiles anew for multiples of 16."""
+    free = {
+        product_kernels._product: {"rows", "tiles"},
+        hidden_kernels._hidden: {"tiles"},
+        held_kernels._rows: {"rows"},
+        pair_kernels._pieces: {"rows"},
+        pair_kernels._added: {"pieces"},
+        row_kernels._norm: {"rows"},
+        row_kernels._norm_back: {"rows"},
+    }
+    for kernel, names in free.items():
+        assert {p.name for p in kernel.params if p.do_not_specialize} == names
+
+
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 hopper = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9, reason="needs a copy engine"
@@ -302,14 +354,15 @@ hopper = pytest.mark.skipif(
 
 
 @hopper
-@pytest.mark.parametrize("cut", hidden_kernels.CUTS, ids=lambda cut: cut.name)
+@pytest.mark.parametrize("cut", [*hidden_kernels.CUTS, None], ids=lambda cut: "held" if cut is None else cut.name)
 def test_on_a_gpu_products_with_gelu_inside_agree(cut):
     x, weight = (
         torch.empty(5, 384, dtype=torch.bfloat16, device="cuda"),
         torch.empty(1536, 384, device="cuda").bfloat16(),
     )
     for w in (weight, weight.T.contiguous().T):
-        assert hidden.trial("raised", x, w, cut) < 1e-2 and hidden.trial("lowered", x, w, cut) < 1e-2
+        assert hidden.trial("raised", x, w, cut or held_kernels.RAISED) < 1e-2
+        assert hidden.trial("lowered", x, w, cut or held_kernels.LOWERED) < 1e-2
 
 
 @hopper

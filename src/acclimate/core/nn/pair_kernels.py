@@ -30,7 +30,7 @@ MOST = 64
 
 
 @late
-@jit
+@jit(do_not_specialize=["rows"])
 def _pieces(
     g, x, low, v, to_low, parts, scale, rows, OUT: tl.constexpr, IN: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
@@ -62,7 +62,7 @@ def _pieces(
 
 
 @late
-@jit
+@jit(do_not_specialize=["pieces"])
 def _added(parts, first, second, pieces, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of a client's pieces: FIRST numbers for the one result, and SECOND for the other."""
     SIZE: tl.constexpr = FIRST + SECOND

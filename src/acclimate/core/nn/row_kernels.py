@@ -21,7 +21,7 @@ RANK = 8
 
 
 @late
-@jit
+@jit(do_not_specialize=["rows"])
 def _norm(
     x, d, weight, bias, s, y, mean, unit, rows, eps,
     C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
@@ -48,7 +48,7 @@ def _norm(
 
 
 @late
-@jit
+@jit(do_not_specialize=["rows"])
 def _norm_back(
     more, dy, low, a, s, weight, mean, unit, ds, rows,
     C: tl.constexpr, ADD: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
