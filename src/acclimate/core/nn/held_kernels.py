@@ -1,5 +1,4 @@
-"""Triton kernels for the products of `product_kernels` and `hidden_kernels` whose rows are short: they stay, and all
-weights pass by.
+"""A Triton kernel for the products of `product_kernels` whose rows are short: they stay, and all weights pass by.
 
 Tiles of 256 x 128 read every row of x once for each tile across y, and where a row has but 384 numbers, that is as much
 as the products themselves take, by arithmetic; whether this is what makes them slow is a guess. Here a program has its
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from . import product_kernels
-from .hidden_kernels import finish
 from .kernels import AVAILABLE, INTERPRETED, jit
-from .product_kernels import RANK, across, dense
-from .rehearsal import blank, blank_like, late
+from .product_kernels import RANK, dense
+from .rehearsal import blank, late
 
 if AVAILABLE:
     import triton.language as tl
@@ -48,9 +46,7 @@ class Passing(NamedTuple):
 
 
 PASSING = (Passing(64, 1, 1), Passing(64, 1, 2)) if INTERPRETED else (Passing(128, 2, 2), Passing(64, 3, 1))
-"""What is tried beside pairs."""
-RAISED, LOWERED = PASSING if INTERPRETED else (Passing(128, 2, 2), Passing(64, 3, 1))
-"""What is tried around GELU, forward and backward."""
+"""What is tried."""
 
 
 @jit
@@ -65,8 +61,7 @@ def _held(t, REGISTERS: tl.constexpr):
 @jit(do_not_specialize=["rows"])
 def _rows(
     x, w, a, v, y, u, bias, scale, rows, N,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, TALL: tl.constexpr,
-    REGISTERS: tl.constexpr,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, REGISTERS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr, TIMES: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -88,8 +83,7 @@ def _rows(
         low = (sum * scale).to(u.dtype.element_ty)
         tl.store(u + at, low, mask=real)
     for n in tl.range(0, N, BN, num_stages=STAGES):
-        own = v.load([client, n, 0]).reshape(BN, R).T if TALL else v.load([client, 0, n]).reshape(R, BN)
-        acc = tl.dot(low, own)
+        acc = tl.dot(low, v.load([client, 0, n]).reshape(R, BN))
         for i in tl.static_range(TIMES):
             acc = tl.dot(here[i], w.load([i * BK, n]) if TURNED else w.load([n, i * BK]).T, acc)
         if BIAS:
@@ -101,26 +95,6 @@ def _rows(
             y.store([client, m, n + BN // 2], right.reshape(1, BM, BN // 2))
         else:
             y.store([client, m, n], acc.to(u.dtype.element_ty).reshape(1, BM, BN))
-
-
-@late
-@jit
-def _hidden_rows(
-    x, w, kept, y, bias, N,
-    BACK: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr, FAST: tl.constexpr, REGISTERS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TIMES: tl.constexpr, STAGES: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """BM rows of what `hidden_kernels` computes."""
-    m = tl.program_id(0) * BM
-    here = ()
-    for i in tl.static_range(TIMES):
-        here += (_held(x.load([m, i * BK]), REGISTERS),)  # type: ignore[assignment]
-    for n in tl.range(0, N, BN, num_stages=STAGES):
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for i in tl.static_range(TIMES):
-            acc = tl.dot(here[i], w.load([i * BK, n]) if TURNED else w.load([n, i * BK]).T, acc)
-        finish(acc, kept, y, bias, m, n, N, BACK, BIAS, FAST, BM, BN, PARTS)
 
 
 def usable(x: Tensor, weight: Tensor) -> bool:
@@ -158,39 +132,13 @@ def _run(
     (bn, stages, parts), r = passing, max(RANK, 1 << (rank - 1).bit_length())
     turned = weight.stride(-1) != 1
     shared = (weight.mT, [DEPTH, bn]) if turned else (weight, [bn, DEPTH])
-    own, tall = across(v, r, bn)
     boxes: tuple[tuple[Tensor, list[int]], ...] = (
-        (x, [1, ROWS, DEPTH]), shared, (dense(a), [1, r, DEPTH]), own,
+        (x, [1, ROWS, DEPTH]), shared, (dense(a), [1, r, DEPTH]), (dense(v.mT), [1, r, bn]),
         (y, [1, ROWS, bn // parts]),
     )  # fmt: skip
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     _rows[(groups * -(-rows // ROWS),)](
-        *described, u, x if bias is None else bias, scale, rows, outputs, rank, bias is not None, given, turned, tall,
+        *described, u, x if bias is None else bias, scale, rows, outputs, rank, bias is not None, given, turned,
         not INTERPRETED, ROWS, bn, DEPTH, r, inputs // DEPTH, stages, parts, num_warps=WARPS, num_stages=stages,
-    )  # fmt: skip
-    return y
-
-
-def raised(x: Tensor, weight: Tensor, bias: Tensor | None, passing: Passing) -> tuple[Tensor, Tensor]:
-    """As `hidden_kernels.forward`."""
-    kept = blank(len(x), len(weight), dtype=x.dtype, device=x.device)
-    return _around(x, weight, kept, bias, False, passing), kept
-
-
-def lowered(g: Tensor, weight: Tensor, kept: Tensor, passing: Passing) -> Tensor:
-    """As `hidden_kernels.backward`."""
-    return _around(g, weight.mT, kept.contiguous(), None, True, passing)
-
-
-def _around(x: Tensor, weight: Tensor, kept: Tensor, bias: Tensor | None, back: bool, passing: Passing) -> Tensor:
-    x, (rows, inputs), outputs, (bn, stages, parts) = x.contiguous(), x.shape, len(weight), passing
-    y, turned = blank_like(kept), weight.stride(-1) != 1
-    shared = (weight.mT, [DEPTH, bn]) if turned else (weight, [bn, DEPTH])
-    tile = [ROWS, bn // parts]
-    boxes: tuple[tuple[Tensor, list[int]], ...] = ((x, [ROWS, DEPTH]), shared, (kept, tile), (y, tile))
-    described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
-    _hidden_rows[(-(-rows // ROWS),)](
-        *described, y if bias is None else bias, outputs, back, bias is not None, turned, not INTERPRETED,
-        not INTERPRETED, ROWS, bn, DEPTH, inputs // DEPTH, stages, parts, num_warps=WARPS, num_stages=stages,
     )  # fmt: skip
     return y

@@ -100,20 +100,6 @@ def _finish(
 
 
 @jit
-def finish(
-    acc, kept, y, bias, m, n, N, BACK: tl.constexpr, BIAS: tl.constexpr, FAST: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """The same of sums [BM, BN], in one or two parts."""
-    if PARTS == 2:
-        left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
-        _finish(left, kept, y, bias, m, n, N, BACK, BIAS, FAST, BN // 2)
-        _finish(right, kept, y, bias, m, n + BN // 2, N, BACK, BIAS, FAST, BN // 2)
-    else:
-        _finish(acc, kept, y, bias, m, n, N, BACK, BIAS, FAST, BN)
-
-
-@jit
 def _tile(
     tile, x, w, kept, y, bias, N, K,
     BACK: tl.constexpr, BIAS: tl.constexpr, TURNED: tl.constexpr, FAST: tl.constexpr,
@@ -126,7 +112,12 @@ def _tile(
     for k in range(0, K, BK):
         part = x.load([m, k])
         acc = tl.dot(part, w.load([k, n]) if TURNED else w.load([n, k]).T, acc)
-    finish(acc, kept, y, bias, m, n, N, BACK, BIAS, FAST, BM, BN, PARTS)
+    if PARTS == 2:
+        left, right = acc.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
+        _finish(left, kept, y, bias, m, n, N, BACK, BIAS, FAST, BN // 2)
+        _finish(right, kept, y, bias, m, n + BN // 2, N, BACK, BIAS, FAST, BN // 2)
+    else:
+        _finish(acc, kept, y, bias, m, n, N, BACK, BIAS, FAST, BN)
 
 
 @late

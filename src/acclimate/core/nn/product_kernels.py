@@ -35,7 +35,7 @@ RANK = 16
 @jit(do_not_specialize=["rows", "tiles"])
 def _product(
     x, w, a, v, y, u, bias, scale, rows, N, K, tiles,
-    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr, TALL: tl.constexpr,
+    RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """Tiles of y, one after the other. x, w, a, v and y are descriptors; u gets, or has, x A^T times the scale."""
@@ -58,8 +58,7 @@ def _product(
             rounded = (low * scale).to(u.dtype.element_ty)
             if n == 0:
                 tl.store(u + at, rounded, mask=real)
-        own = v.load([client, n, 0]).reshape(BN, R).T if TALL else v.load([client, 0, n]).reshape(R, BN)
-        acc = tl.dot(rounded, own, acc)
+        acc = tl.dot(rounded, v.load([client, 0, n]).reshape(R, BN), acc)
         if BIAS:
             cols = n + tl.arange(0, BN)
             acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
@@ -78,14 +77,6 @@ def usable(x: Tensor, weight: Tensor) -> bool:
 def dense(t: Tensor) -> Tensor:
     """A tensor in the plain order, by its strides too where an axis has length one."""
     return t.reshape(-1).view(t.shape)
-
-
-def across(v: Tensor, ranks: int, columns: int) -> tuple[tuple[Tensor, list[int]], bool]:
-    """V [G, outputs, rank] in an order that the copy engine reads, the box that it takes, and whether this is how the
-    layer has it. The engine asks for rows of a multiple of 16 bytes; where those of V are none, it is turned."""
-    if v.is_contiguous() and v.shape[2] * v.element_size() % 16 == 0:
-        return (dense(v), [1, columns, ranks]), True
-    return (dense(v.mT), [1, ranks, columns]), False
 
 
 def product(
@@ -110,15 +101,14 @@ def _run(
     (bm, bn, bk), r = TILE, max(RANK, 1 << (rank - 1).bit_length())
     turned = weight.stride(-1) != 1
     shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])
-    own, tall = across(v, r, bn)
     boxes: tuple[tuple[Tensor, list[int]], ...] = (
-        (x, [1, bm, bk]), shared, (dense(a), [1, r, bk]), own, (y, [1, bm, bn]),
+        (x, [1, bm, bk]), shared, (dense(a), [1, r, bk]), (dense(v.mT), [1, r, bn]), (y, [1, bm, bn]),
     )  # fmt: skip
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     tiles = groups * -(-rows // bm) * -(-outputs // bn)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     _product[(min(tiles, PROGRAMS * programs),)](
         *described, u, x if bias is None else bias, scale, rows, outputs, inputs, tiles, rank, bias is not None, given,
-        turned, tall, *TILE, r, num_warps=WARPS, num_stages=STAGES,
+        turned, *TILE, r, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return y
