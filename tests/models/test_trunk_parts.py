@@ -11,9 +11,7 @@ from torch.func import grad, vmap
 from acclimate.core import Task, rng
 from acclimate.core.nn import (
     attention_kernels,
-    beside,
     gelu_kernels,
-    held_kernels,
     hidden,
     hidden_kernels,
     kernels,
@@ -172,40 +170,6 @@ def test_the_kernel_agrees_with_torchs_operations(rank):
 
 
 @works
-@pytest.mark.parametrize("how", held_kernels.PASSING, ids=lambda how: how.name)
-@pytest.mark.parametrize(("rank", "inputs"), [(3, 96), (8, 32)])
-def test_so_does_the_kernel_whose_rows_stay(rank, inputs, how):
-    x, weight = draw(2, 5, inputs), draw(88, inputs)
-    for kind in ("forward", "biased", "back"):
-        for w in (weight, draw(inputs, 88).T):
-            assert held_kernels.usable(x, w) and beside.trial(kind, x, w, rank, how) < 1e-5
-    assert not held_kernels.usable(draw(2, 5, 72), draw(88, 72)) and not held_kernels.usable(draw(5, 128), draw(8, 128))
-
-
-@works
-def test_products_beside_pairs_are_by_the_kernel_that_was_chosen(monkeypatch):
-    ran, way = [], [beside.TILES]
-    for name in ("product", "summed"):
-        run = getattr(held_kernels, name)
-        monkeypatch.setattr(held_kernels, name, lambda *a, name=name, run=run: (ran.append((name, a[-1])), run(*a))[1])
-    monkeypatch.setattr(beside, "INTERPRETED", False)
-    monkeypatch.setattr(beside.fastest, "chosen", lambda what, x, usual, make: (list(make()), way[0])[1])
-    x, w, b, a, v, u = (draw(*s) for s in ((2, 5, 64), (40, 64), (40,), (2, 3, 64), (2, 40, 3), (2, 5, 3)))
-    beside.product(x, w, b, a, v, 0.5)
-    assert not ran  # few numbers
-    monkeypatch.setattr(beside, "LEAST", 1)
-    for how in (None, *held_kernels.PASSING):
-        way[0] = beside.TILES if how is None else how.name
-        beside.product(x, w, b, a, v, 0.5), beside.summed(x, w, u, v)  # trials
-        ran.clear()
-        y, low = beside.product(x, w, b, a, v, 0.5)
-        torch.testing.assert_close(low, 0.5 * x @ a.mT)
-        torch.testing.assert_close(y, x @ w.mT + b + low @ v.mT)
-        torch.testing.assert_close(beside.summed(x, w, u, v), x @ w.mT + u @ v.mT)
-        assert ran == ([] if how is None else [("product", how), ("summed", how)])
-
-
-@works
 @pytest.mark.parametrize(("rank", "outputs"), [(1, 88), (8, 24), (20, 40)])
 def test_kernels_of_pairs_agree_with_torchs_operations(rank, outputs):
     x, v = draw(2, 5, 72), draw(2, outputs, rank)
@@ -331,15 +295,6 @@ def test_on_a_gpu_products_with_gelu_inside_agree(cut):
 
 
 @hopper
-@pytest.mark.parametrize("how", held_kernels.PASSING, ids=lambda how: how.name)
-@pytest.mark.parametrize("outputs", [384, 1152])
-def test_on_a_gpu_products_whose_rows_stay_agree(outputs, how):
-    x, weight = (torch.empty(*s, dtype=torch.bfloat16, device="cuda") for s in ((2, 5, 384), (outputs, 384)))
-    for w in (weight, weight.T.contiguous().T):
-        assert all(beside.trial(kind, x, w, 8, how) < 1e-2 for kind in ("forward", "biased", "back"))
-
-
-@hopper
 @pytest.mark.parametrize("turns", attention_kernels.TURNS, ids=lambda turns: turns.name)
 @pytest.mark.parametrize(("tokens", "heads", "d"), [(197, 6, 64), (37, 2, 64), (256, 3, 32)])
 def test_on_a_gpu_the_gradient_of_attention_agrees_in_turns(tokens, heads, d, turns):
@@ -351,7 +306,7 @@ def test_on_a_gpu_the_gradient_of_attention_agrees_in_turns(tokens, heads, d, tu
 @pytest.mark.parametrize("least", [None, 1], ids=["as it is", "whatever its size"])
 def test_a_step_of_lora_with_kernels_is_that_of_torchs_operations(caplog, monkeypatch, least):
     """Gradients of clients with adapters of their own, mapped over: bf16 against float32 without kernels."""
-    for module in (hidden, by_heads, beside) if least else ():
+    for module in (hidden, by_heads) if least else ():
         monkeypatch.setattr(module, "LEAST", least)
     base = ViT(patch=8, width=128, depth=2, heads=2)
     given = Task(LoRA(base, rank=8, targets=("attn.qkv", "attn.proj")), (3, 48, 48), 10)
