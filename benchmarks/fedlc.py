@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
@@ -74,9 +74,7 @@ def main() -> None:
     rows = {}
     for name, method in WAYS.items():
         found = [measured(method, seed, given.rounds) for seed in given.seeds]
-        rows[name] = {
-            kind: round(fmean(numbers), 1) for kind, numbers in zip(("test", "validation"), zip(*found), strict=True)
-        }
+        rows[name] = {kind: round(fmean(pair[i] for pair in found), 1) for i, kind in enumerate(("test", "validation"))}
         print(f"{name:10s} {rows[name]}", flush=True)
     study = {"seeds": given.seeds, "rounds": given.rounds}
     body = {"study": study, "environment": environment(torch.device("cpu")), "accuracy": rows}

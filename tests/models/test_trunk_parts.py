@@ -267,7 +267,6 @@ def test_a_kernel_is_compiled_once_for_any_number_of_rows():
     free = {
         product_kernels._product: {"rows", "tiles"},
         hidden_kernels._hidden: {"tiles"},
-        held_kernels._rows: {"rows"},
         pair_kernels._pieces: {"rows"},
         pair_kernels._added: {"pieces"},
         row_kernels._norm: {"rows"},
