@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import message, rng, tree
+from . import message, rng, tree, variances
 from .adapter import Adapter
 from .backend import Engine, Fault, Reply
 from .message import Partial
@@ -242,7 +242,7 @@ def update(
     total = worker.receive(total, round, len(cohort), asked, like, expected, tuple(absent.tolist()))
     if look is not None:
         look(total)
-    server = method.server(task, server, total, worker.key("server", round, like=like))
+    server = variances.not_below_zero(method.server(task, server, total, worker.key("server", round, like=like)))
     if not bool(soundness.finite(server)):
         raise ArithmeticError(f"round {round}: the server's state is not finite after {type(method).__name__}.server")
     return server

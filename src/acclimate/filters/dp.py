@@ -35,6 +35,8 @@ from .secret import SEED, noise, purpose_key, without
 
 NUMBER = "id"
 """The group in which methods send the client's number."""
+LEAST_STD, MOST_STD = 1e-30, 1e30
+"""Standard deviations of noise whose grid and whose values 32-bit floats can hold."""
 _NOTHING = "nothing: cohorts and noise follow from the seed, so no epsilon is claimed"
 _WITHIN = 1 - 2.0**-30
 """Messages are clipped to this share of the norm, because a norm in double precision is not exact either."""
@@ -65,6 +67,13 @@ class _Gaussian(Filter):
     def __post_init__(self) -> None:
         check.positive(self, "clip")
         check.positive(self, "noise")
+        if not LEAST_STD <= self.std <= MOST_STD:
+            raise check.FieldError(
+                f"{type(self).__name__}: noise={self.noise!r} times clip={self.clip!r}, the standard deviation of the "
+                f"noise, must be between {LEAST_STD:g} and {MOST_STD:g}",
+                "noise",
+                "clip",
+            )
         if not 0 < self.delta < 1:
             raise check.FieldError(f"{type(self).__name__}: delta={self.delta!r} must be above 0 and below 1", "delta")
         check.choices(self)
