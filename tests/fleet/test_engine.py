@@ -24,7 +24,7 @@ from acclimate.backends.flower.protocol import FleetError, Request, nested, with
 from acclimate.core import Work, Worker, fit, tree
 from acclimate.data import IID
 from acclimate.experiment import catalogue
-from acclimate.filters import LocalDP, Masked
+from acclimate.filters import CentralDP, LocalDP, Masked
 from acclimate.fleet import link as link_module
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
@@ -779,3 +779,21 @@ def test_traces_stay_at_the_nodes(tmp_path):
     e = replace(of("fedavg"), analysis=True)
     with linked(FakeGrid(tmp_path), e), pytest.raises(ValueError, match="may not leave the nodes"):
         api.run(e, tmp_path / "run")
+
+
+@pytest.mark.parametrize("drawn", [[], [1, 2]], ids=["nobody-drawn", "all-suspended"])
+def test_under_central_noise_a_round_without_messages_is_like_any_other(tmp_path, drawn):
+    """A model that stayed as it was would tell that no client was drawn, or none but those who are suspended."""
+    e = replace(of("fedavg"), filters=(CentralDP(clip=1.0, noise=2.0),))
+    grid, e = FakeGrid(tmp_path), replace(e, method=replace(e.method, weights="uniform"))
+    with linked(grid, e):
+        world, worker, engine = api.build(e)
+        state = fit.start(worker, engine, world.clients)
+        engine.intake = {**engine.intake, "strikes": torch.full((4,), 3)}
+        (done,) = fit._one_round([worker], engine, [state.server], [torch.tensor(drawn, dtype=torch.int64)], 0, 2)
+    after, reply, _ = done
+    pairs = zip(tree.leaves(after["vars"]["params"]), tree.leaves(state.server["vars"]["params"]), strict=True)
+    moved = torch.cat([(a - b).flatten() for a, b in pairs])
+    assert float(moved.std()) == pytest.approx(1.0, rel=0.2)  # 2 C over an expected cohort of two
+    assert grid.asked == [] and reply.part.clients.tolist() == [] and engine.mine["version"].tolist() == [0] * 4
+    assert [f.kind for f in reply.faults] == ["suspended"] * len(drawn)

@@ -164,8 +164,10 @@ def _one_round(
     lanes, before = list(zip(workers, servers, cohorts, strict=True)), engine.mine
     shown = [_shown(cohort) for cohort in cohorts]
     downs = [w.outgoing(w.method.download(w.task, s), c) for w, s, c in zip(workers, servers, shown, strict=True)]
-    replies = engine.train_lanes(downs, shown, round)
-    if any(len(cohort) == 0 for cohort in cohorts):  # of secret cohorts, which have no lanes beside them
+    nobody = any(len(cohort) == 0 for cohort in cohorts)  # of secret cohorts, which have no lanes beside them
+    silent = engine.silence(downs[0], round) if nobody else None
+    replies = engine.train_lanes(downs, shown, round) if silent is None else [silent]
+    if nobody:
         replies, engine.mine = [r._replace(part=_nobody(r.part)) for r in replies], before
     done = []
     for (w, server, cohort), reply, down in zip(lanes, replies, downs, strict=True):
