@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
 from stumbling import Stumbling
 
-from acclimate.adapters import NoAdapt
+from acclimate.adapters import FedCTTA, NoAdapt
 from acclimate.backends import Serial
 from acclimate.backends.flower.engine import Flower
 from acclimate.backends.flower.messages import expected_message
@@ -29,7 +29,7 @@ from acclimate.fleet import link as link_module
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
 from acclimate.fleet.vault import LostState, Vault
-from acclimate.personal import FineTune
+from acclimate.personal import FineTune, NoPersonal
 from acclimate.running import run as api
 from support import PEERS, quick_or_slow
 
@@ -347,6 +347,28 @@ def test_one_node_that_cannot_tell_the_form_of_a_model_does_not_end_a_run(tmp_pa
 
     e = replace(of("fedavg"), rounds=1, personal=FineTune(work=Work(epochs=1, batch=8)))
     assert run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")["table"][0]["clients"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("lie", "personal"),
+    [
+        ([["x", [1], "float32"]], NoPersonal()),
+        ([["vars/params/head.weight", [3, 2], "float32"]], FineTune(work=Work(epochs=1, batch=8))),
+    ],
+    ids=["names", "shapes"],
+)
+def test_one_node_that_lies_about_the_form_of_a_model_spoils_no_test(tmp_path, lie, personal):
+    """It answers first, and what it said was believed: a KeyError after the last round, or no exchange at test time."""
+
+    def tamper(node, request, reply):
+        lies = node == 100 and request.metadata.message_type == "evaluate"
+        return [with_fields(reply, model=lie)] if lies else [reply]
+
+    e = experiment("method.work.epochs=1", "method.work.batch=8", "model.norm=batch")
+    e = replace(e, rounds=1, eval_every=1, personal=personal, adapters=(FedCTTA(noise=4),))
+    results = run(FakeGrid(tmp_path, nodes=4, tamper=tamper), e, tmp_path / "run")
+    assert {(row["adapter"], row["clients"]) for row in results["table"]} == {("fedctta", 4)}
+    assert results["faults"] == []
 
 
 def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path, monkeypatch):

@@ -270,11 +270,10 @@ class FlowerEngine(Engine):
     def model_of(self, models: ModelRecipe, client: int) -> Tree:
         """A model of the right names, shapes and types, and of zeros: a client's own model does not leave its node.
 
-        All clients have models of one form, so where the node of this one cannot say it, the others are asked.
+        All clients have models of one form, so all are asked for it: the node of this one alone may lie.
         """
-        for clients in ([client], list(range(len(models.versions)))):
-            if self._live.zeros(models) is None:
-                self.ask(models, clients, {})
+        if self._live.zeros(models) is None:
+            self.ask(models, list(range(len(models.versions))), {})
         if (model := self._live.zeros(models)) is None:
             raise FleetError("no client can make its live model; the log says why")
         return model
