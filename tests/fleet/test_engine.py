@@ -26,6 +26,7 @@ from acclimate.data import IID
 from acclimate.experiment import catalogue
 from acclimate.filters import CentralDP, LocalDP, Masked
 from acclimate.fleet import link as link_module
+from acclimate.fleet import server_app
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
 from acclimate.fleet.vault import LostState, Vault
@@ -819,3 +820,19 @@ def test_under_central_noise_a_round_without_messages_is_like_any_other(tmp_path
     assert float(moved.std()) == pytest.approx(1.0, rel=0.2)  # 2 C over an expected cohort of two
     assert grid.asked == [] and reply.part.clients.tolist() == [] and engine.mine["version"].tolist() == [0] * 4
     assert [f.kind for f in reply.faults] == ["suspended"] * len(drawn)
+
+
+def test_a_client_that_was_suspended_is_not_asked_about_what_is_deployed(tmp_path, monkeypatch):
+    e, grid, load = of("fedavg"), FakeGrid(tmp_path, nodes=4), api.load
+    run(grid, replace(e, rounds=1, eval_every=1), tmp_path / "run")
+
+    def suspended(*args, **more):
+        fit_ = load(*args, **more)
+        strikes = {**fit_.state.intake, "strikes": torch.tensor([3, 0, 0, 0])}
+        return replace(fit_, state=replace(fit_.state, intake=strikes))
+
+    monkeypatch.setattr(api, "load", suspended)
+    grid.asked.clear()
+    shared = {"data": "shared", "run-folder": str(tmp_path / "run"), "settings": "", "registry": ""}
+    server_app.conduct(grid, {**shared, "task": "deploy", "selection": "last", "adapter": "none"})
+    assert {node for node, kind in grid.asked if kind == "evaluate"} == {101, 102, 103}
