@@ -229,13 +229,21 @@ def test_filters_of_the_experiment_apply_and_bytes_are_counted_after_them():
         (Together(TENT), (Masked(),), SIZES, "Masked is accounted for by rounds of training alone"),
         (Together(TENT), (), (16,), "needs at least 2 clients with a stream, not 1"),
         (Together(TENT), (), (16, 0), "needs at least 2 clients with a stream, not 1"),
-        (Together(TENT, weights="uniform"), (Krum(liars=2),), SIZES, "between 5 clients: Krum: a round of 5 clients"),
+        (Together(TENT, weights="uniform"), (Krum(liars=2),), SIZES, "needs at least 7 clients with a stream, not 5"),
     ],
 )
 def test_what_cannot_be_exchanged_is_refused_in_a_sentence(adapter, filters, sizes, says):
     for backend in (Serial(), Vmap()):
         with pytest.raises(CannotExchange, match=says):
             served(adapter, backend, filters, sizes, trained=sizes)
+
+
+def test_who_is_left_when_streams_end_goes_on_alone_where_a_reducer_needs_more():
+    """Of five streams one ends with the second stretch, and Krum needs five clients."""
+    found, alone = (served(Together(TENT, weights="uniform"), filters=(Krum(liars=1),)), served(TENT))
+    bytes_ = found["exchanged"][0]
+    assert int(bytes_) > 0 and found["exchanged"].tolist() == [int(bytes_)] * 5 + [0], "one exchange, of all five"
+    assert bool(torch.isfinite(found["loss"]).all()) and gap(found["loss"], alone["loss"]) > 1e-5
 
 
 def test_bad_settings_name_the_field():

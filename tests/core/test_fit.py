@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from acclimate.backends import Serial
 from acclimate.core import fit, rng, tree
 from acclimate.core.private import Stacked
+from acclimate.core.variances import not_below_zero as variances_of
 from acclimate.core.worker import Worker
-from acclimate.filters import CentralDP
+from acclimate.filters import CentralDP, Noise
 from acclimate.methods import FedAvg
 from support import client_data, equal, shards, task
 
@@ -75,3 +78,20 @@ def test_no_round_is_the_best_where_nobody_holds_validation_data():
     assert blind.best is None and [(row["round"], row["val_accuracy"]) for row in blind.history] == [(1, None)]
     seen = fit.judge(state, metrics([0.0, 0.9], [4, 0]))  # the other's answers count for nothing
     assert seen.best is not None and (seen.best.round, seen.best.score) == (1, 0.0)
+
+
+def test_a_running_variance_below_zero_counts_as_zero_and_a_rate_of_that_name_stays():
+    """Noise on a small variance, or a client that lies about its own, made every answer of every client NaN."""
+    worker = Worker(task(), FedAvg(weights="uniform"), (Noise(kind="gaussian", s=3.0, p=0.0),), seed=4)
+    engine = Serial().open(worker, shards(), torch.device("cpu"))
+    plan, val = fit.RoundPlan(1, 6, 6), shards((5, 9, 6, 0, 8, 7), seed=1)
+    for state in fit.rounds(worker, engine, plan, val, fit.start(worker, engine, 6)):
+        variances = [v for k, v in tree.flatten(state.server).items() if k.endswith("running_var")]
+        assert min(float(v.min()) for v in variances) == 0.0 and math.isfinite(state.history[-1]["val_loss"])
+    one, rate = torch.tensor([0.25, -0.5]), {"buffers": {"bn.running_var": torch.tensor([-0.5])}}
+    held = {"params": {"running_var": -one}, "buffers": {"bn.running_var": one, "bn.running_mean": -one}}
+    found = variances_of({"models": {"0": held}, "buffers": {"running_var": -one}, "rates": rate})
+    assert found["models"]["0"]["buffers"]["bn.running_var"].tolist() == [0.25, 0.0]
+    assert found["models"]["0"]["buffers"]["bn.running_mean"].tolist() == [-0.25, 0.5]
+    assert found["models"]["0"]["params"]["running_var"].tolist() == [-0.25, 0.5]
+    assert found["buffers"]["running_var"].tolist() == [0.0, 0.5] and found["rates"] is rate

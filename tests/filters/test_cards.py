@@ -77,6 +77,21 @@ def test_a_sum_without_other_clients_has_other_noise():
     assert noise(3, secret=None).equal(noise(secret=None)), "what follows from the seed stays as it was"
 
 
+def test_another_sum_of_the_same_clients_has_other_noise():
+    """A run that goes on from an older checkpoint repeats rounds, of another model where another client is missing."""
+
+    def noise(value, secret=b"k" * 32):
+        total = {"sum": torch.full((2_000,), value), "mean": {"w": torch.zeros(2_000)}}
+        arrived = Arrived({"sum": Sum(), "mean": Mean()}, 4, 4, None, secret)
+        out = CentralDP(clip=1.0, noise=1.0).server(total, rng.key(0), arrived)
+        return torch.stack([out["sum"] - value, 4 * out["mean"]["w"]])
+
+    first, second = noise(0.0), noise(0.5)
+    assert float((torch.corrcoef(torch.cat([first, second])) - torch.eye(4)).abs().max()) < 0.1
+    assert first.equal(noise(0.0)) and first.equal(noise(-0.0)), "the same sum has the same noise"
+    torch.testing.assert_close(noise(0.0, None), noise(0.5, None), atol=1e-5, rtol=0)  # what follows from the seed
+
+
 def test_local_noise_leaves_no_range_but_that_of_a_clients_own_number():
     limits = {"n": ExampleCount(), "counts": ExampleCount(), "id": OwnNumber()}
     assert LocalDP(noise=1.0).limits(limits) == {"id": OwnNumber()}

@@ -41,6 +41,13 @@ def test_without_sampling_a_client_that_is_drawn_five_times_has_what_the_issue_s
         accounting.epsilon(1.0, 1.5, 1, 1e-5)
 
 
+@pytest.mark.parametrize("noise", [1e-155, 1e-170, 1e-300])
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_noise_that_is_as_good_as_none_has_no_epsilon_and_not_one_of_zero(noise, rate):
+    assert accounting.epsilon(noise, rate, 10, 1e-5) == math.inf
+    assert accounting.epsilon(1e200, rate, 10, 1e-5) < 0.01
+
+
 def test_each_client_is_drawn_by_a_coin_of_its_own():
     drawn = torch.zeros(400, 50)
     for r in range(400):

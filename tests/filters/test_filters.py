@@ -109,6 +109,8 @@ def test_only_a_filter_that_hides_makes_the_server_send_the_cohort():
         (lambda: f.Noise(p=1.5), "p=1.5 must be between 0.0 and 1.0"),
         (lambda: f.Noise(kind="pink"), "kind='pink' must be one of"),
         (lambda: f.CentralDP(delta=0.0), "CentralDP: delta=0.0 must be above 0"),
+        (lambda: f.LocalDP(noise=1e-310), "LocalDP: noise=1e-310 times clip=1.0, .* between 1e-30 and 1e\\+30"),
+        (lambda: f.CentralDP(clip=1e39), r"noise=1.0 times clip=1e\+39, .* between 1e-30 and 1e\+30"),
         (lambda: f.Krum(select=0), "select=0 must be"),
         (lambda: f.Masked(bits=31), "bits=31 must be between 0 and 30"),
     ],

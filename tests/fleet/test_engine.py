@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from gathering import Gathering
 from stumbling import Stumbling
 
-from acclimate.adapters import NoAdapt
+from acclimate.adapters import FedCTTA, NoAdapt
 from acclimate.backends import Serial
 from acclimate.backends.flower.engine import Flower
 from acclimate.backends.flower.messages import expected_message
@@ -24,12 +24,13 @@ from acclimate.backends.flower.protocol import FleetError, Request, nested, with
 from acclimate.core import Work, Worker, fit, tree
 from acclimate.data import IID
 from acclimate.experiment import catalogue
-from acclimate.filters import LocalDP, Masked
+from acclimate.filters import CentralDP, LocalDP, Masked
 from acclimate.fleet import link as link_module
+from acclimate.fleet import server_app
 from acclimate.fleet.records import pack, parcels, unpack
 from acclimate.fleet.site import shapes
 from acclimate.fleet.vault import LostState, Vault
-from acclimate.personal import FineTune
+from acclimate.personal import FineTune, NoPersonal
 from acclimate.running import run as api
 from support import PEERS, quick_or_slow
 
@@ -347,6 +348,28 @@ def test_one_node_that_cannot_tell_the_form_of_a_model_does_not_end_a_run(tmp_pa
 
     e = replace(of("fedavg"), rounds=1, personal=FineTune(work=Work(epochs=1, batch=8)))
     assert run(FakeGrid(tmp_path, tamper=tamper), e, tmp_path / "run")["table"][0]["clients"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("lie", "personal"),
+    [
+        ([["x", [1], "float32"]], NoPersonal()),
+        ([["vars/params/head.weight", [3, 2], "float32"]], FineTune(work=Work(epochs=1, batch=8))),
+    ],
+    ids=["names", "shapes"],
+)
+def test_one_node_that_lies_about_the_form_of_a_model_spoils_no_test(tmp_path, lie, personal):
+    """It answers first, and what it said was believed: a KeyError after the last round, or no exchange at test time."""
+
+    def tamper(node, request, reply):
+        lies = node == 100 and request.metadata.message_type == "evaluate"
+        return [with_fields(reply, model=lie)] if lies else [reply]
+
+    e = experiment("method.work.epochs=1", "method.work.batch=8", "model.norm=batch")
+    e = replace(e, rounds=1, eval_every=1, personal=personal, adapters=(FedCTTA(noise=4),))
+    results = run(FakeGrid(tmp_path, nodes=4, tamper=tamper), e, tmp_path / "run")
+    assert {(row["adapter"], row["clients"]) for row in results["table"]} == {("fedctta", 4)}
+    assert results["faults"] == []
 
 
 def test_a_node_whose_greeting_failed_is_greeted_again(tmp_path, monkeypatch):
@@ -779,3 +802,37 @@ def test_traces_stay_at_the_nodes(tmp_path):
     e = replace(of("fedavg"), analysis=True)
     with linked(FakeGrid(tmp_path), e), pytest.raises(ValueError, match="may not leave the nodes"):
         api.run(e, tmp_path / "run")
+
+
+@pytest.mark.parametrize("drawn", [[], [1, 2]], ids=["nobody-drawn", "all-suspended"])
+def test_under_central_noise_a_round_without_messages_is_like_any_other(tmp_path, drawn):
+    """A model that stayed as it was would tell that no client was drawn, or none but those who are suspended."""
+    e = replace(of("fedavg"), filters=(CentralDP(clip=1.0, noise=2.0),))
+    grid, e = FakeGrid(tmp_path), replace(e, method=replace(e.method, weights="uniform"))
+    with linked(grid, e):
+        world, worker, engine = api.build(e)
+        state = fit.start(worker, engine, world.clients)
+        engine.intake = {**engine.intake, "strikes": torch.full((4,), 3)}
+        (done,) = fit._one_round([worker], engine, [state.server], [torch.tensor(drawn, dtype=torch.int64)], 0, 2)
+    after, reply, _ = done
+    pairs = zip(tree.leaves(after["vars"]["params"]), tree.leaves(state.server["vars"]["params"]), strict=True)
+    moved = torch.cat([(a - b).flatten() for a, b in pairs])
+    assert float(moved.std()) == pytest.approx(1.0, rel=0.2)  # 2 C over an expected cohort of two
+    assert grid.asked == [] and reply.part.clients.tolist() == [] and engine.mine["version"].tolist() == [0] * 4
+    assert [f.kind for f in reply.faults] == ["suspended"] * len(drawn)
+
+
+def test_a_client_that_was_suspended_is_not_asked_about_what_is_deployed(tmp_path, monkeypatch):
+    e, grid, load = of("fedavg"), FakeGrid(tmp_path, nodes=4), api.load
+    run(grid, replace(e, rounds=1, eval_every=1), tmp_path / "run")
+
+    def suspended(*args, **more):
+        fit_ = load(*args, **more)
+        strikes = {**fit_.state.intake, "strikes": torch.tensor([3, 0, 0, 0])}
+        return replace(fit_, state=replace(fit_.state, intake=strikes))
+
+    monkeypatch.setattr(api, "load", suspended)
+    grid.asked.clear()
+    shared = {"data": "shared", "run-folder": str(tmp_path / "run"), "settings": "", "registry": ""}
+    server_app.conduct(grid, {**shared, "task": "deploy", "selection": "last", "adapter": "none"})
+    assert {node for node, kind in grid.asked if kind == "evaluate"} == {101, 102, 103}

@@ -46,6 +46,32 @@ def test_a_node_that_is_lost_after_it_sent_shares_does_not_end_the_round(tmp_pat
     assert "0.75 are left" in card["survives"] and "other keys than their peers'" in card["not_against"]
 
 
+def test_a_run_that_begins_again_opens_no_sum_for_others_than_before(tmp_path):
+    """The server is killed before its first checkpoint. Of two sums of round 0 the difference would be a message."""
+    grid, e = FakeGrid(tmp_path, nodes=4), masked(deadline=0.2, patience=0.2)
+
+    def killed(node, request, reply):
+        if request.metadata.message_type == "evaluate":
+            raise SystemError("killed after round 0")
+        return [reply]
+
+    grid.tamper = killed
+    with pytest.raises(SystemError, match="killed after round 0"):
+        run(grid, e, tmp_path / "run")
+    name = store.read_json(tmp_path / "run" / "fleet.json")
+    assert not (tmp_path / "run" / "state.safetensors").exists()
+
+    def lost(node, request, reply):
+        return [] if node == 103 and request.metadata.message_type == "train" else [reply]
+
+    grid.tamper = lost
+    faults = run(grid, e, tmp_path / "run")["faults"]
+    assert [(f["round"], f["client"], f["kind"]) for f in faults] == [(0, 3, "late"), (0, -1, "round")]
+    assert store.read_json(tmp_path / "run" / "fleet.json") == name
+    api.run(replace(e, backend=Serial(), filters=()), tmp_path / "run", overwrite=True)
+    assert not (tmp_path / "run" / "fleet.json").exists(), "a new run in its place has a name of its own"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_over_tls_the_sum_is_that_of_one_process(tmp_path):

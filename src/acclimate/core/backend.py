@@ -113,6 +113,13 @@ class Engine(ABC):
         """One round of every lane. An engine may raise `NonFinite` later: in `settle`, or when `mine` is asked for."""
         return [self.train(downs[0], cohorts[0], round)]
 
+    def silence(self, down: Tree, round: int) -> Reply | None:
+        """The reply of a round for which nobody was drawn; None where the form of messages is known from clients alone.
+
+        Who asks for it has no lanes.
+        """
+        return None
+
     @abstractmethod
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
         """One round of the cohort's clients. Raises `NonFinite` before any private state is changed."""

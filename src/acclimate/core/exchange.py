@@ -88,7 +88,7 @@ def refusal(worker: Worker, adapter: Adapter, clients: int) -> str | None:
 
 
 def _least(worker: Worker) -> int:
-    return max([LEAST, *(f.least for f in worker.filters)])
+    return max([LEAST, *(f.needs for f in worker.filters)])
 
 
 @dataclass(frozen=True)

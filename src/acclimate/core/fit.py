@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import message, rng, tree
+from . import message, rng, tree, variances
 from .adapter import Adapter
 from .backend import Engine, Fault, Reply
 from .message import Partial
@@ -168,8 +168,10 @@ def _one_round(
     lanes, before = list(zip(workers, servers, cohorts, strict=True)), engine.mine
     shown = [_shown(cohort) for cohort in cohorts]
     downs = [w.outgoing(w.method.download(w.task, s), c) for w, s, c in zip(workers, servers, shown, strict=True)]
-    replies = engine.train_lanes(downs, shown, round)
-    if any(len(cohort) == 0 for cohort in cohorts):  # of secret cohorts, which have no lanes beside them
+    nobody = any(len(cohort) == 0 for cohort in cohorts)  # of secret cohorts, which have no lanes beside them
+    silent = engine.silence(downs[0], round) if nobody else None
+    replies = engine.train_lanes(downs, shown, round) if silent is None else [silent]
+    if nobody:
         replies, engine.mine = [r._replace(part=_nobody(r.part)) for r in replies], before
     done = []
     for (w, server, cohort), reply, down in zip(lanes, replies, downs, strict=True):
@@ -246,7 +248,7 @@ def update(
     total = worker.receive(total, round, len(cohort), asked, like, expected, tuple(absent.tolist()))
     if look is not None:
         look(total)
-    server = method.server(task, server, total, worker.key("server", round, like=like))
+    server = variances.not_below_zero(method.server(task, server, total, worker.key("server", round, like=like)))
     if not bool(soundness.finite(server)):
         raise ArithmeticError(f"round {round}: the server's state is not finite after {type(method).__name__}.server")
     return server

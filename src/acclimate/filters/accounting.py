@@ -40,9 +40,15 @@ def epsilon(noise: float, rate: float, rounds: int, delta: float, accountant: Ac
 
 
 def renyi(order: float, noise: float, rate: float) -> float:
-    """The Renyi divergence of a Gaussian mechanism, at a whole order where it is on a Poisson sample."""
+    """The Renyi divergence of a Gaussian mechanism, at a whole order where it is on a Poisson sample.
+
+    It is infinite where the noise is so little that double precision cannot hold it.
+    """
+    spread = 2 * (noise * noise)
+    if spread == 0 or math.isinf(order * order / spread):
+        return math.inf
     if rate >= 1:
-        return order / (2 * noise**2)
+        return order / spread
     order = int(order)
     terms = [
         math.lgamma(order + 1)
@@ -50,7 +56,7 @@ def renyi(order: float, noise: float, rate: float) -> float:
         - math.lgamma(order - k + 1)
         + k * math.log(rate)
         + (order - k) * math.log1p(-rate)
-        + (k * k - k) / (2 * noise**2)
+        + (k * k - k) / spread
         for k in range(order + 1)
     ]
     top = max(terms)

@@ -30,11 +30,13 @@ from ..core import Arrived, Filter, Gather, Mean, Rules, Sender, Tree, check, rn
 from ..core.limits import Limits, OwnNumber
 from . import accounting, gaussian
 from .accounting import Accountant
-from .message_parts import as_float, clipped, map_keyed
-from .secret import SEED, noise, purpose_key, without
+from .message_parts import as_float, clipped, map_floats, map_keyed
+from .secret import SEED, noise, of_sums, purpose_key, without
 
 NUMBER = "id"
 """The group in which methods send the client's number."""
+LEAST_STD, MOST_STD = 1e-30, 1e30
+"""Standard deviations of noise whose grid and whose values 32-bit floats can hold."""
 _NOTHING = "nothing: cohorts and noise follow from the seed, so no epsilon is claimed"
 _WITHIN = 1 - 2.0**-30
 """Messages are clipped to this share of the norm, because a norm in double precision is not exact either."""
@@ -65,6 +67,13 @@ class _Gaussian(Filter):
     def __post_init__(self) -> None:
         check.positive(self, "clip")
         check.positive(self, "noise")
+        if not LEAST_STD <= self.std <= MOST_STD:
+            raise check.FieldError(
+                f"{type(self).__name__}: noise={self.noise!r} times clip={self.clip!r}, the standard deviation of the "
+                f"noise, must be between {LEAST_STD:g} and {MOST_STD:g}",
+                "noise",
+                "clip",
+            )
         if not 0 < self.delta < 1:
             raise check.FieldError(f"{type(self).__name__}: delta={self.delta!r} must be above 0 and below 1", "delta")
         check.choices(self)
@@ -140,19 +149,25 @@ class CentralDP(_Gaussian):
         return self.bounded(up)  # the promise must not hang on a client's honesty, nor on a codec's rounding
 
     def server(self, total: Tree, key: rng.Key, arrived: Arrived) -> Tree:
-        secret = without(purpose_key(self.secret, arrived.secret, "noise"), arrived.absent)
         step, by = gaussian.step_of(self.std), float(arrived.expected or arrived.asked)
+        means = {g for g, rule in arrived.rules.items() if isinstance(rule, Mean)}
 
-        def released(x: Tensor, k: rng.Key, mean: bool) -> Tensor:
-            summed = torch.round(x.double() * (arrived.answered if mean else 1) / step) * step
-            noisy = summed + noise(secret, k, x, self.std, exact=True)
-            return (noisy / by if mean else noisy).float()
+        def summed(name: str, part: Any) -> Any:
+            count = arrived.answered if name in means else 1
+            return map_floats(lambda x: torch.round(x.double() * count / step) * step + 0.0, part)
+
+        sums = {g: summed(g, t) for g, t in total.items() if g not in self.withhold}
+        secret = without(purpose_key(self.secret, arrived.secret, "noise"), arrived.absent)
+        secret = of_sums(secret, sums)
+
+        def released(x: Tensor, k: rng.Key, name: str) -> Tensor:
+            noisy = x + noise(secret, k, x, self.std, exact=True)
+            return (noisy / by if name in means else noisy).float()
 
         def group(name: str, part: Any) -> Any:
-            mean = isinstance(arrived.rules[name], Mean)
-            return map_keyed(lambda x, k: released(x, k, mean), part, rng.fold(key, name))
+            return map_keyed(lambda x, k: released(x, k, name), part, rng.fold(key, name))
 
-        return {**total, **{g: group(g, t) for g, t in total.items() if g not in self.withhold}}
+        return {**total, **{g: group(g, t) for g, t in sums.items()}}
 
     def card(self, rules: Rules, rounds: int, cohort: int, clients: int) -> dict[str, Any]:
         sampled = cohort < clients

@@ -8,13 +8,15 @@ environment variable's value.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..core import rng
+from ..core import Tree, rng, tree
+from ..ops.hashing import content_hash
 from . import chacha, gaussian
 
 SIMULATED = "a simulation hides nothing"
@@ -47,6 +49,14 @@ def without(key: bytes | None, absent: Sequence[int]) -> bytes | None:
     if key is None or not absent:
         return key
     return hashlib.sha256(key + b"\0without\0" + ",".join(map(str, sorted(absent))).encode()).digest()
+
+
+def of_sums(key: bytes | None, sums: Tree) -> bytes | None:
+    """The key for the noise of these sums alone. A run that goes on from an older checkpoint may repeat a round with
+    the same clients and another model: under one noise, the difference of the two sums would be told exactly."""
+    if key is None:
+        return None
+    return hmac.digest(key, b"sums\0" + content_hash(*tree.leaves(sums)).encode(), "sha256")
 
 
 def noise(secret: bytes | None, key: rng.Key, like: Tensor, std: float, exact: bool) -> Tensor:

@@ -23,13 +23,13 @@ def deploy(folder: store.RunFolder, selection: str, adapter: str, given: Mapping
         raise ValueError(f"adapter='{name}' must be one of the run's: {', '.join(named)}")
     engine, state = fit.engine, fit.state
     assert isinstance(engine, FlowerEngine)
+    engine.intake = state.intake  # before anybody is asked: who is suspended is not
     chosen = state.best if selection == "validation" and state.best is not None else state
     down = fit.worker.method.download(fit.worker.task, chosen.server)
     models = engine.deploy(down, chosen.mine, fit.experiment.personal)
     if reason := named[name].refusal(fit.worker.task, engine.model_of(models, 0)):
         raise ValueError(f"adapter '{name}' cannot serve this model: {reason}")
     card = {"round": chosen.round, "selection": selection, "adapter": name, "label": fit.experiment.label}
-    engine.intake = state.intake
     clients = [c for c in range(fit.world.clients) if c not in engine.suspended()]
     answers = engine.ask(models, clients, {"leave": card, "adapter": named[name]}, wait_for_all=True)
     left = [c for answer, asked in answers for c in asked if c in answer.fields.get("left", ())]

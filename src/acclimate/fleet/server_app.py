@@ -120,13 +120,18 @@ def prepared(folder: Path, settings: str) -> store.RunFolder:
     e = experiments[0]
     if not isinstance(e.backend, Flower):
         raise ValueError(f"backend={type(e.backend).__name__} must be flower; add backend=flower to the settings")
+    (folder / IDENTITY).unlink(missing_ok=True)  # a new run has a new name
     return store.RunFolder.create(folder, e, api.device_of(e.device))
 
 
 def identity(folder: Path) -> str:
-    """The name by which nodes know this run, also when it is resumed. It is kept in the run folder."""
+    """The name by which nodes know this run, also when it is resumed. It is kept in the run folder.
+
+    A run that begins again, because it was stopped before its first checkpoint, keeps it: sites know by it what they
+    have sent, and for whom they have opened sums.
+    """
     path = folder / IDENTITY
-    if not path.exists() or not store.RunFolder(folder).state.exists():
+    if not path.exists():
         store.write(path, json.dumps({"run": secrets.token_hex(8)}) + "\n")
     return str(store.read_json(path)["run"])
 

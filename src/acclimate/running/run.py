@@ -89,7 +89,8 @@ def _run(
             ready.engine.close()
             raise ValueError(reason)
         folder = store.RunFolder.create(path, experiment, device_of(experiment.device), overwrite)
-        (folder.path / store.secrets.NAME).unlink(missing_ok=True)
+        for name in (store.secrets.NAME, "fleet.json"):  # a new run has a key and a name of its own
+            (folder.path / name).unlink(missing_ok=True)
         if reuse is not None:
             # fleet.json has the name by which nodes know the training, secret.json that of its key; the state comes
             # last: where it lies in a folder, the run goes on from it, and needs the others

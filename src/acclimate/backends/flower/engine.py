@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from ...core.stream import Protocol as StreamProtocol
 from . import secure_rounds, stretches
 from .intake import Intake
 from .live_models import LiveModels, ModelRecipe, Trees
-from .messages import NOBODY, RoundMessages, expected_message, metrics_of
+from .messages import NOBODY, OpenRound, RoundMessages, expected_message, metrics_of, of_nobody
 from .protocol import LINK, FleetError, Link, NodeAnswer, Request, brief, stream_name
 from .roster import Roster
 from .settling import settled
@@ -98,15 +98,6 @@ class Flower(Backend):
         return FlowerEngine(worker, train, device, self, link)
 
 
-class OpenRound(NamedTuple):
-    """A round whose messages were combined, and of which the server has made nothing yet."""
-
-    messages: dict[int, Tree]
-    arrived: RoundMessages
-    versions: Tensor
-    """The versions of private states before it."""
-
-
 class FlowerEngine(Engine):
     """Sends requests to nodes. Knows the version of each client's private state."""
 
@@ -120,7 +111,7 @@ class FlowerEngine(Engine):
         self._versions = torch.zeros(train.clients, dtype=torch.int64)
         self._expected = expected_message(worker, self.shards)
         self._intake = Intake(worker, self.shards.sizes, options.clip, options.max_share)
-        self._open = OpenRound({}, RoundMessages(0, self._expected, worker, self._intake, {}), self._versions)
+        self._open = OpenRound({}, self._arriving({}, 0), self._versions)
         self._sums = secure_rounds.of(worker, link, self.roster, options.deadline, options.tries)
         self._idle = 0
         """Rounds in a row that were left out because the server's half failed."""
@@ -146,7 +137,7 @@ class FlowerEngine(Engine):
     # --- a round --------------------------------------------------------------------------------------------------
 
     def train(self, down: Tree, cohort: Tensor, round: int) -> Reply:
-        arrived = RoundMessages(round, self._expected, self.worker, self._intake, down)
+        arrived = self._arriving(down, round)
         shut = self.suspended()
         for c in (c for c in cohort.tolist() if c in shut):
             arrived.absent([c], "suspended", shut[c])
@@ -170,6 +161,12 @@ class FlowerEngine(Engine):
                 f"tries, {needed} are needed (backend.quorum={self.options.quorum}): {why}; mend the nodes and resume"
             )
         return self._reply(cohort.tolist(), arrived)
+
+    def silence(self, down: Tree, round: int) -> Reply:
+        return self._reply([], self._arriving(down, round))
+
+    def _arriving(self, down: Tree, round: int) -> RoundMessages:
+        return RoundMessages(round, self._expected, self.worker, self._intake, down)
 
     def _needed(self, clients: list[int], arrived: RoundMessages) -> int:
         """The quorum. Those whose messages broke rules are not waited for, so that nobody ends a run by them."""
@@ -219,6 +216,8 @@ class FlowerEngine(Engine):
             except secure_rounds.SumLost as e:
                 part, messages, present = NOBODY, {}, []
                 lost = [Fault(arrived.round, -1, "round", brief(f"nobody's message counts: {e}"))]
+        if self._intake.noised and part is NOBODY:
+            part = of_nobody(self._expected, self.worker)
         self._intake.strike(sorted(arrived.struck))
         self._open = OpenRound(messages, arrived, self._versions)
         self._versions = self._versions.clone()
@@ -229,9 +228,9 @@ class FlowerEngine(Engine):
 
     def settle(self, reply: Reply, server: Tree, attempt: Attempt) -> tuple[Tree, Reply]:
         messages, arrived, before = self._open
-        if not messages:
-            return server, reply
         hidden = self._intake.hidden
+        if not messages and (hidden or not self._intake.noised):  # else a model that stays tells who was not drawn
+            return server, reply
 
         def look(total: Tree) -> None:
             self._intake.look_at_sum(total, list(messages), arrived.down, arrived.round)
@@ -271,11 +270,10 @@ class FlowerEngine(Engine):
     def model_of(self, models: ModelRecipe, client: int) -> Tree:
         """A model of the right names, shapes and types, and of zeros: a client's own model does not leave its node.
 
-        All clients have models of one form, so where the node of this one cannot say it, the others are asked.
+        All clients have models of one form, so all are asked for it: the node of this one alone may lie.
         """
-        for clients in ([client], list(range(len(models.versions)))):
-            if self._live.zeros(models) is None:
-                self.ask(models, clients, {})
+        if self._live.zeros(models) is None:
+            self.ask(models, list(range(len(models.versions))), {})
         if (model := self._live.zeros(models)) is None:
             raise FleetError("no client can make its live model; the log says why")
         return model

@@ -43,7 +43,10 @@ class Intake:
     def __init__(self, worker: Worker, examples: Tensor, clip: float, max_share: float) -> None:
         self.hidden = any(f.hides for f in worker.filters)
         """Whether only the sum of messages can be read."""
-        if not self.hidden and any(f.bounds for f in worker.filters):
+        self.noised = any(f.bounds for f in worker.filters)
+        """Whether the combined messages have noise on them, which lies in no range."""
+        self._means = frozenset(g for g, rule in worker.method.uplink.items() if isinstance(rule, Mean))
+        if not self.hidden and self.noised:
             clip, max_share = 0.0, 1.0  # a median would make one client's message decide about all others'
         self.limits, self.examples, self.clip, self.max_share = worker.limits, examples, clip, max_share
         self.updates = tuple(g for g in worker.method.uplink if not limits.known(self.limits.get(g)))
@@ -94,26 +97,37 @@ class Intake:
 
     def look_at_sum(self, total: Tree, clients: Sequence[int], down: Tree, round: int) -> None:
         """Raise `SumRefused` where the combined messages, of which none could be read, lie beyond what they may."""
-        for group, limit in self.limits.items():
-            if group in total and not isinstance(limit, Whole):
-                ends = [limit.range(Claim(c, round, int(self.examples[c]), down, total)) for c in clients]
-                low, high, value = sum(a for a, _ in ends), sum(b for _, b in ends), total[group].double()
-                most, least = float(value.sum() if limit.summed else value.max()), float(value.min())
-                if least < low or most > high + limits.ROUNDING * abs(high):
-                    got = f"got values from {least:g} to {most:g}"
-                    raise SumRefused(f"group '{group}' of the sum: {got}, expected {low:g} to {high:g}")
+        for group in (g for g in self.limits if g in total and not self.noised):
+            self._check_range(group, total, clients, down, round)
         if not self.clip:
             return
         own = self._norms(total)
         sent = {str(i): x for i, x in enumerate(tree.leaves(down)) if x.is_floating_point()}  # not the cohort's numbers
-        usual = self.clip * _norm(sent)  # of what was sent, before there is a median
-        bounds = {g: bound if math.isfinite(bound) else usual for g, bound in self._bounds([]).items()}
+        # Before there is a median, updates are held against what was sent. Zeros say nothing, and a model says nothing
+        # of a group with a range of its own, such as features or importances.
+        usual = self.clip * _norm(sent) or math.inf
+        first = {g: usual if self.limits.get(g) is None else math.inf for g in self.updates}
+        bounds = {g: bound if math.isfinite(bound) else first[g] for g, bound in self._bounds([]).items()}
         for group in self.updates:
             if own[group] > bounds[group]:
                 raise SumRefused(
                     f"group '{group}' of the sum has norm {own[group]:.3g}, the bound is {bounds[group]:.3g}"
                 )
         self._remember([own])
+
+    def _check_range(self, group: str, total: Tree, clients: Sequence[int], down: Tree, round: int) -> None:
+        """Raise `SumRefused` where a group lies beyond what these clients may send: in sum, or at most in a mean."""
+        parts, limit = [x for x in tree.leaves(total[group]) if x.numel()], self.limits[group]
+        if isinstance(limit, Whole):
+            parts, limit = [x for x in parts if not x.is_floating_point()], limit.limit
+        ends = [limit.range(Claim(c, round, int(self.examples[c]), down, total)) for c in clients]
+        lows, highs = [low for low, _ in ends], [high for _, high in ends]
+        low, high = (min(lows), max(highs)) if group in self._means else (sum(lows), sum(highs))
+        for value in (x.double() for x in parts):
+            most, least = float(value.sum() if limit.summed else value.max()), float(value.min())
+            if least < low - limits.ROUNDING * abs(low) or most > high + limits.ROUNDING * abs(high):
+                got = f"got values from {least:g} to {most:g}"
+                raise SumRefused(f"group '{group}' of the sum: {got}, expected {low:g} to {high:g}")
 
     # --- who breaks rules -----------------------------------------------------------------------------------------
 

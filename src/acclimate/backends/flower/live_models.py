@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -57,12 +59,19 @@ class LiveModels:
         self._link, self._roster, self._deadline = link, roster, deadline
         self._nodes: dict[str, set[int]] = {}
         """The nodes that have made the models of a recipe, by the name of the recipe."""
-        self._forms: dict[str, Tree] = {}
-        """A model of zeros, by the form of the recipe: it does not change from round to round."""
+        self._said: dict[str, dict[int, str]] = {}
+        """The tensors of a model as the node of each client tells them, by the form of the recipe: they do not change
+        from round to round."""
 
     def zeros(self, recipe: ModelRecipe) -> Tree | None:
-        """A model of zeros of the recipe's form; None before any node has answered about such a model."""
-        return self._forms.get(recipe.form)
+        """A model of zeros of the recipe's form; None before any node has answered about such a model.
+
+        What the nodes of most clients say counts: one that lies about its model spoils no test of the others.
+        """
+        if not (said := self._said.get(recipe.form)):
+            return None
+        ((tensors, _),) = Counter(said.values()).most_common(1)
+        return model_of_zeros(json.loads(tensors))
 
     def ask(
         self,
@@ -113,7 +122,8 @@ class LiveModels:
         ready |= {a.node for a in good}
         for answer in good:
             if tensors := answer.fields.get("model"):
-                self._forms.setdefault(recipe.form, model_of_zeros(tensors))
+                said = dict.fromkeys(groups[answer.node], json.dumps(tensors))
+                self._said.setdefault(recipe.form, {}).update(said)
         return answers, lacking
 
     def _failed(self, groups: Mapping[int, list[int]], answers: list[NodeAnswer]) -> Missing:

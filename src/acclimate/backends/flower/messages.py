@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ...core import Fault, Filter, Shards, Tree, Work, Worker, message, tree
 from ...core.stream import score
@@ -39,6 +41,13 @@ def read_parcel(parcel: Parcel, like: Tree, client: int, round: int) -> Tree | F
 
 NOBODY = message.Partial(torch.zeros(0, dtype=torch.int64), {}, {}, {})
 """A round in which no message counts."""
+
+
+def of_nobody(expected: Tree, worker: Worker) -> message.Partial:
+    """The sums of no messages in the form that messages have, for a round that must take place without any."""
+    zeros = worker.read(tree.map(lambda x: torch.zeros(1, *x.shape, dtype=x.dtype), expected))
+    one = message.partial(worker.uplink, torch.zeros(1, dtype=torch.int64), zeros)
+    return one.of(slice(0))._replace(sums=tree.zeros(one.sums), weights=tree.zeros(one.weights))
 
 
 class RoundMessages:
@@ -142,6 +151,15 @@ class RoundMessages:
         if reason := self._intake.beyond(alone, client, round, self.down):
             return Fault(round, client, "range", reason)
         return decoded
+
+
+class OpenRound(NamedTuple):
+    """A round whose messages were combined, and of which the server has made nothing yet."""
+
+    messages: dict[int, Tree]
+    arrived: RoundMessages
+    versions: Tensor
+    """The versions of private states before it."""
 
 
 def client_of(name: str) -> int:
