@@ -22,8 +22,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 
 @pytest.fixture(autouse=True)
-def nothing_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing hung before, and however busy the machine is there are as many children as asked for."""
     monkeypatch.setattr(forked, "_hung", [])
+    monkeypatch.setattr(forked, "LONGEST", 3600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +111,13 @@ def test_children_end_when_the_parent_is_interrupted(tmp_path: Path, monkeypatch
     monkeypatch.setattr(forked, "_listen", interrupted)
     with pytest.raises(KeyboardInterrupt):
         forked.spread([lambda: time.sleep(10_000)] * 2, 2)
+
+
+def test_a_process_that_takes_long_to_copy_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "LONGEST", 0.0)
+    places = [tmp_path / str(i) for i in range(6)]
+    assert forked.spread([partial(noting, place) for place in places], 3) == 6
+    assert len({lines(place)[0] for place in places}) == 1
 
 
 def test_where_no_process_can_be_made_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
