@@ -146,7 +146,9 @@ def test_a_child_runs_nothing_that_was_prepared_for_signals_output_or_garbage(tm
     assert (tmp_path / "buffered").read_text() == "once"
 
 
-def test_locks_of_threads_do_not_stop_a_child_and_python_does_not_warn(tmp_path: Path) -> None:
+def test_locks_of_threads_do_not_stop_a_child_and_python_does_not_warn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python 3.12 warns where a process with threads forks; logging's lock is free in a child."""
     held, release = threading.Event(), threading.Event()
     handler = logging.FileHandler(tmp_path / "log")
@@ -160,6 +162,8 @@ def test_locks_of_threads_do_not_stop_a_child_and_python_does_not_warn(tmp_path:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(60)
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: warnings.warn("threads", DeprecationWarning, stacklevel=2) or fork())
     record = logging.LogRecord("a", logging.INFO, "", 0, "said", None, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
