@@ -22,8 +22,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
 
 @pytest.fixture(autouse=True)
-def nothing_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing hung before, and however busy the machine is there are as many children as asked for."""
     monkeypatch.setattr(forked, "_hung", [])
+    monkeypatch.setattr(forked, "LONGEST", 3600.0)
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +113,13 @@ def test_children_end_when_the_parent_is_interrupted(tmp_path: Path, monkeypatch
         forked.spread([lambda: time.sleep(10_000)] * 2, 2)
 
 
+def test_a_process_that_takes_long_to_copy_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "LONGEST", 0.0)
+    places = [tmp_path / str(i) for i in range(6)]
+    assert forked.spread([partial(noting, place) for place in places], 3) == 6
+    assert len({lines(place)[0] for place in places}) == 1
+
+
 def test_where_no_process_can_be_made_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> int:
         raise BlockingIOError("no more processes")
@@ -137,7 +146,9 @@ def test_a_child_runs_nothing_that_was_prepared_for_signals_output_or_garbage(tm
     assert (tmp_path / "buffered").read_text() == "once"
 
 
-def test_locks_of_threads_do_not_stop_a_child_and_python_does_not_warn(tmp_path: Path) -> None:
+def test_locks_of_threads_do_not_stop_a_child_and_python_does_not_warn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python 3.12 warns where a process with threads forks; logging's lock is free in a child."""
     held, release = threading.Event(), threading.Event()
     handler = logging.FileHandler(tmp_path / "log")
@@ -151,6 +162,8 @@ def test_locks_of_threads_do_not_stop_a_child_and_python_does_not_warn(tmp_path:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(60)
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: warnings.warn("threads", DeprecationWarning, stacklevel=2) or fork())
     record = logging.LogRecord("a", logging.INFO, "", 0, "said", None, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

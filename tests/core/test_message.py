@@ -1,3 +1,5 @@
+from itertools import chain
+
 import pytest
 import torch
 from hypothesis import given
@@ -5,6 +7,8 @@ from hypothesis import strategies as st
 
 from acclimate.core import message, tree
 from acclimate.core.message import Gather, Mean, Sum
+from acclimate.core.nn import rehearsal
+from support import equal
 
 RULES = {"delta": Mean("n"), "n": Sum(), "plain": Mean(), "proto": Mean("count"), "count": Sum(), "each": Gather()}
 
@@ -107,3 +111,20 @@ def test_a_mean_of_no_weight_is_zero(kind):
     assert found["a"].tolist() == [[3.0, 4.5], [0.0, 0.0], last[:2]] and found["b"].tolist() == [2.5, 0.0, last[2]]
     alone = message.Partial(torch.arange(3), {"g": sums["b"]}, {"g": torch.tensor(2.0)}, {})
     assert message.finish({"g": message.Mean("w")}, alone, torch.arange(3))["g"].tolist() == [2.5, 3.5, 1.0]
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_a_rehearsal_of_the_sums_meets_what_the_server_does_with_them(monkeypatch, rehearsed):
+    """Its kernels are compiled with those of the clients: means of each group, and whether a whole state is finite."""
+    ups, ids, divided, looked = replies(4, 0), torch.arange(4), [], []
+    ups["delta"]["b"] = torch.ones(4, 1)
+    means, finite = message.weighted.means, message.soundness.finite
+    monkeypatch.setattr(message.weighted, "means", lambda x, w: divided.append((*x, w)) or means(x, w))
+    monkeypatch.setattr(message.soundness, "finite", lambda a: looked.append(a) or finite(a))
+    monkeypatch.setattr(rehearsal, "_running", [set()] if rehearsed else [])
+    part = message.partial(RULES, ids, ups)
+    wanted = [[*tree.leaves(part.sums[name]), part.weights[name]] for name in ("delta", "plain", "proto")]
+    assert [len(x) for x in divided] == ([3, 2, 2] if rehearsed else [])
+    assert all(map(torch.equal, chain(*divided), chain(*wanted)))
+    mean = message.finish(RULES, part, ids)["delta"]
+    assert len(looked) == rehearsed and all(equal(each, mean) for each in looked)

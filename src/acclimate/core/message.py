@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import tree
-from .nn import weighted
+from .nn import rehearsal, soundness, weighted
 from .tree import Tree
 
 
@@ -95,7 +95,18 @@ def partial(rules: Rules, clients: Tensor, ups: Tree, present: Tensor | None = N
                 weight = given * there.reshape(there.shape + (1,) * (given.dim() - 1))
             weights[name] = weight.sum(0)
         sums[name] = tree.at_once(lambda xs, w=weight: weighted.totals(xs, w), ups[name])
+    if rehearsal.running():
+        _foreseen(sums, weights)
     return Partial(clients, sums, weights, each)
+
+
+def _foreseen(sums: Tree, weights: Tree) -> None:
+    """What the server does next with these sums, for its kernels' sake: means, and whether a state of as many tensors
+    is finite."""
+    means = [_divided(sums[name], weight) for name, weight in weights.items()]
+    for mean in means:
+        if len(tree.leaves(mean)) > 1:
+            soundness.finite(mean)
 
 
 def combine(a: Partial, b: Partial) -> Partial:

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ from typing import Any, NoReturn
 
 PATIENCE = 60.0
 """Seconds in which no task comes to an end, after which all children are ended."""
+LONGEST = 0.5
+"""Seconds after which no more children are made: a process that holds much memory takes long to copy."""
 MOST = 1024
 """Tasks that are given away at most: their numbers fit into the smallest pipe that Linux makes."""
 _hung: list[int] = []
@@ -47,7 +50,8 @@ def spread(tasks: Sequence[Callable[[], Any]], most: int, patience: float = PATI
     children: list[int] = []
     try:
         with _quiet(), suppress(OSError, RuntimeError):  # no more processes, or the interpreter is about to end
-            for _ in range(min(most, len(numbers))):
+            enough = time.monotonic() + LONGEST
+            while len(children) < min(most, len(numbers)) and (not children or time.monotonic() < enough):
                 child = os.fork()
                 if not child:
                     _serve(tasks, queue, tell)
