@@ -32,7 +32,7 @@ def add_norm(layer: nn.Module, x: Tensor, d: Tensor | None = None) -> tuple[Tens
 def norm_linear(norm: nn.Module, layer: nn.Module, x: Tensor, d: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x + d (x where there is no d), and what a linear layer makes of its layer norm; at once where both are frozen and
     the layer has pairs, on a GPU."""
-    own = getattr(layer, "own", None)
+    own: Any = getattr(layer, "own", None)
     alone = own is not None and not layer._forward_hooks and not layer._forward_pre_hooks
     pair = own() if x.is_cuda and alone and _frozen(norm) else None
     if pair is None:
