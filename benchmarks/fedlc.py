@@ -35,10 +35,13 @@ class PartOfFedLC(FedLC):
 
     part: Literal["absent", "present"] = "absent"
 
+    def margins(self, counts: Tensor) -> Tensor:
+        """FedLC's margins for these numbers of examples, of its part of the classes; of others none."""
+        all = self.tau * counts.clamp_min(1e-8).pow(-0.25)
+        return torch.where((counts > 0) == (self.part == "present"), all, torch.zeros_like(all))
+
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        counts = class_counts(data, task.num_classes)
-        margins = self.tau * counts.clamp_min(1e-8).pow(-0.25)
-        margin = torch.where((counts > 0) == (self.part == "present"), margins, torch.zeros_like(margins))
+        margin = self.margins(class_counts(data, task.num_classes))
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = task.apply(vars, batch["x"], "train", key)
