@@ -214,12 +214,17 @@ def agreement(round: Round) -> Record:
 
 
 def measure(
-    round: Round, context: Context, looped: int, more: dict[str, Backend] | None = None, fast: bool = False
+    round: Round,
+    context: Context,
+    looped: int,
+    more: dict[str, Backend] | None = None,
+    fast: bool = False,
+    accurate: bool = True,
 ) -> Record:
     """Agreement, then seconds of one round: the plain loop over `looped` clients, acclimate's choice, and `more`.
 
-    `fast` adds acclimate's choice with TF32 allowed, and training in bf16, on a GPU. Where the method has no plain loop
-    here, Serial stands in for it.
+    `fast` adds acclimate's choice with TF32 allowed, and training in bf16, on a GPU; there, without `accurate`, TF32
+    alone is measured. Where the method has no plain loop here, Serial stands in for it.
     """
     device, few = context.device, round.part(looped)
     record: Record = {"agreement": agreement(round), "clients": len(round.cohort), "steps": round.steps()}
@@ -234,10 +239,13 @@ def measure(
         else:
             loop = opened(Serial())
             ways = {"serial": Way(few.ours(loop), share, 2, one.ours(loop))}
-        ways["ours"] = Way(round.ours(opened(Auto())))
+        quick = fast and device.type == "cuda"
+        if accurate or not quick:
+            ways["ours"] = Way(round.ours(opened(Auto())))
         ways |= {name: Way(round.ours(opened(b))) for name, b in (more or {}).items()}
-        if fast and device.type == "cuda":
+        if quick:
             ways["ours, TF32"] = Way(round.ours(opened(Auto())), tf32=True)
+        if quick and accurate:
             ways["ours, bf16"] = Way(round.ours(opened(Vmap(precision="bf16"))), tf32=True)
         record |= compare(ways, context)
     if round.has_plain_way:

@@ -6,10 +6,12 @@ after the last round and after the round that validation data select, without ad
 that a client uploads in a round; seconds of the training (of seeds that train side by side, each has its share).
 
     python benchmarks/methods.py [--methods fedavg,moon] [--seeds 0,1,2] [--clients 20] [--rounds 100] [--device cuda]
+        [--precision bf16]
     python benchmarks/methods.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
     python benchmarks/methods.py --from RUNS                          rows of runs that are there, such as the track's
 
-Rows that are in the file already are not run again, so a run that was cut goes on where it was.
+A method that diverges has a row that says so. Rows that are in the file already are not run again, so a run that was
+cut goes on where it was.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from harness import command, environment
 
 import acclimate as ac
 from acclimate import store
+from acclimate.backends import Vmap
 from acclimate.core import Adapter
 from acclimate.experiment import catalogue, loads
 from acclimate.experiment.labels import label
@@ -67,6 +71,15 @@ def measured_of(run: ac.Experiment, given: argparse.Namespace) -> Row:
     found = ac.evaluate(fit, adapters=[adapter], streams=streams).rows
     fit.engine.close()
     return row_of(found, seconds)
+
+
+def trained(name: str, given: argparse.Namespace, seed: int) -> Row:
+    """The figures of one method and seed, or why it has none: defaults may diverge."""
+    run = experiment(name, given, seed)
+    try:
+        return measured_of(replace(run, backend=Vmap(precision="bf16")) if given.precision == "bf16" else run, given)
+    except ArithmeticError as reason:
+        return {"failed": str(reason)}
 
 
 def row_of(found: list[Row], seconds: float) -> Row:
@@ -150,6 +163,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of local training, on a GPU")
     parser.add_argument("--merge", type=Path, nargs="+", help="files that were measured elsewhere; runs nothing")
     parser.add_argument("--from", type=Path, dest="runs", help="a folder of finished runs to read; trains nothing")
     parser.add_argument("--out", type=Path, default=Path("results/methods/cifar10.json"))
@@ -161,6 +175,7 @@ def main() -> None:
         "alpha": 0.1,
         "sizes": "brfl",
         "model": "cnn",
+        "precision": given.precision,
     }
     files = [given.out, *(given.merge or [])]
     stored = [json.loads(p.read_text()) for p in files if p.exists()]
@@ -179,13 +194,10 @@ def main() -> None:
         for name in given.methods.split(","):
             if f"{name} {seed}" in rows:
                 continue
-            rows[f"{name} {seed}"] = row = {
-                "method": name,
-                "seed": seed,
-                **measured_of(experiment(name, given, seed), given),
-            }
+            rows[f"{name} {seed}"] = row = {"method": name, "seed": seed, **trained(name, given, seed)}
             save(given.out, study, where, rows)
-            print(f"{name:16s} {seed} {row['accuracy'].get('last')} {row['seconds']} s", flush=True)
+            said = row.get("failed") or f"{row['accuracy'].get('last')} {row['seconds']} s"
+            print(f"{name:16s} {seed} {said}", flush=True)
             torch.cuda.empty_cache()
     print("\n" + table(rows, given.streams.split(",")))
 
