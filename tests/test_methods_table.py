@@ -53,3 +53,28 @@ def test_a_round_that_no_run_looked_for_is_no_figure(methods):
     last = {"accuracy": {"last": {"original": 40.0}}}
     both = {"accuracy": {"last": {"original": 50.0}, "validation": {"original": 60.0}}}
     assert methods._both([last, both], "original") == "45.0" and methods._both([both], "original") == "50.0 (60.0)"
+
+
+def test_a_method_that_diverges_has_a_row_that_says_so_and_others_go_on(methods, monkeypatch, tmp_path, capsys):
+    measured, seen = methods.measured_of, []
+
+    def of(run, given):
+        seen.append(getattr(run.backend, "precision", "fp32"))
+        if isinstance(run.method, ac.methods.FedProx):
+            raise ArithmeticError("round 1: client 0 is not finite")
+        return measured(run, given)
+
+    monkeypatch.setattr(methods, "measured_of", of)
+    asked(monkeypatch, methods, "--out", tmp_path / "rows.json")
+    found = json.loads((tmp_path / "rows.json").read_text())
+    assert found["rows"]["fedprox 0"] == {"method": "fedprox", "seed": 0, "failed": "round 1: client 0 is not finite"}
+    assert "accuracy" in found["rows"]["local 0"] and found["study"]["precision"] == "fp32"
+    text = capsys.readouterr().out
+    assert "fedprox          0 round 1: client 0 is not finite" in text and "| fedprox |" not in text
+    with pytest.raises(SystemExit, match="rows are of"):
+        asked(monkeypatch, methods, "--precision", "bf16", "--out", tmp_path / "rows.json")
+    monkeypatch.setattr(methods, "measured_of", lambda run, given: (seen.append(run.backend.precision), {})[1])
+    methods.trained(
+        "local", methods.argparse.Namespace(data="digits", clients=2, rounds=1, device="cpu", precision="bf16"), 0
+    )
+    assert seen == ["fp32", "fp32", "bf16"]
