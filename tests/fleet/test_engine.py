@@ -26,9 +26,9 @@ from acclimate.data import IID
 from acclimate.experiment import catalogue
 from acclimate.filters import CentralDP, LocalDP, Masked
 from acclimate.fleet import link as link_module
-from acclimate.fleet import server_app
+from acclimate.fleet import server_app, telling
 from acclimate.fleet.records import pack, parcels, unpack
-from acclimate.fleet.site import shapes
+from acclimate.fleet.site import Place, Site, shapes
 from acclimate.fleet.vault import LostState, Vault
 from acclimate.personal import FineTune, NoPersonal
 from acclimate.running import run as api
@@ -616,9 +616,39 @@ def test_a_client_that_fails_does_not_take_others_with_it(tmp_path):
     e = replace(of("fedavg"), method=Stumbling(work=Work(epochs=1, batch=8)), rounds=1)
     results = run(FakeGrid(tmp_path), e, tmp_path / "run")
     assert [(f["client"], f["kind"], f["reason"]) for f in results["faults"]] == [
-        (3, "error", "RuntimeError: client 3 cannot train")
+        (3, "error", "RuntimeError in stumbling.client; the site's log has its text")
     ]
     assert state_of(tmp_path / "run")["mine/version"].tolist() == [1, 1, 1, 0]
+
+
+def test_the_text_of_an_error_stays_at_the_site(tmp_path, monkeypatch, caplog):
+    """A cell that cannot be read is in an error's text; the server is told where it was raised."""
+
+    def world(site):
+        raise ValueError("row 7: weight='57 kg, Jane Doe' is no number")
+
+    monkeypatch.setattr(Site, "world", property(world))
+    heard = []
+
+    def hear(node, request, reply):
+        heard.append(reply.error.reason if reply.has_error() else None)
+        return [reply]
+
+    grid = FakeGrid(tmp_path)
+    grid.tamper = hear
+    with pytest.raises(FleetError), caplog.at_level("ERROR", "acclimate"):
+        run(grid, replace(of("fedavg"), rounds=1), tmp_path / "run")
+    told = {reason for reason in heard if reason is not None}
+    assert told == {"ValueError in test_engine.world; the site's log has its text"}
+    assert any("Jane Doe" in str(record.exc_info) for record in caplog.records)
+
+
+def test_what_a_site_itself_refuses_is_told_whole(tmp_path):
+    site = Site(Place(0, 1, tmp_path), of("fedavg"), "r", Vault(tmp_path / "runs" / "r"))
+    with pytest.raises(ValueError, match="kind='shout'") as refused:
+        site.answer("shout", {}, {})
+    assert telling.told(refused.value) == "ValueError: kind='shout' must be query, train or evaluate"
+    assert telling.told(RuntimeError("57 kg")) == "RuntimeError; the site's log has its text"
 
 
 def test_a_client_whose_model_or_test_fails_does_not_take_others_with_it(tmp_path, monkeypatch):
@@ -640,8 +670,8 @@ def test_a_client_whose_model_or_test_fails_does_not_take_others_with_it(tmp_pat
     results = run(FakeGrid(tmp_path), replace(of("fedavg"), rounds=1), tmp_path / "run")
     assert results["table"][0]["clients"] == 2
     assert {(f["client"], f["reason"]) for f in results["faults"]} == {
-        (1, "not tested: KeyError: 'client 1'"),
-        (3, "not tested: RuntimeError: client 3 cannot be served"),
+        (1, "not tested: KeyError in test_engine.personalise; the site's log has its text"),
+        (3, "not tested: RuntimeError in test_engine.adapt; the site's log has its text"),
     }
 
 

@@ -25,6 +25,7 @@ from . import audit
 from .policy import Policy, PolicyRefusal
 from .records import flat_of, pack, unpack, version_of
 from .site import Place, Site
+from .telling import told
 from .vault import Memory, Vault, safe
 
 app = ClientApp()
@@ -73,8 +74,11 @@ def respond(message: Message, context: Context) -> Message:
         audit.note(place.folder / audit.AUDIT, "server", "refused", reason=str(e), **known)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(e)), reply_to=message)
     audit.note(place.folder / audit.AUDIT, "server", "answered", **known)
-    site = Site(place, experiment, run, vault)
-    answer = site.answer(kind, trees, fields)
+    try:
+        answer = Site(place, experiment, run, vault).answer(kind, trees, fields)
+    except Exception as e:  # Flower would send its text
+        log.exception("a request failed")
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told(e)), reply_to=message)
     remember(context.state, run, vault.memory)
     return Message(pack(*answer), reply_to=message)
 

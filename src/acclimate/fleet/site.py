@@ -29,7 +29,8 @@ from ..store import secrets
 from .book import MessageBook, request_key
 from .remote import VALIDATION, card_of
 from .site_sums import SiteSums
-from .vault import LostState, Vault, leave_models
+from .telling import told
+from .vault import Vault, leave_models
 
 TreesAndFields = tuple[dict[str, Tree], dict[str, Any]]
 """An answer: trees by name, and fields of plain JSON."""
@@ -118,13 +119,13 @@ class Site:
 
     def _sum(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """A step of a secure sum. A client that fails does not take others with it."""
-        told, failed = {}, {}
+        answers, failed = {}, {}
         for client in fields["clients"]:
             try:
-                told[str(client)] = self.sums.answer(self._own(int(client)), fields)
+                answers[str(client)] = self.sums.answer(self._own(int(client)), fields)
             except Exception as e:
                 failed[str(client)] = _reason(str(client), e)
-        return {"sum": told, "failed": failed}
+        return {"sum": answers, "failed": failed}
 
     def train(self, down: Tree, fields: Mapping[str, Any]) -> TreesAndFields:
         """A local round of the clients that were asked for. A client that fails does not take others with it."""
@@ -309,7 +310,7 @@ class Site:
 def _reason(client: str, error: Exception) -> tuple[str, str]:
     """The kind and the reason that the server gets of a client that failed; the site's own log has the traceback."""
     log.warning("client %s failed", client, exc_info=error)
-    return "error", str(error) if isinstance(error, LostState) else f"{type(error).__name__}: {error}"
+    return "error", told(error)
 
 
 def _noisy(f: Filter) -> TypeGuard[LocalDP]:
