@@ -18,15 +18,13 @@ from statistics import fmean
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from harness import environment
 from torch import Tensor
 
 import acclimate as ac
 from acclimate import store
-from acclimate.core import Method, Task, Tree, difference, rng
+from acclimate.core import Method
 from acclimate.methods import FedAvg, FedLC
-from acclimate.ops.losses import class_counts
 
 
 @dataclass(frozen=True)
@@ -36,18 +34,9 @@ class PartOfFedLC(FedLC):
     part: Literal["absent", "present"] = "absent"
 
     def margins(self, counts: Tensor) -> Tensor:
-        """FedLC's margins for these numbers of examples, of its part of the classes; of others none."""
-        all = self.tau * counts.clamp_min(1e-8).pow(-0.25)
+        """FedLC's margins of its part of the classes; of others none."""
+        all = super().margins(counts)
         return torch.where((counts > 0) == (self.part == "present"), all, torch.zeros_like(all))
-
-    def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        margin = self.margins(class_counts(data, task.num_classes))
-
-        def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
-            out = task.apply(vars, batch["x"], "train", key)
-            return F.cross_entropy(out.logits - margin, batch["y"]), out.buffers
-
-        return {"delta": difference(loss, down["vars"], data, self.opt, self.work, key), "n": data["n"]}, mine
 
 
 WAYS: dict[str, Method] = {

@@ -34,10 +34,14 @@ class FedLC(Weighted):
         check.choices(self)
 
     def client(self, task: Task, down: Tree, mine: Tree, data: Tree, key: rng.Key) -> tuple[Tree, Tree]:
-        margin = self.tau * class_counts(data, task.num_classes).clamp_min(1e-8).pow(-0.25)
+        margin = self.margins(class_counts(data, task.num_classes))
 
         def loss(vars: Tree, batch: Tree, key: rng.Key) -> tuple[Tensor, Tree]:
             out = task.apply(vars, batch["x"], "train", key)
             return F.cross_entropy(out.logits - margin, batch["y"]), out.buffers
 
         return {"delta": difference(loss, down["vars"], data, self.opt, self.work, key), "n": data["n"]}, mine
+
+    def margins(self, counts: Tensor) -> Tensor:
+        """What is taken off the logit of every class, of which the client has so many examples."""
+        return self.tau * counts.clamp_min(1e-8).pow(-0.25)

@@ -13,7 +13,6 @@ from ..core import NonFinite
 from ..eval import Table
 
 SCHEMA = "acclimate.failed/1"
-NAME = "failed.json"
 
 
 class RunsFailed(ArithmeticError):
@@ -36,7 +35,7 @@ def tolerant(call: Callable[..., Table], *args: Any) -> tuple[Table, RunsFailed 
 
 def reason_of(folder: Path) -> str | None:
     """Why the run in a folder has failed; None where it has not, as far as is known."""
-    path = folder / NAME
+    path = store.RunFolder(folder).failed
     if not path.exists():
         return None
     body = store.read_json(path)
@@ -57,4 +56,5 @@ def noted(folder: Path, failed: dict[str, str]) -> Iterator[None]:
     except ArithmeticError as e:
         failed[folder.name] = str(e)
         if isinstance(e, NonFinite):
-            store.write(folder / NAME, store.json_text({"schema": SCHEMA, "reason": str(e)}, indent=1) + "\n")
+            body = store.json_text({"schema": SCHEMA, "reason": str(e)}, indent=1)
+            store.write(store.RunFolder(folder).failed, body + "\n")
