@@ -125,17 +125,22 @@ def same_training(one: ac.Experiment, other: ac.Experiment) -> bool:
 
 
 def table(rows: dict[str, Row], streams: list[str]) -> str:
-    """Means over seeds as Markdown: last round, and in brackets what validation data select."""
+    """Means over seeds as Markdown: last round, and in brackets what validation data select; seeds that diverged."""
     lines = ["| method | " + " | ".join(streams) + " | MB up per round | seconds | seeds |"]
     lines.append("|---|" + "---:|" * (len(streams) + 3))
     for name in dict.fromkeys(r["method"] for r in rows.values()):
-        own = [r for r in rows.values() if r["method"] == name and "accuracy" in r]
-        if not own:
-            continue
-        cells = [_both(own, s) for s in streams]
-        cost = [f"{own[0]['up_bytes'] / 1e6:.2f}", f"{statistics.mean(r['seconds'] for r in own):.0f}", str(len(own))]
-        lines.append(f"| {name} | " + " | ".join([*cells, *cost]) + " |")
+        tried = [r for r in rows.values() if r["method"] == name]
+        own = [r for r in tried if "accuracy" in r]
+        cells = [_both(own, s) for s in streams] if own else ["diverges"] * len(streams)
+        cost = _cost(own) if own else ["", ""]
+        seeds = str(len(own)) if len(own) == len(tried) else f"{len(own)} of {len(tried)}"
+        lines.append(f"| {name} | " + " | ".join([*cells, *cost, seeds]) + " |")
     return "\n".join(lines)
+
+
+def _cost(rows: list[Row]) -> list[str]:
+    """Megabytes that a client uploads in a round, and mean seconds."""
+    return [f"{rows[0]['up_bytes'] / 1e6:.2f}", f"{statistics.mean(r['seconds'] for r in rows):.0f}"]
 
 
 def _both(rows: list[Row], stream: str) -> str:
