@@ -193,3 +193,40 @@ def test_every_file_of_a_benchmark_is_named_by_a_page():
     text = "\n".join(p.read_text() for p in pages)
     drawn = {"first-run.json"}  # the picture of the README, which tests/test_first.py holds against it
     assert sorted(f.name for f in STORED.glob("*.json") if f.name not in text and f.name not in drawn) == []
+
+
+def test_the_guide_to_foundation_models_tells_the_stored_step():
+    page = " ".join((ROOT / "docs" / "guides" / "foundation-models.md").read_text().split())
+    report = figures("lora-h200")
+    found = report["precisions"]["bf16"]
+    seconds, work, ceiling = found["seconds"], found["work"]["rates"]["captured"], found["ceilings"]["flop_per_second"]
+    loop, ours, plain = (seconds[w]["median"] for w in ("loop", "captured", "captured, without kernels"))
+    rate, top = work["flop_per_second"] / 1e12, ceiling["bf16"] / 1e12
+    said = [f"commit {report['environment']['commit']}", f"takes {1000 * ours:.1f} ms as a CUDA graph"]
+    said += [
+        f"{loop / ours:.0f} times as fast as a loop over clients, whose {loop:.1f} s",
+        f"{plain / ours:.2f} times as fast as the same",
+    ]
+    said += [f"{found['memory']['times_one_client_plus_activations']:.2f} times that of one client"]
+    said += [f"**{100 * rate / top:.0f} % of the bf16 ceiling", f"({rate:.0f} of {top:.0f} TFLOP/s)"]
+    others = [json.loads(f.read_text()).get("ceilings") for f in STORED.glob("gpu-h200*.json")]
+    best = max(c["flop_per_second"]["bf16"] for c in others if c) / 1e12
+    said += [f"up to {best:.0f} TFLOP/s, of which it is {100 * rate / best:.0f} %"]
+    kernels = {k["name"]: 1000 * k["seconds"] for k in found["profile"]["kernels"]}
+    attention = sum(ms for name, ms in kernels.items() if name == "_back" or "sdpa" in name)
+    said += [f"Of {1000 * found['profile']['busy_seconds']:.1f} ms", f"attention takes {attention:.1f}"]
+    said += [f"its gradient {kernels['_hidden']:.1f}"]
+    assert [text for text in said if text not in page] == []
+
+
+def test_the_page_of_the_fleet_tells_the_stored_overhead():
+    page = (ROOT / "docs" / "fleet.md").read_text()
+    found = json.loads((ROOT / "results" / "fleet" / "overhead.json").read_text())
+    each, wire = found["seconds_per_round"], found["wire_over_message"]
+    said = [
+        f"Serial | {each['serial']:.2f} |",
+        f"{each['flower']:.1f} |",
+        f"{found['seconds_over_serial']:.1f} s over Serial",
+    ]
+    said += [f"messages, up | {wire['up']:.3f} |", f"per node, down | {wire['down']:.3f} |"]
+    assert [text for text in said if text not in page] == []
