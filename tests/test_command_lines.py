@@ -1,5 +1,6 @@
 """Every command line that a page tells is one that its parser takes: in blocks, in sentences and in tables."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from acclimate.experiment import catalogue
 from test_docs import FENCE, PAGES, ROOT, commands, name_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
@@ -131,3 +133,40 @@ def test_the_check_of_sentences_can_fail():
         test_commands_in_sentences_are_those_of_the_command_line(("resume", "FOLDER", "--agian"))
     with pytest.raises(AssertionError):
         test_commands_in_sentences_are_those_of_the_command_line(("resmue", "FOLDER"))
+
+
+def fields_of(record, path):
+    """Whether a record, or a record in it, has this field; None where that cannot be told, behind a choice."""
+    for name in path:
+        if not dataclasses.is_dataclass(record):
+            return None
+        if name not in {field.name for field in dataclasses.fields(record)}:
+            return False
+        record = getattr(record, name)
+    return True
+
+
+def known(setting):
+    """Whether some record of its kind has the field that a setting such as `backend.chunk=16` names."""
+    kind, *path = setting.partition("=")[0].split(".")
+    entries = {k.plural: k.entries for k in catalogue.KINDS}
+    if kind in ("adapters", "streams", "filters"):
+        name, *path = path
+        records = [entries[kind].get(name.removeprefix("guarded-"))]
+    elif kind == "data" and path[0] in ("partition", "split", "augment") and path[1:]:
+        records, path = entries[f"{path[0]}s"].values(), path[1:]
+    else:
+        records = entries["datasets" if kind == "data" else f"{kind}s"].values()
+    return any(fields_of(record, path) is not False for record in records)
+
+
+def settings(page):
+    """What looks like a dotted setting of an experiment, in a page's sentences and tables."""
+    kinds = "adapters|streams|filters|method|model|data|personal|backend"
+    return {w for span in spans(page) for w in re.findall(rf"(?<![\w.])(?:{kinds})(?:\.[\w-]+)+=(?!=)", span)}
+
+
+def test_settings_in_sentences_name_fields_that_records_have():
+    found = {(name_of(page), setting) for page in PAGES for setting in settings(page)}
+    assert len(found) > 80 and [pair for pair in sorted(found) if not known(pair[1])] == []
+    assert known("backend.chunk=") and not known("backend.chunks=") and not known("adapters.tent.rate=")
