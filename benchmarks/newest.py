@@ -208,8 +208,9 @@ def ceilings() -> str:
     def span(values: list[float], form: str) -> str:
         return f"{min(values) / 1e12:{form}} to {max(values) / 1e12:{form}}"
 
-    rates = {kind: span([c["flop_per_second"][kind] for c in found], ".3g") for kind in ("fp32", "tf32", "bf16")}
-    told = ", ".join(f"{kind} {rate}" for kind, rate in rates.items())
+    kinds = {"fp32": "fp32", "TF32": "tf32", "bf16": "bf16"}
+    rates = {name: span([c["flop_per_second"][kind] for c in found], ".3g") for name, kind in kinds.items()}
+    told = ", ".join(f"{name} {rate}" for name, rate in rates.items())
     return f"{told} TFLOP/s; a copy {span([c['bytes_per_second'] for c in found], '.2f')} TB/s"
 
 
