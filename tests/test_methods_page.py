@@ -1,0 +1,73 @@
+"""The page of methods says what is stored of adapters on the embedded digits, and its tables are whole."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "methods.md").read_text()
+STREAMS = ("original", "corrupted", "correlated", "continual")
+
+
+@pytest.fixture(scope="module")
+def mean():
+    """Means over seeds of a case's cells, stream by stream."""
+    cells = json.loads((ROOT / "results" / "live" / "no-harm.json").read_text())["cells"]
+    assert {c["seed"] for c in cells} == {15, 16, 17}
+
+    def of(case, which="adapted"):
+        kept = [c for c in cells if c["case"] == case]
+        return [statistics.mean(c[which] for c in kept if c["stream"] == s) for s in STREAMS]
+
+    return of
+
+
+def listed(values):
+    *most, last = (f"{v:.1f}" for v in values)
+    return f"{', '.join(most)} and {last}"
+
+
+def test_the_table_of_adapters_is_the_stored_cells(mean):
+    said = {"none": mean("fedavg/bn", "plain"), "note": mean("fedavg/note")}
+    said |= {name: mean(f"fedavg/{name}") for name in ("bn", "tent", "lame", "rotta", "sar", "cotta")}
+    rows = {name: f"| `{name}` | {' | '.join(f'{v:.1f}' for v in values)} |" for name, values in said.items()}
+    own = f"| `cnn-small`, `norm=iabn` | `none` | {' | '.join(f'{v:.1f}' for v in mean('fedavg/note', 'plain'))} |"
+    model = f"where the same training gives a model with {listed(mean('fedavg/rotta', 'plain'))} %"
+    assert [line for line in (*rows.values(), own, model) if line not in PAGE] == []
+
+
+def test_what_adapters_cost_is_what_was_stored(mean):
+    plain, client = mean("fedavg/bn", "plain"), mean("fedavg+means/neo-client")
+
+    def lost(case):
+        return [a - b for a, b in zip(plain, mean(case), strict=True)]
+
+    batch = [lost(case) for case in ("fedavg/bn", "fedavg/tent", "fedavg/deyo", "fedavg+means/santa")]
+    spans = [sorted({f"{min(c):.1f}", f"{max(c):.1f}"}, key=float) for c in zip(*batch, strict=True)]
+    first, second, third, fourth = (" to ".join(span) for span in spans)
+    said = [f"the model itself has {listed(plain)} %", f"and `santa` {first}, {second}, {third} and {fourth} points"]
+    said += [f"`roid` {listed(lost('fedavg/roid'))}.", f"`unmix` costs {listed(lost('fedavg/unmix'))}."]
+    said += ["which costs {:.1f} and {:.1f} points".format(*lost("fedavg/delta")[2:])]
+    neo = lost("fedavg/neo")
+    said += [f"`neo` loses {min(neo):.1f} to {max(neo):.1f} points", f"has {listed(client)} %: more than the model"]
+    assert all(a > b for a, b in zip(client, plain, strict=True))
+    prior = json.loads((ROOT / "results" / "adapters" / "prior.json").read_text())["rows"].values()
+    moved = {}
+    for row in (r for r in prior if r["adapter"] in ("roid", "delta")):
+        for stream, value in row["client"].items():
+            moved.setdefault((row["adapter"], stream), []).append(value - row["uniform"][stream])
+    most = max(abs(statistics.mean(values)) for values in moved.values())
+    said += [f"changes `roid` and `delta` by at most {most:.1f} points"]
+    assert [text for text in said if text not in PAGE] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.stem)
+def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
+    """A bar within a cell cuts it in two, even between backticks."""
+    lines = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines()
+    bars = [len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0 for line in lines]
+    broken = [line[:80] for line, a, b in zip(lines[1:], bars, bars[1:], strict=False) if a and b and a != b]
+    assert broken == []

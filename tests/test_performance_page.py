@@ -1,0 +1,262 @@
+"""The page of performance says what is stored: its first table, its figures by topic, and every file of a benchmark."""
+
+import importlib
+import json
+import re
+import statistics
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import acclimate as ac
+from acclimate.backends import Vmap
+from acclimate.backends.vmap.buckets import Buckets
+from acclimate.core import fit
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+FLAT = " ".join(PAGE.split())
+STORED = ROOT / "results" / "benchmarks"
+
+
+def figures(name):
+    return json.loads((STORED / f"{name}.json").read_text())
+
+
+def missing(*said):
+    return [text for text in said if text not in FLAT]
+
+
+@pytest.fixture(scope="module")
+def newest():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield importlib.import_module("newest")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def test_the_first_table_is_what_the_files_hold(newest):
+    """Every line of it, made anew from its JSON; and nothing stands between them that no file holds."""
+    wanted = newest.page().splitlines()
+    lines = PAGE.splitlines()
+    start = lines.index(wanted[0])
+    assert lines[start : start + len(wanted) - 2] == wanted[:-2]
+    assert lines[start + len(wanted) - 2] == "" and missing(f"measured {wanted[-1]}.") == []
+
+
+def test_a_row_says_what_its_file_says(newest):
+    """By hand, for one row of each form."""
+    table = {row.work: newest.cells(row) for row in newest.ROWS}
+    steps, seeds = figures("gpu-h200-steps"), figures("gpu-h200-seeds")
+    loop, tf32 = (steps["workloads"]["fedavg-20"]["seconds"][way]["median"] for way in ("plain", "ours, TF32"))
+    work, goal, reached, said, *source = table["FedAvg, 20 clients, CNN, TF32"]
+    assert (goal, reached) == ("90 times", "no" if loop / tf32 < 90 else "yes")
+    assert said.startswith(f"{loop / tf32:.1f} times (") and said.endswith(f", the loop {loop:.2f} s)")
+    assert source == ["`gpu.py --only fedavg-20`", steps["commit"], "`gpu-h200-steps.json`"]
+    took = seeds["workloads"]["three-seeds"]["seconds"]
+    one, three = (took[way]["median"] for way in ("one seed", "three seeds"))
+    said = [newest.took(three), newest.took(one)]
+    assert table["three seeds of it, TF32"][2:4] == ["no" if three > 0.25 else "yes", "{} (one seed {})".format(*said)]
+    assert table["a million clients, CPU"][1:3] == ["", ""]
+    assert table["MBSL on PACS"][4].startswith("`python -m acclimate.recipes run fedspl/pacs")
+    ways = {
+        r["adapter"]: r["times_faster"] for n in ("", "-second") for r in figures(f"testtime-every-h200{n}")["rows"]
+    }
+    assert f"the median is {statistics.median(ways.values()):.1f} times" in table["adapters on a GPU"][3]
+
+
+def test_goals_are_read_by_their_unit(newest):
+    assert [newest.took(s) for s in (0.0125489, 0.09994, 0.27930, 8.6313)] == [
+        "12.5 ms",
+        "99.9 ms",
+        "0.279 s",
+        "8.63 s",
+    ]
+    assert [newest.reached("50 times", v) for v in (49.9, 50.0, None)] == ["no", "yes", ""]
+    assert [newest.reached("0.25 s", v) for v in (0.25, 0.251)] == ["yes", "no"]
+    assert newest.reached("50 %", 41.0) == "no" and newest.reached("", 3.0) == ""
+    failed = {"workloads": {"resnet18": {"status": "failed", "reason": "took longer than 50 s"}}}
+    assert newest.against_loop("resnet18")(failed) == (None, "not measured: took longer than 50 s")
+    record = {"status": "ok", "times_faster": {"ours": 2.0}, "scaled_from_share": {"plain": 0.25}}
+    record["seconds"] = {"plain": {"median": 0.18}, "ours": {"median": 0.09}}
+    said = "2.0 times (90 ms, the loop 0.18 s, scaled from 25 % of its steps)"
+    assert newest.against_loop("a")({"workloads": {"a": record}}) == (2.0, said)
+    assert newest.first_round(*({"seconds": {"first": s, "replayed": 0.4}} for s in (2.0, 5.0)))[0] == 5.0
+
+
+def test_what_is_not_reached_is_said(newest):
+    """The sentence below the table names as many goals as the table has a no for."""
+    cells = [newest.cells(row) for row in newest.ROWS]
+    assert [c[0] for c in cells if c[2] == "no"] == [
+        "FedAvg, 20 clients, CNN, TF32",
+        "three seeds of it, TF32",
+        "LoRA on ViT-S/16, of the bf16 ceiling",
+        "a first round, kernels to be compiled",
+    ]
+    assert [c[0] for c in cells if c[3].startswith("not measured")] == ["ResNet-18, TF32"]
+    assert missing("**Not reached** are TF32 in a FedAvg round, three seeds together, LoRA, and a first round") == []
+
+
+def test_what_a_user_should_know_was_measured():
+    precision = figures("gpu-h200-steps")["workloads"]["fedavg-20"]["precision"]["relative_distance_from_float32"]
+    said = [f"TF32 is {100 * precision['tf32']:.1f} % of the distance", f"and bf16 {100 * precision['bf16']:.1f} %"]
+    files = {"fedavg-20": "steps", "three-seeds": "seeds", "zipf": "zipf", "pfl-cifar10": "others"}
+    files |= {"flute-femnist": "others", "resnet20-gn": "resnets", "resnet20-bn": "resnets"}
+    work = {name: figures(f"gpu-h200-{file}")["workloads"][name] for name, file in files.items()}
+    said += [f"`{name}` {record['peak_memory_gib']:.1f}" for name, record in work.items()]
+    lora = figures("lora-h200")["precisions"]["bf16"]["memory"]
+    said += [f"takes {lora['all_clients_gib']:.1f}, {lora['times_one_client_plus_activations']:.2f} times one client"]
+    three, pfl, flute = (work[name] for name in ("three-seeds", "pfl-cifar10", "flute-femnist"))
+    said += [f"cost {three['cost_in_seeds']:.2f} of one in TF32, and {three['cost_in_seeds_float32']:.2f} in float32"]
+    said += [f"waste {100 * work['zipf']['padding']['waste']:.1f} % of their steps"]
+    said += [f"the {100 * flute['padding']['waste']:.1f} % in `gpu-h200-others.json` count that room"]
+    said += [f"takes {pfl['run']['seconds']:.1f} s, {pfl['pfl_research']['times_faster']:.0f} times less"]
+    said += [f"take {pfl['run']['seconds_of_first_rounds']:.1f} s with compiling"]
+    said += [f"{flute['run']['rounds']} rounds of `flute-femnist` with evaluation take {flute['run']['seconds']:.1f} s"]
+    said += [f"{flute['flute_readme']['times_faster']:.1f} times less than FLUTE's README"]
+    cached, *cold = (figures(f"recording-h200{n}")["seconds"] for n in ("-cached", "", "-again"))
+    said += [
+        f"takes {cached['first']:.1f} s where",
+        " to ".join(f"{c['first']:.1f}" for c in cold) + " s where none did",
+    ]
+    said += [f"replayed takes {cached['replayed']:.2f} s", f"takes {cached['second_engine']:.2f} s at once"]
+    said += [f"a first round of {figures('recording-h200-threads')['seconds']['first']:.1f} s, when threads"]
+    assert missing(*said) == []
+
+
+def test_padding_counts_the_steps_that_a_gpu_takes(newest, monkeypatch):
+    """FEMNIST's first 20 cohorts, cut as on a GPU: the file has the room of the same groups."""
+    uneven, femnist, federated = (
+        importlib.import_module(n) for n in ("workloads.uneven", "workloads.femnist", "federated")
+    )
+    data = federated.dealt(femnist.sizes(3400), (1, 1, 1), 2)
+    task = federated.task_of(ac.models.MLP(hidden=(2,)), (1, 1, 1), 2)
+    work = ac.core.Work(epochs=1, batch=20)
+    whole = federated.Round.of(task, ac.methods.FedAvg(opt=ac.core.SGD(lr=0.1), work=work), data)
+    plan = fit.RoundPlan(300, 3400, 10, eval_every=50)
+    cohorts = [fit.sample(whole.worker, plan, r) for r in range(20)]
+    buckets = Buckets(0.25, None, torch.device("cuda"), there=lambda numbers: numbers, short=lambda: None)
+    engine = types.SimpleNamespace(buckets=buckets, shards=data, close=lambda: None)
+    monkeypatch.setattr(Vmap, "open", lambda *_: engine)
+    found = uneven.padding(whole, types.SimpleNamespace(device=torch.device("cuda")), cohorts)
+    stored = figures("gpu-h200-others")["workloads"]["flute-femnist"]["padding"]
+    room = [len(g.ids) * work.steps(g.size) for cohort in cohorts for g in buckets.groups(data, cohort)]
+    assert (found["real_steps"], found["groups"]) == (stored["real_steps"], stored["groups"])
+    assert sum(room) == stored["computed_steps"] == 3712 and found["computed_steps"] == 2459
+    said = f"waste {100 * found['waste']:.1f} %: {found['computed_steps']:,} steps are computed where"
+    assert missing(said, f"where {found['real_steps']:,} count") == []
+
+
+def test_bf16_is_as_far_from_fp32_as_was_measured():
+    found = figures("precision-h200")["study"]["bf16_above_fp32"]
+    own, corrupted, others, mixed = (found[s]["mean"] for s in ("original", "corrupted", "out-of-client", "mixture"))
+    farthest = max(abs(s["farthest"]) for s in found.values())
+    said = [f"is {own:.2f} points above fp32 on clients' own data, {-corrupted:.2f} below on corrupted"]
+    said += [f"{others:.2f} above on other clients' and {mixed:.2f} above on mixed", f"than {farthest:.2f} away"]
+    assert missing(*said) == []
+
+
+def test_adapters_and_federations_of_every_size_are_as_measured():
+    rows = {
+        r["adapter"]: r["times_faster"] for n in ("", "-second") for r in figures(f"testtime-every-h200{n}")["rows"]
+    }
+    slowest, *rest = sorted(rows.values())
+    assert rows["fedtta/fedtta-plus"] == slowest and max(rest) == rows["fedavg/note"] == rows["fedthe/tsa"]
+    said = [f"Of {len(rows)} adapters and deployments {len(rest)} are at least {min(rest)} times"]
+    said += [f"`note` and `tsa` {max(rest)} times; `fedtta-plus` alone is below ten ({slowest})"]
+    loop = {
+        a["adapter"]: a["times_faster"] for a in figures("gpu-h200")["workloads"]["adapters-per-sample"]["adapters"]
+    }
+    memo, plus, ttt, the = (loop[name] for name in ("MEMO", "THEPlus", "TTT, episodic", "THE"))
+    said += [f"MEMO is {memo:.0f}, THE+ {plus:.0f}, TTT {ttt:.0f} and THE {the:,.0f} times as fast"]
+    for name, commit in (("cpu", "64c55fb"), ("h200", "bdae7a6")):
+        found = figures(f"scale-{name}")
+        each = [c["seconds_per_round"]["median"] for c in found["mapped"]["clients"].values()]
+        assert found["environment"]["commit"].startswith(commit)
+        ratio, memory = found["mapped"]["largest_over_smallest"], found["mapped"]["memory"]["peak_host_memory_gib"]
+        said += [f"commit {commit} | {' | '.join(f'{1000 * s:.1f} ms' for s in each)} | {ratio:.2f} | {memory:.1f} GiB"]
+    plain = figures("scale-h200")["plain"]["clients"]["1000"]["seconds_per_round"]["median"]
+    said += [f"a round out of 1,000 clients takes {1000 * plain:.1f} ms"]
+    million = figures("scale-cpu-million")["mapped"]["clients"]
+    first = million["1000"]["seconds_per_round"]["median"]
+    for clients, found in million.items():
+        took, kept = found["seconds_per_round"]["median"], found["checkpoint"]
+        over = f"{took / first:.2f}" if clients != "1000" else "1"
+        written = f"{kept['seconds'][-1]:.2f} s | {kept['bytes_written'][-1] / 1e6:.1f} MB"
+        restored = f"{kept['seconds_to_restore']:.2f} s"
+        said += [f"| {int(clients):,} | {took:.2f} s | {over} | {written} | {restored} |"]
+    assert missing(*said) == []
+
+
+def test_processes_and_convolutions_on_a_cpu_are_as_measured():
+    names = {"cnn, even clients": "CNN, 8 equal clients", "cnn, uneven clients": "CNN, 10 unequal clients"}
+    names |= {"default experiment": "the default experiment"}
+    said = []
+    for run, name in names.items():
+        found = figures("processes-cpu")["runs"][run]
+        seconds, times = found["seconds"], found["times_faster_than_serial_1_thread"]
+        ways = ("serial, 2 threads", "vmap, 2 threads", "processes, 2 workers")
+        cells = " | ".join(f"{seconds[w]:.2f} ({times[w]:.2f})" for w in ways)
+        said += [f"| {name} | {seconds['serial, 1 thread']:.2f} | {cells} |"]
+    step = figures("conv-cpu")["ms"]["a step of the CNN"]
+    said += [f"takes {step['ours']:.1f} ms on an ARM", f"and {step['torch, channels last']:.1f} ms as plain PyTorch"]
+    assert missing(*said) == []
+
+
+def test_the_history_of_a_round_is_what_the_files_hold():
+    history = PAGE.split("## Earlier runs")[1]
+    rows = re.findall(r"^\| `(gpu-h200[\w-]*)\.json` \| [^|]+ \| (.+) \|$", history, re.MULTILINE)
+    assert len(rows) == 6
+    loops = []
+    for name, cells in rows:
+        seconds = {w: t["median"] for w, t in figures(name)["workloads"]["fedavg-20"]["seconds"].items()}
+        ways = [f"{seconds[w]:.3f}" if w in seconds else "-" for w in ("ours", "ours, TF32", "ours, bf16")]
+        assert cells.split(" | ") == [*ways, f"{seconds['plain']:.2f}"], name
+        loops.append(seconds["plain"])
+    assert missing(f"took from {min(loops):.1f} to {max(loops):.1f} s on machines") == []
+
+
+def test_every_file_of_a_benchmark_is_named_by_a_page():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(p.read_text() for p in pages)
+    drawn = {"first-run.json"}  # the picture of the README, which tests/test_first.py holds against it
+    assert sorted(f.name for f in STORED.glob("*.json") if f.name not in text and f.name not in drawn) == []
+
+
+def test_the_guide_to_foundation_models_tells_the_stored_step():
+    page = " ".join((ROOT / "docs" / "guides" / "foundation-models.md").read_text().split())
+    report = figures("lora-h200")
+    found = report["precisions"]["bf16"]
+    seconds, work, ceiling = found["seconds"], found["work"]["rates"]["captured"], found["ceilings"]["flop_per_second"]
+    loop, ours, plain = (seconds[w]["median"] for w in ("loop", "captured", "captured, without kernels"))
+    rate, top = work["flop_per_second"] / 1e12, ceiling["bf16"] / 1e12
+    said = [f"commit {report['environment']['commit']}", f"takes {1000 * ours:.1f} ms as a CUDA graph"]
+    said += [
+        f"{loop / ours:.0f} times as fast as a loop over clients, whose {loop:.1f} s",
+        f"{plain / ours:.2f} times as fast as the same",
+    ]
+    said += [f"{found['memory']['times_one_client_plus_activations']:.2f} times that of one client"]
+    said += [f"**{100 * rate / top:.0f} % of the bf16 ceiling", f"({rate:.0f} of {top:.0f} TFLOP/s)"]
+    others = [json.loads(f.read_text()).get("ceilings") for f in STORED.glob("gpu-h200*.json")]
+    best = max(c["flop_per_second"]["bf16"] for c in others if c) / 1e12
+    said += [f"up to {best:.0f} TFLOP/s, of which it is {100 * rate / best:.0f} %"]
+    kernels = {k["name"]: 1000 * k["seconds"] for k in found["profile"]["kernels"]}
+    attention = sum(ms for name, ms in kernels.items() if name == "_back" or "sdpa" in name)
+    said += [f"Of {1000 * found['profile']['busy_seconds']:.1f} ms", f"attention takes {attention:.1f}"]
+    said += [f"its gradient {kernels['_hidden']:.1f}"]
+    assert [text for text in said if text not in page] == []
+
+
+def test_the_page_of_the_fleet_tells_the_stored_overhead():
+    page = (ROOT / "docs" / "fleet.md").read_text()
+    found = json.loads((ROOT / "results" / "fleet" / "overhead.json").read_text())
+    each, wire = found["seconds_per_round"], found["wire_over_message"]
+    said = [
+        f"Serial | {each['serial']:.2f} |",
+        f"{each['flower']:.1f} |",
+        f"{found['seconds_over_serial']:.1f} s over Serial",
+    ]
+    said += [f"messages, up | {wire['up']:.3f} |", f"per node, down | {wire['down']:.3f} |"]
+    assert [text for text in said if text not in page] == []

@@ -1,0 +1,28 @@
+"""The guides to texts and tables tell what is stored: every cell of the embedded texts, and the study of windows."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STREAMS = ("original", "corrupted", "out-of-client", "mixture")
+
+
+def test_the_table_of_texts_is_the_stored_cells():
+    page = (ROOT / "docs" / "guides" / "texts.md").read_text()
+    (part,) = json.loads((ROOT / "results" / "text" / "phrases.json").read_text()).values()
+    stored = {(r["method"], r["adapter"], r["stream"]): r["accuracy"] for r in part["rows"]}
+    told = re.findall(r"^\| `([\w+]+)` \| `(\w+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M)
+    said = {(m, a, s): float(v) for m, a, *row in told for s, v in zip(STREAMS, row, strict=True)}
+    assert said == pytest.approx(stored, abs=0.051) and len(said) == 72
+    assert part["command"].partition(" -o ")[0] in page
+
+
+def test_windows_are_known_as_the_study_of_windows_has_it():
+    page = " ".join((ROOT / "docs" / "guides" / "tables.md").read_text().split())
+    rows = json.loads((ROOT / "results" / "tables" / "windows.json").read_text())["rows"]
+    said = re.findall(r"(?:right on|before\) on) ([\d.]+) %, ([\d.]+) % and ([\d.]+) %", page)
+    found = [rows[name]["accuracy"] for name in ("window-cnn-bn", "mlp-bn")]
+    assert [list(map(float, row)) for row in said] == [pytest.approx(row, abs=0.051) for row in found]
