@@ -7,7 +7,7 @@
 
 Needs a GPU.
 
-    python benchmarks/conv.py [--parts implicit,norms] [--budget 90] [--out figures.json]
+    python benchmarks/conv.py [--parts implicit,norms] [--layers "cnn, second layer"] [--budget 90] [--out figures.json]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from harness import Context, environment
 from limits import ceilings
+from products import LAYERS as SHAPES
 from products import norms, products
 from torch import Tensor
 
@@ -129,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", default="implicit,norms,grouped", help="what to measure, with commas between")
+    parser.add_argument("--layers", nargs="+", choices=SHAPES, default=list(SHAPES), help="of implicit; default: all")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds after which no further product begins")
     args = parser.parse_args()
     if not (torch.cuda.is_available() and kernels.AVAILABLE):
@@ -139,7 +141,7 @@ def main() -> None:
     if "implicit" in parts:
         tops = ceilings(Context(torch.device("cuda"), "full"))
         print("ceilings, TFLOP/s:", {k: round(v / 1e12, 1) for k, v in tops["flop_per_second"].items()}, flush=True)
-        body |= {"ceilings": tops, "implicit": products(milliseconds, tops, args.budget)}
+        body |= {"ceilings": tops, "implicit": products(milliseconds, tops, args.budget, args.layers)}
     if "norms" in parts:
         body["norms"] = norms(milliseconds)
     if "grouped" in parts:

@@ -198,14 +198,15 @@ def _print(row: Record) -> None:
     print(told, flush=True)
 
 
-def products(ms: Callable[[Callable[[], Tensor]], float], ceilings: Record, budget: float) -> Record:
-    """Every layer, precision and product, as far as the time goes; the most important layers come first."""
+def products(ms: Callable[[Callable[[], Tensor]], float], ceilings: Record, budget: float, layers: list[str]) -> Record:
+    """Every precision and product of these layers, as far as the time goes."""
     began = time.perf_counter()
-    compiled = compile_all(list(LAYERS))
+    compiled = compile_all(layers)
     print(f"compiled in {compiled:.1f} s", flush=True)
     tops = ceilings["flop_per_second"]
     rows, left = [], []
-    for name, shape in LAYERS.items():
+    for name in layers:
+        shape = LAYERS[name]
         for precision in PRECISIONS:
             for kind in (k for k in KINDS if wanted(k, shape)):
                 if time.perf_counter() - began > budget:
