@@ -85,8 +85,10 @@ def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     if kind != "spread" and flat:
         depth = 16 if layer.taps * layer.inputs <= 16 else 32
         return [Tile(128, columns, depth, 4, 1)]
-    tiles = [Tile(128, columns, depth, 4, 3), *([] if kind == "spread" else [Tile(256, columns, depth, 8, 3)])]
-    return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
+    tile = Tile(128, columns, depth, 4, 3)
+    if width > 64:  # as many numbers as a tile of 256 x 64, which fetches more
+        return [Tile(128, 128, depth, 8, 3), tile]
+    return [tile] if kind == "spread" else [tile, Tile(256, columns, depth, 8, 3)]
 
 
 def _depth(channels: int, small: bool) -> int:
