@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from . import box_kernels, folded_kernels
+from . import box_kernels, folded_kernels, halves
 from .implicit_kernels import FEW, Layer, Tile
 
 Kind: TypeAlias = Literal["convolve", "spread", "correlate", "pooled", "pooled_correlate"]
@@ -24,10 +24,11 @@ class Cut(NamedTuple):
 FP32 = "tf32x3"
 """How a product in float32 is computed where TF32 is forbidden: as three of TF32, which is as near to the true one as
 float32 is. `ieee` does without tensor cores, and takes several times as long."""
-DOTS = (FP32, "tf32", "bf16x3", "bf16x6", "ieee")
+DOTS = (FP32, "tf32", "bf16x3", "bf16x6", halves.NAME, "ieee")
 """How Triton may multiply. Sums over pixels read numbers across the order that the hardware wants for those of 32 bits;
 three products of halves (`bf16x3`) are nearer to the true one than one of TF32 and need no such order, and six
-(`bf16x6`) are as near as float32 is."""
+(`bf16x6`) are as near as float32 is. `fp16` writes halves of both factors first (`halves`), and is for sums over pixels
+where TF32 is allowed: it is as near as TF32."""
 SUMS = ("correlate", "pooled_correlate")
 """Products that are sums over pixels."""
 
@@ -47,12 +48,20 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     dot, sums = dot_of(precision), kind in SUMS
     if sums and x.dtype == torch.float32 and x.is_cuda:
         dot = "bf16x3" if precision == "tf32" else "bf16x6"
-    found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
-    if folded_kernels.fits(kind, layer):
-        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, x.dtype)]
+    found = _gathering(kind, layer, x.dtype, dot)
+    if dot == "bf16x3":
+        found += _gathering(kind, layer, torch.float16, halves.NAME)
     if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
+
+
+def _gathering(kind: Kind, layer: Layer, dtype: torch.dtype, dot: str) -> list[Cut]:
+    """The kernels in which threads gather patches of numbers of this type."""
+    found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, dtype)]
+    if folded_kernels.fits(kind, layer):
+        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, dtype)]
+    return found
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:

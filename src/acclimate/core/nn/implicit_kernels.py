@@ -13,13 +13,17 @@ and sums have a fixed order, so results repeat to the bit. Images lie with a pix
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from . import halves
 from .cutting import Layer as Layer
 from .cutting import Tile as Tile
 from .cutting import channels_last, cut
 from .ends import activated, addend, end, ends, larger
+from .halves import without
 from .kernels import AVAILABLE, jit
 from .rehearsal import blank, late
 from .spread_kernels import spread as spread
@@ -204,11 +208,12 @@ def _correlate(
 @late
 @jit
 def _add_up(
-    parts, dw, total, count,
+    parts, dw, of_x, of_dy, total, count, HALVES: tl.constexpr,
     IN: tl.constexpr, HAVE: tl.constexpr, OUT: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """dw[g, o, tap, i] = sum over s, in order, of parts[s, g, (tap, i), o], of the first HAVE channels."""
+    """dw[g, o, tap, i] = sum over s, in order, of parts[s, g, (tap, i), o], of the first HAVE channels. With HALVES
+    it has powers of two in it, those of x and those of dy."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     down: tl.constexpr = (TAPS * IN + ROWS - 1) // ROWS
     client = (tl.program_id(0) // (across * down)).to(tl.int64)
@@ -222,6 +227,8 @@ def _add_up(
         for more in tl.static_range(AHEAD):
             sum += tl.load(from_, mask=real & (e * 0 + first + more < count)[:, None], other=0.0)
             from_ += total
+    if HALVES:
+        sum = without(sum, tl.load(of_x + client), tl.load(of_dy + client))
     to = dw + client * (OUT * TAPS * HAVE) + (tap * HAVE + i)[:, None] + (o * (TAPS * HAVE))[None, :]
     tl.store(to, sum.to(dw.dtype.element_ty), mask=real)
 
@@ -274,10 +281,24 @@ PROGRAMS, LEAST, SPAN = 512, 256, 128
 """Programs that fill a device, the output pixels that a part of a sum has at least, and what they are a multiple of."""
 
 
+class Parts(NamedTuple):
+    """Sums [s, G, (kh, kw, I), O] over parts of the output pixels, which are still to be added up; the powers of two
+    [G] of x and of dy that are in them; and whether there are such."""
+
+    sums: Tensor
+    of_x: Tensor
+    of_dy: Tensor
+    halves: bool
+
+
 def parts_of(
     x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None, groups: bool
-) -> Tensor:
-    """Sums [s, G, (kh, kw, I), O] over parts of the output pixels, which are still to be added up."""
+) -> Parts:
+    """The sums over parts of the output pixels."""
+    if precision == halves.NAME:
+        (a, of_x), (b, of_dy) = (halves.halved(channels_last(t)) for t in (x, dy))
+        near, far = a.permute(0, 1, 4, 2, 3), b.permute(0, 1, 4, 2, 3)
+        return Parts(parts_of(near, far, layer, tile, "tf32", which, groups).sums, of_x, of_dy, True)
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
     tiles = cut(length, tile.rows) * cut(layer.outputs, tile.columns)
@@ -292,7 +313,7 @@ def parts_of(
         span, *layer, which is not None and not groups, groups, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return parts
+    return Parts(parts, parts, parts, False)
 
 
 def correlate(
@@ -306,8 +327,8 @@ def correlate(
     dw = room(x, layer, channels)
     programs = len(x) * cut(layer.taps * layer.inputs, rows) * cut(layer.outputs, columns)
     _add_up[(programs,)](
-        parts, dw, parts[0].numel(), len(parts), layer.inputs, dw.shape[4], layer.outputs, layer.taps, rows, columns,
-        AHEAD,
+        parts.sums, dw, parts.of_x, parts.of_dy, parts.sums[0].numel(), len(parts.sums), parts.halves, layer.inputs,
+        dw.shape[4], layer.outputs, layer.taps, rows, columns, AHEAD,
     )  # fmt: skip
     return dw.permute(0, 1, 4, 2, 3)
 
