@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import attention_kernels, gelu_kernels, kernels, pair_kernels, product_kernels, rehearsal, row_kernels
+from . import (
+    attention_block_kernels,
+    attention_kernels,
+    gelu_kernels,
+    kernels,
+    pair_kernels,
+    product_kernels,
+    rehearsal,
+    row_kernels,
+)
+from .attention_block_kernels import Blocks
 
 log = logging.getLogger("acclimate")
 
@@ -24,7 +34,7 @@ FEW = 300
 """Rows of a trial: more than a tile has, and no multiple of it."""
 product, summed = product_kernels.product, product_kernels.summed
 norm, norm_back = row_kernels.norm, row_kernels.norm_back
-attention_back, slopes = attention_kernels.back, pair_kernels.slopes
+slopes = pair_kernels.slopes
 gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
 
 
@@ -62,10 +72,17 @@ def serves_gelu(x: Tensor) -> bool:
     return gelu_kernels.usable(x) and works(("gelu",), x, lambda: _gelu_trial(x))
 
 
-def serves_attention(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> bool:
-    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], with keys in such turns."""
-    kind = ("attention", qkv.shape[1:], heads, *([] if turns is None else [turns.name]))
-    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, turns))
+def attention_back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blocks | None = None) -> Tensor:
+    """As `attention_kernels.back`, which it is, or `attention_block_kernels.back` with tokens cut into blocks."""
+    if cut is None:
+        return attention_kernels.back(qkv, out, g, sums, heads)
+    return attention_block_kernels.back(qkv, out, g, sums, heads, cut)
+
+
+def serves_attention(qkv: Tensor, heads: int, cut: Blocks | None = None) -> bool:
+    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], and for this cut."""
+    kind = ("attention", qkv.shape[1:], heads, *([] if cut is None else [cut.name]))
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, cut))
 
 
 _tried: dict[Any, bool] = {}
@@ -200,7 +217,7 @@ def _low_trial(x: Tensor, rank: int) -> float:
     return max(apart(found, expected), apart(norm_back(s, dy, s, weight, mean, unit, low, a), expected + s.float()))
 
 
-def _attention_trial(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> float:
+def _attention_trial(qkv: Tensor, heads: int, cut: Blocks | None = None) -> float:
     """How far the gradient of attention is from that of the formula, in float32."""
     tokens, width = qkv.shape[1], qkv.shape[2] // 3
     given, g = draw(qkv, 3, tokens, 3 * width), draw(qkv, 3, tokens, width)
@@ -215,4 +232,4 @@ def _attention_trial(qkv: Tensor, heads: int, turns: attention_kernels.Turns | N
     ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
     expected = torch.stack((ds @ k, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
     out = y.movedim(1, 2).flatten(2).to(qkv.dtype)
-    return apart(attention_back(given, out, g, sums.contiguous(), heads, turns), expected)
+    return apart(attention_back(given, out, g, sums.contiguous(), heads, cut), expected)
