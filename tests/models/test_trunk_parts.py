@@ -197,6 +197,8 @@ def test_kernels_of_rows_agree_with_torchs_operations(width):
     assert trials._rows_trial(draw(1, width)) < 1e-5
     for rank in (1, 8) if width == 24 else ():
         assert trials._low_trial(draw(1, width), rank) < 1e-5
+    for rank in (1, 8, 20) if width == 24 else ():
+        assert trials._norm_low_trial(draw(1, width), rank) < 1e-5
 
 
 @works
