@@ -72,6 +72,62 @@ def _write(to, values, r, T: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, 
 
 
 @jit
+def _mix_step(
+    q, top, total, acc, keys, first, base,
+    T: tl.constexpr, W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """What a block of keys adds to the output of a block of queries: `top` is the highest logit so far, of base two,
+    and sums are of powers relative to it."""
+    t = first + tl.arange(0, ROWS)
+    k, v = _read(keys, t, T, 3 * W, D, WHOLE), _read(keys + W, t, T, 3 * W, D, WHOLE)
+    logits = tl.dot(q, tl.trans(k))
+    if not WHOLE:
+        logits = tl.where((t < T)[None, :], logits, float("-inf"))
+    peak = tl.maximum(top, tl.max(logits, 1) * base)
+    p = tl.math.exp2(logits * base - peak[:, None])
+    fade = tl.math.exp2(top - peak)
+    return peak, total * fade + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+
+
+@jit
+def _mix_block(
+    qkv, out, sums, begin, scale, T: tl.constexpr, W: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
+    OWN: tl.constexpr, WHOLE: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    r = begin + tl.arange(0, OWN)
+    q = _read(qkv, r, T, 3 * W, D, WHOLE)
+    top = tl.full((OWN,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((OWN,), dtype=tl.float32)
+    acc = tl.zeros((OWN, D), dtype=tl.float32)
+    whole: tl.constexpr = (T // OTHERS) * OTHERS
+    base = scale * LOG
+    if REST:
+        top, total, acc = _mix_step(q, top, total, acc, qkv + W, whole, base, T, W, D, REST, False)
+    for first in tl.range(0, whole, OTHERS):
+        top, total, acc = _mix_step(q, top, total, acc, qkv + W, first, base, T, W, D, OTHERS, True)
+    _write(out, acc / total[:, None], r, T, W, D, WHOLE)
+    tl.store(sums + r, (top + tl.math.log2(total)) / LOG, mask=r < T)
+
+
+@late
+@jit
+def _mix(
+    qkv, out, sums, scale, T: tl.constexpr, H: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
+    OWN: tl.constexpr, OWN_REST: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """The output of attention for OWN queries of a head, or for what is left over, and the logarithms of sums."""
+    blocks: tl.constexpr = (T + OWN - 1) // OWN
+    W: tl.constexpr = H * D
+    head, begin = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks) * OWN
+    row, column = (head // H) * T, (head % H) * D
+    qkv, out, sums = qkv + row * (3 * W) + column, out + row * W + column, sums + head * T
+    if begin + OWN <= T:
+        _mix_block(qkv, out, sums, begin, scale, T, W, LOG, D, OWN, True, OTHERS, REST)
+    elif OWN_REST:
+        _mix_block(qkv, out, sums, begin, scale, T, W, LOG, D, OWN_REST, False, OTHERS, REST)
+
+
+@jit
 def _query_step(
     q, dy, total, along, keys, first, base, acc,
     T: tl.constexpr, W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
@@ -204,3 +260,17 @@ def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blo
     )  # fmt: skip
     _to_keys[grid](qkv, g, to, *known, cut.queries, _rest(tokens, cut.queries), count * own, **options)
     return to
+
+
+def forward(qkv: Tensor, heads: int, cut: Blocks) -> tuple[Tensor, Tensor]:
+    """Attention's output [B, T, heads * d] and the logarithms of the sums of weights [B, heads, T], of contiguous
+    queries, keys and values [B, T, 3 * heads * d]."""
+    samples, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    own, d, count = cut.own, width // heads, -(-tokens // cut.own)
+    out = blank(samples, tokens, width, dtype=qkv.dtype, device=qkv.device)
+    sums = blank(samples, heads, tokens, dtype=torch.float32, device=qkv.device)
+    sizes = (own, _rest(tokens, own), cut.keys, _rest(tokens, cut.keys))
+    _mix[(samples * heads * count,)](
+        qkv, out, sums, d**-0.5, tokens, heads, 1 / math.log(2), d, *sizes, num_warps=cut.warps, num_stages=cut.stages
+    )
+    return out, sums

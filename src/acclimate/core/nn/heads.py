@@ -1,7 +1,8 @@
-"""The gradient of attention over few tokens, by the kernels that are fastest for its shape.
+"""Attention over few tokens and its gradient, by the kernels that are fastest for their shape.
 
-One (`attention_kernels`) holds all keys of a head; the others (`attention_block_kernels`) have a block of queries or of
-keys, so that several programs share a processor. Each must agree with the formula before it is measured.
+One kernel of the gradient (`attention_kernels`) holds all keys of a head; the others (`attention_block_kernels`) have a
+block of queries or of keys, so that several programs share a processor. Each must agree with the formula before it is
+measured.
 """
 
 from __future__ import annotations
@@ -20,7 +21,33 @@ LEAST = 2**20
 """Numbers in qkv from which on ways are measured."""
 MOST = 128
 """Samples that are measured with."""
-WHOLE = "whole"
+WHOLE, LIBRARY = "whole", "library"
+
+
+def forward(
+    qkv: Tensor, heads: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
+) -> tuple[Tensor, Tensor] | None:
+    """Attention's output and the logarithms of the sums of weights, as `attention_block_kernels.forward`; None where
+    the library is faster."""
+    if INTERPRETED or qkv.numel() < LEAST or not trials.serves_attention(qkv, heads):
+        return None
+    samples, tokens, width = qkv.shape
+    what = f"attention of {fastest.about(samples)} x {tokens} x {width}, {heads} heads"
+    way = fastest.chosen(what, qkv, LIBRARY, lambda: _forward_ways(qkv, heads, library))
+    cut = next((cut for cut in BLOCKS if cut.name == way), None)
+    if cut is None or not trials.serves_mixing(qkv, heads, cut):
+        return None
+    return attention_block_kernels.forward(qkv.contiguous(), heads, cut)
+
+
+def _forward_ways(
+    qkv: Tensor, heads: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
+) -> Mapping[str, Callable[[], Any]]:
+    """What is run to measure: the library, and the kernels that work, on numbers made for that."""
+    given = trials.repeated(qkv, min(len(qkv), MOST), *qkv.shape[1:])
+    run = partial(attention_block_kernels.forward, given, heads)
+    cuts = [cut for cut in BLOCKS if trials.serves_mixing(qkv, heads, cut)]
+    return {LIBRARY: partial(library, given, heads), **{cut.name: partial(run, cut) for cut in cuts}}
 
 
 def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int) -> Tensor:

@@ -91,6 +91,12 @@ def serves_attention(qkv: Tensor, heads: int, cut: Blocks | None = None) -> bool
     return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, cut))
 
 
+def serves_mixing(qkv: Tensor, heads: int, cut: Blocks) -> bool:
+    """Whether `attention_block_kernels.forward` is for these queries, keys and values, and for this cut."""
+    kind = ("mixing", qkv.shape[1:], heads, cut.name)
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _mixing_trial(qkv, heads, cut))
+
+
 _tried: dict[Any, bool] = {}
 _plain: list[None] = []
 
@@ -239,16 +245,27 @@ def _norm_low_trial(x: Tensor, rank: int) -> float:
     return max(apart(*pair) for pair in [*pairs, (alone[4], alone[1].float() @ a.mT.float())])
 
 
+def _headed(t: Tensor, heads: int, parts: int) -> Tensor:
+    """[B, T, parts * heads * d] as [B, parts, heads, T, d], in float32."""
+    return t.float().unflatten(-1, (parts, heads, -1)).movedim(1, 3)
+
+
+def _mixing_trial(qkv: Tensor, heads: int, cut: Blocks) -> float:
+    """How far attention's output and the logarithms of its sums are from those of the formula, in float32."""
+    given = draw(qkv, 3, *qkv.shape[1:])
+    q, k, v = _headed(given, heads, 3).unbind(1)
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    out, sums = attention_block_kernels.forward(given, heads, cut)
+    expected = (logits.softmax(-1) @ v).movedim(1, 2).flatten(2)
+    return max(apart(out, expected), apart(sums, logits.logsumexp(-1)))
+
+
 def _attention_trial(qkv: Tensor, heads: int, cut: Blocks | None = None) -> float:
     """How far the gradient of attention is from that of the formula, in float32."""
     tokens, width = qkv.shape[1], qkv.shape[2] // 3
     given, g = draw(qkv, 3, tokens, 3 * width), draw(qkv, 3, tokens, width)
-
-    def headed(t: Tensor) -> Tensor:
-        return t.float().unflatten(-1, (-1, heads, width // heads)).movedim(1, 3)  # [B, parts, heads, T, d]
-
-    q, k, v = headed(given).unbind(1)
-    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, headed(g)[:, 0]
+    q, k, v = _headed(given, heads, 3).unbind(1)
+    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, _headed(g, heads, 1)[:, 0]
     p, sums = logits.softmax(-1), logits.logsumexp(-1)
     y, along = p @ v, dy @ v.mT
     ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
