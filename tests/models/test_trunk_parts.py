@@ -223,7 +223,9 @@ def test_so_do_attention_and_its_gradient_by_blocks(tokens, heads, d, cut):
     torch.use_deterministic_algorithms(True)  # fresh memory is not a number: nobody may read it
     try:
         assert trials._attention_trial(draw(1, tokens, 3 * heads * d), heads, cut) < 1e-5
-        assert trials._mixing_trial(draw(1, tokens, 3 * heads * d), heads, cut) < 1e-5
+        for asked in (tokens, 1):
+            assert trials._mixing_trial(draw(1, tokens, 3 * heads * d), heads, cut, asked) < 1e-5
+        assert trials._attention_trial(draw(1, tokens, 3 * heads * d), heads, cut, 1) < 1e-5
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -323,7 +325,9 @@ def test_on_a_gpu_products_with_gelu_inside_agree(cut):
 @pytest.mark.parametrize(("tokens", "heads", "d"), [(197, 6, 64), (37, 2, 64), (256, 3, 32)])
 def test_on_a_gpu_attention_and_its_gradient_agree_by_blocks(tokens, heads, d, cut):
     qkv = torch.empty(1, tokens, 3 * heads * d, dtype=torch.bfloat16, device="cuda")
-    assert trials._attention_trial(qkv, heads, cut) < 2e-2 and trials._mixing_trial(qkv, heads, cut) < 1e-2
+    for asked in (tokens, 1):
+        assert trials._attention_trial(qkv, heads, cut, asked) < 2e-2
+        assert trials._mixing_trial(qkv, heads, cut, asked) < 1e-2
 
 
 @gpu

@@ -91,11 +91,11 @@ def _mix_step(
 
 @jit
 def _mix_block(
-    qkv, out, sums, begin, scale, T: tl.constexpr, W: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
-    OWN: tl.constexpr, WHOLE: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
+    qkv, out, sums, begin, scale, T: tl.constexpr, ASKED: tl.constexpr, W: tl.constexpr, LOG: tl.constexpr,
+    D: tl.constexpr, OWN: tl.constexpr, WHOLE: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     r = begin + tl.arange(0, OWN)
-    q = _read(qkv, r, T, 3 * W, D, WHOLE)
+    q = _read(qkv, r, ASKED, 3 * W, D, WHOLE)
     top = tl.full((OWN,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((OWN,), dtype=tl.float32)
     acc = tl.zeros((OWN, D), dtype=tl.float32)
@@ -105,26 +105,28 @@ def _mix_block(
         top, total, acc = _mix_step(q, top, total, acc, qkv + W, whole, base, T, W, D, REST, False)
     for first in tl.range(0, whole, OTHERS):
         top, total, acc = _mix_step(q, top, total, acc, qkv + W, first, base, T, W, D, OTHERS, True)
-    _write(out, acc / total[:, None], r, T, W, D, WHOLE)
-    tl.store(sums + r, (top + tl.math.log2(total)) / LOG, mask=r < T)
+    _write(out, acc / total[:, None], r, ASKED, W, D, WHOLE)
+    tl.store(sums + r, (top + tl.math.log2(total)) / LOG, mask=r < ASKED)
 
 
 @late
 @jit
 def _mix(
-    qkv, out, sums, scale, T: tl.constexpr, H: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
+    qkv, out, sums, scale, T: tl.constexpr, ASKED: tl.constexpr, H: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
     OWN: tl.constexpr, OWN_REST: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """The output of attention for OWN queries of a head, or for what is left over, and the logarithms of sums."""
-    blocks: tl.constexpr = (T + OWN - 1) // OWN
+    """The output of attention for OWN queries of a head, or for what is left over, and the logarithms of sums. Of T
+    tokens, the first ASKED have queries."""
+    blocks: tl.constexpr = (ASKED + OWN - 1) // OWN
     W: tl.constexpr = H * D
     head, begin = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks) * OWN
-    row, column = (head // H) * T, (head % H) * D
-    qkv, out, sums = qkv + row * (3 * W) + column, out + row * W + column, sums + head * T
-    if begin + OWN <= T:
-        _mix_block(qkv, out, sums, begin, scale, T, W, LOG, D, OWN, True, OTHERS, REST)
+    sample, column = head // H, (head % H) * D
+    qkv, out = qkv + sample * (T * 3 * W) + column, out + sample * (ASKED * W) + column
+    sums += head * ASKED
+    if begin + OWN <= ASKED:
+        _mix_block(qkv, out, sums, begin, scale, T, ASKED, W, LOG, D, OWN, True, OTHERS, REST)
     elif OWN_REST:
-        _mix_block(qkv, out, sums, begin, scale, T, W, LOG, D, OWN_REST, False, OTHERS, REST)
+        _mix_block(qkv, out, sums, begin, scale, T, ASKED, W, LOG, D, OWN_REST, False, OTHERS, REST)
 
 
 @jit
@@ -143,12 +145,14 @@ def _query_step(
 
 @jit
 def _query_block(
-    qkv, out, g, sums, to, notes, begin, scale, T: tl.constexpr, W: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
-    OWN: tl.constexpr, WHOLE: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr, PADDED: tl.constexpr,
+    qkv, out, g, sums, to, notes, begin, scale, T: tl.constexpr, ASKED: tl.constexpr, W: tl.constexpr,
+    LOG: tl.constexpr, D: tl.constexpr, OWN: tl.constexpr, WHOLE: tl.constexpr,
+    OTHERS: tl.constexpr, REST: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     r = begin + tl.arange(0, OWN)
-    q, dy, y = _read(qkv, r, T, 3 * W, D, WHOLE), _read(g, r, T, W, D, WHOLE), _read(out, r, T, W, D, WHOLE)
-    total = tl.load(sums + r, mask=r < T, other=float("inf")) * LOG
+    q = _read(qkv, r, ASKED, 3 * W, D, WHOLE)
+    dy, y = _read(g, r, ASKED, W, D, WHOLE), _read(out, r, ASKED, W, D, WHOLE)
+    total = tl.load(sums + r, mask=r < ASKED, other=float("inf")) * LOG
     along = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
     tl.store(notes + r, total)
     tl.store(notes + PADDED + r, along)
@@ -159,42 +163,43 @@ def _query_block(
         acc = _query_step(q, dy, total, along, qkv + W, whole, base, acc, T, W, D, REST, False)
     for first in tl.range(0, whole, OTHERS):
         acc = _query_step(q, dy, total, along, qkv + W, first, base, acc, T, W, D, OTHERS, True)
-    _write(to, acc * scale, r, T, 3 * W, D, WHOLE)
+    _write(to, acc * scale, r, ASKED, 3 * W, D, WHOLE)
 
 
 @late
 @jit
 def _to_queries(
-    qkv, out, g, sums, to, notes, scale, T: tl.constexpr, H: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
-    OWN: tl.constexpr, OWN_REST: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr, PADDED: tl.constexpr,
+    qkv, out, g, sums, to, notes, scale, T: tl.constexpr, ASKED: tl.constexpr, H: tl.constexpr, LOG: tl.constexpr,
+    D: tl.constexpr, OWN: tl.constexpr, OWN_REST: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
     """The gradients for OWN queries of a head, or for what is left over. `notes` [heads, 2, PADDED] get the logarithms
     of base two of the sums, and the products of g with the output."""
-    blocks: tl.constexpr = (T + OWN - 1) // OWN
+    blocks: tl.constexpr = (ASKED + OWN - 1) // OWN
     W: tl.constexpr = H * D
     head, begin = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks) * OWN
-    row, column = (head // H) * T, (head % H) * D
-    qkv, to = qkv + row * (3 * W) + column, to + row * (3 * W) + column
-    out, g = out + row * W + column, g + row * W + column
-    sums, notes = sums + head * T, notes + head * (2 * PADDED)
-    if begin + OWN <= T:
+    sample, column = head // H, (head % H) * D
+    qkv, to = qkv + sample * (T * 3 * W) + column, to + sample * (T * 3 * W) + column
+    out, g = out + sample * (ASKED * W) + column, g + sample * (ASKED * W) + column
+    sums, notes = sums + head * ASKED, notes + head * (2 * PADDED)
+    if begin + OWN <= ASKED:
         _query_block(
-            qkv, out, g, sums, to, notes, begin, scale, T, W, LOG, D, OWN, True, OTHERS, REST, PADDED
+            qkv, out, g, sums, to, notes, begin, scale, T, ASKED, W, LOG, D, OWN, True, OTHERS, REST, PADDED
         )  # fmt: skip
     elif OWN_REST:
         _query_block(
-            qkv, out, g, sums, to, notes, begin, scale, T, W, LOG, D, OWN_REST, False, OTHERS, REST, PADDED
+            qkv, out, g, sums, to, notes, begin, scale, T, ASKED, W, LOG, D, OWN_REST, False, OTHERS, REST, PADDED
         )  # fmt: skip
 
 
 @jit
 def _key_step(
-    t, k, v, qkv, g, notes, begin, base, to_k, to_v, T: tl.constexpr, W: tl.constexpr,
+    t, k, v, qkv, g, notes, begin, base, to_k, to_v, T: tl.constexpr, ASKED: tl.constexpr, W: tl.constexpr,
     D: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """What a block of queries adds to the gradients of the keys t and their values, which are all there if HELD."""
     r = begin + tl.arange(0, ROWS)
-    q, dy = _read(qkv, r, T, 3 * W, D, WHOLE), _read(g, r, T, W, D, WHOLE)
+    q, dy = _read(qkv, r, ASKED, 3 * W, D, WHOLE), _read(g, r, ASKED, W, D, WHOLE)
     total, along = tl.load(notes + r), tl.load(notes + PADDED + r)
     log = tl.dot(k, tl.trans(q)) * base - total[None, :]
     p = tl.math.exp2(log if HELD else tl.where((t < T)[:, None], log, float("-inf")))
@@ -205,20 +210,27 @@ def _key_step(
 
 @jit
 def _key_block(
-    qkv, g, to, notes, first, scale, T: tl.constexpr, W: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
-    OWN: tl.constexpr, WHOLE: tl.constexpr,
-    OTHERS: tl.constexpr, REST: tl.constexpr, PADDED: tl.constexpr,
+    qkv, g, to, notes, first, scale, T: tl.constexpr, ASKED: tl.constexpr, W: tl.constexpr, LOG: tl.constexpr,
+    D: tl.constexpr, OWN: tl.constexpr, WHOLE: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
     t = first + tl.arange(0, OWN)
     k, v = _read(qkv + W, t, T, 3 * W, D, WHOLE), _read(qkv + 2 * W, t, T, 3 * W, D, WHOLE)
     to_k = tl.zeros((OWN, D), dtype=tl.float32)
     to_v = tl.zeros((OWN, D), dtype=tl.float32)
-    whole: tl.constexpr = (T // OTHERS) * OTHERS
+    whole: tl.constexpr = (ASKED // OTHERS) * OTHERS
     base = scale * LOG
+    if ASKED < T:
+        at = to + (t[:, None] * (3 * W) + tl.arange(0, D)[None, :])
+        tl.store(at, tl.zeros((OWN, D), dtype=to.dtype.element_ty), mask=((t >= ASKED) & (t < T))[:, None])
     if REST:  # first, as above
-        to_k, to_v = _key_step(t, k, v, qkv, g, notes, whole, base, to_k, to_v, T, W, D, WHOLE, REST, False, PADDED)
+        to_k, to_v = _key_step(
+            t, k, v, qkv, g, notes, whole, base, to_k, to_v, T, ASKED, W, D, WHOLE, REST, False, PADDED
+        )  # fmt: skip
     for begin in tl.range(0, whole, OTHERS):
-        to_k, to_v = _key_step(t, k, v, qkv, g, notes, begin, base, to_k, to_v, T, W, D, WHOLE, OTHERS, True, PADDED)
+        to_k, to_v = _key_step(
+            t, k, v, qkv, g, notes, begin, base, to_k, to_v, T, ASKED, W, D, WHOLE, OTHERS, True, PADDED
+        )  # fmt: skip
     _write(to + W, to_k * scale, t, T, 3 * W, D, WHOLE)
     _write(to + 2 * W, to_v, t, T, 3 * W, D, WHOLE)
 
@@ -226,20 +238,22 @@ def _key_block(
 @late
 @jit
 def _to_keys(
-    qkv, g, to, notes, scale, T: tl.constexpr, H: tl.constexpr, LOG: tl.constexpr, D: tl.constexpr,
-    OWN: tl.constexpr, OWN_REST: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr, PADDED: tl.constexpr,
+    qkv, g, to, notes, scale, T: tl.constexpr, ASKED: tl.constexpr, H: tl.constexpr, LOG: tl.constexpr,
+    D: tl.constexpr, OWN: tl.constexpr, OWN_REST: tl.constexpr, OTHERS: tl.constexpr, REST: tl.constexpr,
+    PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The gradients for OWN keys and values of a head, or for what is left over, with the notes of `_to_queries`."""
+    """The gradients for OWN keys and values of a head, or for what is left over, with the notes of `_to_queries`; and
+    zeros for queries that nobody ASKED."""
     blocks: tl.constexpr = (T + OWN - 1) // OWN
     W: tl.constexpr = H * D
     head, first = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks) * OWN
-    row, column = (head // H) * T, (head % H) * D
-    qkv, to, g = qkv + row * (3 * W) + column, to + row * (3 * W) + column, g + row * W + column
-    notes += head * (2 * PADDED)
+    sample, column = head // H, (head % H) * D
+    qkv, to = qkv + sample * (T * 3 * W) + column, to + sample * (T * 3 * W) + column
+    g, notes = g + sample * (ASKED * W) + column, notes + head * (2 * PADDED)
     if first + OWN <= T:
-        _key_block(qkv, g, to, notes, first, scale, T, W, LOG, D, OWN, True, OTHERS, REST, PADDED)
+        _key_block(qkv, g, to, notes, first, scale, T, ASKED, W, LOG, D, OWN, True, OTHERS, REST, PADDED)
     elif OWN_REST:
-        _key_block(qkv, g, to, notes, first, scale, T, W, LOG, D, OWN_REST, False, OTHERS, REST, PADDED)
+        _key_block(qkv, g, to, notes, first, scale, T, ASKED, W, LOG, D, OWN_REST, False, OTHERS, REST, PADDED)
 
 
 def _rest(tokens: int, size: int) -> int:
@@ -248,29 +262,29 @@ def _rest(tokens: int, size: int) -> int:
 
 
 def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blocks) -> Tensor:
-    """As `attention_kernels.back`."""
-    (samples, tokens, width), to = out.shape, blank_like(qkv)
-    own, d, count = cut.own, width // heads, -(-tokens // cut.own)
+    """As `attention_kernels.back`; output and gradient [B, asked, heads * d] may be those of the first tokens alone."""
+    (samples, asked, width), tokens, to = out.shape, qkv.shape[1], blank_like(qkv)
+    own, d, count = cut.own, width // heads, -(-asked // cut.own)
     notes = blank(samples * heads, 2, count * own, dtype=torch.float32, device=qkv.device)
-    known = (notes, d**-0.5, tokens, heads, 1 / math.log(2), d, own, _rest(tokens, own))
+    known = (notes, d**-0.5, tokens, asked, heads, 1 / math.log(2), d, own)
     options: dict[str, Any] = {"num_warps": cut.warps, "num_stages": cut.stages}
-    grid = (samples * heads * count,)
-    _to_queries[grid](
-        qkv, out, g, sums, to, *known, cut.keys, _rest(tokens, cut.keys), count * own, **options
-    )  # fmt: skip
-    _to_keys[grid](qkv, g, to, *known, cut.queries, _rest(tokens, cut.queries), count * own, **options)
+    sizes = _rest(asked, own), cut.keys, _rest(tokens, cut.keys), count * own
+    _to_queries[(samples * heads * count,)](qkv, out, g, sums, to, *known, *sizes, **options)
+    sizes = _rest(tokens, own), cut.queries, _rest(asked, cut.queries), count * own
+    _to_keys[(samples * heads * -(-tokens // own),)](qkv, g, to, *known, *sizes, **options)
     return to
 
 
-def forward(qkv: Tensor, heads: int, cut: Blocks) -> tuple[Tensor, Tensor]:
-    """Attention's output [B, T, heads * d] and the logarithms of the sums of weights [B, heads, T], of contiguous
-    queries, keys and values [B, T, 3 * heads * d]."""
+def forward(qkv: Tensor, heads: int, cut: Blocks, asked: int) -> tuple[Tensor, Tensor]:
+    """Attention's output [B, asked, heads * d] for the first tokens, and the logarithms of the sums of weights [B,
+    heads, asked], of contiguous queries, keys and values [B, T, 3 * heads * d]."""
     samples, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    own, d, count = cut.own, width // heads, -(-tokens // cut.own)
-    out = blank(samples, tokens, width, dtype=qkv.dtype, device=qkv.device)
-    sums = blank(samples, heads, tokens, dtype=torch.float32, device=qkv.device)
-    sizes = (own, _rest(tokens, own), cut.keys, _rest(tokens, cut.keys))
+    own, d, count = cut.own, width // heads, -(-asked // cut.own)
+    out = blank(samples, asked, width, dtype=qkv.dtype, device=qkv.device)
+    sums = blank(samples, heads, asked, dtype=torch.float32, device=qkv.device)
+    sizes = (own, _rest(asked, own), cut.keys, _rest(tokens, cut.keys))
+    options: dict[str, Any] = {"num_warps": cut.warps, "num_stages": cut.stages}
     _mix[(samples * heads * count,)](
-        qkv, out, sums, d**-0.5, tokens, heads, 1 / math.log(2), d, *sizes, num_warps=cut.warps, num_stages=cut.stages
-    )
+        qkv, out, sums, d**-0.5, tokens, asked, heads, 1 / math.log(2), d, *sizes, **options
+    )  # fmt: skip
     return out, sums

@@ -25,34 +25,41 @@ WHOLE, LIBRARY = "whole", "library"
 
 
 def forward(
-    qkv: Tensor, heads: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
+    qkv: Tensor, heads: int, asked: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
 ) -> tuple[Tensor, Tensor] | None:
-    """Attention's output and the logarithms of the sums of weights, as `attention_block_kernels.forward`; None where
-    the library is faster."""
-    if INTERPRETED or qkv.numel() < LEAST or not trials.serves_attention(qkv, heads):
+    """Attention's output for the first tokens that are asked for, and the logarithms of the sums of weights, as
+    `attention_block_kernels.forward`; None where the library, for all tokens, is faster."""
+    if INTERPRETED or qkv.numel() < LEAST or not _has_gradient(qkv, heads, asked):
         return None
     samples, tokens, width = qkv.shape
-    what = f"attention of {fastest.about(samples)} x {tokens} x {width}, {heads} heads"
-    way = fastest.chosen(what, qkv, LIBRARY, lambda: _forward_ways(qkv, heads, library))
+    few = "" if asked == tokens else f", {asked} asked"
+    what = f"attention of {fastest.about(samples)} x {tokens} x {width}, {heads} heads{few}"
+    way = fastest.chosen(what, qkv, LIBRARY, lambda: _forward_ways(qkv, heads, asked, library))
     cut = next((cut for cut in BLOCKS if cut.name == way), None)
-    if cut is None or not trials.serves_mixing(qkv, heads, cut):
+    if cut is None or not trials.serves_mixing(qkv, heads, cut, asked):
         return None
-    return attention_block_kernels.forward(qkv.contiguous(), heads, cut)
+    return attention_block_kernels.forward(qkv.contiguous(), heads, cut, asked)
+
+
+def _has_gradient(qkv: Tensor, heads: int, asked: int) -> bool:
+    """Whether the gradient of what `forward` gives has a kernel."""
+    return trials.serves_attention(qkv, heads, None if asked == qkv.shape[1] else BLOCKS[0], asked)
 
 
 def _forward_ways(
-    qkv: Tensor, heads: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
+    qkv: Tensor, heads: int, asked: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
 ) -> Mapping[str, Callable[[], Any]]:
     """What is run to measure: the library, and the kernels that work, on numbers made for that."""
     given = trials.repeated(qkv, min(len(qkv), MOST), *qkv.shape[1:])
-    run = partial(attention_block_kernels.forward, given, heads)
-    cuts = [cut for cut in BLOCKS if trials.serves_mixing(qkv, heads, cut)]
+    run = partial(attention_block_kernels.forward, given, heads, asked=asked)
+    cuts = [cut for cut in BLOCKS if trials.serves_mixing(qkv, heads, cut, asked)]
     return {LIBRARY: partial(library, given, heads), **{cut.name: partial(run, cut) for cut in cuts}}
 
 
 def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int) -> Tensor:
-    """As `attention_kernels.back`."""
-    return trials.attention_back(qkv, out, g, sums, heads, _cut(qkv, heads))
+    """As `attention_kernels.back`, or `attention_block_kernels.back` where the output is that of the first tokens."""
+    cut = _cut(qkv, heads) if g.shape[1] == qkv.shape[1] else BLOCKS[0]
+    return trials.attention_back(qkv, out, g, sums, heads, cut)
 
 
 def _cut(qkv: Tensor, heads: int) -> Blocks | None:
