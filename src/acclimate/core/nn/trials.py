@@ -61,12 +61,6 @@ def serves_low(x: Tensor, rank: int) -> bool:
     return fits and works(("low rows", x.shape[-1], rank), x, lambda: _low_trial(x, rank))
 
 
-def serves_norm_low(x: Tensor, rank: int) -> bool:
-    """Whether `row_kernels.norm_low` is for these rows [G, N, width] and pairs of this rank."""
-    fits = 0 < rank <= row_kernels.MOST and serves_rows(x)
-    return fits and works(("norm and low", x.shape[-1], rank), x, lambda: _norm_low_trial(x, rank))
-
-
 def serves_pairs(x: Tensor, v: Tensor) -> bool:
     """Whether `slopes` is for these rows [G, N, inputs] and pairs like V [G, outputs, rank]."""
     kind = ("pair", x.shape[-1], *v.shape[1:])
@@ -178,7 +172,6 @@ def _product_trial(x: Tensor, weight: Tensor, rank: int) -> float:
     own, plain = u @ v.mT.float(), rows.float() @ w.mT.float()
     pairs = [(low, u), (y, plain + b.float() + own), (product(rows, w, None, a, v, 2.0)[0], plain + own)]
     pairs.append((summed(rows, w, low, v), plain + low.float() @ v.mT.float()))
-    pairs.append((summed(rows, w, low, v, b), plain + b.float() + low.float() @ v.mT.float()))
     return max(apart(*p) for p in pairs)
 
 
@@ -230,21 +223,6 @@ def _low_trial(x: Tensor, rank: int) -> float:
     expected = torch.ops.aten.native_layer_norm_backward(given, *about)[0]
     found = norm_back(None, dy, s, weight, mean.squeeze(-1), unit.squeeze(-1), low, a)
     return max(apart(found, expected), apart(norm_back(s, dy, s, weight, mean, unit, low, a), expected + s.float()))
-
-
-def _norm_low_trial(x: Tensor, rank: int) -> float:
-    """How far sum, norm and its products of low rank are from those of torch's operations, in float32, for rows of two
-    clients."""
-    width = x.shape[-1]
-    given, more, a = (draw(x, *shape) for shape in ((2, FEW, width), (FEW, 2, width), (2, rank, width)))
-    weight, bias, a = draw(x, width), draw(x, width, 1)[:, 0], a * width**-0.5
-    s, y, mean, unit, low = row_kernels.norm_low(given, more.view_as(given), weight, bias, 1e-6, a, 2.0)
-    expected, m, r = torch.native_layer_norm(s.float(), [width], weight.float(), bias.float(), 1e-6)
-    alone = row_kernels.norm_low(given, None, weight, bias, 1e-6, a, 1.0)
-    pairs = [(s, given.float() + more.view_as(given).float()), (y, expected)]
-    pairs += [(mean, m.squeeze(-1)), (unit, r.squeeze(-1)), (low, 2.0 * y.float() @ a.mT.float())]
-    pairs += [(alone[1], F.layer_norm(given.float(), [width], weight.float(), bias.float(), 1e-6))]
-    return max(apart(*pair) for pair in [*pairs, (alone[4], alone[1].float() @ a.mT.float())])
 
 
 def _headed(t: Tensor, heads: int, parts: int) -> Tensor:
