@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from acclimate.core import Task, rng, tree
-from acclimate.models import ViT
+from acclimate.models import ViT, attention
 from acclimate.models.attention import attend, fused
 from acclimate.models.vit import _ViT
 
@@ -93,6 +93,31 @@ def test_fused_attention_is_the_written_out_one_to_any_order_and_under_vmap():
         ours, plain = (vmap(grad(order(way)))(w, x) for way in (fused, attend))
         torch.testing.assert_close(ours, plain, rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(ours[1], grad(order(fused))(w[1], x[1]), rtol=1e-8, atol=1e-8)
+
+
+def test_so_it_is_where_the_kernels_give_the_first_token_alone(monkeypatch):
+    """What a GPU's kernels give is made by the formula here."""
+
+    def library(qkv, heads):
+        out = attention._written_out(qkv, heads)[:, :1]
+        return out, out.new_ones(len(out), heads, 1), out.new_empty(0), out.new_empty(0)
+
+    monkeypatch.setattr(attention, "_library", library)
+    monkeypatch.setattr(attention.by_heads, "back", lambda qkv, out, g, sums, heads: attention._gradient(g, qkv, heads))
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 5, 8, generator=g, dtype=torch.float64)
+    w = torch.randn(3, 8, 24, generator=g, dtype=torch.float64) / 3
+
+    def first(way):
+        return lambda w, x: way(x @ w, 2, 1).pow(3).sum()
+
+    def second(way):
+        return lambda w, x: grad(first(way))(w, x).pow(2).sum()
+
+    assert fused(x[0] @ w[0], 2, 1).shape == (2, 1, 8)
+    for order in (first, second):
+        ours, plain = (vmap(grad(order(way)))(w, x) for way in (fused, attend))
+        torch.testing.assert_close(ours, plain, rtol=1e-8, atol=1e-8)
 
 
 def torchvision_names(state):

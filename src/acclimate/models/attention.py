@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -22,15 +23,16 @@ HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
 
 
-def attend(qkv: Tensor, heads: int) -> Tensor:
+def attend(qkv: Tensor, heads: int, asked: int | None = None) -> Tensor:
     """softmax(q k^T / sqrt(d)) v as [batch, tokens, heads * d] for queries, keys and values [batch, tokens, 3 * heads *
-    d]: fused on a GPU in half precision, else written out."""
-    return fused(qkv, heads) if qkv.is_cuda and qkv.dtype in HALF else _written_out(qkv, heads)
+    d]: fused on a GPU in half precision, else written out. For all tokens, or for the first that are asked for."""
+    out = fused(qkv, heads, asked) if qkv.is_cuda and qkv.dtype in HALF else _written_out(qkv, heads)
+    return out[..., :asked, :]
 
 
-def fused(qkv: Tensor, heads: int) -> Tensor:
-    """The same by torch's fused kernels, which keep no matrix of weights."""
-    out: Tensor = _Attend.apply(qkv, heads)[0]
+def fused(qkv: Tensor, heads: int, asked: int | None = None) -> Tensor:
+    """The same by fused kernels, which keep no matrix of weights; for all tokens, or for those that are asked for."""
+    out: Tensor = _Attend.apply(qkv, heads, asked)[0]
     return out
 
 
@@ -57,10 +59,12 @@ def _written_out(qkv: Tensor, heads: int) -> Tensor:
 def _gradient(g: Tensor, qkv: Tensor, heads: int) -> Tensor:
     """What <g, attention> gives for q, k and v, in operations that can be differentiated again."""
     (q, k, v), (g,) = _apart(qkv, heads, 3), _apart(g, heads, 1)
+    unasked = q.shape[-2] - g.shape[-2]
+    q = q[..., : g.shape[-2], :]
     p, scale = _weights(q, k), q.shape[-1] ** -0.5
     dp = g @ v.mT
     ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
-    return _together(ds @ k, ds.mT @ q, p.mT @ g)
+    return _together(F.pad(ds @ k, (0, 0, 0, unasked)), ds.mT @ q, p.mT @ g)
 
 
 def _cudnn(x: Tensor) -> bool:
@@ -74,35 +78,43 @@ def _joined(size: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]
     return [t.flatten(0, 1) for t in each]
 
 
+def _library(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """Attention by torch's kernels, the logarithms of its sums, and what they know of their random numbers."""
+    parts = _apart(qkv, heads, 3)
+    if not qkv.is_cuda:
+        out, sums = aten._scaled_dot_product_flash_attention_for_cpu(*parts)
+        return _together(out), sums, sums.new_zeros(()), sums.new_zeros(())
+    if _cudnn(qkv):
+        out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(*parts, None, True)
+    else:
+        out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(*parts)
+    return _together(out), sums, seed, offset
+
+
 class _Attend(Function):
     """Attention, the logarithms of its sums, and what a GPU's kernel knows of its random numbers (it draws none)."""
 
     @staticmethod
-    def forward(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-        parts = _apart(qkv, heads, 3)
-        if not qkv.is_cuda:
-            out, sums = aten._scaled_dot_product_flash_attention_for_cpu(*parts)
-            return _together(out), sums, sums.new_zeros(()), sums.new_zeros(())
-        if _cudnn(qkv):
-            out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(*parts, None, True)
-        else:
-            out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(*parts)
-        return _together(out), sums, seed, offset
+    def forward(qkv: Tensor, heads: int, asked: int | None) -> tuple[Tensor, ...]:
+        found = by_heads.forward(qkv, heads, asked or qkv.shape[1], _library) if qkv.is_cuda else None
+        if found is None:
+            return _library(qkv, heads)
+        return *found, qkv.new_empty(0), qkv.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        qkv, ctx.heads = inputs
+        qkv, ctx.heads, _ = inputs
         ctx.save_for_backward(qkv, *output)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)  # zeros that nobody reads, one kernel each
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, *_: Any) -> Any:
-        return None if g is None else _Gradient.apply(g, *ctx.saved_tensors, ctx.heads), None
+        return None if g is None else _Gradient.apply(g, *ctx.saved_tensors, ctx.heads), None, None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], qkv: Tensor, heads: int) -> Any:
-        out, sums, *draws = _Attend.apply(*_joined(info.batch_size, dims[:1], (qkv,)), heads)
+    def vmap(info: Any, dims: tuple[int | None, ...], qkv: Tensor, heads: int, asked: int | None) -> Any:
+        out, sums, *draws = _Attend.apply(*_joined(info.batch_size, dims[:1], (qkv,)), heads, asked)
         apart = [t.unflatten(0, (info.batch_size, -1)) for t in (out, sums)]
         return (*apart, *draws), (0, 0, None, None)
 
@@ -112,7 +124,7 @@ class _Gradient(Function):
 
     @staticmethod
     def forward(g: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, seed: Tensor, offset: Tensor, heads: int) -> Tensor:
-        if trials.serves_attention(qkv, heads):
+        if g.shape[1] < qkv.shape[1] or trials.serves_attention(qkv, heads):
             return by_heads.back(qkv.contiguous(), out.contiguous(), g.contiguous(), sums.contiguous(), heads)
         kept = (*_apart(g, heads, 1), *_apart(qkv, heads, 3), *_apart(out, heads, 1), sums)
         tokens = qkv.shape[-2]

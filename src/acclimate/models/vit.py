@@ -77,7 +77,7 @@ class _Attention(nn.Module):
 
     def mixed(self, qkv: Tensor, tokens: int | None = None) -> Tensor:
         """What attention makes of queries, keys and values."""
-        out: Tensor = self.proj(attend(qkv, self.heads)[..., :tokens, :].contiguous())
+        out: Tensor = self.proj(attend(qkv, self.heads, tokens).contiguous())
         return out
 
 

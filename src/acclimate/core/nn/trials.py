@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import attention_kernels, gelu_kernels, kernels, pair_kernels, product_kernels, rehearsal, row_kernels
+from . import (
+    attention_block_kernels,
+    attention_kernels,
+    gelu_kernels,
+    kernels,
+    pair_kernels,
+    product_kernels,
+    rehearsal,
+    row_kernels,
+)
+from .attention_block_kernels import Blocks
 
 log = logging.getLogger("acclimate")
 
@@ -24,7 +34,7 @@ FEW = 300
 """Rows of a trial: more than a tile has, and no multiple of it."""
 product, summed = product_kernels.product, product_kernels.summed
 norm, norm_back = row_kernels.norm, row_kernels.norm_back
-attention_back, slopes = attention_kernels.back, pair_kernels.slopes
+slopes = pair_kernels.slopes
 gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
 
 
@@ -62,10 +72,25 @@ def serves_gelu(x: Tensor) -> bool:
     return gelu_kernels.usable(x) and works(("gelu",), x, lambda: _gelu_trial(x))
 
 
-def serves_attention(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> bool:
-    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], with keys in such turns."""
-    kind = ("attention", qkv.shape[1:], heads, *([] if turns is None else [turns.name]))
-    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, turns))
+def attention_back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blocks | None = None) -> Tensor:
+    """As `attention_kernels.back`, which it is, or `attention_block_kernels.back` with tokens cut into blocks."""
+    if cut is None:
+        return attention_kernels.back(qkv, out, g, sums, heads)
+    return attention_block_kernels.back(qkv, out, g, sums, heads, cut)
+
+
+def serves_attention(qkv: Tensor, heads: int, cut: Blocks | None = None, asked: int | None = None) -> bool:
+    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], for this cut, and for the
+    output of all tokens, or of the first that are asked for."""
+    asked = asked or qkv.shape[1]
+    kind = ("attention", qkv.shape[1:], heads, asked, *([] if cut is None else [cut.name]))
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, cut, asked))
+
+
+def serves_mixing(qkv: Tensor, heads: int, cut: Blocks, asked: int) -> bool:
+    """Whether `attention_block_kernels.forward` is for these queries, keys and values, and for this cut."""
+    kind = ("mixing", qkv.shape[1:], heads, asked, cut.name)
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _mixing_trial(qkv, heads, cut, asked))
 
 
 _tried: dict[Any, bool] = {}
@@ -200,19 +225,33 @@ def _low_trial(x: Tensor, rank: int) -> float:
     return max(apart(found, expected), apart(norm_back(s, dy, s, weight, mean, unit, low, a), expected + s.float()))
 
 
-def _attention_trial(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> float:
-    """How far the gradient of attention is from that of the formula, in float32."""
+def _headed(t: Tensor, heads: int, parts: int) -> Tensor:
+    """[B, T, parts * heads * d] as [B, parts, heads, T, d], in float32."""
+    return t.float().unflatten(-1, (parts, heads, -1)).movedim(1, 3)
+
+
+def _mixing_trial(qkv: Tensor, heads: int, cut: Blocks, asked: int) -> float:
+    """How far attention's output and the logarithms of its sums are from those of the formula, in float32."""
+    given = draw(qkv, 3, *qkv.shape[1:])
+    q, k, v = _headed(given, heads, 3).unbind(1)
+    logits = q[:, :, :asked] @ k.mT * q.shape[-1] ** -0.5
+    out, sums = attention_block_kernels.forward(given, heads, cut, asked)
+    expected = (logits.softmax(-1) @ v).movedim(1, 2).flatten(2)
+    return max(apart(out, expected), apart(sums, logits.logsumexp(-1)))
+
+
+def _attention_trial(qkv: Tensor, heads: int, cut: Blocks | None = None, asked: int | None = None) -> float:
+    """How far the gradient of attention, for the first tokens that are asked for, is from that of the formula, in
+    float32."""
     tokens, width = qkv.shape[1], qkv.shape[2] // 3
-    given, g = draw(qkv, 3, tokens, 3 * width), draw(qkv, 3, tokens, width)
-
-    def headed(t: Tensor) -> Tensor:
-        return t.float().unflatten(-1, (-1, heads, width // heads)).movedim(1, 3)  # [B, parts, heads, T, d]
-
-    q, k, v = headed(given).unbind(1)
-    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, headed(g)[:, 0]
+    given, g = draw(qkv, 3, tokens, 3 * width), draw(qkv, 3, asked or tokens, width)
+    q, k, v = _headed(given, heads, 3).unbind(1)
+    q, dy = q[:, :, :asked], _headed(g, heads, 1)[:, 0]
+    logits = q @ k.mT * q.shape[-1] ** -0.5
     p, sums = logits.softmax(-1), logits.logsumexp(-1)
     y, along = p @ v, dy @ v.mT
     ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
-    expected = torch.stack((ds @ k, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
+    to_q = F.pad(ds @ k, (0, 0, 0, tokens - q.shape[2]))
+    expected = torch.stack((to_q, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
     out = y.movedim(1, 2).flatten(2).to(qkv.dtype)
-    return apart(attention_back(given, out, g, sums.contiguous(), heads, turns), expected)
+    return apart(attention_back(given, out, g, sums.contiguous(), heads, cut), expected)
