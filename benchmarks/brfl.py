@@ -18,7 +18,6 @@ with --trainings FOLDER no training that was kept there, so a run that was cut g
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command, environment, peak_memory, seconds, trained
+from harness import command, environment, integers, kept, parser_of, peak_memory, seconds, trained, write
 
 import acclimate as ac
 from acclimate import store
@@ -179,12 +178,7 @@ def verdicts(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
 
 def read(path: Path, study: Row) -> dict[str, Row]:
     """The rows that a file has; an error where they are of another study."""
-    if not path.exists():
-        return {}
-    record = json.loads(path.read_text())
-    if record["study"] != study:
-        raise SystemExit(f"{path}: its rows are of {record['study']}, not of {study}; name another --out")
-    return {name_of(r): r for r in record["rows"]}
+    return {name_of(r): r for r in kept(path, study)}
 
 
 def name_of(row: Row) -> str:
@@ -194,17 +188,16 @@ def name_of(row: Row) -> str:
 
 def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
     """Write all rows, in the order of their names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": where, "study": study, "rows": [rows[name] for name in sorted(rows)]}
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train, measure what is missing, write after each row, print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
     parser.add_argument("--alphas", type=lambda s: [float(a) for a in s.split(",")], default=[0.1, 1.0])
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--adapters", help="names, or labels such as fedavg+finetune/tent; default: all")

@@ -11,7 +11,6 @@ Cells that are in the file already are not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import command, commit, environment
+from harness import command, commit, environment, kept, parser_of, write
 from torch import Tensor
 
 import acclimate as ac
-from acclimate import store
 from acclimate.core import Adapter
 from acclimate.eval.grid import diverged
 from acclimate.eval.rows import summary_of
@@ -215,12 +213,7 @@ def study_of(base: ac.Experiment) -> Cell:
 
 def read(path: Path, study: Cell) -> dict[str, Cell]:
     """The cells that a file has; an error where they are of another study."""
-    if not path.exists():
-        return {}
-    record = json.loads(path.read_text())
-    if record["study"] != study:
-        raise SystemExit(f"{path}: its cells are of {record['study']}, not of {study}; name another --out")
-    return {name_of(c): c for c in record["cells"]}
+    return {name_of(c): c for c in kept(path, study, "cells")}
 
 
 def name_of(cell: Cell) -> str:
@@ -234,13 +227,12 @@ def save(path: Path, study: Cell, environment: Cell, new: Sequence[Cell]) -> Non
     labels, streams = [c.label for c in CASES], STREAMS.split(",")
     ordered = sorted(cells.values(), key=lambda c: (labels.index(c["case"]), streams.index(c["stream"]), c["seed"]))
     record = {"environment": environment, "study": study, "summary": summary(ordered), "cells": ordered}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train, measure what is missing, write after each cell, print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--adapters", help="names, or labels such as fedavg+finetune/tent; default: all")
     parser.add_argument("--streams", default=STREAMS)
     parser.add_argument("--seeds", default="0,1,2")

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command, environment
+from harness import command, environment, integers, parser_of, write
 
 import acclimate as ac
-from acclimate import store
 from acclimate.backends import Vmap
 from acclimate.core import Adapter
 from acclimate.experiment import catalogue, loads
@@ -148,17 +147,16 @@ def _both(rows: list[Row], stream: str) -> str:
 
 def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
     """Write all rows, in the order of their names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": where, "study": study, "rows": {name: rows[name] for name in sorted(rows)}}
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train and measure what is missing, write after each row, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
     parser.add_argument("--methods", default=f"{PEERS},{BEFORE}")
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--streams", default=STREAMS)

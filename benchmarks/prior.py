@@ -11,7 +11,6 @@ Rows that are in the file already are not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from dataclasses import replace
@@ -19,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, integers, parser_of, write
 
 import acclimate as ac
-from acclimate import store
 from acclimate.experiment import catalogue
 
 STREAMS = "original,corrupted,out-of-client,correlated,continual"
@@ -58,15 +56,14 @@ def table(rows: dict[str, Any], streams: list[str]) -> str:
 
 def save(path: Path, study: dict[str, Any], rows: dict[str, Any]) -> None:
     """Write all rows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": environment(torch.device("cpu")), "study": study, "rows": rows}
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train, measure what is missing, write after each row, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--streams", type=lambda s: s.split(","), default=STREAMS.split(","))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files that were measured elsewhere")
