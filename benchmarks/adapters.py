@@ -32,7 +32,7 @@ import acclimate as ac
 from acclimate.core import SGD, Adapter, Cosine, Protocol, Shards, Task, Work, Worker, fit, rng
 from acclimate.experiment import catalogue
 from acclimate.experiment.settings import expand
-from acclimate.ops import disk_cache
+from acclimate.ops import disk_cache, layout
 from acclimate.ops.augment import FlipCrop
 from acclimate.ops.devices import device_of
 from acclimate.ops.hashing import content_hash
@@ -142,11 +142,11 @@ class Source:
 
 def table(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
     """Mean accuracies as Markdown, adapters by streams."""
-    lines = ["| adapter | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    lines = []
     for adapter in dict.fromkeys(r["adapter"] for r in rows.values()):
         found = [rows.get(f"{adapter} {s}", {}) for s in names]
-        lines.append(f"| {adapter} | " + " | ".join(str(f.get("mean", f.get("refused", ""))) for f in found) + " |")
-    return "\n".join(lines)
+        lines.append([adapter, *(str(f.get("mean", f.get("refused", ""))) for f in found)])
+    return "\n".join(layout.table(["adapter", *names], lines, words=1))
 
 
 def merged(out: Path, parts: list[Path]) -> dict[str, Any]:

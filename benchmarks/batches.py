@@ -24,6 +24,7 @@ import acclimate as ac
 from acclimate.core import Adapter, Protocol
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 from acclimate.running.evaluate import streams_of
 
@@ -59,8 +60,7 @@ def accuracy(metrics: dict[str, Tensor]) -> float:
 def table(rows: list[dict[str, Any]], sizes: list[int]) -> str:
     """Means over seeds as Markdown: change against `none`, by normalisation, mix of classes, stream and batch size."""
     places = list(dict.fromkeys((r["norm"], r["classes"], r["stream"]) for r in rows))
-    lines = ["| norm | classes | stream | adapter | " + " | ".join(f"batch {s}" for s in sizes) + " |"]
-    lines.append("|---|---|---|---|" + "---:|" * len(sizes))
+    head, lines = ["norm", "classes", "stream", "adapter", *(f"batch {s}" for s in sizes)], []
     for norm, classes, stream in places:
         own = [r for r in rows if (r["norm"], r["classes"], r["stream"]) == (norm, classes, stream)]
         mean = {
@@ -73,8 +73,8 @@ def table(rows: list[dict[str, Any]], sizes: list[int]) -> str:
             shown = [
                 f"{mean[name, s]:.1f}" if name == "none" else f"{mean[name, s] - mean['none', s]:+.1f}" for s in sizes
             ]
-            lines.append(f"| {norm} | {classes} | {stream} | {name} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+            lines.append([norm, classes, stream, name, *shown])
+    return "\n".join(layout.table(head, lines, words=4))
 
 
 def main() -> None:

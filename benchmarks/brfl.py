@@ -33,6 +33,7 @@ from acclimate import store
 from acclimate.core import Adapter
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 from live import CASES, Case, Lab
 
@@ -99,18 +100,14 @@ def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
     """Means over seeds as Markdown, a row per deployment and adapter: accuracy, the number of seeds (`1 to 2` where
     streams differ in it), the median of milliseconds per sample, and the largest peak of memory, where there is one."""
     rows = [r for r in rows if r["alpha"] == alpha and "accuracy" in r]
-    lines = ["| | " + " | ".join(names) + " | seeds | ms per sample | GiB |", "|---|" + "---:|" * (len(names) + 3)]
+    lines = []
     for label, streams in means(rows, alpha).items():
         own = [r for r in rows if r["case"] == label]
         shown = [f"{streams[s]:.1f}" if s in streams else "" for s in names]
         memory = max((r["peak_memory_gib"] for r in own if "peak_memory_gib" in r), default=None)
-        shown += [
-            _seeds(own),
-            f"{statistics.median(r['ms_per_sample'] for r in own):.3f}",
-            "" if memory is None else f"{memory:.2f}",
-        ]
-        lines.append(f"| {label} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        took = f"{statistics.median(r['ms_per_sample'] for r in own):.3f}"
+        lines.append([label, *shown, _seeds(own), took, "" if memory is None else f"{memory:.2f}"])
+    return "\n".join(layout.table(["", *names, "seeds", "ms per sample", "GiB"], lines, words=1))
 
 
 def _seeds(own: Sequence[Row]) -> str:

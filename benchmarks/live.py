@@ -28,6 +28,7 @@ from acclimate.core import Adapter
 from acclimate.eval.grid import diverged
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 from acclimate.running.evaluate import streams_of
 from acclimate.running.progress import Lines, beating
@@ -175,8 +176,8 @@ def summary(cells: Iterable[Cell]) -> Cell:
         }
     gains = [c for c in cells if c["adapted"] - c["plain"] > 2]
     total = sum(c["adapted"] - c["plain"] for c in gains)
-    kept = sum(c["guarded"] - c["plain"] for c in gains)
-    out["gaining_cells"], out["gain_kept"] = len(gains), round(kept / total, 4) if gains else None
+    left = sum(c["guarded"] - c["plain"] for c in gains)
+    out["gaining_cells"], out["gain_kept"] = len(gains), round(left / total, 4) if gains else None
     out["batches_adapted"] = round(sum(c["used"] * c["batches"] for c in cells) / sum(c["batches"] for c in cells), 4)
     return out
 
@@ -192,17 +193,15 @@ def table(cells: Iterable[Cell], by: Callable[[Cell], str]) -> str:
     cells = list(cells)
     groups = {name: [c for c in cells if by(c) == name] for name in dict.fromkeys(map(by, cells))}
     head = "cells, free within 1, worst free, guarded within 1, worst guarded, clients within 1, gain kept, adapted"
-    lines = ["| | " + " | ".join(head.split(", ")) + " |", "|---|" + "---:|" * 8]
+    lines = []
     for name, some in {**groups, "all": cells}.items():
         s = summary(some)
         free, safe = s["adapted"], s["guarded"]
-        kept = "" if s["gain_kept"] is None else f"{s['gain_kept']:.0%}"
-        lines.append(
-            f"| {name} | {s['cells']} | {free['cells_within_1']:.0%} | {free['worst_cell']:+.1f} | "
-            f"{safe['cells_within_1']:.1%} | {safe['worst_cell']:+.1f} | {safe['clients_within_1']:.1%} | {kept} | "
-            f"{s['batches_adapted']:.0%} |"
-        )
-    return "\n".join(lines)
+        gain = "" if s["gain_kept"] is None else f"{s['gain_kept']:.0%}"
+        unguarded = [f"{free['cells_within_1']:.0%}", f"{free['worst_cell']:+.1f}"]
+        guarded = [f"{safe['cells_within_1']:.1%}", f"{safe['worst_cell']:+.1f}", f"{safe['clients_within_1']:.1%}"]
+        lines.append([name, str(s["cells"]), *unguarded, *guarded, gain, f"{s['batches_adapted']:.0%}"])
+    return "\n".join(layout.table(["", *head.split(", ")], lines, words=1))
 
 
 def study_of(base: ac.Experiment) -> Cell:

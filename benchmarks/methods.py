@@ -33,6 +33,7 @@ from acclimate.core import Adapter
 from acclimate.experiment import catalogue, loads
 from acclimate.experiment.labels import label
 from acclimate.leaderboard.tracks import fixed
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 
 Row = dict[str, Any]
@@ -125,16 +126,15 @@ def same_training(one: ac.Experiment, other: ac.Experiment) -> bool:
 
 def table(rows: dict[str, Row], streams: list[str]) -> str:
     """Means over seeds as Markdown: last round, and in brackets what validation data select."""
-    lines = ["| method | " + " | ".join(streams) + " | MB up per round | seconds | seeds |"]
-    lines.append("|---|" + "---:|" * (len(streams) + 3))
+    lines = []
     for name in dict.fromkeys(r["method"] for r in rows.values()):
         own = [r for r in rows.values() if r["method"] == name and "accuracy" in r]
         if not own:
             continue
         cells = [_both(own, s) for s in streams]
         cost = [f"{own[0]['up_bytes'] / 1e6:.2f}", f"{statistics.mean(r['seconds'] for r in own):.0f}", str(len(own))]
-        lines.append(f"| {name} | " + " | ".join([*cells, *cost]) + " |")
-    return "\n".join(lines)
+        lines.append([name, *cells, *cost])
+    return "\n".join(layout.table(["method", *streams, "MB up per round", "seconds", "seeds"], lines, words=1))
 
 
 def _both(rows: list[Row], stream: str) -> str:

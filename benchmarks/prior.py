@@ -22,6 +22,7 @@ from harness import environment, integers, parser_of, write
 
 import acclimate as ac
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 
 STREAMS = "original,corrupted,out-of-client,correlated,continual"
 NORMS = {"delta": "batch", "roid": "batch", "rotta": "batch", "note": "iabn"}
@@ -43,15 +44,15 @@ def measured(fit: ac.Fit, adapter: Any, streams: list[str]) -> dict[str, float]:
 
 def table(rows: dict[str, Any], streams: list[str]) -> str:
     """Means over seeds as Markdown: with equal shares, and how much the client's own change."""
-    lines = ["| adapter | " + " | ".join(streams) + " |", "|---|" + "---:|" * len(streams)]
+    lines = []
     for name in dict.fromkeys(r["adapter"] for r in rows.values()):
         own = [r for r in rows.values() if r["adapter"] == name]
         cells = []
         for s in streams:
             even, client = (statistics.mean(r[p][s] for r in own) for p in ("uniform", "client"))
             cells.append(f"{even:.1f} ({client - even:+.1f})")
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([f"`{name}`", *cells])
+    return "\n".join(layout.table(["adapter", *streams], lines, words=1))
 
 
 def save(path: Path, study: dict[str, Any], rows: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from harness import command, environment, integers, parser_of, trained, write
 import acclimate as ac
 from acclimate.adapters import BNStats, FedCTTA, Latte, NoAdapt, RunningStats, Tent, Together
 from acclimate.core import Adam, Adapter
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 
 KINDS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate")
@@ -131,11 +132,11 @@ def save(path: Path, entries: dict[str, Any]) -> None:
 
 def shown(record: dict[str, Any]) -> str:
     """An entry as Markdown."""
-    lines = ["| variant | accuracy, % | bytes per client |", "| --- | --- | --- |"]
+    lines = []
     for r in record["rows"]:
         accuracy = f"{100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f}"
-        lines.append(f"| {r['variant']} | {accuracy} | {r['exchanged_bytes']:,} |")
-    return "\n".join(lines)
+        lines.append([r["variant"], accuracy, f"{r['exchanged_bytes']:,}"])
+    return "\n".join(layout.table(["variant", "accuracy, %", "bytes per client"], lines))
 
 
 def main() -> None:

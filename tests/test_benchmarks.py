@@ -224,6 +224,7 @@ def test_who_is_above_not_adapting_and_above_fedthe(bench):
     assert "digits, 3 clients, cnn, 2 rounds; seeds 0, 1; accuracy in percent." in lines
     assert "| fedavg/bn | 60.0 | 39.0 | 2 | 0.600 | 2.00 |" in lines
     assert "| fedavg/cut | 99.0 |  | 2 | 0.600 | 2.00 |" in lines
+    assert r"|  | a\|b | seeds | ms per sample | GiB |" in brfl.table(rows, ["a|b"], 0.1).splitlines()
     assert "above FedTHE on every stream: fedavg+finetune/tent" in lines
     fewer = [r for r in rows if (r["case"], r["stream"], r["seed"]) != ("fedavg/bn", "mixture", 0)]
     assert "| fedavg/bn | 60.0 | 37.0 | 1 to 2 | 1.100 | 2.00 |" in brfl.page(
