@@ -1,7 +1,6 @@
 """The benchmark harness: it refuses to time what does not agree, counts work as one would by hand, and runs whole."""
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -22,14 +21,6 @@ from support import equal
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The modules of benchmarks/ by name."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module
-    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture(scope="module")
