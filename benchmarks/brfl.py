@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command, environment, integers, kept, parser_of, peak_memory, seconds, trained, write
+from harness import command, environment, integers, kept, parser_of, peak_memory, seconds, write
 
 import acclimate as ac
 from acclimate import store
@@ -47,16 +47,8 @@ class Deployed(Lab):
     """Trainings and streams of one level of skew; models without what a guard knows."""
 
     def __init__(self, base: ac.Experiment, streams: Sequence[str], folder: Path | None) -> None:
-        super().__init__(base, streams)
-        self._folder, self._last = folder, Case("")
-
-    def fit(self, case: Case, seed: int) -> ac.Fit:
-        """The training of one method, of a model with one normalisation, with one seed."""
-        key = (case.method, case.norm, seed)
-        if key not in self._fits:
-            own = replace(self.base, model=replace(self.base.model, norm=case.norm), seed=seed)
-            self._fits[key] = trained(replace(own, method=catalogue.METHODS[case.method]), self._folder)
-        return self._fits[key]
+        super().__init__(base, streams, folder)
+        self._last = Case("")
 
     def models(self, case: Case, seed: int) -> Any:
         """The deployed models, with what this adapter wants of each client's validation examples."""

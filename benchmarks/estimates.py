@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from harness import command, environment, parser_of, write
+from harness import command, environment, integers, parser_of, write
 
 import acclimate as ac
 from acclimate.eval.estimate_table import pooled
@@ -35,13 +35,12 @@ STREAMS = (
 def main() -> None:
     """Train, measure, print, write."""
     parser = parser_of(__doc__)
-    parser.add_argument("--seeds", default="6,7,8", help="numbers with commas between")
+    parser.add_argument("--seeds", type=integers, default=[6, 7, 8], help="numbers with commas between")
     parser.add_argument("--passes", type=int, default=4, help="dropout passes for AETTA; 0 leaves it out")
     parser.add_argument("--out", type=Path, default=Path("results/live/estimates.json"))
     given = parser.parse_args()
-    seeds, began = [int(s) for s in given.seeds.split(",")], time.perf_counter()
-    measured = []
-    for seed in seeds:
+    began, measured = time.perf_counter(), []
+    for seed in given.seeds:
         fit = ac.train(ac.Experiment(seed=seed))
         measured.append(ac.estimates(fit, ADAPTERS, STREAMS, passes=given.passes))
         fit.engine.close()
@@ -53,11 +52,11 @@ def main() -> None:
     record = {
         "command": command(),
         "environment": environment(torch.device("cpu")),
-        "seeds": seeds,
+        "seeds": given.seeds,
         "seconds": round(time.perf_counter() - began, 1),
         "best": table.best(),
         "pooled": table.to_dict(),
-        "each": [{"seed": s, "rows": m.rows} for s, m in zip(seeds, measured, strict=True)],
+        "each": [{"seed": s, "rows": m.rows} for s, m in zip(given.seeds, measured, strict=True)],
     }
     write(given.out, record)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import command, commit, environment, kept, parser_of, write
+from harness import command, commit, environment, integers, kept, parser_of, trained, write
 from torch import Tensor
 
 import acclimate as ac
@@ -100,10 +100,10 @@ CIFAR10 = ("bn", "tent", "t3a", "em", "eata", "bbse", "knn", "the", "surgical", 
 
 
 class Lab:
-    """Trainings and streams by seed, each made once."""
+    """Trainings and streams by seed, each made once; trainings are kept in a folder, where one is given."""
 
-    def __init__(self, base: ac.Experiment, streams: Sequence[str]) -> None:
-        self.base, self.names = base, streams
+    def __init__(self, base: ac.Experiment, streams: Sequence[str], folder: Path | None = None) -> None:
+        self.base, self.names, self._folder = base, streams, folder
         self._fits: dict[tuple[str, str, int], ac.Fit] = {}
         self._streams: dict[int, Any] = {}
         self._models: dict[tuple[str, str, str, int], Any] = {}
@@ -113,8 +113,8 @@ class Lab:
         key = (case.method, case.norm, seed)
         if key not in self._fits:
             began = time.perf_counter()
-            own = replace(self.base, model=replace(self.base.model, norm=case.norm))
-            self._fits[key] = ac.train(replace(own, method=catalogue.METHODS[case.method], seed=seed))
+            own = replace(self.base, model=replace(self.base.model, norm=case.norm), seed=seed)
+            self._fits[key] = trained(replace(own, method=catalogue.METHODS[case.method]), self._folder)
             print(f"{case.method}, seed {seed}: trained in {time.perf_counter() - began:.0f} s", flush=True)
         return self._fits[key]
 
@@ -234,7 +234,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--adapters", help="names, or labels such as fedavg+finetune/tent; default: all")
     parser.add_argument("--streams", default=STREAMS)
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, help="default: 10, on CIFAR-10 30")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cifar10", action="store_true", help="20 clients of CIFAR-10 and ten adapters")
@@ -258,8 +258,7 @@ def main() -> None:
         commands = [c for p in parts for c in p.get("parts", [p["command"]])]  # a part may have been merged before
         save(out, study, {**parts[0], "command": command(), "parts": commands}, merged)
     lab, had = Lab(base, streams), read(out, study)
-    seeds = [int(s) for s in given.seeds.split(",")]
-    todo = [(c, s, seed) for c in cases for seed in seeds for s in streams if f"{c.label} {s} {seed}" not in had]
+    todo = [(c, s, seed) for c in cases for seed in given.seeds for s in streams if f"{c.label} {s} {seed}" not in had]
     for number, (case, stream, seed) in enumerate(todo, 1):
         began = time.perf_counter()
         cell = measured(lab, case, stream, seed)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from harness import environment, parser_of, write
+from harness import environment, integers, parser_of, write
 from torch import Tensor
 
 import acclimate as ac
@@ -112,7 +112,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--adapters", default=ADAPTERS, help="names, or labels such as fedavg+memory/knn")
     parser.add_argument("--streams", default=STREAMS)
-    parser.add_argument("--seeds", default="1,2,3,4,5,6,7,8")
+    parser.add_argument("--seeds", type=integers, default=list(range(1, 9)))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/live/strangers.json"))
@@ -122,7 +122,7 @@ def main() -> None:
     cases = [c for c in CASES if c.label in wanted or (c.adapter in wanted and c.personal != "finetune")]
     lab, had = Lab(base, streams), store.read_json(given.out)["cells"] if given.out.exists() else []
     known: dict[str, Any] = {name_of(c): c for c in had}
-    for case, seed, stream in ((c, int(s), n) for c in cases for s in given.seeds.split(",") for n in streams):
+    for case, seed, stream in ((c, s, n) for c in cases for s in given.seeds for n in streams):
         if f"{case.label} {stream} {seed}" in known:
             continue
         cell = measured(lab, case, stream, seed)
