@@ -125,16 +125,28 @@ def same_training(one: ac.Experiment, other: ac.Experiment) -> bool:
 
 
 def table(rows: dict[str, Row], streams: list[str]) -> str:
-    """Means over seeds as Markdown: last round, and in brackets what validation data select."""
-    lines = []
-    for name in dict.fromkeys(r["method"] for r in rows.values()):
-        own = [r for r in rows.values() if r["method"] == name and "accuracy" in r]
-        if not own:
-            continue
-        cells = [_both(own, s) for s in streams]
-        cost = [f"{own[0]['up_bytes'] / 1e6:.2f}", f"{statistics.mean(r['seconds'] for r in own):.0f}", str(len(own))]
-        lines.append([name, *cells, *cost])
+    """Means over seeds as Markdown, best mixture first: last round, and in brackets what validation data select."""
+    lines, by_method = [], dict[str, list[Row]]()
+    for row in rows.values():
+        by_method.setdefault(row["method"], []).append(row)
+    for name, tried in sorted(by_method.items(), key=lambda item: _place(item[1], streams[-1])):
+        own = [r for r in tried if "accuracy" in r]
+        cells = [_both(own, s) for s in streams] if own else ["diverges"] * len(streams)
+        cost = _cost(own) if own else ["", ""]
+        seeds = str(len(own)) if len(own) == len(tried) else f"{len(own)} of {len(tried)}"
+        lines.append([name, *cells, *cost, seeds])
     return "\n".join(layout.table(["method", *streams, "MB up per round", "seconds", "seeds"], lines, words=1))
+
+
+def _place(rows: list[Row], stream: str) -> float:
+    """A sort key: less for a higher mean after the last round; methods without a finite seed come last."""
+    found = [r["accuracy"]["last"][stream] for r in rows if "accuracy" in r]
+    return -statistics.mean(found) if found else 1.0
+
+
+def _cost(rows: list[Row]) -> list[str]:
+    """Megabytes that a client uploads in a round, and mean seconds."""
+    return [f"{rows[0]['up_bytes'] / 1e6:.2f}", f"{statistics.mean(r['seconds'] for r in rows):.0f}"]
 
 
 def _both(rows: list[Row], stream: str) -> str:

@@ -70,7 +70,8 @@ def test_a_method_that_diverges_has_a_row_that_says_so_and_others_go_on(methods,
     assert found["rows"]["fedprox 0"] == {"method": "fedprox", "seed": 0, "failed": "round 1: client 0 is not finite"}
     assert "accuracy" in found["rows"]["local 0"] and found["study"]["precision"] == "fp32"
     text = capsys.readouterr().out
-    assert "fedprox          0 round 1: client 0 is not finite" in text and "| fedprox |" not in text
+    assert "fedprox          0 round 1: client 0 is not finite" in text
+    assert "| fedprox | diverges |  |  | 0 of 1 |" in text and text.count("diverges") == 1
     with pytest.raises(SystemExit, match="rows are of"):
         asked(monkeypatch, methods, "--precision", "bf16", "--out", tmp_path / "rows.json")
     monkeypatch.setattr(methods, "measured_of", lambda run, given: (seen.append(run.backend.precision), {})[1])
