@@ -14,8 +14,6 @@ once, before the first round; the cluster, once for all, is told apart. All ways
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import environment, parser_of, write
 
 from acclimate.backends import Serial
 from acclimate.backends.workers.ray import Ray
@@ -31,7 +30,6 @@ from acclimate.backends.workers.ray_cluster import Connection
 from acclimate.core import Backend, Engine, Method, Model, Shards, Task, Work, Worker, fit, tree
 from acclimate.methods import FedAvg, FedTHE
 from acclimate.models import CNN, MLP
-from acclimate.version import __version__
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def measure(load: Workload, actors: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer examples")
     parser.add_argument("--only", default="", help="workloads whose name has this in it")
     parser.add_argument("--repeats", type=int, default=5)
@@ -124,8 +122,7 @@ def main() -> None:
         "benchmark": "actors",
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg(),
-        "torch": torch.__version__,
-        "acclimate": __version__,
+        **environment(torch.device("cpu")),
         "runs": {},
     }
     print(f"{report['cores']} cores, load {os.getloadavg()[0]:.2f} before the start, {args.repeats} repeats")
@@ -150,7 +147,7 @@ def main() -> None:
             raise SystemExit("Ray differs from Serial: times would mean nothing")
     cluster.end()
     if args.out:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        write(args.out, report)
 
 
 if __name__ == "__main__":

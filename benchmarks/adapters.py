@@ -17,7 +17,6 @@ run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from functools import partial
@@ -25,16 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment, peak_memory
+from harness import environment, kept, parser_of, peak_memory, write
 from harness import trained as kept_training
 from torch import Tensor
 
 import acclimate as ac
-from acclimate import store
 from acclimate.core import SGD, Adapter, Cosine, Protocol, Shards, Task, Work, Worker, fit, rng
 from acclimate.experiment import catalogue
 from acclimate.experiment.settings import expand
-from acclimate.ops import disk_cache
+from acclimate.ops import disk_cache, layout
 from acclimate.ops.augment import FlipCrop
 from acclimate.ops.devices import device_of
 from acclimate.ops.hashing import content_hash
@@ -144,11 +142,11 @@ class Source:
 
 def table(rows: dict[str, dict[str, Any]], names: list[str]) -> str:
     """Mean accuracies as Markdown, adapters by streams."""
-    lines = ["| adapter | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    lines = []
     for adapter in dict.fromkeys(r["adapter"] for r in rows.values()):
         found = [rows.get(f"{adapter} {s}", {}) for s in names]
-        lines.append(f"| {adapter} | " + " | ".join(str(f.get("mean", f.get("refused", ""))) for f in found) + " |")
-    return "\n".join(lines)
+        lines.append([adapter, *(str(f.get("mean", f.get("refused", ""))) for f in found)])
+    return "\n".join(layout.table(["adapter", *names], lines, words=1))
 
 
 def merged(out: Path, parts: list[Path]) -> dict[str, Any]:
@@ -166,7 +164,7 @@ def merged(out: Path, parts: list[Path]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure what is missing, write after each row, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--weights", default="", help="a checkpoint; default: train a network first")
     parser.add_argument("--epochs", type=int, default=30, help="of that training")
     parser.add_argument("--trainings", type=Path, help="a folder that keeps it, for the next run")
@@ -181,17 +179,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.merge:
         record = merged(given.out, given.merge)
-        store.write(given.out, store.json_text(record, indent=1) + "\n")
+        write(given.out, record)
         print(table(record["rows"], list(dict.fromkeys(r["stream"] for r in record["rows"].values()))))
         return
     test, train, device = *(ac.data.CIFAR10(part=p).load() for p in ("test", "train")), device_of(given.device)
     x, y = test.x[: given.samples], test.y[: given.samples]
     study = {"samples": len(x), "norm": given.norm, "batch": BATCH, "severity": 5, "frost": frost().source}
     study |= {} if given.weights else {"epochs": given.epochs}
-    before = json.loads(given.out.read_text()) if given.out.exists() else {"study": study, "rows": {}}
-    if before["study"] != study:
-        raise SystemExit(f"{given.out}: its rows are of {before['study']}, not of {study}; name another --out")
-    rows: dict[str, dict[str, Any]] = before["rows"]
+    rows: dict[str, dict[str, Any]] = kept(given.out, study)
     model = ac.models.ResNet20(norm=given.norm, weights=given.weights)
     weights = None if given.weights else trained(given.norm, given.epochs, given.device, given.trainings)
     source = Source(model, (train.x[: given.kept], train.y[: given.kept]), device, weights)
@@ -203,8 +198,7 @@ def main() -> None:
             found = source.served(adapter, built[name])
             rows[f"{adapter} {name}"] = {"adapter": adapter, "stream": name, **found}
             record = {"environment": environment(device), "study": study, "kinds": list(COMMON), "rows": rows}
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            store.write(given.out, store.json_text(record, indent=1) + "\n")
+            write(given.out, record)
             print(f"{adapter:16s} {name:12s} {found.get('mean', found)} {found.get('ms_per_sample', '')}", flush=True)
     print("\n" + table(rows, given.streams.split(",")))
 

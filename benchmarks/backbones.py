@@ -16,17 +16,15 @@ What is in the file already is not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 from torch import nn
 
 import acclimate as ac
-from acclimate import store
 from acclimate.core import SGD, Work
 from acclimate.data import Features
 from acclimate.models.frozen import Frozen, encoder_of
@@ -88,7 +86,7 @@ def measured(encoder: nn.Module, row: str, data: str, shift: str, bits: bool, de
 
 def main() -> None:
     """Train the backbones, measure the rows, and write after each column."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES), help="these backbones")
     parser.add_argument("--data", nargs="+", choices=SETS, default=list(SETS), help="rows of these sets")
@@ -109,8 +107,7 @@ def main() -> None:
             print(name, found[name]["own"], place(*at), done[place(*at)], flush=True)
             body = {"study": {"epochs": given.epochs, "side": SIDE, "seed": 0}, "backbones": found}
             body["environment"] = environment(device_of(given.device))
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            store.write(given.out, json.dumps(body, indent=1) + "\n")
+            write(given.out, body)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ classes alike. Their streams are long: corruptions one after the other (`continu
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -18,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import command, environment
+from harness import command, environment, integers, parser_of, write
 from torch import Tensor
 
 import acclimate as ac
-from acclimate import store
 from acclimate.core import Adapter, Protocol
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 from acclimate.running.evaluate import streams_of
 
@@ -61,8 +60,7 @@ def accuracy(metrics: dict[str, Tensor]) -> float:
 def table(rows: list[dict[str, Any]], sizes: list[int]) -> str:
     """Means over seeds as Markdown: change against `none`, by normalisation, mix of classes, stream and batch size."""
     places = list(dict.fromkeys((r["norm"], r["classes"], r["stream"]) for r in rows))
-    lines = ["| norm | classes | stream | adapter | " + " | ".join(f"batch {s}" for s in sizes) + " |"]
-    lines.append("|---|---|---|---|" + "---:|" * len(sizes))
+    head, lines = ["norm", "classes", "stream", "adapter", *(f"batch {s}" for s in sizes)], []
     for norm, classes, stream in places:
         own = [r for r in rows if (r["norm"], r["classes"], r["stream"]) == (norm, classes, stream)]
         mean = {
@@ -75,15 +73,15 @@ def table(rows: list[dict[str, Any]], sizes: list[int]) -> str:
             shown = [
                 f"{mean[name, s]:.1f}" if name == "none" else f"{mean[name, s] - mean['none', s]:+.1f}" for s in sizes
             ]
-            lines.append(f"| {norm} | {classes} | {stream} | {name} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+            lines.append([norm, classes, stream, name, *shown])
+    return "\n".join(layout.table(head, lines, words=4))
 
 
 def main() -> None:
     """Train, measure what is missing, write after each training, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
-    parser.add_argument("--sizes", type=lambda s: [int(n) for n in s.split(",")], default=[1, 4, 16, 64])
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
+    parser.add_argument("--sizes", type=integers, default=[1, 4, 16, 64])
     parser.add_argument("--norms", default="batch,group,none")
     parser.add_argument("--adapters", default=ADAPTERS)
     parser.add_argument("--rounds", type=int, default=10)
@@ -119,8 +117,7 @@ def main() -> None:
 
 def save(path: Path, where: dict[str, Any], rounds: int, rows: list[dict[str, Any]]) -> None:
     """Write all rows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.write(path, store.json_text({"environment": where, "rounds": rounds, "rows": rows}, indent=1) + "\n")
+    write(path, {"environment": where, "rounds": rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ with --trainings FOLDER no training that was kept there, so a run that was cut g
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -27,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command, environment, peak_memory, seconds, trained
+from harness import command, environment, integers, kept, parser_of, peak_memory, seconds, write
 
 import acclimate as ac
 from acclimate import store
 from acclimate.core import Adapter
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 from live import CASES, Case, Lab
 
@@ -47,16 +47,8 @@ class Deployed(Lab):
     """Trainings and streams of one level of skew; models without what a guard knows."""
 
     def __init__(self, base: ac.Experiment, streams: Sequence[str], folder: Path | None) -> None:
-        super().__init__(base, streams)
-        self._folder, self._last = folder, Case("")
-
-    def fit(self, case: Case, seed: int) -> ac.Fit:
-        """The training of one method, of a model with one normalisation, with one seed."""
-        key = (case.method, case.norm, seed)
-        if key not in self._fits:
-            own = replace(self.base, model=replace(self.base.model, norm=case.norm), seed=seed)
-            self._fits[key] = trained(replace(own, method=catalogue.METHODS[case.method]), self._folder)
-        return self._fits[key]
+        super().__init__(base, streams, folder)
+        self._last = Case("")
 
     def models(self, case: Case, seed: int) -> Any:
         """The deployed models, with what this adapter wants of each client's validation examples."""
@@ -100,18 +92,14 @@ def table(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
     """Means over seeds as Markdown, a row per deployment and adapter: accuracy, the number of seeds (`1 to 2` where
     streams differ in it), the median of milliseconds per sample, and the largest peak of memory, where there is one."""
     rows = [r for r in rows if r["alpha"] == alpha and "accuracy" in r]
-    lines = ["| | " + " | ".join(names) + " | seeds | ms per sample | GiB |", "|---|" + "---:|" * (len(names) + 3)]
+    lines = []
     for label, streams in means(rows, alpha).items():
         own = [r for r in rows if r["case"] == label]
         shown = [f"{streams[s]:.1f}" if s in streams else "" for s in names]
         memory = max((r["peak_memory_gib"] for r in own if "peak_memory_gib" in r), default=None)
-        shown += [
-            _seeds(own),
-            f"{statistics.median(r['ms_per_sample'] for r in own):.3f}",
-            "" if memory is None else f"{memory:.2f}",
-        ]
-        lines.append(f"| {label} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        took = f"{statistics.median(r['ms_per_sample'] for r in own):.3f}"
+        lines.append([label, *shown, _seeds(own), took, "" if memory is None else f"{memory:.2f}"])
+    return "\n".join(layout.table(["", *names, "seeds", "ms per sample", "GiB"], lines, words=1))
 
 
 def _seeds(own: Sequence[Row]) -> str:
@@ -179,12 +167,7 @@ def verdicts(rows: Iterable[Row], names: Sequence[str], alpha: float) -> str:
 
 def read(path: Path, study: Row) -> dict[str, Row]:
     """The rows that a file has; an error where they are of another study."""
-    if not path.exists():
-        return {}
-    record = json.loads(path.read_text())
-    if record["study"] != study:
-        raise SystemExit(f"{path}: its rows are of {record['study']}, not of {study}; name another --out")
-    return {name_of(r): r for r in record["rows"]}
+    return {name_of(r): r for r in kept(path, study)}
 
 
 def name_of(row: Row) -> str:
@@ -194,17 +177,16 @@ def name_of(row: Row) -> str:
 
 def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
     """Write all rows, in the order of their names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": where, "study": study, "rows": [rows[name] for name in sorted(rows)]}
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train, measure what is missing, write after each row, print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
     parser.add_argument("--alphas", type=lambda s: [float(a) for a in s.split(",")], default=[0.1, 1.0])
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--adapters", help="names, or labels such as fedavg+finetune/tent; default: all")

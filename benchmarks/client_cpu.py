@@ -9,8 +9,6 @@ torch's own settings, with which the plain loop takes longer on ARM. Ours trains
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
@@ -20,9 +18,8 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")  # read when torch is impo
 
 import peers
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 
-from acclimate import store
 from acclimate.backends import Serial
 from acclimate.core import Shards, fit
 
@@ -48,7 +45,7 @@ def measured(repeats: int) -> dict[str, list[float]]:
 
 def main() -> None:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
@@ -60,7 +57,7 @@ def main() -> None:
     print(f"ours computes {ratio:.2f} x less")
     if args.out:
         more = {"cpu_seconds": found, "median": medians, "times_less_computing": ratio}
-        store.write(args.out, json.dumps(about | more, indent=1) + "\n")
+        write(args.out, about | more)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ and `products.NATIVE` decide between them: run this on a new kind of processor b
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -20,10 +18,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import environment
+from harness import environment, parser_of, write
 from processes import Workload
 
-from acclimate import store
 from acclimate.backends import Serial
 from acclimate.core import fit
 from acclimate.core.nn import products
@@ -100,7 +97,7 @@ def least(ways: dict[str, Callable[[], Any]], repeats: int, scale: float = 1e3) 
 
 def main() -> None:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -114,7 +111,7 @@ def main() -> None:
     print("a step of the CNN", found["a step of the CNN"])
     report = {**environment(torch.device("cpu")), "capability": capability, "load": os.getloadavg(), "ms": found}
     if args.out:
-        store.write(args.out, json.dumps(report, indent=1) + "\n")
+        write(args.out, report)
 
 
 if __name__ == "__main__":

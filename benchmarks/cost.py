@@ -11,7 +11,6 @@ run as one recorded step, and the cost is time. A fit has no negative terms: tho
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import environment, wait
+from harness import environment, parser_of, wait, write
 from picture import THEMES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -196,7 +195,7 @@ def _log(v: float, low: float, high: float) -> float:
 
 def main() -> None:
     """Measure and store, or draw what is stored."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     parser.add_argument("--draw", type=Path, help="draw from this file instead of measuring")
@@ -210,7 +209,7 @@ def main() -> None:
     report = {"benchmark": "cost", **environment(device), "load": os.getloadavg(), **measured(device, args.repeats)}
     print(json.dumps({k: report[k] for k in ("milliseconds_for", "largest_relative_error")}, indent=1))
     if args.out:
-        store.write(args.out, json.dumps(report, indent=1) + "\n")
+        write(args.out, report)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,15 @@ Percent, mean over seeds, by method and test: rows are clients, columns the doma
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import environment
+from harness import environment, parser_of, write
 from torch import Tensor
 
 import acclimate as ac
-from acclimate import store
 from acclimate.core import rng
 from acclimate.ops.devices import device_of
 from acclimate.recipes.fedicon import TEN, line
@@ -73,7 +71,7 @@ def answered(fit: Fit, seed: int) -> dict[str, list[list[float]]]:
 
 def main() -> None:
     """Train, test, and write the matrices."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--device", default="auto")
@@ -86,9 +84,8 @@ def main() -> None:
         found[name] = {way: [[round(v, 2) for v in row] for row in m.tolist()] for way, m in mean.items()}
         print(name, json.dumps(found[name]), flush=True)
     study = {"domains": DOMAINS, "seeds": given.seeds, "rounds": given.rounds, "severity": 5, "frost": frost().source}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
     made = environment(device_of(given.device))
-    store.write(given.out, json.dumps({"study": study, "environment": made, "accuracy": found}, indent=1))
+    write(given.out, {"study": study, "environment": made, "accuracy": found})
 
 
 if __name__ == "__main__":

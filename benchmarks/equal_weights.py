@@ -23,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import environment
+from harness import environment, parser_of, write
 
-from acclimate import recipes, store
+from acclimate import recipes
 from acclimate.ops.devices import device_of
 from acclimate.recipes.record import Cell, Derived, Recipe, Scale
 
@@ -71,7 +71,7 @@ def compared(table: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Run the rows with equal weights, and write them beside those with weights."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
@@ -84,8 +84,7 @@ def main() -> None:
     for table in given.tables:
         found[table] = compared(table, given)
         body = {"study": study, "environment": environment(device_of(given.device)), "accuracy": found}
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        store.write(given.out, json.dumps(body, indent=1) + "\n")
+        write(given.out, body)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ who knows each client's expected accuracy, but not its few samples.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 
 import torch
-from harness import command, environment
+from harness import command, environment, integers, parser_of, write
 
 import acclimate as ac
-from acclimate import store
 from acclimate.eval.estimate_table import pooled
 
 ADAPTERS = (ac.adapters.NoAdapt(), ac.adapters.BNStats(), ac.adapters.Tent(), ac.adapters.T3A())
@@ -36,14 +34,13 @@ STREAMS = (
 
 def main() -> None:
     """Train, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="6,7,8", help="numbers with commas between")
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=integers, default=[6, 7, 8], help="numbers with commas between")
     parser.add_argument("--passes", type=int, default=4, help="dropout passes for AETTA; 0 leaves it out")
     parser.add_argument("--out", type=Path, default=Path("results/live/estimates.json"))
     given = parser.parse_args()
-    seeds, began = [int(s) for s in given.seeds.split(",")], time.perf_counter()
-    measured = []
-    for seed in seeds:
+    began, measured = time.perf_counter(), []
+    for seed in given.seeds:
         fit = ac.train(ac.Experiment(seed=seed))
         measured.append(ac.estimates(fit, ADAPTERS, STREAMS, passes=given.passes))
         fit.engine.close()
@@ -55,14 +52,13 @@ def main() -> None:
     record = {
         "command": command(),
         "environment": environment(torch.device("cpu")),
-        "seeds": seeds,
+        "seeds": given.seeds,
         "seconds": round(time.perf_counter() - began, 1),
         "best": table.best(),
         "pooled": table.to_dict(),
-        "each": [{"seed": s, "rows": m.rows} for s, m in zip(seeds, measured, strict=True)],
+        "each": [{"seed": s, "rows": m.rows} for s, m in zip(given.seeds, measured, strict=True)],
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(given.out, store.json_text(record, indent=1) + "\n")
+    write(given.out, record)
 
 
 if __name__ == "__main__":

@@ -10,19 +10,16 @@ Percent after the last round, mean over seeds: on clients' own test data, and on
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 import torch
-from harness import environment
+from harness import environment, integers, parser_of, write
 from torch import Tensor
 
 import acclimate as ac
-from acclimate import store
 from acclimate.core import Method
 from acclimate.methods import FedAvg, FedLC
 
@@ -57,8 +54,8 @@ def measured(method: Method, seed: int, rounds: int) -> tuple[float, float]:
 
 def main() -> None:
     """Train every way with every seed, and write the means."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("results/causes/fedlc.json"))
     given = parser.parse_args()
@@ -70,7 +67,7 @@ def main() -> None:
         print(f"{name:10s} {rows[name]}", flush=True)
     study = {"seeds": given.seeds, "rounds": given.rounds}
     body = {"study": study, "environment": environment(torch.device("cpu")), "accuracy": rows}
-    store.write(given.out, json.dumps(body, indent=1) + "\n")
+    write(given.out, body)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Percent, mean over seeds, by table, row and domain: `four` and `five` domains, a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -20,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 
-from acclimate import recipes, store
+from acclimate import recipes
 from acclimate.core import rng
 from acclimate.data import drawing
 from acclimate.ops.devices import device_of
@@ -75,7 +74,7 @@ def compared(table: str, seeds: int, rounds: int | None, device: str) -> dict[st
 
 def main() -> None:
     """Run the rows with the stand-in, and write them beside those without."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--device", default="auto")
@@ -89,9 +88,8 @@ def main() -> None:
         os.environ["ACCLIMATE_DATA"] = root(Path(here))
         for table in TABLES:
             found[table] = compared(table, given.seeds, given.rounds, given.device)
-            given.out.parent.mkdir(parents=True, exist_ok=True)
             body = {"study": study, "environment": environment(device_of(given.device)), "accuracy": found}
-            store.write(given.out, json.dumps(body, indent=1) + "\n")
+            write(given.out, body)
 
 
 if __name__ == "__main__":

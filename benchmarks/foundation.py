@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, integers, kept, parser_of
 from safetensors.torch import save_file
 
 import acclimate as ac
@@ -136,10 +136,10 @@ def measured(names: list[str], weights: Path, given: argparse.Namespace, seed: i
 
 def main() -> None:
     """Train and measure what is missing, write after each training, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
     parser.add_argument("--rows", default=",".join(n.replace(", ", "/") for n in ROWS), help="with / for a comma")
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=60, help="of the trunk's own training")
@@ -152,10 +152,7 @@ def main() -> None:
     given = parser.parse_args()
     weights, known = trunk(given)
     study = {"data": given.data, "clients": given.clients, "rounds": given.rounds, "alpha": 0.1, "trunk": known}
-    stored = json.loads(given.out.read_text()) if given.out.exists() else {"study": study, "rows": {}}
-    if stored["study"] != study:
-        raise SystemExit(f"rows are of {stored['study']}, not of {study}; name another --out")
-    rows: dict[str, Row] = stored["rows"]
+    rows: dict[str, Row] = kept(given.out, study)
     asked = [n.replace("/", ", ") for n in given.rows.split(",")]
     for seed in given.seeds:
         for first in asked:

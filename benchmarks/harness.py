@@ -7,6 +7,7 @@ agree before (`insist`): the times of different computations mean nothing.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import platform
@@ -25,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 import acclimate as ac
+from acclimate import store
 from acclimate.backends.vmap.capture import tf32
 from acclimate.version import __version__
 
@@ -188,6 +190,31 @@ def command(argv: Sequence[str] | None = None) -> str:
     kept = [w for before, w in zip(["", *words], words, strict=False) if not {before, w} & set(PLACES)]
     kept = [w for w in kept if not w.startswith(tuple(f"{option}=" for option in PLACES))]
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *(re.sub(r"(^|=)/.*/", r"\1", w) for w in kept)])
+
+
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """An argument parser whose help is the text of the benchmark, as it is written."""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def integers(text: str) -> list[int]:
+    """The value of an option such as `--seeds 0,1,2`."""
+    return [int(word) for word in text.split(",")]
+
+
+def write(path: Path, record: Record) -> None:
+    """Write a record as JSON, whole or not at all."""
+    store.write(path, store.json_text(record, indent=1) + "\n")
+
+
+def kept(path: Path, study: Record, part: str = "rows") -> Any:
+    """What a file has by now, to which a run adds; empty where there is no file. Another study's is refused."""
+    if not path.exists():
+        return {}
+    record = store.read_json(path)
+    if record["study"] != study:
+        raise SystemExit(f"{path}: its {part} are of {record['study']}, not of {study}; name another --out")
+    return record[part]
 
 
 def trained(experiment: ac.Experiment, folder: Path | None) -> ac.Fit:

@@ -11,7 +11,6 @@ Cells that are in the file already are not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -21,15 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import command, commit, environment
+from harness import command, commit, environment, integers, kept, parser_of, trained, write
 from torch import Tensor
 
 import acclimate as ac
-from acclimate import store
 from acclimate.core import Adapter
 from acclimate.eval.grid import diverged
 from acclimate.eval.rows import summary_of
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 from acclimate.running.evaluate import streams_of
 from acclimate.running.progress import Lines, beating
@@ -101,10 +100,10 @@ CIFAR10 = ("bn", "tent", "t3a", "em", "eata", "bbse", "knn", "the", "surgical", 
 
 
 class Lab:
-    """Trainings and streams by seed, each made once."""
+    """Trainings and streams by seed, each made once; trainings are kept in a folder, where one is given."""
 
-    def __init__(self, base: ac.Experiment, streams: Sequence[str]) -> None:
-        self.base, self.names = base, streams
+    def __init__(self, base: ac.Experiment, streams: Sequence[str], folder: Path | None = None) -> None:
+        self.base, self.names, self._folder = base, streams, folder
         self._fits: dict[tuple[str, str, int], ac.Fit] = {}
         self._streams: dict[int, Any] = {}
         self._models: dict[tuple[str, str, str, int], Any] = {}
@@ -114,8 +113,8 @@ class Lab:
         key = (case.method, case.norm, seed)
         if key not in self._fits:
             began = time.perf_counter()
-            own = replace(self.base, model=replace(self.base.model, norm=case.norm))
-            self._fits[key] = ac.train(replace(own, method=catalogue.METHODS[case.method], seed=seed))
+            own = replace(self.base, model=replace(self.base.model, norm=case.norm), seed=seed)
+            self._fits[key] = trained(replace(own, method=catalogue.METHODS[case.method]), self._folder)
             print(f"{case.method}, seed {seed}: trained in {time.perf_counter() - began:.0f} s", flush=True)
         return self._fits[key]
 
@@ -177,8 +176,8 @@ def summary(cells: Iterable[Cell]) -> Cell:
         }
     gains = [c for c in cells if c["adapted"] - c["plain"] > 2]
     total = sum(c["adapted"] - c["plain"] for c in gains)
-    kept = sum(c["guarded"] - c["plain"] for c in gains)
-    out["gaining_cells"], out["gain_kept"] = len(gains), round(kept / total, 4) if gains else None
+    left = sum(c["guarded"] - c["plain"] for c in gains)
+    out["gaining_cells"], out["gain_kept"] = len(gains), round(left / total, 4) if gains else None
     out["batches_adapted"] = round(sum(c["used"] * c["batches"] for c in cells) / sum(c["batches"] for c in cells), 4)
     return out
 
@@ -194,17 +193,15 @@ def table(cells: Iterable[Cell], by: Callable[[Cell], str]) -> str:
     cells = list(cells)
     groups = {name: [c for c in cells if by(c) == name] for name in dict.fromkeys(map(by, cells))}
     head = "cells, free within 1, worst free, guarded within 1, worst guarded, clients within 1, gain kept, adapted"
-    lines = ["| | " + " | ".join(head.split(", ")) + " |", "|---|" + "---:|" * 8]
+    lines = []
     for name, some in {**groups, "all": cells}.items():
         s = summary(some)
         free, safe = s["adapted"], s["guarded"]
-        kept = "" if s["gain_kept"] is None else f"{s['gain_kept']:.0%}"
-        lines.append(
-            f"| {name} | {s['cells']} | {free['cells_within_1']:.0%} | {free['worst_cell']:+.1f} | "
-            f"{safe['cells_within_1']:.1%} | {safe['worst_cell']:+.1f} | {safe['clients_within_1']:.1%} | {kept} | "
-            f"{s['batches_adapted']:.0%} |"
-        )
-    return "\n".join(lines)
+        gain = "" if s["gain_kept"] is None else f"{s['gain_kept']:.0%}"
+        unguarded = [f"{free['cells_within_1']:.0%}", f"{free['worst_cell']:+.1f}"]
+        guarded = [f"{safe['cells_within_1']:.1%}", f"{safe['worst_cell']:+.1f}", f"{safe['clients_within_1']:.1%}"]
+        lines.append([name, str(s["cells"]), *unguarded, *guarded, gain, f"{s['batches_adapted']:.0%}"])
+    return "\n".join(layout.table(["", *head.split(", ")], lines, words=1))
 
 
 def study_of(base: ac.Experiment) -> Cell:
@@ -215,12 +212,7 @@ def study_of(base: ac.Experiment) -> Cell:
 
 def read(path: Path, study: Cell) -> dict[str, Cell]:
     """The cells that a file has; an error where they are of another study."""
-    if not path.exists():
-        return {}
-    record = json.loads(path.read_text())
-    if record["study"] != study:
-        raise SystemExit(f"{path}: its cells are of {record['study']}, not of {study}; name another --out")
-    return {name_of(c): c for c in record["cells"]}
+    return {name_of(c): c for c in kept(path, study, "cells")}
 
 
 def name_of(cell: Cell) -> str:
@@ -234,16 +226,15 @@ def save(path: Path, study: Cell, environment: Cell, new: Sequence[Cell]) -> Non
     labels, streams = [c.label for c in CASES], STREAMS.split(",")
     ordered = sorted(cells.values(), key=lambda c: (labels.index(c["case"]), streams.index(c["stream"]), c["seed"]))
     record = {"environment": environment, "study": study, "summary": summary(ordered), "cells": ordered}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train, measure what is missing, write after each cell, print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--adapters", help="names, or labels such as fedavg+finetune/tent; default: all")
     parser.add_argument("--streams", default=STREAMS)
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, help="default: 10, on CIFAR-10 30")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cifar10", action="store_true", help="20 clients of CIFAR-10 and ten adapters")
@@ -267,8 +258,7 @@ def main() -> None:
         commands = [c for p in parts for c in p.get("parts", [p["command"]])]  # a part may have been merged before
         save(out, study, {**parts[0], "command": command(), "parts": commands}, merged)
     lab, had = Lab(base, streams), read(out, study)
-    seeds = [int(s) for s in given.seeds.split(",")]
-    todo = [(c, s, seed) for c in cases for seed in seeds for s in streams if f"{c.label} {s} {seed}" not in had]
+    todo = [(c, s, seed) for c in cases for seed in given.seeds for s in streams if f"{c.label} {s} {seed}" not in had]
     for number, (case, stream, seed) in enumerate(todo, 1):
         began = time.perf_counter()
         cell = measured(lab, case, stream, seed)

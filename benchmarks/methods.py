@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import command, environment
+from harness import command, environment, integers, parser_of, write
 
 import acclimate as ac
-from acclimate import store
 from acclimate.backends import Vmap
 from acclimate.core import Adapter
 from acclimate.experiment import catalogue, loads
 from acclimate.experiment.labels import label
 from acclimate.leaderboard.tracks import fixed
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 
 Row = dict[str, Any]
@@ -126,9 +126,7 @@ def same_training(one: ac.Experiment, other: ac.Experiment) -> bool:
 
 def table(rows: dict[str, Row], streams: list[str]) -> str:
     """Means over seeds as Markdown, best mixture first: last round, and in brackets what validation data select."""
-    lines = ["| method | " + " | ".join(streams) + " | MB up per round | seconds | seeds |"]
-    lines.append("|---|" + "---:|" * (len(streams) + 3))
-    by_method: dict[str, list[Row]] = {}
+    lines, by_method = [], dict[str, list[Row]]()
     for row in rows.values():
         by_method.setdefault(row["method"], []).append(row)
     for name, tried in sorted(by_method.items(), key=lambda item: _place(item[1], streams[-1])):
@@ -136,8 +134,8 @@ def table(rows: dict[str, Row], streams: list[str]) -> str:
         cells = [_both(own, s) for s in streams] if own else ["diverges"] * len(streams)
         cost = _cost(own) if own else ["", ""]
         seeds = str(len(own)) if len(own) == len(tried) else f"{len(own)} of {len(tried)}"
-        lines.append(f"| {name} | " + " | ".join([*cells, *cost, seeds]) + " |")
-    return "\n".join(lines)
+        lines.append([name, *cells, *cost, seeds])
+    return "\n".join(layout.table(["method", *streams, "MB up per round", "seconds", "seeds"], lines, words=1))
 
 
 def _place(rows: list[Row], stream: str) -> float:
@@ -161,17 +159,16 @@ def _both(rows: list[Row], stream: str) -> str:
 
 def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
     """Write all rows, in the order of their names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": where, "study": study, "rows": {name: rows[name] for name in sorted(rows)}}
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train and measure what is missing, write after each row, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
     parser.add_argument("--methods", default=f"{PEERS},{BEFORE}")
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--streams", default=STREAMS)

@@ -11,17 +11,14 @@ Percent, by network, domain, and `whole` or `cut` features.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import environment
+from harness import environment, parser_of, write
 from torch import Tensor, nn
 
 import acclimate as ac
-from acclimate import store
 from acclimate.models.encoders import IMAGENET, _ResNet18, column, resnet18
 
 TRAIN, TEST, SIDE = 10, 50, 64
@@ -47,7 +44,7 @@ def accuracy(z: Tensor, y: Tensor) -> float:
 
 def main() -> None:
     """Measure both networks on every domain."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results/causes/nearest-means.json"))
     given = parser.parse_args()
@@ -64,8 +61,7 @@ def main() -> None:
             print(name, domain, found[name][domain], flush=True)
     study = {"train": TRAIN, "test": TEST, "side": SIDE}
     body = {"study": study, "environment": environment(torch.device("cpu")), "accuracy": found}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(given.out, json.dumps(body, indent=1) + "\n")
+    write(given.out, body)
 
 
 if __name__ == "__main__":

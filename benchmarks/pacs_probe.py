@@ -12,17 +12,14 @@ Percent by the domain left out: `validation` is of the three training domains, `
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 from torch import Tensor
 
-from acclimate import store
 from acclimate.data import PACS, Features
 from acclimate.models import Frozen
 from acclimate.recipes.federations import PACS4
@@ -60,7 +57,7 @@ def probed(features: Tensor, held: str, seed: int) -> dict[str, float]:
 
 def main() -> None:
     """Encode once, probe every domain, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--out", type=Path, default=Path("results/causes/pacs-probe.json"))
@@ -74,8 +71,7 @@ def main() -> None:
         print(held, found[held], flush=True)
     study = {"backbone": encoder.backbones[0], "pixels": 64, "shown at": given.size, "seeds": given.seeds}
     body = {"study": study, "environment": environment(torch.device("cpu")), "left out": found}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(given.out, json.dumps(body, indent=1) + "\n")
+    write(given.out, body)
 
 
 if __name__ == "__main__":

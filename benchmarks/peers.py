@@ -33,10 +33,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from harness import environment
+from harness import environment, parser_of, write
 from processes import Workload
 
-from acclimate import store
 from acclimate.backends import Auto
 from acclimate.core import Task, Worker, fit, tree
 from acclimate.models import CNN
@@ -271,7 +270,7 @@ def in_turn(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--peers", action="store_true", required=True)
     parser.add_argument("--rounds", type=int, default=6, help="that are counted")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
@@ -311,7 +310,7 @@ def main() -> None:
         )
         print(f"computes {ratios[1]:.2f} x less; accuracy {found['accuracy'][name]:.3f}")
     if args.out:
-        store.write(args.out, json.dumps(report, indent=1) + "\n")
+        write(args.out, report)
 
 
 if __name__ == "__main__":

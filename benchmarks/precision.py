@@ -16,7 +16,7 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from harness import environment
+from harness import environment, integers, parser_of
 
 import methods
 from acclimate.backends import Vmap
@@ -43,10 +43,10 @@ def differences(rows: dict[str, methods.Row]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Train and measure what is missing, write after each row, print the differences."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="cifar10")
     parser.add_argument("--method", default="fedthe")
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--streams", default=methods.STREAMS)

@@ -11,7 +11,6 @@ Rows that are in the file already are not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from dataclasses import replace
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, integers, parser_of, write
 
 import acclimate as ac
-from acclimate import store
 from acclimate.experiment import catalogue
+from acclimate.ops import layout
 
 STREAMS = "original,corrupted,out-of-client,correlated,continual"
 NORMS = {"delta": "batch", "roid": "batch", "rotta": "batch", "note": "iabn"}
@@ -45,28 +44,27 @@ def measured(fit: ac.Fit, adapter: Any, streams: list[str]) -> dict[str, float]:
 
 def table(rows: dict[str, Any], streams: list[str]) -> str:
     """Means over seeds as Markdown: with equal shares, and how much the client's own change."""
-    lines = ["| adapter | " + " | ".join(streams) + " |", "|---|" + "---:|" * len(streams)]
+    lines = []
     for name in dict.fromkeys(r["adapter"] for r in rows.values()):
         own = [r for r in rows.values() if r["adapter"] == name]
         cells = []
         for s in streams:
             even, client = (statistics.mean(r[p][s] for r in own) for p in ("uniform", "client"))
             cells.append(f"{even:.1f} ({client - even:+.1f})")
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([f"`{name}`", *cells])
+    return "\n".join(layout.table(["adapter", *streams], lines, words=1))
 
 
 def save(path: Path, study: dict[str, Any], rows: dict[str, Any]) -> None:
     """Write all rows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": environment(torch.device("cpu")), "study": study, "rows": rows}
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Train, measure what is missing, write after each row, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[0, 1, 2])
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=integers, default=[0, 1, 2])
     parser.add_argument("--streams", type=lambda s: s.split(","), default=STREAMS.split(","))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files that were measured elsewhere")

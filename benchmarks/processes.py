@@ -12,8 +12,6 @@ once, before the first round.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
@@ -23,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 
 from acclimate.backends import Processes, Serial, Vmap
 from acclimate.core import SGD, Backend, Engine, Model, Shards, Task, Work, Worker, fit, tree
@@ -123,7 +121,7 @@ def measure(load: Workload, cores: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer examples")
     parser.add_argument("--only", default="", help="workloads whose name has this in it")
     parser.add_argument("--repeats", type=int, default=5)
@@ -159,7 +157,7 @@ def main() -> None:
         if not run["bits_of_serial"]:
             raise SystemExit("Processes differs from Serial with one thread: times would mean nothing")
     if args.out:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        write(args.out, report)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ recording of the first. Needs a GPU, and a process that has done nothing else.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,9 +16,8 @@ from pathlib import Path
 
 import torch
 from federated import Round, dealt, task_of
-from harness import environment, wait
+from harness import environment, parser_of, wait, write
 
-from acclimate import store
 from acclimate.backends import Vmap
 from acclimate.core import Work
 from acclimate.methods import FedAvg
@@ -54,7 +51,7 @@ def measured(steps: int, clients: int, device: torch.device, repeats: int = 5) -
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=875)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--out", type=Path)
@@ -69,7 +66,7 @@ def main() -> None:
     sizes = {"clients": given.clients, "steps": given.steps}
     report = {"schema": "acclimate.recording/1", **environment(device), **sizes, "seconds": found}
     if given.out:
-        store.write(given.out, json.dumps(report, indent=1) + "\n")
+        write(given.out, report)
 
 
 if __name__ == "__main__":

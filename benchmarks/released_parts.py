@@ -13,7 +13,6 @@ both (`neither`), and the `published` number. With `--keep` finished trainings a
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import environment
+from harness import environment, parser_of, write
 
-from acclimate import recipes, store
+from acclimate import recipes
 from acclimate.data import Features
 from acclimate.models.frozen import Frozen, Projection
 from acclimate.ops.devices import device_of
@@ -58,7 +57,7 @@ def made(table: str, points: tuple[bool, bool]) -> Callable[..., Iterator[Cell |
 
 def main() -> None:
     """Run the rows, and write them beside the recipe's and the published ones."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--weights", required=True, help="the folder of benchmarks/stand_ins.py")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=["FedAvg", "Solo", "FedPCL"])
@@ -84,8 +83,7 @@ def main() -> None:
             print(table, name, {f"{c['row']}, {c['column']}": c["mean"] for c in cells}, flush=True)
             study = {"seeds": given.seeds, "rows": given.rows}
             body = {"study": study, "environment": environment(device_of(given.device)), "accuracy": found}
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            store.write(given.out, json.dumps(body, indent=1) + "\n")
+            write(given.out, body)
 
 
 if __name__ == "__main__":

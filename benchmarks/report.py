@@ -10,7 +10,6 @@ thread worked. `scripts/install-chromium.sh` installs the browser.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, parser_of
 
 import acclimate as ac
 from acclimate import store
@@ -158,7 +157,7 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 
 def main() -> None:
     """Print the two figures, and say whether they hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, help="where to keep the report")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)

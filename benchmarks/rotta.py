@@ -14,19 +14,16 @@ Rows that are in the file already are not run again.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from harness import environment
+from harness import environment, kept, parser_of, write
 from torch import Tensor
 
 import acclimate as ac
-from acclimate import store
 from acclimate.adapters import BNStats, RoTTA
 from acclimate.core import Adapter, Predict, Protocol, Shards, Task, Tree, rng, tree
 from acclimate.core.adapter import Wrapping
@@ -122,7 +119,7 @@ def measured(source: Source, test: Shards, adapter: Adapter, batch: int) -> dict
 
 def main() -> None:
     """Measure what is missing, write after each row, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--weights", required=True, help="the checkpoint of adapters.py")
     parser.add_argument("--samples", type=int, default=10_000, help="test images of each corruption")
     parser.add_argument("--kinds", default=",".join(COMMON))
@@ -133,18 +130,14 @@ def main() -> None:
     images, device = ac.data.CIFAR10(part="test").load(), device_of(given.device)
     x, y, kinds = images.x[: given.samples], images.y[: given.samples], given.kinds.split(",")
     study = {"samples": len(x), "batch": given.batch, "severity": 5, "kinds": kinds, "frost": frost().source}
-    before = json.loads(given.out.read_text()) if given.out.exists() else {"study": study, "rows": {}}
-    if before["study"] != study:
-        raise SystemExit(f"{given.out}: its rows are of {before['study']}, not of {study}; name another --out")
-    rows: dict[str, dict[str, Any]] = before["rows"]
+    rows: dict[str, dict[str, Any]] = kept(given.out, study)
     source = Source(ac.models.ResNet20(norm="batch", weights=given.weights), (x[:200], y[:200]), device)
     test = shuffled(x, y, kinds)
     for name, adapter in FORMS.items():
         if name not in rows:
             rows[name] = measured(source, test, adapter, given.batch)
-            given.out.parent.mkdir(parents=True, exist_ok=True)
             record = {"environment": environment(device), "study": study, "rows": rows}
-            store.write(given.out, store.json_text(record, indent=1) + "\n")
+            write(given.out, record)
         print(f"{name:30s} {rows[name]['mean']:6.2f}   {rows[name]['by_fifth']}", flush=True)
 
 

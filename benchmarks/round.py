@@ -11,14 +11,12 @@ process, and the ratio is what to quote.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from federated import ALLOWED, Round, agreement, apart, dealt, task_of
-from harness import Context, Disagreement, Way, compare, environment
+from harness import Context, Disagreement, Way, compare, environment, parser_of, write
 
 from acclimate.backends import Serial, Vmap
 from acclimate.backends.vmap.capture import tf32
@@ -64,7 +62,7 @@ def same(a: tree.Tree, b: tree.Tree) -> bool:
 
 def main() -> None:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="4 clients x 160 examples x 1 epoch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
@@ -87,7 +85,7 @@ def main() -> None:
     for run in report["runs"]:
         _tell(run)
     if args.out:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        write(args.out, report)
 
 
 def _tell(run: dict[str, Any]) -> None:

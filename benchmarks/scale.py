@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import Record, environment, insist, peak_memory, summary, wait
+from harness import Record, environment, insist, peak_memory, summary, wait, write
 
 from acclimate import store
 from acclimate.backends import Vmap
@@ -213,8 +213,7 @@ def main() -> None:
     record["mapped"]["memory"] = apart(options, options.clients[-1:], "mapped")["memory"]
     print(record["mapped"]["memory"], flush=True)
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+        write(options.out, record)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,11 @@ from typing import Any
 
 import serving_peer
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 from serving_kills import processes, within
 from serving_load import Server, in_turns, infer, malformed, memory
 
 import acclimate as ac
-from acclimate import store
 from acclimate.live import Live
 from acclimate.live.model import WINDOW
 from acclimate.ops.devices import device_of
@@ -88,7 +87,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--models", default="mlp,cnn", help="of mlp, cnn, tiny")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
@@ -121,8 +120,7 @@ def merge(out: Path, name: str, found: dict[str, Any]) -> None:
     """Put one part into the file, beside the others that are there."""
     there = json.loads(out.read_text()) if out.exists() else {}
     kept = {k: v for k, v in there.items() if k in PARTS and "environment" in v}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(out, store.json_text({**kept, name: found}, indent=1) + "\n")
+    write(out, {**kept, name: found})
 
 
 def measure_throughput(given: argparse.Namespace) -> dict[str, Any]:

@@ -13,7 +13,6 @@ Cells that are in the file already are not run again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import dataclass
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from harness import command, environment, trained
+from harness import command, environment, integers, parser_of, trained, write
 from together import KINDS
 
 import acclimate as ac
-from acclimate import store
 from acclimate.adapters import BNStats, RunningStats, Tent, Together
 from acclimate.core import Adam, Adapter, Task, Tree, rng
 from acclimate.ops.mixing import cosines, mixed, rows
@@ -186,14 +184,13 @@ def summary(each: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def save(path: Path, cells: dict[str, Any]) -> None:
     """Write what was measured so far."""
     record = {"command": command(), "environment": environment(torch.device("cpu")), "severity": 5, "cells": cells}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.write(path, store.json_text(record, indent=1) + "\n")
+    write(path, record)
 
 
 def main() -> None:
     """Measure cell by cell, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 3])
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=integers, default=[1, 2, 3])
     parser.add_argument("--only", type=lambda s: s.split(","), help="these factors alone")
     parser.add_argument("--trainings", type=Path, help="a folder that keeps trainings, for the next run")
     parser.add_argument("--out", type=Path, default=Path("results/adapters/sharing.json"))

@@ -26,13 +26,12 @@ was trained on, its accuracy on the tenth that it has not seen (percent), its di
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from harness import environment
+from harness import environment, parser_of
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -113,7 +112,7 @@ def accuracy(net: nn.Module, x: Tensor, y: Tensor, device: torch.device) -> floa
 
 def main() -> None:
     """Train what is asked for, and write weights and cards."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", default=list(STAND_INS), help=f"some of {', '.join(STAND_INS)}")
     parser.add_argument("--epochs", type=int, nargs=2, default=(4, 2), help="at 32 and at 64 pixels")
     parser.add_argument("--images", type=int, default=4000)

@@ -12,7 +12,6 @@ Cells that are in the file already are not run again.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from harness import environment
+from harness import environment, integers, parser_of, write
 from torch import Tensor
 
 import acclimate as ac
@@ -110,10 +109,10 @@ def summary(cells: Iterable[Cell]) -> Cell:
 
 def main() -> None:
     """Train, measure what is missing, write after each cell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--adapters", default=ADAPTERS, help="names, or labels such as fedavg+memory/knn")
     parser.add_argument("--streams", default=STREAMS)
-    parser.add_argument("--seeds", default="1,2,3,4,5,6,7,8")
+    parser.add_argument("--seeds", type=integers, default=list(range(1, 9)))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/live/strangers.json"))
@@ -123,7 +122,7 @@ def main() -> None:
     cases = [c for c in CASES if c.label in wanted or (c.adapter in wanted and c.personal != "finetune")]
     lab, had = Lab(base, streams), store.read_json(given.out)["cells"] if given.out.exists() else []
     known: dict[str, Any] = {name_of(c): c for c in had}
-    for case, seed, stream in ((c, int(s), n) for c in cases for s in given.seeds.split(",") for n in streams):
+    for case, seed, stream in ((c, s, n) for c in cases for s in given.seeds for n in streams):
         if f"{case.label} {stream} {seed}" in known:
             continue
         cell = measured(lab, case, stream, seed)
@@ -132,7 +131,7 @@ def main() -> None:
             label: summary(c for c in known.values() if c["case"] == label) for label in {c.label for c in cases}
         }
         record = {"environment": environment(device_of(given.device)), "by_case": by_case, "cells": [*known.values()]}
-        store.write(given.out, store.json_text(record, indent=1) + "\n")
+        write(given.out, record)
         print(name_of(cell), *(f"{way} {cell[way]:.1f}" for way in ("plain", "adapted", "guarded", "both")), flush=True)
 
 

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from acclimate.ops import layout
+
 Record = dict[str, Any]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table, or nothing where there are no rows."""
-    if not rows:
-        return []
-    lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(cells)} |" for cells in lines] + [""]
+    return [*layout.table(head, rows), ""] if rows else []
 
 
 def ceilings(report: Record) -> list[str]:

@@ -16,7 +16,6 @@ trained again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import environment
+from harness import environment, parser_of, write
 
-from acclimate import recipes, store
+from acclimate import recipes
 from acclimate.ops.devices import device_of
 from acclimate.recipes.fedpcl import ROWS, FrozenFederation
 from acclimate.recipes.record import Cell, Scale
@@ -53,7 +52,7 @@ def released(rows: Sequence[str], columns: Sequence[str]) -> Callable[[Scale], I
 
 def main() -> None:
     """Run the rows, and write them beside the recipe's and the published ones."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=["FedAvg", "Solo", "FedPCL"])
     parser.add_argument("--columns", nargs="+", choices=CASES, default=list(CASES))
@@ -74,8 +73,7 @@ def main() -> None:
         found[cell["column"]][cell["row"]] = {**row, "published": cell["published"]["mean"]}
         print(cell["column"], cell["row"], found[cell["column"]][cell["row"]], flush=True)
     body = {"study": {"seeds": given.seeds}, "environment": environment(device_of(given.device)), "accuracy": found}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    store.write(given.out, json.dumps(body, indent=1) + "\n")
+    write(given.out, body)
 
 
 if __name__ == "__main__":

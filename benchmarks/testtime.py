@@ -13,8 +13,6 @@ an AugMix view of the kernel may differ from torch's by a rounded level.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -23,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 
-from acclimate import store
 from acclimate.adapters import MEMO, THE, TTT, THEPlus
 from acclimate.backends import Serial, Vmap
 from acclimate.core import Adapter, Engine, Method, Personalizer, Protocol, Shards, Task, Work, Worker, fit
@@ -162,7 +159,7 @@ def measure(
 
 def main() -> None:
     """Measure, print, and write JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 clients x 8 samples")
     parser.add_argument("--every", action="store_true", help="all adapters, against a loop over clients")
     parser.add_argument("--adapters", help="of --every: only these")
@@ -197,7 +194,7 @@ def main() -> None:
                 "samples": samples,
                 "looped_samples": looped,
             }
-            store.write(args.out, json.dumps({**about, "rows": rows}, indent=1) + "\n")
+            write(args.out, {**about, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import command, environment, trained
+from harness import command, environment, integers, parser_of, trained, write
 
 import acclimate as ac
-from acclimate import store
 from acclimate.adapters import BNStats, FedCTTA, Latte, NoAdapt, RunningStats, Tent, Together
 from acclimate.core import Adam, Adapter
+from acclimate.ops import layout
 from acclimate.ops.devices import device_of
 
 KINDS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate")
@@ -127,29 +127,28 @@ def before(given: argparse.Namespace) -> tuple[dict[int, dict[str, tuple[float, 
 def save(path: Path, entries: dict[str, Any]) -> None:
     """Put these entries in the place of earlier ones of the same names."""
     kept = json.loads(path.read_text()) if path.exists() else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.write(path, store.json_text({**kept, **entries}, indent=1) + "\n")
+    write(path, {**kept, **entries})
 
 
 def shown(record: dict[str, Any]) -> str:
     """An entry as Markdown."""
-    lines = ["| variant | accuracy, % | bytes per client |", "| --- | --- | --- |"]
+    lines = []
     for r in record["rows"]:
         accuracy = f"{100 * r['accuracy']:.2f} ±{100 * r['std_over_seeds']:.2f}"
-        lines.append(f"| {r['variant']} | {accuracy} | {r['exchanged_bytes']:,} |")
-    return "\n".join(lines)
+        lines.append([r["variant"], accuracy, f"{r['exchanged_bytes']:,}"])
+    return "\n".join(layout.table(["variant", "accuracy, %", "bytes per client"], lines))
 
 
 def main() -> None:
     """Train, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", choices=("digits", "cifar10"), default="digits")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--length", type=int, default=320, help="samples of each client's stream")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--seeds", type=lambda s: [int(n) for n in s.split(",")], default=[1, 2, 3])
+    parser.add_argument("--seeds", type=integers, default=[1, 2, 3])
     parser.add_argument("--rate", type=float, default=0.001, help="Tent's step size")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--trainings", type=Path, help="a folder that keeps trainings, for the next run")

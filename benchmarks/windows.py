@@ -9,17 +9,15 @@ accuracy of clients on validation windows after FedAvg, with three seeds, which 
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import environment
+from harness import environment, parser_of, write
 
 import acclimate as ac
-from acclimate import store
 from acclimate.experiment import catalogue
 
 SUBJECTS, READINGS, WINDOW, ACTIVITIES, RATE = 12, 3_000, 64, 5, 32.0
@@ -66,7 +64,7 @@ def measured(name: str, seed: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--models", default=",".join(NAMES))
@@ -80,7 +78,7 @@ def main() -> None:
     if given.out:
         about = {"subjects": SUBJECTS, "activities": ACTIVITIES, "window": WINDOW, "rounds": given.rounds}
         record = {"environment": environment(torch.device("cpu")), "study": about, "rows": rows}
-        store.write(given.out, store.json_text(record, indent=1) + "\n")
+        write(given.out, record)
 
 
 if __name__ == "__main__":

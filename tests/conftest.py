@@ -1,10 +1,12 @@
 """Shared set-up: one torch thread per test process; property tests are random by seed, never by clock."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 os.environ["ACCLIMATE_SECRETS"] = tempfile.mkdtemp(prefix="acclimate-keys-")  # no key of a test in the home folder
 os.environ.pop("COLUMNS", None)  # a window's width is none of the tests' business
@@ -50,6 +52,28 @@ def here(tmp_path, monkeypatch, capsys):
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):  # a user's own file
             del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules of benchmarks/ by name."""
+    folder = str(Path(__file__).parents[1] / "benchmarks")
+    sys.path.insert(0, folder)
+    yield importlib.import_module
+    sys.path.remove(folder)
+
+
+@pytest.fixture
+def no_data(monkeypatch, tmp_path):
+    """No data folder, and a cache of this test's own."""
+    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
+    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def own_machine(no_data, monkeypatch, tmp_path):
+    """The same, and files are named relative to the test's folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 def pytest_collection_modifyitems(items):

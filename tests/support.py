@@ -117,6 +117,29 @@ class Roll(FedAvg):
         return {**super().server(task, server, total, key), "roll": total["id"], "own": total["own"]["w"]}
 
 
+@dataclass(frozen=True)
+class Poison(FedAvg):
+    """Sends NaN from some clients in round 1."""
+
+    poisoned: tuple[int, ...] = (3,)
+
+    def client(self, task: Task, down: Any, mine: Any, data: Any, key: torch.Tensor) -> Any:
+        up, mine = super().client(task, down, mine, data, key)
+        bad = torch.isin(data["id"], torch.tensor(self.poisoned)) & (data["round"] == 1)
+        return {**up, "delta": tree.map(lambda x: torch.where(bad, torch.nan, x), up["delta"])}, mine
+
+
+def deployed(t: Task, key: torch.Tensor, count: int, sharper: float = 1) -> tuple[Task, Any, Any, torch.Tensor]:
+    """What adapters get: a task, a model, how it predicts, and images. Entropies differ more with a sharper head."""
+    vars = t.init(key)
+    vars["params"]["head.weight"] = sharper * vars["params"]["head.weight"]
+
+    def predict(model: Any, x: torch.Tensor, mode: Any = "eval", key: Any = None) -> Any:
+        return t.apply(model["vars"], x, mode)
+
+    return t, {"vars": vars}, predict, images(count)[0]
+
+
 def client_data(data: Shards, client: int, round: int = 0) -> tree.Tree:
     """One client's data as `Method.client` gets it."""
     return data.tree(data.own(client), data.n[client], torch.tensor(client), torch.tensor(round), ragged=False)

@@ -1,7 +1,6 @@
 """The benchmark harness: it refuses to time what does not agree, counts work as one would by hand, and runs whole."""
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -22,14 +21,6 @@ from support import equal
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The modules of benchmarks/ by name."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module
-    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +242,7 @@ def test_who_is_above_not_adapting_and_above_fedthe(bench):
     assert "digits, 3 clients, cnn, 2 rounds; seeds 0, 1; accuracy in percent." in lines
     assert "| fedavg/bn | 60.0 | 39.0 | 2 | 0.600 | 2.00 |" in lines
     assert "| fedavg/cut | 99.0 |  | 2 | 0.600 | 2.00 |" in lines
+    assert r"|  | a\|b | seeds | ms per sample | GiB |" in brfl.table(rows, ["a|b"], 0.1).splitlines()
     assert "above FedTHE on every stream: fedavg+finetune/tent" in lines
     fewer = [r for r in rows if (r["case"], r["stream"], r["seed"]) != ("fedavg/bn", "mixture", 0)]
     assert "| fedavg/bn | 60.0 | 37.0 | 1 to 2 | 1.100 | 2.00 |" in brfl.page(

@@ -1,10 +1,8 @@
 """The guide to choosing says what is measured: its tables and ranges against the stored results."""
 
-import importlib
 import json
 import re
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -19,10 +17,8 @@ WORLDS = ("digits", "CIFAR-10")
 
 
 @pytest.fixture(scope="module")
-def heatmap():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("heatmap")
-    sys.path.remove(str(ROOT / "benchmarks"))
+def heatmap(bench):
+    return bench("heatmap")
 
 
 @pytest.fixture(scope="module")

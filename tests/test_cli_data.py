@@ -11,14 +11,10 @@ import pytest
 from acclimate.experiment import catalogue
 
 # Typer imports what newer versions of Click say will go; the command line is imported inside tests, where it may.
-pytestmark = pytest.mark.filterwarnings("ignore:.*Click:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _empty_machine(monkeypatch, tmp_path):
-    """No data folder, and a cache of this test's own."""
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*Click:DeprecationWarning"),
+    pytest.mark.usefixtures("no_data"),
+]
 
 
 @pytest.fixture

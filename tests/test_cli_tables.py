@@ -1,37 +1,26 @@
 """A newcomer with a table, as they type it: one command gives a table and a report. Each friction was met once."""
 
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from acclimate import store
-from acclimate.cli.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
 QUICK = ["rounds=1", "method=fedavg", "method.work.epochs=1", "adapters=none,tent"]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
+def here(here, no_data, tmp_path):
     """The command in this process, in a folder of its own with a table: exit code, output, errors."""
 
     def call(*args):
-        monkeypatch.setattr(sys, "argv", ["acclimate", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
+        done = here(*args)
+        return done.returncode, done.stdout, done.stderr
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "har.csv").write_text(har())
-    before = signal.getsignal(signal.SIGTERM)
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return call
 
 
 def har(rows=240, subjects=3):

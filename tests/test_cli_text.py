@@ -1,13 +1,10 @@
 """A newcomer with texts, as they type it: one command gives a table and a report, and a page shows the texts."""
 
 import html
-import signal
-import sys
 
 import pytest
 
 from acclimate import data
-from acclimate.cli.main import main
 from acclimate.ops.text import decode
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
@@ -15,26 +12,18 @@ NAMED = ["data=text", "data.file=reviews.csv", "data.text=body", "data.label=sta
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, capsys):
+def here(here, no_data, tmp_path):
     """The command in this process, in a folder of its own with texts: exit code, output, errors."""
 
     def call(*args):
-        monkeypatch.setattr(sys, "argv", ["acclimate", *args])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return ended.value.code, printed.out, printed.err
+        done = here(*args)
+        return done.returncode, done.stdout, done.stderr
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
     e = data.Phrases(styles=("plain", "formal"), each=80).load()
     rows = zip(decode(e.x), e.y.tolist(), e.domain.tolist(), strict=True)
     lines = [f'"{text}",{label % 2},shop {client}' for text, label, client in rows]
     (tmp_path / "reviews.csv").write_text("\n".join(["body,stars,shop", *lines]))
-    before = signal.getsignal(signal.SIGTERM)
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return call
 
 
 def test_texts_run_at_once_and_what_was_chosen_is_said(here, tmp_path):

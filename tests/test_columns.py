@@ -20,10 +20,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 @pytest.fixture(autouse=True)
-def _eighty(monkeypatch, tmp_path):
+def _eighty(no_data, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
 
 
 def widest(text):

@@ -1,9 +1,7 @@
 """The gallery shows what is stored: its files are those that its command makes, its numbers those of the results."""
 
-import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,8 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def gallery():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("gallery")
-    sys.path.remove(str(ROOT / "benchmarks"))
+def gallery(bench):
+    return bench("gallery")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from acclimate.experiment.catalogue_data import DATASETS
 from acclimate.leaderboard.folder import Rerun
 from acclimate.recipes import RECIPES
 
+pytestmark = pytest.mark.usefixtures("no_data")
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "guides" / "json.md").read_text()
 SOURCES = [p.read_text() for p in (ROOT / "src" / "acclimate" / "cli").glob("*.py")]
@@ -27,12 +28,6 @@ SMALL = [
     "streams=original",
     "-q",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
 
 
 def told(*words, code=0):

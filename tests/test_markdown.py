@@ -31,7 +31,15 @@ def test_a_bar_in_a_name_does_not_end_its_cell():
     assert head == ["method", "adapter", NAME, "é <b>"] and line == ["fedavg", "none", "50.0 ±10", "50.0 ±10"]
     found = difference(NAME, "last", {0: [0.5, 0.6]}, {0: [0.5, 0.6]})
     assert [len(c) for c in cells(Comparison("x|y", "z", (found,), {}).to_markdown())] == [7, 7, 7]
-    assert cells("\n".join(pages.grid(["", NAME], [["FedAvg", "1"]]))) == [["", NAME], ["---", "---"], ["FedAvg", "1"]]
+    lines = layout.table(["", NAME], [["FedAvg", "1"]])
+    assert cells("\n".join(lines)) == [["", NAME], ["---", "---"], ["FedAvg", "1"]]
+
+
+def test_columns_of_numbers_stand_to_the_right():
+    assert layout.table(["a", "b", "c"], [["x", "1", "2"]], words=1) == [
+        "| a | b | c |", "| --- | ---: | ---: |", "| x | 1 | 2 |"
+    ]  # fmt: skip
+    assert layout.table(["a", "b"], []) == ["| a | b |", "| --- | --- |"]
 
 
 def test_choices_with_a_bar_in_a_name_are_whole_in_a_narrow_window(monkeypatch):

@@ -9,7 +9,7 @@ from torch.func import grad
 
 from acclimate.adapters import T3A, BNStats, NoAdapt, Tent
 from acclimate.core import SGD, Adam, Protocol, Work, rng, tree
-from acclimate.methods import SCAFFOLD, FedAvg, FedProx, Local
+from acclimate.methods import SCAFFOLD, FedAvg, FedProx, Local, PerFedAvg
 from acclimate.personal import FineTune, NoPersonal
 from support import SMALL, client_data, equal, fitted, gap, images, shards, task
 
@@ -42,8 +42,10 @@ def test_fedavg_is_the_sample_weighted_mean_of_local_models():
     assert gap(state.server["vars"], mean) < 1e-5
 
 
-def test_fedavg_uniform_counts_every_client_once():
-    method = FedAvg(work=SMALL, weights="uniform")
+@pytest.mark.parametrize(
+    "method", [FedAvg(work=SMALL, weights="uniform"), PerFedAvg(work=SMALL)], ids=["fedavg", "perfedavg"]
+)
+def test_every_client_counts_as_one(method):
     worker, _, state = fitted(method, rounds=1, cohort=6)
     start, data = worker.task.init(worker.key("init")), shards()
     ups = [

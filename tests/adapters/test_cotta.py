@@ -10,7 +10,7 @@ from acclimate.adapters.cotta import restored
 from acclimate.core import SGD, rng
 from acclimate.core.loops import Warming, driven
 from acclimate.ops.strong_views import StrongViews
-from support import equal, gap, images, task
+from support import deployed, equal, gap, task
 
 KEY = rng.key(4)
 AS_IT_IS = StrongViews(
@@ -21,12 +21,7 @@ PLAIN = CoTTA(opt=SGD(lr=0.2), ema=1.0, views=1, unsure=1.0, restore=0.0, augmen
 
 
 def world(kind="cnn-batch"):
-    t = task(kind)
-
-    def predict(model, x, mode="eval", key=None):
-        return t.apply(model["vars"], x, mode)
-
-    return t, {"vars": t.init(KEY)}, predict, images(12)[0]
+    return deployed(task(kind), KEY, 12)
 
 
 def elsewhere(params):

@@ -11,21 +11,14 @@ from acclimate.models import CNN
 from acclimate.ops.augment import Views, shuffle_patches
 from acclimate.ops.losses import entropy
 from acclimate.ops.memory_norms import CountedNorm
-from support import CLASSES, images, task
+from support import CLASSES, deployed, images, task
 
 KEY = rng.key(4)
 VIEWS = Views(zoom=0.8, grey=0.0)
 
 
 def world():
-    t = task("cnn-batch")
-    vars = t.init(KEY)
-    vars["params"]["head.weight"] = 6 * vars["params"]["head.weight"]  # so that entropies differ
-
-    def predict(model, x, mode="eval", key=None):
-        return t.apply(model["vars"], x, mode)
-
-    return t, {"vars": vars}, predict, images(8)[0]
+    return deployed(task("cnn-batch"), KEY, 8, sharper=6)
 
 
 def test_statistics_of_some_samples_answer_as_these_alone():

@@ -8,6 +8,7 @@ import torch
 
 from acclimate.adapters.knn import KNNPer
 from acclimate.core import Out, rng
+from by_hand import softmax
 
 TASK = SimpleNamespace(num_classes=3)
 
@@ -15,11 +16,6 @@ TASK = SimpleNamespace(num_classes=3)
 def predict(model, x, mode="eval", key=None):
     """Inputs are features, and their first three numbers logits."""
     return Out(x[:, :3], x, {})
-
-
-def softmax(logits):
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def vote(away, labels, adapter, dim):

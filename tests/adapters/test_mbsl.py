@@ -7,6 +7,7 @@ from torch.func import grad
 
 from acclimate.adapters.mbsl import MBSL
 from acclimate.core import SGD, Out, rng
+from by_hand import softmax
 
 LOGITS = np.array([[2.0, 0.5, -1.0], [0.1, 0.2, 0.3], [-1.0, 3.0, 0.0], [0.4, -0.2, 0.1]])
 TAUGHT = np.array([[0.7, 0.2, 0.1], [0.4, 0.35, 0.25], [0.1, 0.85, 0.05], [0.3, 0.25, 0.45]])
@@ -14,11 +15,6 @@ MARGIN = np.array([0.5, 0.05, 0.75, 0.15])
 DELTA = 0.15
 """The last sample's margin is exactly the threshold: strong in the paper (Eq. 8)."""
 WEIGHTS = {"strong": 0.6, "weak": 0.3, "contrast": 0.1}
-
-
-def softmax(logits):
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def surprise(logits, labels):

@@ -8,19 +8,15 @@ import torch
 from acclimate.adapters import NOTE
 from acclimate.core import SGD, Task, rng
 from acclimate.models import CNN
-from support import CLASSES, equal, gap, images, task
+from support import CLASSES, deployed, equal, gap, task
 
 KEY = rng.key(8)
 SMALL = NOTE(capacity=24, every=16, opt=SGD(lr=0.5), rate=0.1)  # the rate of torch's batch norm
 
 
 def world():
-    t = Task(CNN(widths=(3, 4), hidden=8, kernel=3, norm="iabn"), (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3)
-
-    def predict(model, x, mode="eval", key=None):
-        return t.apply(model["vars"], x, mode)
-
-    return t, {"vars": t.init(KEY)}, predict, images(48)[0]
+    net = CNN(widths=(3, 4), hidden=8, kernel=3, norm="iabn")
+    return deployed(Task(net, (3, 10, 10), CLASSES, (0.5,) * 3, (0.5,) * 3), KEY, 48)
 
 
 def served(adapter, t, model, predict, x, size):

@@ -9,21 +9,14 @@ import torch
 from acclimate.adapters import RoTTA
 from acclimate.core import SGD, rng
 from acclimate.ops.strong_views import StrongViews
-from support import CLASSES, equal, gap, images, task
+from support import CLASSES, deployed, equal, gap, task
 
 KEY = rng.key(6)
 SMALL = RoTTA(capacity=12, every=16, opt=SGD(lr=0.5), rate=0.2, ema=0.9)
 
 
 def world(kind="cnn-batch"):
-    t = task(kind)
-    vars = t.init(KEY)
-    vars["params"]["head.weight"] = 4 * vars["params"]["head.weight"]
-
-    def predict(model, x, mode="eval", key=None):
-        return t.apply(model["vars"], x, mode)
-
-    return t, {"vars": vars}, predict, images(48)[0]
+    return deployed(task(kind), KEY, 48, sharper=4)
 
 
 def served(adapter, t, model, predict, x, size):

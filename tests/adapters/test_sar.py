@@ -8,21 +8,14 @@ import torch
 
 from acclimate.adapters import SAR, Tent
 from acclimate.core import SGD, rng, tree
-from support import CLASSES, equal, gap, images, task
+from support import CLASSES, deployed, equal, gap, task
 
 KEY = rng.key(2)
 PLAIN = SAR(opt=SGD(lr=0.1, momentum=0.9), margin=None, rho=0.0, reset_below=0.0)
 
 
 def world(kind="cnn-group"):
-    t = task(kind)
-    vars = t.init(KEY)
-    vars["params"]["head.weight"] = 6 * vars["params"]["head.weight"]  # so that entropies differ
-
-    def predict(model, x, mode="eval", key=None):
-        return t.apply(model["vars"], x, mode)
-
-    return t, {"vars": vars}, predict, images(8)[0]
+    return deployed(task(kind), KEY, 8, sharper=6)
 
 
 def entropies(t, vars, tuned, x):

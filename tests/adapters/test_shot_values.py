@@ -8,13 +8,9 @@ import torch
 
 from acclimate.adapters.shot import SHOT, information, pseudo_labels
 from acclimate.core import SGD, Out, rng
+from by_hand import softmax
 
 TASK = SimpleNamespace(body=frozenset({"w"}), num_classes=4)
-
-
-def softmax(logits):
-    e = np.exp(logits - logits.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def labels_by_hand(features, logits, real):

@@ -13,7 +13,7 @@ from acclimate.backends.vmap.buckets import buckets
 from acclimate.core import Mean, NonFinite, Protocol, Stacked, Sum, Worker, fit, tree
 from acclimate.filters import Masked
 from acclimate.methods import SCAFFOLD, FedAvg
-from support import BACKENDS, FEW, SMALL, Roll, equal, fitted, gap, shards, small, task
+from support import BACKENDS, FEW, SMALL, Poison, Roll, equal, fitted, gap, shards, small, task
 
 CPU = torch.device("cpu")
 
@@ -104,16 +104,6 @@ def test_chunks_do_not_change_the_result():
             state = scaffold(backend)
             assert gap(state.server, one_by_one.server) < 1e-5, backend
             assert gap(state.mine, one_by_one.mine) < 1e-5, backend
-
-
-@dataclass(frozen=True)
-class Poison(FedAvg):
-    """Sends NaN from client 3 in round 1."""
-
-    def client(self, task, down, mine, data, key):
-        up, mine = super().client(task, down, mine, data, key)
-        bad = (data["id"] == 3) & (data["round"] == 1)
-        return {**up, "delta": tree.map(lambda x: torch.where(bad, torch.nan, x), up["delta"])}, mine
 
 
 @pytest.mark.parametrize("filters", [(), (Masked(),)], ids=["open", "masked"])

@@ -28,7 +28,7 @@ from acclimate.core import NonFinite, Protocol, Shards, Task, Worker, fit, tree
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from acclimate.models import CNN
 from acclimate.personal import FineTune, NoPersonal
-from support import BACKENDS, MODELS, SIZES, SMALL, Roll, equal, fitted, gap, quick_or_slow, shards, small, task
+from support import BACKENDS, MODELS, SIZES, SMALL, Poison, Roll, equal, fitted, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS
 
 CPU = torch.device("cpu")
@@ -191,19 +191,9 @@ def test_gathered_replies_are_in_cohort_order(name, two):
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Poison(FedAvg):
-    """Sends NaN from clients 1 and 3 in round 1."""
-
-    def client(self, task, down, mine, data, key):
-        up, mine = super().client(task, down, mine, data, key)
-        bad = ((data["id"] == 3) | (data["id"] == 1)) & (data["round"] == 1)
-        return {**up, "delta": tree.map(lambda x: torch.where(bad, torch.nan, x), up["delta"])}, mine
-
-
 @pytest.mark.parametrize("name", ["two", "two-vmap"])
 def test_non_finite_values_stop_the_round_by_name_and_change_nothing(name, two):
-    worker = Worker(task(), Poison(work=SMALL, private=("head",)))
+    worker = Worker(task(), Poison(work=SMALL, private=("head",), poisoned=(1, 3)))
     engine = BACKENDS[name].open(worker, shards(), CPU)
     loop = fit.rounds(worker, engine, fit.RoundPlan(3, 6, 6), shards((4,) * 6, 1), fit.start(worker, engine, 6))
     state = next(loop)

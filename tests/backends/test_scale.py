@@ -25,7 +25,7 @@ from acclimate.experiment.settings import expand
 from acclimate.methods import SCAFFOLD, Ditto, FedAvg
 from acclimate.personal import FineTune
 from acclimate.running import run as api
-from support import SMALL, equal, gap, quick_or_slow, shards, small, task
+from support import SMALL, Poison, equal, gap, quick_or_slow, shards, small, task
 from test_contract import METHODS, having_maps
 
 CPU = torch.device("cpu")
@@ -224,16 +224,6 @@ def test_a_private_state_that_changes_its_type_is_refused():
     layout = Layout.of(row(1))
     with pytest.raises(ValueError, match=r"must keep shape and type: got torch.float64 \(3,\)"):
         layout.pack(tree.map(lambda x: x[None].double(), row(1)))
-
-
-@dataclass(frozen=True)
-class Poison(FedAvg):
-    """Sends NaN from client 3 in round 1."""
-
-    def client(self, task, down, mine, data, key):
-        up, mine = super().client(task, down, mine, data, key)
-        bad = (data["id"] == 3) & (data["round"] == 1)
-        return {**up, "delta": tree.map(lambda x: torch.where(bad, torch.nan, x), up["delta"])}, mine
 
 
 def test_a_round_that_fails_changes_nothing_and_older_states_stay():

@@ -8,6 +8,7 @@ from acclimate.backends import Vmap
 from acclimate.core import Worker, fit
 from acclimate.methods import SCAFFOLD, FedAvg, FedTHE
 from support import client_data, quick_or_slow, shards, small, task
+from taping import one_hot
 from test_contract import METHODS
 
 ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
@@ -28,11 +29,6 @@ class Detector(TorchDispatchMode):
         if func._schema.name in ASKING:
             self.seen.append(func._schema.name)
         return func(*args, **(kwargs or {}))
-
-
-def one_hot(y, classes):
-    """As torch's, which looks at the range of `y` on a CPU, but not on a GPU."""
-    return (y[..., None] == torch.arange(classes)).long()
 
 
 @pytest.mark.parametrize("name", quick_or_slow(METHODS))

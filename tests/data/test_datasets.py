@@ -132,6 +132,35 @@ def test_published_figures_agree_with_each_other(dataset: FileDataset) -> None:
     assert dataset.needs
 
 
+PUBLISHED = {
+    MNIST(): (60000, 10000, 10, (1, 28, 28)),
+    FashionMNIST(): (60000, 10000, 10, (1, 28, 28)),
+    EMNIST(subset="balanced"): (112800, 18800, 47, (1, 28, 28)),
+    EMNIST(subset="letters"): (124800, 20800, 26, (1, 28, 28)),
+    EMNIST(subset="digits"): (240000, 40000, 10, (1, 28, 28)),
+    EMNIST(subset="mnist"): (60000, 10000, 10, (1, 28, 28)),
+    USPS(): (7291, 2007, 10, (1, 16, 16)),
+    SVHN(): (73257, 26032, 10, (3, 32, 32)),
+    STL10(): (5000, 8000, 10, (3, 96, 96)),
+    CIFAR10(): (50000, 10000, 10, (3, 32, 32)),
+    CIFAR100(): (50000, 10000, 100, (3, 32, 32)),
+    TinyImageNet(): (100000, 10000, 200, (3, 64, 64)),
+}
+DOMAIN_SIZES = {
+    PACS(): {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
+    OfficeCaltech10(): {"amazon": 958, "caltech10": 1123, "dslr": 157, "webcam": 295},
+}
+
+
+def test_histograms_sum_to_the_published_sizes() -> None:
+    for dataset, totals in PUBLISHED.items():
+        want = dataset.expected()
+        assert tuple(want[k] for k in ("train", "test", "classes", "shape")) == totals, dataset
+    assert {type(d): d.expected()["domains"] for d in DOMAIN_SIZES} == {type(d): n for d, n in DOMAIN_SIZES.items()}
+    assert (PACS().expected()["classes"], OfficeCaltech10().expected()["classes"]) == (7, 10)
+    assert all(d.every == type(d).domains for d in EVERY if isinstance(d, PACS | OfficeCaltech10 | Digit5))
+
+
 # --- MNIST and its kin -----------------------------------------------------------------------------------------------
 
 

@@ -10,12 +10,7 @@ from acclimate.data import Table, Windows, dates, raw
 from acclimate.data.columns import of_values
 from acclimate.data.world import Feature
 
-
-@pytest.fixture(autouse=True)
-def _own_machine(monkeypatch, tmp_path):
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_machine")
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,18 @@ def test_parquet_and_data_frames():
     assert torch.equal(table(file="t.parquet").load().x, wanted.x)
 
 
+def test_columns_of_a_parquet_file_are_its_values_and_marks_are_words(monkeypatch):
+    held = {"who": np.array(["007", "7"], object), "age": np.array([1.5, 2.5])}
+    stands_in = SimpleNamespace(
+        metadata=SimpleNamespace(num_rows=2),
+        read=lambda columns: SimpleNamespace(column=lambda n: SimpleNamespace(to_numpy=lambda: held[n])),
+    )
+    monkeypatch.setattr(columns, "_parquet", lambda path: stands_in)
+    found = columns.read(Path("t.parquet"), ["who", "age"], marks=["who"])
+    assert found["who"].words == ("007", "7") and found["age"].numbers.tolist() == [1.5, 2.5]
+    assert columns.cells(Path("t.parquet"), ["age"])["age"].tolist() == [1.5, 2.5]
+
+
 def test_parquet_without_its_package_says_what_to_install(monkeypatch):
     write("x", "t.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)

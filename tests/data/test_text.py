@@ -22,10 +22,7 @@ CSV = 'id,body,stars,shop\n1,good  bread,5,north\n2,"stale, and cold",1,south\n\
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+def here(own_machine, tmp_path):
     return tmp_path
 
 

@@ -15,6 +15,7 @@ from acclimate.methods.feddecorr import correlation
 from acclimate.methods.fedntd import not_true_divergence
 from acclimate.methods.moon import contrast
 from acclimate.personal import FineTune
+from by_hand import slope
 from linear import BODY, DATA, DOWN, HEAD, KEY, ONCE, TASK, F, X, Y, both_layers, close, regression, tensor, variables
 from support import SMALL, equal, fitted, gap
 
@@ -116,14 +117,10 @@ def test_moons_step_is_that_of_both_terms_and_its_last_model_is_kept():
         z = X @ body.T
         return np.log1p(np.exp((cosine(z, z_far) - cosine(z, z_near)) / 0.7)).mean()
 
-    slope = np.zeros_like(BODY)
-    for i in np.ndindex(BODY.shape):
-        way = np.zeros_like(BODY)
-        way[i] = step
-        slope[i] = (term(BODY + way) - term(BODY - way)) / (2 * step)
-    assert np.abs(slope).max() > 1e-2
+    away = slope(term, BODY, step)
+    assert np.abs(away).max() > 1e-2
     of_body, of_head = both_layers(BODY, HEAD)
-    close(up["delta"]["params"]["project.weight"], -lr * (of_body + mu * slope))
+    close(up["delta"]["params"]["project.weight"], -lr * (of_body + mu * away))
     close(up["delta"]["params"]["head.weight"], -lr * of_head)
     assert equal(new["vars"], tree.add(DOWN["vars"], up["delta"])) and float(new["seen"]) == 1.0
 
@@ -236,13 +233,9 @@ def test_feddecorrs_loss_adds_beta_times_the_term():
         among = (apart / np.sqrt(apart.var(0) + 1e-5)).T @ (apart / np.sqrt(apart.var(0) + 1e-5)) / len(z)
         return 2 * among[0, 1] ** 2 / 4
 
-    slope = np.zeros_like(BODY)
-    for i in np.ndindex(BODY.shape):
-        way = np.zeros_like(BODY)
-        way[i] = step
-        slope[i] = (term(BODY + way) - term(BODY - way)) / (2 * step)
-    assert np.abs(slope).max() > 1e-2
-    close(up["delta"]["params"]["project.weight"], -lr * (both_layers(BODY, HEAD)[0] + beta * slope))
+    away = slope(term, BODY, step)
+    assert np.abs(away).max() > 1e-2
+    close(up["delta"]["params"]["project.weight"], -lr * (both_layers(BODY, HEAD)[0] + beta * away))
 
 
 @pytest.mark.parametrize(

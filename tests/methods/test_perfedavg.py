@@ -98,17 +98,6 @@ def test_without_an_inner_step_it_walks_down_fedavgs_gradient(order):
     assert mine == {}
 
 
-def test_every_client_counts_as_one():
-    method = PerFedAvg(work=SMALL)
-    worker, _, state = fitted(method, rounds=1, cohort=6)
-    start, data = worker.task.init(worker.key("init")), shards()
-    ups = [
-        method.client(worker.task, {"vars": start}, {}, client_data(data, c), worker.key("train", 0, c))[0]["delta"]
-        for c in range(6)
-    ]
-    assert gap(state.server["vars"], tree.map(lambda s, *d: s + sum(d) / 6, start, *ups)) < 1e-5
-
-
 @pytest.mark.parametrize("model", ["mlp-dropout", "cnn-batch"])
 def test_serial_and_vmap_agree_on_uneven_clients(model):
     a, b = (fitted(PerFedAvg(work=SMALL), backend, model, rounds=2) for backend in ("serial", "vmap"))

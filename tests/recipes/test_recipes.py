@@ -42,10 +42,7 @@ OURS |= {"fedpcl/released-table13": 12, "fedpcl/released-table14": 9, "fedpcl/re
 """How many published numbers the recipes show that are not tables of a paper themselves."""
 
 
-@pytest.fixture(autouse=True)
-def no_data(tmp_path, monkeypatch):
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("no_data")
 
 
 def test_every_table_and_figure_has_a_recipe_or_a_reason():

@@ -22,11 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
-def apart(tmp_path, monkeypatch):
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+def apart(own_machine, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
 
 
 def call(*words, error=None):

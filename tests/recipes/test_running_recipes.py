@@ -22,11 +22,7 @@ from acclimate.shifts import Corrupted, NewClients
 
 ROOT = Path(__file__).parents[2]
 
-
-@pytest.fixture(autouse=True)
-def no_data(tmp_path, monkeypatch):
-    monkeypatch.delenv("ACCLIMATE_DATA", raising=False)
-    monkeypatch.setenv("ACCLIMATE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("no_data")
 
 
 def curves(alphas=(0.1, 1.0), rounds=4, name="fedavg"):

@@ -22,19 +22,11 @@ from acclimate.reporting.preview import preview
 from acclimate.reporting.report import render
 from acclimate.reporting.style import deviation
 from acclimate.shifts import Corrupted, Original
-from chromium import CHROMIUM, MARKS, patient, playwright
+from chromium import MARKS, patient
 
 ROOT = Path(__file__).parents[2]
 pytestmark = MARKS
 HEADLINE = ".view:not([hidden]) table.headline"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

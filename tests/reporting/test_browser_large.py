@@ -12,7 +12,7 @@ from test_verdict import large
 
 from acclimate.leaderboard import page as leaderboard
 from acclimate.reporting.report import render
-from chromium import CHROMIUM, MARKS, patient, playwright
+from chromium import MARKS, patient
 
 pytestmark = MARKS
 WHOLE = "section{content-visibility:visible!important}"
@@ -29,14 +29,6 @@ BROKEN = """() => Array.from(document.querySelectorAll('th[scope=row], .names te
   }
   return out;
 })"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The benchmark of serving runs, counts what it says it counts, and leaves the parts of others alone."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -12,14 +11,6 @@ from federation import lives, stream
 from acclimate.serving.host import Host
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The modules of benchmarks/ by name."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module
-    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 def test_restarts_within_a_process_lose_and_double_nothing(bench, tmp_path, monkeypatch):

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import Adam, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.adapter import Traced
 from ..core.gradient import grad
 from ..core.loops import chunked
 from ..ops import requirements
@@ -31,7 +32,7 @@ from ..ops.strong_views import StrongViews
 
 
 @dataclass(frozen=True)
-class CoTTA(Adapter):
+class CoTTA(Traced):
     """Learns from a mean teacher's averaged views and restores weights at random (Wang et al., CVPR 2022)."""
 
     traces: ClassVar[Mapping[str, str]] = {"confidence": "confidence of the source model"}
@@ -65,11 +66,6 @@ class CoTTA(Adapter):
     def init(self, task: Task, model: Tree) -> Tree:
         source = model["vars"]["params"]
         return {"params": source, "teacher": source, "opt": self.opt.init(source)}
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return self.trace(task, predict, model, state, x, key)[:2]
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -23,7 +23,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core import SGD, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import SGD, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.adapter import Traced
 from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.augment import shuffle_patches
@@ -34,7 +35,7 @@ from ..ops.unlabelled import tuned_of
 
 
 @dataclass(frozen=True)
-class DeYO(Adapter):
+class DeYO(Traced):
     """Minimises entropy on samples whose answer hangs on the object's shape (Lee et al., ICLR 2024)."""
 
     traces: ClassVar[Mapping[str, str]] = {
@@ -76,11 +77,6 @@ class DeYO(Adapter):
     def init(self, task: Task, model: Tree) -> Tree:
         tuned = tuned_of(task, model, self.params)
         return {"params": tuned, "opt": self.opt.init(tuned)}
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return self.trace(task, predict, model, state, x, key)[:2]
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

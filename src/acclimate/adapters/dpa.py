@@ -15,12 +15,13 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import Adapter, Predict, Task, Tree, check, rng
+from ..core import Predict, Task, Tree, check, rng
+from ..core.adapter import Traced
 from ..ops.pairs import share_of
 
 
 @dataclass(frozen=True)
-class DPA(Adapter):
+class DPA(Traced):
     """Weighs a shared and a local LoRA per sample by likeness to training examples (Yang et al., NeurIPS 2024)."""
 
     scale: float = 0.5
@@ -36,12 +37,6 @@ class DPA(Adapter):
     @property
     def batch_free(self) -> bool:
         return True
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        logits, _ = self._answer(predict, model, x)
-        return logits, state
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

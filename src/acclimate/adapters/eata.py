@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import SGD, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.adapter import Traced
 from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.losses import entropy
@@ -29,7 +30,7 @@ from ..ops.unlabelled import tuned_of
 
 
 @dataclass(frozen=True)
-class EATA(Adapter):
+class EATA(Traced):
     """Minimises entropy on reliable, non-redundant samples, near the trained model (Niu et al., ICML 2022)."""
 
     requires: ClassVar[tuple[str, ...]] = ("fisher",)
@@ -73,11 +74,6 @@ class EATA(Adapter):
         tuned, head = tuned_of(task, model, self.params), model["vars"]["params"][task.head_weight]
         # no average yet: zeros, to which no prediction is alike
         return {"params": tuned, "opt": self.opt.init(tuned), "average": head.new_zeros(task.num_classes)}
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return self.trace(task, predict, model, state, x, key)[:2]
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import Adam, Adapter, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import Adam, Mode, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.adapter import Traced
 from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.augment import Views
@@ -38,7 +39,7 @@ from ..ops.unlabelled import tuned_of
 
 
 @dataclass(frozen=True)
-class ROID(Adapter):
+class ROID(Traced):
     """Weighted self-training with weight ensembling and prior correction (Marsden et al., WACV 2024)."""
 
     traces: ClassVar[Mapping[str, str]] = {"weight": "weight of the sample in the update"}
@@ -75,11 +76,6 @@ class ROID(Adapter):
     def init(self, task: Task, model: Tree) -> Tree:
         tuned = tuned_of(task, model, self.params)
         return {"params": tuned, "opt": self.opt.init(tuned), "average": class_prior(task, model, self.prior)}
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return self.trace(task, predict, model, state, x, key)[:2]
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

@@ -22,7 +22,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core import SGD, Adapter, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core import SGD, Optimizer, Predict, Task, Tree, check, rng, tree
+from ..core.adapter import Traced
 from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.losses import entropy
@@ -34,7 +35,7 @@ NONE_YET = -1.0
 
 
 @dataclass(frozen=True)
-class SAR(Adapter):
+class SAR(Traced):
     """Sharpness-aware entropy minimisation on reliable samples, with restarts (Niu et al., ICLR 2023)."""
 
     traces: ClassVar[Mapping[str, str]] = {"weight": "whether the sample counts in the update"}
@@ -76,11 +77,6 @@ class SAR(Adapter):
         tuned = tree.drop(tuned, task.select(self.frozen)) if self.frozen else tuned
         mean = model["vars"]["params"][task.head_weight].new_full((), NONE_YET)
         return {"params": tuned, "opt": self.opt.init(tuned), "mean": mean}
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return self.trace(task, predict, model, state, x, key)[:2]
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

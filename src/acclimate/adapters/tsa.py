@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..core import Adam, Adapter, Optimizer, Predict, Task, Tree, check, rng
+from ..core import Adam, Optimizer, Predict, Task, Tree, check, rng
+from ..core.adapter import Traced
 from ..core.gradient import grad
 from ..ops import requirements
 from ..ops.augment import FlipCrop
@@ -25,7 +26,7 @@ from ..ops.nets import head_of, linear, personal_head
 
 
 @dataclass(frozen=True)
-class TSA(Adapter):
+class TSA(Traced):
     """Weighs global and personal head by how steady they are under augmentation (Zhang et al., NeurIPS 2022)."""
 
     requires: ClassVar[tuple[str, ...]] = ("head",)
@@ -48,12 +49,6 @@ class TSA(Adapter):
 
     def refusal(self, task: Task, model: Tree) -> str | None:
         return requirements.pixels(task, "TSA", "augment") or super().refusal(task, model)
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        logits, _ = self._answer(task, predict, model, x, key)
-        return logits, state
 
     def trace(
         self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key

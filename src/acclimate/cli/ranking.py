@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from ..eval.ranking import Ranking
-from ..ops.layout import markdown
+from ..ops import layout
 
 SCHEMA = "acclimate.ranking/1"
 
@@ -34,9 +34,8 @@ def show(ranking: Ranking, out: Path | None) -> None:
         typer.echo(sentence)
     if out is not None:
         text = json.dumps({"schema": SCHEMA, **ranking.to_dict()}, indent=1) + "\n"
-        lines = [head, ("---",) * len(head), *rows]
-        table_text = "".join(f"{markdown(line)}\n" for line in lines)
-        store.write(out, text if out.suffix == ".json" else table_text)
+        page = "\n".join(layout.table(head, rows)) + "\n"
+        store.write(out, text if out.suffix == ".json" else page)
         typer.echo(f"wrote {out}")
 
 

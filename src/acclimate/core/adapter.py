@@ -101,6 +101,16 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class Traced(Adapter):
+    """The base of adapters that define `trace` alone: they step as they do there, and tell nobody."""
+
+    def step(
+        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
+    ) -> tuple[Tensor, Tree]:
+        return self.trace(task, predict, model, state, x, key)[:2]
+
+
+@dataclass(frozen=True)
 class Exchanging(Adapter):
     """An adapter whose clients exchange while they adapt. Only what `send` returns ever leaves a client.
 

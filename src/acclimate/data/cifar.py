@@ -11,7 +11,7 @@ import numpy as np
 from ..core import check
 from . import formats
 from .cache import Parsed
-from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble
+from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble, counts
 from .images import channels_first
 from .pickles import unpickle
 
@@ -74,13 +74,7 @@ class CIFAR10(FileDataset):
         "https://www.cs.toronto.edu/~kriz/cifar.html (cifar-10-binary.tar.gz or cifar-10-python.tar.gz)"
     )
     needs: ClassVar[str] = "cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin or the same in cifar-10-batches-py"
-    published: ClassVar[dict[str, Any]] = {
-        "train": 50000,
-        "test": 10000,
-        "classes": 10,
-        "shape": _SHAPE,
-        "per_class": {"train": (5000,) * 10, "test": (1000,) * 10},
-    }
+    published: ClassVar[dict[str, Any]] = counts(_SHAPE, train=(5000,) * 10, test=(1000,) * 10)
 
     def sources(self) -> Sources:
         wanted = [(m, part == "test") for part in self.wanted for m in self.members[part]]
@@ -138,13 +132,7 @@ class CIFAR100(CIFAR10):
         "https://www.cs.toronto.edu/~kriz/cifar.html (cifar-100-binary.tar.gz or cifar-100-python.tar.gz)"
     )
     needs: ClassVar[str] = "cifar-100-binary/{train,test}.bin or cifar-100-python/{train,test}"
-    published: ClassVar[dict[str, Any]] = {
-        "train": 50000,
-        "test": 10000,
-        "classes": 100,
-        "shape": _SHAPE,
-        "per_class": {"train": (500,) * 100, "test": (100,) * 100},
-    }
+    published: ClassVar[dict[str, Any]] = counts(_SHAPE, train=(500,) * 100, test=(100,) * 100)
 
     def _check_coarse(self, coarse: np.ndarray, y: np.ndarray, path: Path) -> None:
         if len(coarse) and not np.array_equal(coarse, np.array(_COARSE)[y]):

@@ -81,10 +81,7 @@ def read(path: Path, wanted: Sequence[str], marks: Sequence[str] = ()) -> dict[s
     zeros, become words.
     """
     if path.suffix.lower() in _PARQUET:
-        file = _parquet(path)
-        _bounded(path, file.metadata.num_rows, len(wanted))
-        table = file.read(columns=list(wanted))
-        return {n: of_values(n, table.column(n).to_numpy(), n in marks) for n in wanted}
+        return {n: of_values(n, values, n in marks) for n, values in cells(path, wanted).items()}
     return _read_csv(path, wanted, marks)
 
 

@@ -210,6 +210,30 @@ class Dataset:
         return torch.isin(people, named[rng.permutation(draw, len(named))[:count]])
 
 
+@dataclass(frozen=True)
+class CountedClients(Dataset):
+    """The base of sets whose data says how many clients there are: `clients=0` is settled once the data is there."""
+
+    def __post_init__(self) -> None:
+        if self.clients == 0:
+            replace(self, clients=1)  # checks the other fields
+            if (count := self._named()) is None:
+                return
+            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
+        super().__post_init__()
+
+    def _named(self) -> int | None:
+        """How many clients the data names, or can be dealt to; None where it is not there."""
+        raise TypeError(f"{type(self).__name__} must define _named()")
+
+    def world(self, seed: int = 0) -> World:
+        """Deal and split: fixed by the seed, on any machine."""
+        if self.clients:
+            return super().world(seed)
+        self.load()  # says what is missing, where something is
+        return replace(self).world(seed)
+
+
 def _splits(how: Partition, examples: Examples, clients: int, key: rng.Key) -> bool:
     """Whether all examples can be dealt to so many clients."""
     try:

@@ -41,7 +41,7 @@ class Digit5(Domains):
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
-    every: ClassVar[tuple[str, ...]] = ("mnist", "mnistm", "svhn", "syn", "usps")
+    every: ClassVar[tuple[str, ...]] = domains
     places: ClassVar[tuple[str, ...]] = ("digit5", "Digit5", "Digit-Five", "DigitFive", "digits", "")
     origin: ClassVar[str] = "http://ai.bu.edu/M3SDA (Digit-Five, of Peng et al.)"
     needs: ClassVar[str] = f"digit5/DOMAIN/{{train,test}}.npz, or digit5/ with {_ALL_MATS}"

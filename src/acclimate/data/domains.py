@@ -8,6 +8,12 @@ from typing import Any, ClassVar
 from .domain_folders import DomainFolders
 
 
+def _counts(**each: tuple[int, ...]) -> dict[str, Any]:
+    """Published figures, from how many images of each class every domain has."""
+    all_of = {domain: sum(images) for domain, images in each.items()}
+    return {"classes": len(next(iter(each.values()))), "domains": {"all": all_of}, "per_domain_class": each}
+
+
 @dataclass(frozen=True)
 class PACS(DomainFolders):
     """Seven classes as photographs, art paintings, cartoons and sketches (Li et al., 2017).
@@ -20,40 +26,25 @@ class PACS(DomainFolders):
     domains: tuple[str, ...] = ("art_painting", "cartoon", "photo", "sketch")
     """The domains that are read, in the order that numbers them."""
 
-    every: ClassVar[tuple[str, ...]] = ("art_painting", "cartoon", "photo", "sketch")
+    every: ClassVar[tuple[str, ...]] = domains
     places: ClassVar[tuple[str, ...]] = (
-        "PACS",
-        "pacs",
-        "PACS/pacs_data",
-        "PACS/images",
-        "PACS/kfold",
-        "pacs_data",
-        "kfold",
-        "",
+        *("PACS", "pacs", "PACS/pacs_data", "PACS/images", "PACS/kfold", "pacs_data", "kfold", ""),
     )
     aliases: ClassVar[dict[str, str]] = {"art": "artpainting"}
     class_names: ClassVar[tuple[str, ...]] = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
     lists: ClassVar[dict[str, str]] = {"train": "{}_train_kfold.txt", "test": "{}_crossval_kfold.txt"}
     list_folders: ClassVar[tuple[str, ...]] = (
-        "",
-        "splits",
-        "pacs_label",
-        "Train val splits and h5py files pre-read",
-        "..",
+        *("", "splits", "pacs_label", "Train val splits and h5py files pre-read", ".."),
     )
     first_label: ClassVar[int] = 1
     origin: ClassVar[str] = "https://dali-dl.github.io/project_iccv2017.html"
     needs: ClassVar[str] = "PACS/{art_painting,cartoon,photo,sketch}/CLASS/*.jpg or *.png"
-    published: ClassVar[dict[str, Any]] = {
-        "classes": 7,
-        "domains": {"all": {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}},
-        "per_domain_class": {
-            "art_painting": (379, 255, 285, 184, 201, 295, 449),
-            "cartoon": (389, 457, 346, 135, 324, 288, 405),
-            "photo": (189, 202, 182, 186, 199, 280, 432),
-            "sketch": (772, 740, 753, 608, 816, 80, 160),
-        },
-    }
+    published: ClassVar[dict[str, Any]] = _counts(
+        art_painting=(379, 255, 285, 184, 201, 295, 449),
+        cartoon=(389, 457, 346, 135, 324, 288, 405),
+        photo=(189, 202, 182, 186, 199, 280, 432),
+        sketch=(772, 740, 753, 608, 816, 80, 160),
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ class OfficeCaltech10(DomainFolders):
     domains: tuple[str, ...] = ("amazon", "caltech10", "dslr", "webcam")
     """The domains that are read, in the order that numbers them."""
 
-    every: ClassVar[tuple[str, ...]] = ("amazon", "caltech10", "dslr", "webcam")
+    every: ClassVar[tuple[str, ...]] = domains
     places: ClassVar[tuple[str, ...]] = (
         *("office_caltech_10", "OfficeCaltech10", "office-caltech-10", "Office-Caltech-10", "office_caltech"),
         *("office10", "Office-10", ""),
@@ -71,16 +62,12 @@ class OfficeCaltech10(DomainFolders):
     aliases: ClassVar[dict[str, str]] = {"caltech": "caltech10"}
     origin: ClassVar[str] = "https://people.eecs.berkeley.edu/~jhoffman/domainadapt (images of Office-Caltech)"
     needs: ClassVar[str] = "office_caltech_10/{amazon,caltech10,dslr,webcam}/CLASS/*.jpg"
-    published: ClassVar[dict[str, Any]] = {
-        "classes": 10,
-        "domains": {"all": {"amazon": 958, "caltech10": 1123, "dslr": 157, "webcam": 295}},
-        "per_domain_class": {
-            "amazon": (92, 82, 94, 99, 100, 100, 99, 100, 94, 98),
-            "caltech10": (151, 110, 100, 138, 85, 128, 133, 94, 87, 97),
-            "dslr": (12, 21, 12, 13, 10, 24, 22, 12, 8, 23),
-            "webcam": (29, 21, 31, 27, 27, 30, 43, 30, 27, 30),
-        },
-    }
+    published: ClassVar[dict[str, Any]] = _counts(
+        amazon=(92, 82, 94, 99, 100, 100, 99, 100, 94, 98),
+        caltech10=(151, 110, 100, 138, 85, 128, 133, 94, 87, 97),
+        dslr=(12, 21, 12, 13, 10, 24, 22, 12, 8, 23),
+        webcam=(29, 21, 31, 27, 27, 30, 43, 30, 27, 30),
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +77,7 @@ class OfficeHome(DomainFolders):
     domains: tuple[str, ...] = ("art", "clipart", "product", "real_world")
     """The domains that are read, in the order that numbers them."""
 
-    every: ClassVar[tuple[str, ...]] = ("art", "clipart", "product", "real_world")
+    every: ClassVar[tuple[str, ...]] = domains
     places: ClassVar[tuple[str, ...]] = (
         *("OfficeHomeDataset_10072016", "OfficeHome", "office_home", "office-home", "officehome", ""),
     )
@@ -114,7 +101,7 @@ class DomainNet(DomainFolders):
     domains: tuple[str, ...] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     """The domains that are read, in the order that numbers them."""
 
-    every: ClassVar[tuple[str, ...]] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    every: ClassVar[tuple[str, ...]] = domains
     places: ClassVar[tuple[str, ...]] = ("DomainNet", "domainnet", "domain_net", "")
     lists: ClassVar[dict[str, str]] = {"train": "{}_train.txt", "test": "{}_test.txt"}
     origin: ClassVar[str] = "http://ai.bu.edu/M3SDA (cleaned version: six archives and their _train.txt and _test.txt)"

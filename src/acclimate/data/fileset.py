@@ -52,6 +52,12 @@ class FilePart(NamedTuple):
     domain: int = 0
 
 
+def counts(shape: tuple[int, ...], train: tuple[int, ...], test: tuple[int, ...]) -> dict[str, Any]:
+    """The published figures of a set, from how many examples of each class its two parts have."""
+    per_class = {"train": train, "test": test}
+    return {"train": sum(train), "test": sum(test), "classes": len(train), "shape": shape, "per_class": per_class}
+
+
 @dataclass(frozen=True)
 class FileDataset(Dataset):
     """A data set in files. A new one defines `sources`; reading, caching, resizing and errors are done here."""

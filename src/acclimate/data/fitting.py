@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core import check
 from . import dates
-from .dataset import Dataset
+from .dataset import CountedClients, Dataset
 from .group_partitions import ByClient
 from .partition import Partition
 from .raw import Raw, RawRows
@@ -24,7 +24,7 @@ MANY = 20
 
 
 @dataclass(frozen=True)
-class Measured(Dataset):
+class Measured(CountedClients):
     """Data of numbers. Whatever is fitted to it (medians, scales, known words) is fitted to training rows alone."""
 
     partition: Partition = ByClient()
@@ -37,11 +37,6 @@ class Measured(Dataset):
     its own (newcomers, who have none, by those of all), or not at all."""
 
     def __post_init__(self) -> None:
-        if self.clients == 0:
-            replace(self, clients=1)  # checks the other fields
-            if (count := self._named()) is None:  # known once the data is there
-                return
-            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
         super().__post_init__()
         check.choices(self)
 
@@ -58,13 +53,6 @@ class Measured(Dataset):
         rows = torch.isin(found.domain, torch.tensor(kept)).nonzero().flatten()
         named = self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 0
         return named or self.sharers(len(rows))
-
-    def world(self, seed: int = 0) -> World:
-        """Deal and split: fixed by the seed, on any machine."""
-        if self.clients:
-            return super().world(seed)
-        self.load()  # says what is missing, where something is
-        return replace(self).world(seed)
 
     def fitted(self, world: World) -> World:
         if not world.examples.x.is_floating_point():

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core import check
 from . import formats
-from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble
+from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble, counts
 
 _DIGITS = tuple(string.digits)
 _MERGED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")  # letters whose cases look alike are one class
@@ -28,16 +28,11 @@ class MNIST(FileDataset):
     class_names: ClassVar[tuple[str, ...]] = _DIGITS
     origin: ClassVar[str] = "https://yann.lecun.com/exdb/mnist (mirror: https://ossci-datasets.s3.amazonaws.com/mnist/)"
     needs: ClassVar[str] = "MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
-    published: ClassVar[dict[str, Any]] = {
-        "train": 60000,
-        "test": 10000,
-        "classes": 10,
-        "shape": (1, 28, 28),
-        "per_class": {
-            "train": (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
-            "test": (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
-        },
-    }
+    published: ClassVar[dict[str, Any]] = counts(
+        (1, 28, 28),
+        train=(5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949),
+        test=(980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009),
+    )
 
     def sources(self) -> Sources:
         prefixes = dict(zip(("train", "test"), self._prefixes(), strict=True))
@@ -91,20 +86,7 @@ class FashionMNIST(MNIST):
     )
     origin: ClassVar[str] = "https://github.com/zalandoresearch/fashion-mnist (or Debian's dataset-fashion-mnist)"
     needs: ClassVar[str] = "FashionMNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
-    published: ClassVar[dict[str, Any]] = {
-        "train": 60000,
-        "test": 10000,
-        "classes": 10,
-        "shape": (1, 28, 28),
-        "per_class": {"train": (6000,) * 10, "test": (1000,) * 10},
-    }
-
-
-def _emnist(train: int, test: int, classes: int, per_class: tuple[int, int] | None = None) -> dict[str, Any]:
-    out: dict[str, Any] = {"train": train, "test": test, "classes": classes, "shape": (1, 28, 28)}
-    if per_class:
-        out["per_class"] = {"train": (per_class[0],) * classes, "test": (per_class[1],) * classes}
-    return out
+    published: ClassVar[dict[str, Any]] = counts((1, 28, 28), train=(6000,) * 10, test=(1000,) * 10)
 
 
 @dataclass(frozen=True)
@@ -120,12 +102,12 @@ class EMNIST(MNIST):
     origin: ClassVar[str] = "https://www.nist.gov/itl/products-and-services/emnist-dataset (gzip.zip)"
     needs: ClassVar[str] = "EMNIST/raw/emnist-SUBSET-{train,test}-{images-idx3,labels-idx1}-ubyte, plain or .gz"
     published: ClassVar[dict[str, Any]] = {
-        "byclass": _emnist(697932, 116323, 62),
-        "bymerge": _emnist(697932, 116323, 47),
-        "balanced": _emnist(112800, 18800, 47, (2400, 400)),
-        "letters": _emnist(124800, 20800, 26, (4800, 800)),
-        "digits": _emnist(240000, 40000, 10, (24000, 4000)),
-        "mnist": _emnist(60000, 10000, 10, (6000, 1000)),
+        "byclass": {"train": 697932, "test": 116323, "classes": 62, "shape": (1, 28, 28)},
+        "bymerge": {"train": 697932, "test": 116323, "classes": 47, "shape": (1, 28, 28)},
+        "balanced": counts((1, 28, 28), train=(2400,) * 47, test=(400,) * 47),
+        "letters": counts((1, 28, 28), train=(4800,) * 26, test=(800,) * 26),
+        "digits": counts((1, 28, 28), train=(24000,) * 10, test=(4000,) * 10),
+        "mnist": counts((1, 28, 28), train=(6000,) * 10, test=(1000,) * 10),
     }
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,11 +13,10 @@ import numpy as np
 
 from . import formats, images, numbering
 from .cache import ImageStream, Parsed
-from .dataset import Inputs
+from .dataset import CountedClients, Inputs
 from .fileset import FileDataset, Sources, listed
 from .group_partitions import ByClient
 from .partition import Partition
-from .world import World
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class Arrays(OwnFiles):
 
 
 @dataclass(frozen=True)
-class ImageFolder(OwnFiles):
+class ImageFolder(CountedClients, OwnFiles):
     """Your images in folders. `levels` says what the folders stand for, from the outside in.
 
     Domains are clients: a folder of sites needs no partition. Folders of classes alone are dealt by Dirichlet(0.1).
@@ -135,15 +134,7 @@ class ImageFolder(OwnFiles):
 
     needs: ClassVar[str] = "folder of images, DOMAIN/CLASS/IMAGE unless data.levels says otherwise"
 
-    def __post_init__(self) -> None:
-        if self.clients == 0:
-            replace(self, clients=1)  # checks the other fields
-            if (count := self._sites()) is None:  # known once the folder is there
-                return
-            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
-        super().__post_init__()
-
-    def _sites(self) -> int | None:
+    def _named(self) -> int | None:
         """How many domains are trained on, or clients can be dealt to; None where the folder is not there."""
         root = self.folder()
         tried = [*([root / self.path] if root else []), Path(self.path).expanduser()]
@@ -155,13 +146,6 @@ class ImageFolder(OwnFiles):
         outer = [p for part, p in self._parts(base) if part in self.wanted] if "part" in self.levels else [base]
         names = {p.name for folder in outer for p in images.subfolders(folder)} - set(self.held_out)
         return len(names) if len(names) > 1 else self.sharers(len(self.sources().files))
-
-    def world(self, seed: int = 0) -> World:
-        """Deal and split: fixed by the seed, on any machine."""
-        if self.clients:
-            return super().world(seed)
-        self.sources()  # says what is missing, where something is
-        return replace(self).world(seed)
 
     def sources(self) -> Sources:
         base, levels = self._place("path"), self.levels.split("/")

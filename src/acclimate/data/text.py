@@ -19,7 +19,7 @@ from ..ops import opening
 from ..ops import text as text_ids
 from . import columns
 from .cache import Parsed
-from .dataset import Inputs
+from .dataset import CountedClients, Inputs
 from .fileset import Sources
 from .group_partitions import ByClient
 from .own import OwnFiles
@@ -41,7 +41,7 @@ class LabelledText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text(OwnFiles):
+class Text(CountedClients, OwnFiles):
     """Your texts, each with a class: a CSV file with a header, or lines with the label in front of the text.
 
     A text becomes `length` whole numbers. Without `tokenizer` these are its bytes in UTF-8, plus 1; 0 fills up what is
@@ -76,11 +76,6 @@ class Text(OwnFiles):
     needs: ClassVar[str] = "CSV file of texts and labels, or file of lines with a label in front"
 
     def __post_init__(self) -> None:
-        if self.clients == 0:
-            replace(self, clients=1)  # checks the other fields
-            if (count := self._named()) is None:  # known once the file is there
-                return
-            object.__setattr__(self, "clients", max(count - self.new_clients, 1))
         super().__post_init__()
         check.choices(self)
         check.whole(self, "length", 1, 65536)
@@ -117,13 +112,6 @@ class Text(OwnFiles):
         found = self.fetch()
         named = self.client and isinstance(self.partition, ByClient)
         return len(found.user_names) if named else self.sharers(len(found.y))
-
-    def world(self, seed: int = 0) -> World:
-        """Deal and split: fixed by the seed, on any machine."""
-        if self.clients:
-            return super().world(seed)
-        self.sources()  # says what is missing, where something is
-        return replace(self).world(seed)
 
     def _read(self, path: Path) -> Parsed:
         form = self.form if self.form != "auto" else "csv" if path.suffix.lower() in (".csv", ".tsv") else "lines"

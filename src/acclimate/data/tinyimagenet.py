@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from . import formats, images
-from .fileset import FileDataset, FileLayout, Sources, listed, text_lines
+from .fileset import FileDataset, FileLayout, Sources, counts, listed, text_lines
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,7 @@ class TinyImageNet(FileDataset):
     needs: ClassVar[str] = (
         "tiny-imagenet-200/{wnids.txt,train/WNID/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}"
     )
-    published: ClassVar[dict[str, Any]] = {
-        "train": 100000,
-        "test": 10000,
-        "classes": 200,
-        "shape": (3, 64, 64),
-        "per_class": {"train": (500,) * 200, "test": (50,) * 200},
-    }
+    published: ClassVar[dict[str, Any]] = counts((3, 64, 64), train=(500,) * 200, test=(50,) * 200)
 
     def sources(self) -> Sources:
         lists = ("wnids.txt", *(("val/val_annotations.txt",) if "test" in self.wanted else ()))

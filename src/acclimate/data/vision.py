@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import formats
-from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble
+from .fileset import FileDataset, FileLayout, FilePart, Sources, assemble, counts
 
 _DIGITS = tuple(string.digits)
 
@@ -26,16 +26,11 @@ class USPS(FileDataset):
         "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps (usps.bz2 and usps.t.bz2)"
     )
     needs: ClassVar[str] = "usps.h5, or usps.bz2 and usps.t.bz2, in USPS/ or usps/"
-    published: ClassVar[dict[str, Any]] = {
-        "train": 7291,
-        "test": 2007,
-        "classes": 10,
-        "shape": (1, 16, 16),
-        "per_class": {
-            "train": (1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644),
-            "test": (359, 264, 198, 166, 200, 160, 170, 147, 166, 177),
-        },
-    }
+    published: ClassVar[dict[str, Any]] = counts(
+        (1, 16, 16),
+        train=(1194, 1005, 731, 658, 652, 556, 664, 645, 542, 644),
+        test=(359, 264, 198, 166, 200, 160, 170, 147, 166, 177),
+    )
 
     def sources(self) -> Sources:
         folders = ("USPS", "usps", "USPS/raw", "")
@@ -82,16 +77,11 @@ class SVHN(FileDataset):
 
     origin: ClassVar[str] = "http://ufldl.stanford.edu/housenumbers"
     needs: ClassVar[str] = "SVHN/train_32x32.mat and test_32x32.mat (and extra_32x32.mat for data.extra=true)"
-    published: ClassVar[dict[str, Any]] = {
-        "train": 73257,
-        "test": 26032,
-        "classes": 10,
-        "shape": (3, 32, 32),
-        "per_class": {
-            "train": (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
-            "test": (1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
-        },
-    }
+    published: ClassVar[dict[str, Any]] = counts(
+        (3, 32, 32),
+        train=(4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659),
+        test=(1744, 5099, 4149, 2882, 2523, 2384, 1977, 2019, 1660, 1595),
+    )
 
     def expected(self) -> dict[str, Any]:
         if not self.extra:
@@ -136,13 +126,7 @@ class STL10(FileDataset):
     )
     origin: ClassVar[str] = "https://cs.stanford.edu/~acoates/stl10 (stl10_binary.tar.gz)"
     needs: ClassVar[str] = "stl10_binary/{train,test}_{X,y}.bin"
-    published: ClassVar[dict[str, Any]] = {
-        "train": 5000,
-        "test": 8000,
-        "classes": 10,
-        "shape": (3, 96, 96),
-        "per_class": {"train": (500,) * 10, "test": (800,) * 10},
-    }
+    published: ClassVar[dict[str, Any]] = counts((3, 96, 96), train=(500,) * 10, test=(800,) * 10)
 
     def sources(self) -> Sources:
         names = tuple(f"{p}_{kind}.bin" for p in self.wanted for kind in "Xy")

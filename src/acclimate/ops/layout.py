@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 INDENT = "    "
 BAR = "\\|"
@@ -40,6 +40,13 @@ def lined(rows: Sequence[Sequence[str]], width: int = 0) -> list[str]:
 def markdown(cells: Sequence[str]) -> str:
     """A line of a Markdown table: a bar in a name would end its cell, and a line break the table."""
     return f"| {' | '.join(' '.join(cell.splitlines()).replace('|', BAR) for cell in cells)} |"
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]], words: int | None = None) -> list[str]:
+    """A Markdown table, line by line. With `words`, the columns after so many are numbers, to the right."""
+    names = len(head) if words is None else words
+    rule = ["---"] * names + ["---:"] * (len(head) - names)
+    return [markdown(line) for line in (head, rule, *body)]
 
 
 def unmarked(line: str) -> list[str]:

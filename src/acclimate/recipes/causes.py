@@ -14,9 +14,10 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any
 
+from ..ops import layout
 from . import published
 from .coverage import Standing
-from .pages import NEAR, grid
+from .pages import NEAR
 from .why import CAUSES, Cause
 
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 12: 2.179}
@@ -122,7 +123,7 @@ def markdown(found: Sequence[Differing]) -> str:
         f"{all_} measured numbers are more than {NEAR} points from the published ones: "
         f"{told} have a cause that an experiment or a computation supports, of {all_ - told} it is unknown."
     )
-    return "\n".join([head, "", *grid(HEAD, [line(g) for g in found])])
+    return "\n".join([head, "", *layout.table(HEAD, [line(g) for g in found])])
 
 
 def as_json(group: Differing) -> dict[str, Any]:

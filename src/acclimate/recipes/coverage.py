@@ -21,7 +21,7 @@ from ..data.domain_folders import Domains
 from ..experiment import ConfigError, catalogue
 from ..ops import layout
 from . import needs, published
-from .pages import NEAR, grid
+from .pages import NEAR
 from .record import Cell, Derived, Recipe, records
 from .results import RESULT_SCHEMA
 
@@ -277,7 +277,7 @@ def plain(found: Sequence[Count]) -> str:
 def markdown(found: Sequence[Count]) -> str:
     """The counts as a Markdown table."""
     bold = [tuple(f"**{c}**" if c else c for c in line(n)) if "/" not in n.name else line(n) for n in found]
-    return "\n".join(grid(HEAD, bold))
+    return "\n".join(layout.table(HEAD, bold))
 
 
 def as_json(found: Sequence[Standing], recipes: Sequence[Recipe], data: Sequence[str]) -> dict[str, Any]:

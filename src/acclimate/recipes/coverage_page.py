@@ -12,7 +12,7 @@ from .. import store
 from ..ops import layout
 from . import causes, coverage, orders
 from .coverage_picture import TITLE, draw
-from .pages import NEAR, grid
+from .pages import NEAR
 from .record import Recipe
 
 BEGIN, END = "<!-- coverage -->", "<!-- /coverage -->"
@@ -52,7 +52,7 @@ class Covered:
         """As a part of a page; `picture` is where the page finds the picture."""
         drawn = [f"![{TITLE}]({picture})", ""] if picture else []
         here = f"Data that is here: {'; '.join(self.data) or 'none'}."
-        claims = grid(orders.HEAD, [orders.line(found) for found in self.orders])
+        claims = layout.table(orders.HEAD, [orders.line(found) for found in self.orders])
         parts = [*drawn, coverage.markdown(self.counts), "", here, "", ORDERS, "", *claims, "", FAR, ""]
         return "\n".join([*parts, causes.markdown(self.causes)])
 

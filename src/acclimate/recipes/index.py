@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
-from .pages import grid, size, summary
+from ..ops import layout
+from .pages import size, summary
 from .records import TRAINING_SCHEMA
 from .results import RESULT_SCHEMA
 
@@ -44,7 +45,7 @@ def index(folder: Path) -> str:
         raise store.RunError(f"{folder} holds no results; run `acclimate reproduce NAME --out {folder}` first")
     head = ["what", "scale", "rows", "seeds", "device", "commit", "how far from the paper", "file"]
     lines = ["# Reproduced", "", "Made by `acclimate reproduce index` from the JSON files of this folder.", ""]
-    lines += grid(head, [[*vars(e).values()] for e in entries])
+    lines += layout.table(head, [[*vars(e).values()] for e in entries])
     if other:
         lines += ["", "Other files: " + ", ".join(f"`{name}`" for name in other) + "."]
     return "\n".join(lines) + "\n"

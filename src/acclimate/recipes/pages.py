@@ -139,7 +139,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines = [f"# {result['recipe']}: {result['title']}", "", summary(result), ""]
     lines += ["Ours, in brackets the published number and the difference; ± is the standard deviation over seeds.", ""]
     for head, body in blocks(result["cells"]):
-        lines += [*grid(head, body), ""]
+        lines += [*layout.table(head, body), ""]
     lines += [f"- {text}" for text in remarks(result)]
     if "converted" in result:
         lines.append(f"- {result['converted']['note']}")
@@ -147,8 +147,3 @@ def markdown(result: Mapping[str, Any]) -> str:
     where = f"{result['scale']} scale, seeds {seeds}, {device}, commit {env.get('commit') or 'unknown'}"
     lines.append(f"- {where}: `{result['command']}`")
     return "\n".join(lines) + "\n"
-
-
-def grid(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
-    return [layout.markdown(line) for line in (head, ["---"] * len(head), *body)]

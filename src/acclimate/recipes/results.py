@@ -6,7 +6,7 @@ trained for them: seed, rounds, share of the data, hashes, command and environme
 recipe's own rounds and data lies in a file of its own, says so in each of its cells, and is not compared with the
 published numbers.
 
-Results that scripts/convert_results.py made from the records of earlier versions have one more key, `converted`: from
+Results that were made from the records of benchmarks before there were recipes have one more key, `converted`: from
 which file and schema, measured with which commits. Their trainings were not kept, so their `records` hold the tests
 (`tests`: by row, with what was measured) and whatever else the old records said (`more`).
 """

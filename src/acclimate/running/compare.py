@@ -21,7 +21,7 @@ from ..eval.paired import DRAWS, LEVEL, Difference, PerSeed, difference, interva
 from ..eval.ranking import RankedRow, Ranking, listed, rank
 from ..eval.same_stream import apart, first_alike
 from ..eval.table import row_names
-from ..ops.layout import markdown
+from ..ops import layout
 from . import cards, chosen
 
 SCHEMA = "acclimate.comparison/1"
@@ -93,7 +93,7 @@ class Comparison:
     def to_markdown(self) -> str:
         """A table: a row per stream and selection."""
         head = ["stream", "round", self.first, self.second, "difference", "95 % interval", "seeds x clients"]
-        return "\n".join(map(markdown, [head, ["---"] * len(head), *self.cells()]))
+        return "\n".join(layout.table(head, self.cells()))
 
     def cells(self) -> list[list[str]]:
         """The rows of the table as text."""
