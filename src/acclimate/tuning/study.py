@@ -70,7 +70,7 @@ class Study:
 
     def _proposer(self, number: int) -> Any:
         """A sampler seeded by the trial's number: what it proposes depends on finished trials, not on this process."""
-        samplers, seed = self.optuna.samplers, 100_003 * self.seed + number
+        samplers, seed = self.optuna.samplers, (100_003 * self.seed + number) % 2**32  # numpy's seeds end there
         return samplers.RandomSampler(seed=seed) if self.plan.sampler == "random" else samplers.TPESampler(seed=seed)
 
     def _asked(self, number: int) -> Any:
