@@ -66,6 +66,23 @@ def test_large_seeds_can_be_searched_with(tmp_path):
     assert found.best is not None and 0.01 <= found.best.values["method.mu"] <= 0.1
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["data.clients=1", "--on", "out-of-client"], "'out-of-client' cannot be made from Digits: no client has an ex"),
+        (["data.split=0.8,0,0.2"], "has no validation examples to score on"),
+        (["data.clients=1", "streams=out-of-client", "--select", "entropy"], "stream 'out-of-client' cannot be made"),
+        (["data.split=0.8,0,0.2", "--select", "source"], "strategy source: Digits has no validation examples"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_before_anything_is_trained(tmp_path, more, message):
+    pytest.importorskip("optuna")
+    space = ["adapters=none,bn", "model.norm=batch"] if "--select" in more else ["method.mu=0.1,0.2"]
+    done = CliRunner().invoke(app, ["tune", *TINY, *space, *more, "-q", "-o", str(tmp_path / "a")])
+    assert done.exit_code == 1 and message in str(done.exception)
+    assert not list(tmp_path.rglob("*.safetensors")) and not (tmp_path / "a" / "tune.json").exists()
+
+
 def test_a_candidate_that_cannot_be_served_in_these_batches_is_left_out_of_that_stream(fit):
     found = ac.select(fit, [NONE, BN], [ORIGINAL, ALONE], WITHOUT_LABELS)
     assert [(c["stream"], c["adapter"]) for c in found.candidates] == [

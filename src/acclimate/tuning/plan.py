@@ -80,7 +80,7 @@ class SearchPlan:
         outcome.refuse_another(self.path, self.card)
         if not outcome.begun(self.path):  # a search that has begun passed this then
             for kind in self.space.kinds():
-                trials.check_adapter(kind)
+                trials.check_start(kind, self.on)
 
 
 def space_of(settings: Iterable[Setting], grid: Grid | None) -> Space:

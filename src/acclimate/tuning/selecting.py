@@ -18,7 +18,7 @@ from ..eval import Selection
 from ..experiment import ConfigError, Experiment, labels
 from ..ops.selection import STRATEGIES, Strategy
 from ..running import run as api
-from ..running.select import select
+from ..running.select import check, select
 from ..running.watch import Watch
 from .outcome import RUN_FILES, with_method
 from .space import Point, Range, Setting, Space, parse, to_toml
@@ -69,6 +69,7 @@ def choose(
     for experiment in experiments:
         if experiment.backend.conducted() is not None:
             raise ConfigError(f"backend={labels.name(experiment.backend)} cannot choose: its clients hold the data")
+    _check_start(experiments[0], asked)
     watch.suite(len(experiments))
     selection = Selection()
     for experiment in experiments:
@@ -90,6 +91,12 @@ def _checked(space: Space) -> Space:
         if isinstance(dim, Range):
             raise ConfigError(f"{dim.key} is a range, which has no end; list its values with commas for --select")
     return space
+
+
+def _check_start(experiment: Experiment, strategies: list[Strategy]) -> None:
+    """Refuse streams that cannot be made, and strategies that they cannot serve, before anything is trained."""
+    world = experiment.data.world(experiment.seed)
+    check(world, api.streams_of(world, experiment.streams), strategies)
 
 
 def _refuse_used(path: Path) -> None:
