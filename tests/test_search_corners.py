@@ -17,6 +17,7 @@ from acclimate.experiment import catalogue
 from acclimate.experiment.settings import expand, merged
 from acclimate.ops.selection import WITHOUT_LABELS
 from acclimate.tuning import Choice, parse
+from acclimate.tuning.selecting import _candidates
 from acclimate.tuning.space import to_toml
 from acclimate.tuning.study import Study
 
@@ -64,6 +65,26 @@ def test_large_seeds_can_be_searched_with(tmp_path):
     assert seeds == [300_016, 100_003 * 42_950 + 7 - 2**32, (100_003 * 10**12 + 7) % 2**32]
     found = tuning.tune([*TINY, "seed=50000", "method.mu=0.01..0.1:log"], tmp_path / "a", trials=1, sampler="random")
     assert found.best is not None and 0.01 <= found.best.values["method.mu"] <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        (["adapters=none,tent", "adapters.tent.params=norm,all", "adapters.tent.opt.lr=0.1,0.2"], 5),
+        (["adapters.tent.params=norm,all", "adapters.tent.opt.lr=0.1,0.2"], 6),
+        (["adapters=tent-all,tent", "adapters.tent-all.params=norm,all", "adapters.tent-all.steps=2"], 3),
+        (["adapters=fedtta", "adapters.fedtta.patience=none,3", "adapters.fedtta.steps=1,5"], 4),
+        (["adapters=none,,guarded-tent", "adapters.guarded-tent.adapter.opt.lr=0.1,0.2"], 3),
+        (["method=fedthe", "adapters.the.alpha=0.1,0.2"], 5),
+    ],
+)
+def test_settings_of_a_candidate_make_that_candidate(settings, count):
+    """Those that make another entry of the catalogue of it, too: `tent` with params=all is `tent-all`."""
+    space = parse(settings)
+    found = _candidates(space)
+    assert len(found) == count
+    rest = [pair for pair in space.fixed if not pair[0].startswith("adapters")]
+    assert [expand([*rest, *c.settings])[0].adapters for c in found.values()] == [(c.adapter,) for c in found.values()]
 
 
 @pytest.mark.parametrize(
