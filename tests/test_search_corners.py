@@ -90,7 +90,13 @@ def test_settings_of_a_candidate_make_that_candidate(settings, count):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["data.clients=1", "--on", "out-of-client"], "'out-of-client' cannot be made from Digits: no client has an ex"),
+        (
+            ["data.clients=1", "--on", "out-of-client"],
+            "'out-of-client' cannot be made from Digits: no client has an ex",
+        ),
+        (["method.work.batch=8,512"], "fewer than a batch (method.work.batch=512)"),
+        (["method.work.batch=8..512"], "fewer than a batch (method.work.batch=512)"),
+        (["data.clients=3,60"], "training examples, fewer than a batch"),
         (["data.split=0.8,0,0.2"], "has no validation examples to score on"),
         (["data.clients=1", "streams=out-of-client", "--select", "entropy"], "stream 'out-of-client' cannot be made"),
         (["data.split=0.8,0,0.2", "--select", "source"], "strategy source: Digits has no validation examples"),
