@@ -16,7 +16,9 @@ from acclimate.data.held import Held
 from acclimate.experiment import catalogue
 from acclimate.experiment.settings import expand, merged
 from acclimate.ops.selection import WITHOUT_LABELS
+from acclimate.store import RunError
 from acclimate.tuning import Choice, parse
+from acclimate.tuning.plan import SearchPlan
 from acclimate.tuning.selecting import _candidates
 from acclimate.tuning.space import to_toml
 from acclimate.tuning.study import Study
@@ -65,6 +67,29 @@ def test_large_seeds_can_be_searched_with(tmp_path):
     assert seeds == [300_016, 100_003 * 42_950 + 7 - 2**32, (100_003 * 10**12 + 7) % 2**32]
     found = tuning.tune([*TINY, "seed=50000", "method.mu=0.01..0.1:log"], tmp_path / "a", trials=1, sampler="random")
     assert found.best is not None and 0.01 <= found.best.values["method.mu"] <= 0.1
+
+
+@pytest.mark.parametrize(("sampler", "spaces"), [("random", ["0..1", "1..9"]), ("grid", ["0.1,0.2", "1,2"])])
+def test_a_search_goes_on_wherever_its_journal_was_cut_off(tmp_path, sampler, spaces):
+    """By a full disk or a killed process: in a line, or between a trial and its values, which are lines of their own."""
+    pytest.importorskip("optuna")
+    space = parse(["method=fedprox", f"method.mu={spaces[0]}", f"rounds={spaces[1]}"])
+    plan = SearchPlan(space, tmp_path, sampler, 3, 1, (ORIGINAL,), None)
+    study, path = Study(plan), tmp_path / "journal.log"
+    points = [study.point(0), study.point(1)]
+    study.add(0, {"seeds": []}, 0.5)
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in sorted({0, *ends, *(e - 9 for e in ends)}):
+        path.write_bytes(whole[:cut])
+        mended = Study(plan)
+        proposed = {n: mended.point(n) for n in mended.left()}
+        assert proposed[1] == points[1] and proposed.get(0, points[0]) == points[0], cut
+        assert Study(plan).left() == list(proposed)  # what was written behind the cut can be read
+    assert len(ends) == 9 + 2 * (sampler == "grid") and 0 not in proposed
+    path.write_bytes(whole.replace(b"op_code", b"op", 1))
+    with pytest.raises(RunError, match=r"journal\.log: line 1 is damaged"):
+        Study(plan)
 
 
 @pytest.mark.parametrize(
