@@ -71,7 +71,7 @@ def test_large_seeds_can_be_searched_with(tmp_path):
 
 @pytest.mark.parametrize(("sampler", "spaces"), [("random", ["0..1", "1..9"]), ("grid", ["0.1,0.2", "1,2"])])
 def test_a_search_goes_on_wherever_its_journal_was_cut_off(tmp_path, sampler, spaces):
-    """By a full disk or a killed process: in a line, or between a trial and its values, which are lines of their own."""
+    """By a full disk or a killed process: in a line, or between a trial and its values, which have their own lines."""
     pytest.importorskip("optuna")
     space = parse(["method=fedprox", f"method.mu={spaces[0]}", f"rounds={spaces[1]}"])
     plan = SearchPlan(space, tmp_path, sampler, 3, 1, (ORIGINAL,), None)
@@ -80,7 +80,7 @@ def test_a_search_goes_on_wherever_its_journal_was_cut_off(tmp_path, sampler, sp
     study.add(0, {"seeds": []}, 0.5)
     whole = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
-    for cut in sorted({0, *ends, *(e - 9 for e in ends)}):
+    for cut in sorted({0, *ends[-5:], *(e - 9 for e in ends[-5:])}):
         path.write_bytes(whole[:cut])
         mended = Study(plan)
         proposed = {n: mended.point(n) for n in mended.left()}
