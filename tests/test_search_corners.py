@@ -16,6 +16,7 @@ from acclimate.data.held import Held
 from acclimate.experiment import catalogue
 from acclimate.experiment.settings import expand, merged
 from acclimate.ops.selection import WITHOUT_LABELS
+from acclimate.running import run as api
 from acclimate.store import RunError
 from acclimate.tuning import Choice, parse
 from acclimate.tuning.plan import SearchPlan
@@ -127,8 +128,9 @@ def test_settings_of_a_candidate_make_that_candidate(settings, count):
         (["data.split=0.8,0,0.2", "--select", "source"], "strategy source: Digits has no validation examples"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_before_anything_is_trained(tmp_path, more, message):
+def test_what_cannot_be_scored_is_refused_before_anything_is_trained(tmp_path, monkeypatch, more, message):
     pytest.importorskip("optuna")
+    monkeypatch.setattr(api, "train", lambda *_: pytest.fail("was trained"))  # what --select calls
     space = ["adapters=none,bn", "model.norm=batch"] if "--select" in more else ["method.mu=0.1,0.2"]
     done = CliRunner().invoke(app, ["tune", *TINY, *space, *more, "-q", "-o", str(tmp_path / "a")])
     assert done.exit_code == 1 and message in str(done.exception)
