@@ -72,6 +72,13 @@ def test_few_equal_or_flat_points_have_places(shape):
         assert bool(place.isfinite().all())
 
 
+def test_points_that_are_far_apart_have_the_places_of_nearer_ones():
+    """Features of a model that is about to diverge are finite, and their squares are not."""
+    points = torch.randn(12, 3, generator=torch.Generator().manual_seed(2))
+    far, near = tsne.embed(points * 2.0**70, steps=5), tsne.embed(points * 2.0**-2, steps=5)
+    torch.testing.assert_close(far, near, rtol=1e-3, atol=1e-6)
+
+
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"points has shape \(3,\)"):
         tsne.embed(torch.zeros(3))

@@ -380,6 +380,8 @@ def test_errors_name_the_field_the_value_and_what_is_allowed() -> None:
             corrupt(x, "fog", severity, keys)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="severity: 9 is not allowed"):
         corrupt(x, "fog", torch.tensor([1, 9]), keys)
+    with pytest.raises(TypeError, match=r"severities: whole numbers from 1 to 5 are needed, got torch\.float32"):
+        corrupt(x, "fog", torch.tensor([1.0, 2.7]), keys)  # not severity 2 for 2.7
     with pytest.raises(TypeError, match=r"x: images must be uint8.*float32"):
         corrupt(x.float(), "fog", 1, keys)
     for bad in (x[0], x[:, :2], x[..., :20]):

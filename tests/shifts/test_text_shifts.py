@@ -155,3 +155,11 @@ def test_a_text_that_fills_all_places_keeps_whole_characters_when_letters_are_do
     assert int((x[:, -1] != 0).sum()) >= 80  # nothing is free behind them
     out = shift_text(x, "typos", 5, rng.fold(rng.key(0), torch.arange(len(x))))
     assert "\ufffd" not in "".join(decode(out)) and not torch.equal(out, x)
+
+
+def test_of_a_text_that_begins_with_a_space_a_word_stays():
+    texts = [f"{' ' * (1 + i % 3)}word{i} other" for i in range(60)]
+    x = torch.from_numpy(encode(texts, 24))
+    left = decode(shift_text(x, "dropped_words", 5, rng.fold(rng.key(0), torch.arange(60))))
+    assert all(one.strip() for one in left)
+    assert any(not one.startswith(" ") for one in left) and any(one.split() == ["other"] for one in left)

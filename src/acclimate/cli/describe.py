@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ..eval.selection_table import Selection
 from ..eval.table import Table, percent, row_names
 from ..experiment import ConfigError, catalogue, labels
 from ..ops import layout
 from ..ops.places import data_root
 from ..version import __version__
+from .json_out import document
 
 EXTRAS = {
     "flower": ("flwr",),
@@ -206,6 +208,16 @@ def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
         out.print(note, highlight=False)
     report = root / "report.html"
     out.print(f"run folder: {root}\nreport:     {report}", highlight=False, soft_wrap=True)
+
+
+def run_document(
+    table: Table, root: Path, notes: Sequence[str], failed: Mapping[str, Any], selected: Mapping[str, Selection]
+) -> str:
+    """The same as JSON, with runs that failed, and with what strategies chose in runs that were asked to."""
+    rows = {"rows": list(table.rows), "refused": list(table.refused), "failed": dict(failed)}
+    chosen = {label: selection.to_dict() for label, selection in selected.items()}
+    places = {"folder": str(root), "report": str(root / "report.html")}
+    return document("run", **places, **rows, selected=chosen, notes=list(notes))
 
 
 def _means(table: Table) -> str:

@@ -221,7 +221,7 @@ def _given(settings: list[str], config: Path | None) -> set[str]:
 def _show(table: Any, root: Path, as_json: bool, failed: Any) -> None:
     from .. import store
     from ..running.chosen import tables
-    from .describe import results_table
+    from .describe import results_table, run_document
     from .first import shown, story, unequal
 
     if failed is not None and not (table.rows or table.refused):
@@ -229,16 +229,16 @@ def _show(table: Any, root: Path, as_json: bool, failed: Any) -> None:
     runs = [folder.experiment() for folder in store.find_runs(root)]
     short, own = shown(table)
     notes = [note for note in (unequal(runs), own, story(short)) if note]
+    selected = tables(root)
     if as_json:
-        rows = {"rows": list(table.rows), "refused": list(table.refused), "failed": failed.failed if failed else {}}
-        typer.echo(document("run", folder=str(root), report=str(root / "report.html"), **rows, notes=notes))
+        typer.echo(run_document(table, root, notes, failed.failed if failed else {}, selected))
     else:
         results_table(short, root, notes)
-        for label, chosen in tables(root).items():
+        for label, chosen in selected.items():
             typer.echo(f"\nadapters of {label}, chosen by strategies:\n{selection_text(chosen)}")
     if failed is not None:
         raise failed
-    if not table.rows and not as_json:  # known only now where a personaliser might have added what the adapters lack
+    if not table.rows:  # known only now where a personaliser might have added what the adapters lack
         _fail("no adapter could be tested: nothing was measured", 2)
 
 

@@ -256,7 +256,7 @@ def score(logits: Tensor, y: Tensor, n: Tensor) -> Tree:
     logits = torch.where(real[:, None] > 0, logits, 0.0)  # what is not finite beyond n would be NaN in every sum
     count = real.sum().clamp_min(1.0)
     hit = (logits.argmax(-1) == y).to(torch.float32)
-    confidence = logits.softmax(-1).amax(-1)
+    confidence, y = logits.softmax(-1).amax(-1), y.to(torch.int64)  # a data set's labels may be int32
     return {
         "accuracy": (hit * real).sum() / count,
         "loss": (F.cross_entropy(logits, y, reduction="none") * real).sum() / count,

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, vmap
 
-from ..core import Adapter, Engine, Protocol, Shards, Tree, rng, tree
+from ..core import Adapter, CannotCalibrate, Engine, Protocol, Shards, Tree, rng, tree
+from ..core.nn.layers import TooFewValues
 from ..ops import classwise
 from ..ops import estimates as ops
 from ..ops.drift_detectors import ADWIN, Detector, PageHinkley, alarms
@@ -33,6 +34,8 @@ PASSES = 4
 MOST_POINTS = 60
 """Batches of a curve that are kept for drawing; longer curves are thinned."""
 DETECTORS: dict[str, Callable[[], Detector]] = {"adwin": lambda: ADWIN(delta=0.05), "page-hinkley": PageHinkley}
+UNSERVED = (CannotCalibrate, TooFewValues)
+"""What an engine raises where it cannot serve an adapter, or not in batches of this size."""
 REPEATS = 4
 """How often a detector sees the validation data before a stream begins: a few dozen samples are little to know."""
 
@@ -54,6 +57,11 @@ class Outputs(NamedTuple):
     def hit(self) -> Tensor:
         """Whether each answer was right: the only use of labels."""
         return (self.logits.argmax(-1) == self.y).to(self.logits.dtype)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all answers are: of others, the largest is no answer."""
+        return bool(self.logits.isfinite().all(-1)[self.real].all())
 
 
 class Fitted(NamedTuple):
@@ -89,7 +97,7 @@ class Session:
         metrics = self.engine.serve(models, shards, observed, served, trace=True)
         trace: Tree = tree.to(metrics["trace"], "cpu")
         rows, n = shards.rows.cpu(), shards.n.cpu()
-        return Outputs(trace, shards.y.cpu()[rows], torch.arange(rows.shape[1]) < n[:, None])
+        return Outputs(trace, shards.y.cpu()[rows].to(torch.int64), torch.arange(rows.shape[1]) < n[:, None])
 
     def plain(self, name: str, shards: Shards) -> Outputs:
         """The un-adapted model's outputs on a stream of this name."""
@@ -118,17 +126,20 @@ def measure(
 ) -> Estimates:
     """Every estimate of every adapter on every stream. `steady` names the streams that do not drift.
 
-    Streams of newcomers are left out: they have no validation data.
+    Streams of newcomers are left out: they have no validation data. So are streams that an adapter cannot be served, or
+    on which its answers are not finite.
     """
-    clean, bent = Shards.of(world.examples.x, world.examples.y, list(val)), distorted(world, val, rng.key(0))
+    clean = Shards.of(world.examples.x, world.examples.y.to(torch.int64), list(val))
+    bent = distorted(world, val, rng.key(0))
     session, classes = Session(engine, models, clean), len(world.examples.classes)
     rows, drift, curves = [], [], []
     for name, adapter in adapters.items():
-        fitted = _fit(session, adapter, clean, bent, classes)
+        fitted: Fitted | None = None
         for stream, test in tests.items():
-            if test.new:
+            seen = None if test.new else _served(session, adapter, test, passes)
+            if seen is None or not seen.finite:
                 continue
-            seen = session.serve(adapter, test.shards, test.protocol, passes)
+            fitted = fitted or _fit(session, adapter, clean, bent, classes)
             other = None if session.alike(len(val)) else _neighbour(session, adapter, test)
             found, whole = _curves(fitted, seen, session.plain(stream, test.shards), other, test.protocol.batch)
             words = {"adapter": name, "stream": stream}
@@ -138,6 +149,14 @@ def measure(
             curves.append({**words, "batch": test.protocol.batch, "curves": _drawn(found, window, seen, test)})
             drift += [{**words, **row} for row in _drift(fitted, seen, stream not in steady)]
     return Estimates(tuple(rows), tuple(drift), tuple(curves), window)
+
+
+def _served(session: Session, adapter: Adapter, test: Test, passes: int) -> Outputs | None:
+    """What an adapter answers on a stream; None where it cannot be served that."""
+    try:
+        return session.serve(adapter, test.shards, test.protocol, passes)
+    except UNSERVED:
+        return None
 
 
 def _fit(session: Session, adapter: Adapter, clean: Shards, bent: Shards, classes: int) -> Fitted:

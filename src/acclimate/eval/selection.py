@@ -19,7 +19,7 @@ from ..ops import estimates as ops
 from ..ops import selection
 from ..ops.augment import Views
 from ..ops.selection import Strategy
-from .estimates import Outputs, Session
+from .estimates import UNSERVED, Outputs, Session
 from .grid import Test
 from .observed import Observed
 from .rows import round_float
@@ -58,12 +58,12 @@ class Chooser:
         self._source: dict[tuple[str, int], Tensor] = {}
 
     def measure(self, stream: str, test: Test, strategies: Sequence[Strategy], each: bool) -> Selection:
-        """The choices of all strategies on one stream; `each` client chooses its own where asked."""
-        seen = {name: self._served(a, test, "consistency" in strategies) for name, a in self.adapters.items()}
-        gone = [name for name, out in seen.items() if not _finite(out)]
-        kept = {name: out for name, out in seen.items() if name not in gone}
+        """The choices of all strategies on one stream; `each` client chooses its own where asked. None where no
+        candidate is left."""
+        kept, gone = self._candidates(test, "consistency" in strategies)
+        left = tuple(f"{name} on {stream}: {why}" for name, why in gone.items())
         if not kept:
-            raise ArithmeticError(f"stream {stream}: no candidate's answers are finite ({', '.join(gone)})")
+            return Selection(left_out=left)
         counts = next(iter(kept.values())).real.any(-1)
         hits = torch.stack([_by_client(ops.mean, out.hit, out.real) for out in kept.values()], 1)[counts]
         scores = {s: self._scores(s, kept, test, hits, counts) for s in dict.fromkeys((*strategies, "oracle"))}
@@ -91,8 +91,23 @@ class Chooser:
             }
             for i, name in enumerate(names)
         ]
-        left = tuple(f"{name} on {stream}: its answers are not finite" for name in gone)
         return Selection(tuple(rows), tuple(found), left)
+
+    def _candidates(self, test: Test, views: bool) -> tuple[dict[str, Outputs], dict[str, str]]:
+        """The outputs of the candidates that can be served the stream, and why the others cannot."""
+        kept: dict[str, Outputs] = {}
+        gone: dict[str, str] = {}
+        for name, adapter in self.adapters.items():
+            try:
+                out = self._served(adapter, test, views)
+            except UNSERVED as e:
+                gone[name] = str(e)
+                continue
+            if out.finite:
+                kept[name] = out
+            else:
+                gone[name] = "its answers are not finite"
+        return kept, gone
 
     def _served(self, adapter: Adapter, test: Test, views: bool) -> Outputs:
         watched = Viewed(adapter) if views else Observed(adapter, 0)
@@ -116,7 +131,7 @@ class Chooser:
         if (name, batch) not in self._source:
             out = self.session.serve(self.adapters[name], self.held, Protocol(batch))
             right = _by_client(ops.mean, out.hit, out.real)
-            self._source[name, batch] = right if _finite(out) else torch.full_like(right, torch.nan)
+            self._source[name, batch] = right if out.finite else torch.full_like(right, torch.nan)
         return self._source[name, batch]
 
 
@@ -147,10 +162,6 @@ def _counted(names: Sequence[str], picked: Tensor) -> dict[str, int]:
     """How many clients chose each candidate, those that nobody chose left out."""
     counts = Counter(picked.tolist())
     return {name: counts[i] for i, name in enumerate(names) if counts[i]}
-
-
-def _finite(out: Outputs) -> bool:
-    return bool(out.logits.isfinite().all(-1)[out.real].all())
 
 
 def _number(value: Tensor) -> float | None:

@@ -15,6 +15,9 @@ from torch import Tensor
 EXAGGERATION = 12.0
 """How much stronger neighbours attract in the first half, so that clusters can still pass each other."""
 
+LARGE = 1e15
+"""Points that are further apart are scaled: their squared distances would be infinite."""
+
 
 def embed(points: Tensor, perplexity: float = 30.0, steps: int = 500) -> Tensor:
     """Places in the plane, [N, 2], of points [N, D]. `perplexity` is about how many neighbours a point has."""
@@ -23,7 +26,9 @@ def embed(points: Tensor, perplexity: float = 30.0, steps: int = 500) -> Tensor:
     if perplexity <= 1:
         raise ValueError(f"perplexity={perplexity!r} must be above 1")
     count = points.shape[0]
-    close = principal(points, 50).to(torch.float32)
+    close = principal(points, 50)
+    size = close.abs().amax() if close.numel() else 0.0
+    close = (close / size if size > LARGE else close).to(torch.float32)  # t-SNE knows no scale, and squares overflow
     place = _two_columns(close) / close[:, :1].std().clamp_min(1e-12) * 1e-4 if count > 1 else _two_columns(close)
     if count < 4:
         return place

@@ -63,10 +63,14 @@ def pulled(out: Out, features: Tensor, y: Tensor, prototypes: Tensor, known: Ten
 
 
 def nearest(features: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Logits of which the largest is that of the nearest known prototype."""
+    """Logits of which the largest is that of the nearest known prototype.
+
+    A class that is not known is below all that are, however long features are; -10,000 where these are not that low.
+    """
     square = prototypes.square().sum(-1)
     near = 2 * features @ prototypes.mT - square  # minus the squared distance, but for |features|^2
-    return torch.where(known > 0, near, torch.full_like(near, -1e4))
+    lowest = torch.where(known > 0, near, torch.inf).amin(-1, keepdim=True)
+    return torch.where(known > 0, near, (lowest - 100.0).clamp_max(-1e4))
 
 
 def similarities(z: Tensor, prototypes: Tensor, known: Tensor, tau: float) -> Tensor:

@@ -44,6 +44,17 @@ def check_all(experiments: Sequence[Experiment]) -> None:
         raise ValueError(reasons[0])
 
 
+def check_clients(experiments: Sequence[Experiment]) -> None:
+    """An error where a client of one of several has fewer examples than a batch. Data are dealt once per seed."""
+    worlds: dict[str, list[Experiment]] = {}
+    for e in experiments:
+        worlds.setdefault(json.dumps([encode(e.data), e.seed]), []).append(e)
+    for members in worlds.values():
+        world = members[0].data.world(members[0].seed)
+        for e in members:
+            check_sizes(e, world)
+
+
 def _check_members(members: Sequence[tuple[str, Experiment]], tried: dict[str, str | None]) -> None:
     """Those of one data set and seed; `tried` has what was tried already, and why that cannot be tested."""
     name, first = members[0]

@@ -162,7 +162,7 @@ def _finish_here(folder: store.RunFolder, experiment: Experiment, watch: Watch, 
     kept: Traces | None = {} if experiment.analysis else None
     costs: dict[str, Cost] = {}
     table, cards = evaluated(fit, None, streams, None, watch, kept, costs)
-    chosen = selected(fit, None, streams, experiment.select) if experiment.select else None
+    chosen = selected(fit, streams, experiment.select) if experiment.select else None
     if kept is not None:
         meanings = {name: a.traces for name, a in by_name(experiment.adapters).items()}
         found = {**summary(kept, meanings, engine.device), "estimates": of_built(fit, None, streams, None).to_dict()}

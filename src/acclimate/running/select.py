@@ -34,18 +34,29 @@ def select(
     the model, or exchange with other clients, are left out, and so are streams of newcomers.
     """
     adapters, streams = given("select", adapters, streams, personal)
-    return selected(fit, adapters, streams_of(fit.world, streams or fit.experiment.streams), strategies, by, personal)
+    built = streams_of(fit.world, streams or fit.experiment.streams)
+    found, served = _chosen(fit, adapters, built, strategies, by, personal)
+    if not served:
+        raise ValueError(f"there is nothing to choose from: {'; '.join(found.left_out)}")
+    if not found.rows and not all(stream.new for _, stream in built.values()):
+        raise ArithmeticError(f"no candidate's answers are finite on any stream: {'; '.join(found.left_out)}")
+    return found
 
 
-def selected(
+def selected(fit: Fit, built: Built, strategies: Sequence[Strategy]) -> Selection:
+    """The choices of a run, on streams that are there already; where there are none, it says why."""
+    return _chosen(fit, None, built, strategies)[0]
+
+
+def _chosen(
     fit: Fit,
     adapters: Sequence[Adapter] | None,
     built: Built,
     strategies: Sequence[Strategy],
     by: By = "stream",
     personal: Personalizer | None = None,
-) -> Selection:
-    """The same, for streams that are there already."""
+) -> tuple[Selection, bool]:
+    """The choices, and whether any adapter can serve the model."""
     if by not in ("stream", "client"):
         raise ValueError(f"by={by!r} is not possible; allowed: stream, client")
     check(fit.world, built, strategies)
@@ -56,16 +67,15 @@ def selected(
     reasons = {name: a.refusal(worker.task, model) or exchange.alone_refusal(a) for name, a in named.items()}
     refused = {name: reason for name, reason in reasons.items() if reason}
     able = {name: a for name, a in named.items() if name not in refused}
-    if not able:
-        raise ValueError(f"there is nothing to choose from: {'; '.join(refused.values())}")
     chooser = Chooser(engine, models, world.shards(world.val), able)
     for name, (shift, stream) in built.items():
         if stream.new:
             found += Selection(left_out=(f"{name}: its clients are newcomers",))
             continue
-        test = Test(stream.shards, shift.protocol)
-        found += chooser.measure(name, test, strategies, by == "client")
-    return Selection(left_out=tuple(f"{name}: {reason}" for name, reason in refused.items())) + found
+        if able:
+            test = Test(stream.shards, shift.protocol)
+            found += chooser.measure(name, test, strategies, by == "client")
+    return Selection(left_out=tuple(f"{name}: {reason}" for name, reason in refused.items())) + found, bool(able)
 
 
 def check(world: World, built: Built, strategies: Sequence[str]) -> None:

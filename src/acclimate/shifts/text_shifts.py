@@ -45,9 +45,9 @@ def truncation(x: Tensor, keys: Tensor, share: float) -> Tensor:
 
 
 def dropped_words(x: Tensor, keys: Tensor, chance: float) -> Tensor:
-    """Words that are left out, with the space behind them; the one that is drawn last stays."""
+    """Words that are left out, with the space behind them; the one that is drawn last stays, and is no mere space."""
     draws, word = _draws(keys, "word", x), _words(x)
-    there = torch.zeros_like(draws).scatter_reduce(1, word, (x != 0).to(draws.dtype), "amax")
+    there = torch.zeros_like(draws).scatter_reduce(1, word, ((x != 0) & (x != SPACE)).to(draws.dtype), "amax")
     last = (draws * there).argmax(1, keepdim=True)
     keep = ((draws.gather(1, word) >= chance) | (word == last)) & (x != 0)
     return _repeated(x, keep.long())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from .. import store
 from ..experiment import ConfigError, Experiment, labels
 from ..running import run as api
+from ..running.check import check_clients
 from ..shifts import Shift
 from . import outcome, trials
 from .grids import Grid
@@ -75,12 +76,14 @@ class SearchPlan:
         """Refuse what does not fit together, and a folder that holds something else, before anything is trained."""
         if self.seeds < 1:
             raise ConfigError(f"--seeds {self.seeds} must be at least 1")
-        for experiment in self.space.experiments():
+        tried = self.space.experiments()
+        for experiment in tried:
             trials.check(experiment, self.on)
         outcome.refuse_another(self.path, self.card)
         if not outcome.begun(self.path):  # a search that has begun passed this then
+            check_clients([replace(e, seed=e.seed + s) for e in tried for s in range(self.seeds)])
             for kind in self.space.kinds():
-                trials.check_adapter(kind)
+                trials.check_start(kind, self.on)
 
 
 def space_of(settings: Iterable[Setting], grid: Grid | None) -> Space:

@@ -16,9 +16,10 @@ from .. import store
 from ..core import Adapter
 from ..eval import Selection
 from ..experiment import ConfigError, Experiment, labels
+from ..experiment.settings import expand
 from ..ops.selection import STRATEGIES, Strategy
 from ..running import run as api
-from ..running.select import select
+from ..running.select import check, select
 from ..running.watch import Watch
 from .outcome import RUN_FILES, with_method
 from .space import Point, Range, Setting, Space, parse, to_toml
@@ -69,6 +70,7 @@ def choose(
     for experiment in experiments:
         if experiment.backend.conducted() is not None:
             raise ConfigError(f"backend={labels.name(experiment.backend)} cannot choose: its clients hold the data")
+    _check_start(experiments[0], asked)
     watch.suite(len(experiments))
     selection = Selection()
     for experiment in experiments:
@@ -92,6 +94,12 @@ def _checked(space: Space) -> Space:
     return space
 
 
+def _check_start(experiment: Experiment, strategies: list[Strategy]) -> None:
+    """Refuse streams that cannot be made, and strategies that they cannot serve, before anything is trained."""
+    world = experiment.data.world(experiment.seed)
+    check(world, api.streams_of(world, experiment.streams), strategies)
+
+
 def _refuse_used(path: Path) -> None:
     used = [name for name in (*RUN_FILES, "tune.json", "select.json") if (path / name).exists()]
     if used:
@@ -104,15 +112,19 @@ def _candidates(space: Space) -> dict[str, Candidate]:
     for point in space.points():
         for i, adapter in enumerate(space.experiment(point).adapters):
             if adapter not in [c.adapter for c in found]:  # not a set: a record of a user need not be hashable
-                found.append(Candidate(adapter, _naming(space, point, adapter, i)))
+                found.append(Candidate(adapter, _naming(space, point, i)))
     return dict(zip(labels.distinct([c.adapter for c in found]), found, strict=True))
 
 
-def _naming(space: Space, point: Point, adapter: Adapter, place: int) -> tuple[tuple[str, Any], ...]:
-    """The settings that make this adapter and no other; a user's own is named as it was typed."""
-    given, word = dict(space.settings(point)), labels.name(adapter)
-    typed = given.get("adapters", ())
-    names = typed if isinstance(typed, list) else str(typed).split(",") if typed else []
+def _naming(space: Space, point: Point, place: int) -> tuple[tuple[str, Any], ...]:
+    """The settings that make the adapter in this place and no other; a user's own is named as it was typed.
+
+    Fields are set by the name of the entry as it was before: `tent` with params=all is called `tent-all` after it.
+    """
+    given = dict(space.settings(point))
+    bare = expand([(k, v) for k, v in given.items() if not k.startswith("adapters.")])[0].adapters
+    word, typed = labels.name(bare[place]), given.get("adapters", ())
+    names = typed if isinstance(typed, list) else [name for name in str(typed).split(",") if name] if typed else []
     own = [(k, v) for k, v in given.items() if k.startswith(f"adapters.{word}.")]
     return ("adapters", names[place] if names else word), *own
 

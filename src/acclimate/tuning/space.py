@@ -134,7 +134,8 @@ def parse(settings: Iterable[Setting]) -> Space:
 
     They are tried when all settings are known, because some fit only together.
     """
-    pairs = sorted((pair(s) for s in settings), key=lambda p: p[0].count("."))
+    last = dict(pair(s) for s in settings)  # of a setting that is given twice, the last counts
+    pairs = sorted(last.items(), key=lambda p: p[0].count("."))
     fixed: list[tuple[str, Any]] = []
     dims: list[Choice | Range] = []
     sample: list[tuple[str, Any]] = []  # a setting of each, so that fields of chosen records can be looked up
@@ -199,7 +200,15 @@ def to_toml(settings: Iterable[tuple[str, Any]], head: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A TOML value: JSON's spelling of numbers, truth, text and lists is TOML's too."""
+    """A TOML value: JSON's spelling of numbers, truth, text and lists is TOML's too.
+
+    TOML has no null, which settings call none, and no pairs of escapes for a character beyond 16 bits.
+    """
     if dataclasses.is_dataclass(value):
         raise ConfigError(f"{value!r} cannot be written to a file; name it in the settings")
-    return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    text = json.dumps("none" if value is None else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

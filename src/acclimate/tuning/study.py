@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from .lock import NoLock
+from .journal import NoLock, mend
 from .outcome import Trial
 from .plan import SearchPlan
 from .space import Choice, Point, Range, Space
@@ -33,8 +33,9 @@ class Study:
     def __init__(self, plan: SearchPlan) -> None:
         self.plan, self.optuna = plan, optuna()
         self.seed = plan.first.seed
-        journal = importlib.import_module("optuna.storages.journal")
-        backend = journal.JournalFileBackend(str(plan.path / "journal.log"), lock_obj=NoLock())
+        journal, file = importlib.import_module("optuna.storages.journal"), plan.path / "journal.log"
+        mend(file, len(plan.space.dims))
+        backend = journal.JournalFileBackend(str(file), lock_obj=NoLock())
         storage = self.optuna.storages.JournalStorage(backend)
         self.study = self.optuna.create_study(
             storage=storage, study_name="acclimate", direction="maximize", load_if_exists=True
@@ -70,7 +71,7 @@ class Study:
 
     def _proposer(self, number: int) -> Any:
         """A sampler seeded by the trial's number: what it proposes depends on finished trials, not on this process."""
-        samplers, seed = self.optuna.samplers, 100_003 * self.seed + number
+        samplers, seed = self.optuna.samplers, (100_003 * self.seed + number) % 2**32  # numpy's seeds end there
         return samplers.RandomSampler(seed=seed) if self.plan.sampler == "random" else samplers.TPESampler(seed=seed)
 
     def _asked(self, number: int) -> Any:

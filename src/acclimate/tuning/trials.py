@@ -62,10 +62,12 @@ def check(experiment: Experiment, on: Sequence[Shift]) -> None:
                 raise ConfigError(f"--on {labels.name(shift)}: {why}; a search must not look at it")
 
 
-def check_adapter(experiment: Experiment) -> None:
-    """Refuse an adapter that cannot serve the model; an untrained model is enough to find out."""
+def check_start(experiment: Experiment, on: Sequence[Shift]) -> None:
+    """Refuse streams that validation data cannot make, and an adapter that cannot serve the model; an untrained model
+    is enough to find out."""
     world, worker, engine = api.build(experiment)
     try:
+        api.streams_of(validation_world(world), on)
         _served(experiment, worker, engine, loop.start(worker, engine, world.clients), _scored_clients(world))
     finally:
         engine.close()

@@ -144,6 +144,8 @@ def corrupt_each(
     Equal to calling `corrupt` image by image, but each pair of kind and severity that occurs runs as one batch.
     """
     _check_batch(x, keys)
+    if isinstance(severities, Tensor) and severities.is_floating_point():
+        raise TypeError(f"severities: whole numbers from 1 to 5 are needed, got {severities.dtype}")
     levels = torch.full_like(keys, severities) if isinstance(severities, int) else severities.to(keys)
     for field, value in (("kinds", kinds), ("severities", levels)):
         if value.shape != keys.shape:

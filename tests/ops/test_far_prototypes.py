@@ -1,0 +1,21 @@
+"""The nearest known prototype where features are long."""
+
+import torch
+
+from acclimate.ops.prototypes import nearest
+
+
+def test_a_class_that_is_not_known_is_never_the_nearest_however_long_features_are():
+    g = torch.Generator().manual_seed(0)
+    for size in (0.1, 10.0, 1000.0):
+        features, prototypes = size * torch.randn(40, 16, generator=g), size * torch.randn(5, 16, generator=g)
+        known = torch.tensor([2.0, 0.0, 1.0, 3.0, 0.0])
+        logits = nearest(features, prototypes, known)
+        places = torch.tensor([0, 2, 3])
+        far = torch.cdist(features.double(), prototypes[places].double())
+        assert torch.equal(logits.argmax(-1), places[far.argmin(-1)])
+        assert bool((logits.softmax(-1)[:, [1, 4]] < 1e-20).all())
+
+
+def test_where_nothing_is_known_all_are_equally_unlikely():
+    assert nearest(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2)).tolist() == [[-1e4, -1e4], [-1e4, -1e4]]
