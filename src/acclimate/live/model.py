@@ -46,6 +46,11 @@ def remembered(client: int, rows: Tensor) -> OrderedDict[str, tuple[int, int]]:
     return OrderedDict((f"{client}-{number}", (chosen, plain)) for number, chosen, plain in rows.tolist())
 
 
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same values; NaN, with which a guard marks what it has not met yet, is like NaN."""
+    return bool(((a == b) | (torch.isnan(a) & torch.isnan(b))).all())
+
+
 @dataclass
 class Live:
     """Call it with samples: it adapts and answers. All that changes is `session`, a tree that is never written into."""
@@ -194,6 +199,7 @@ class Live:
     ) -> Answer:
         """An answer of what a request left; `seen` samples came before it, `window` is how full of how many it is."""
         ids = tuple(f"{self.client}-{seen + i}" for i in range(len(logits)))
+        told = told if self._judges(*window) else {}
         guard = {k: v for k, v in told.items() if k not in ("estimate", "used")}
         estimate = told.get("estimate")
         known = estimate is not None and estimate == estimate
@@ -206,6 +212,10 @@ class Live:
         self.recent |= dict(zip(ids, zip(chosen, plain, strict=True), strict=True))
         while len(self.recent) > REMEMBERED:
             self.recent.popitem(last=False)
+
+    def _judges(self, filled: int, size: int) -> bool:
+        """Whether a guard has seen this client's samples alone: empty places of a window look like black images."""
+        return filled == size and (self.prepared or not self.adapter.transductive)
 
     def _why(self, filled: int, size: int) -> str:
         """Why the un-adapted model answered."""
@@ -263,7 +273,7 @@ class Live:
         kept = dict(self.snapshots)
         if not isinstance(step, int) or isinstance(step, bool) or step not in kept:
             known = ", ".join(map(str, kept)) or "none yet"
-            raise ValueError(f"restore: step={step!r} must be one of those kept: {known}")
+            raise ValueError(f"restore: step={step!r:.60} must be one of those kept: {known}")
         self._commit({**kept[step], "seen": self.session["seen"]})
         if self.adapter.transductive:
             self.prepared = not self._untouched()
@@ -271,7 +281,7 @@ class Live:
     def _untouched(self) -> bool:
         """Whether the adapter's state is the one that it begins with: no samples have been shown to it."""
         fresh = tree.flatten(self.adapter.init(self.worker.task, self.model))
-        return all(torch.equal(v, fresh[name]) for name, v in tree.flatten(self.state).items())
+        return all(_alike(v, fresh[name]) for name, v in tree.flatten(self.state).items())
 
     def feedback(self, ids: Sequence[str], y: Sequence[int | str] | Tensor | np.ndarray) -> dict[str, float | int]:
         """Labels that come late, by class name or number: what was measured so far. Unknown samples are an error."""
@@ -280,8 +290,8 @@ class Live:
             raise ValueError(f"feedback: {count} ids and {len(y)} labels; give a list of ids and one label for each")
         if unknown := [i for i in ids if i not in self.recent]:
             raise ValueError(
-                f"feedback: {', '.join(map(str, unknown[:5]))} ({len(unknown)} in all) are not among the last "
-                f"{REMEMBERED:,} answers, or have had their label"
+                f"feedback: {', '.join(f'{i!s:.40}' for i in unknown[:5])} ({len(unknown)} in all) are not among "
+                f"the last {REMEMBERED:,} answers, or have had their label"
             )
         if len(set(ids)) < len(ids):
             twice = next(i for n, i in enumerate(ids) if i in ids[:n])
@@ -303,7 +313,7 @@ class Live:
             )
         if whole and 0 <= int(label) < len(self.classes):
             return int(label)
-        raise ValueError(f"feedback: label {label!r} must be one of {', '.join(self.classes)}, or its number")
+        raise ValueError(f"feedback: label {label!r:.60} must be one of {', '.join(self.classes)}, or its number")
 
     def module(self) -> nn.Module:
         """The model as a plain `nn.Module` in eval mode, where nothing adapts it: pixels to logits."""

@@ -156,7 +156,7 @@ class Front:
     def _check_origin(self, request: Request) -> None:
         """Refuse what another server's page makes a browser send."""
         origin = request.headers.get("origin")
-        if origin and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin and _place(origin) != request.headers.get("host"):
             raise Denied(403, f"Origin: {origin[:100]!r} is another place")
         name, _, port = (whole := request.headers.get("host", "")).rpartition(":")
         host = name if port.isdecimal() else whole
@@ -241,11 +241,12 @@ class Front:
         body = await self._document(request)
         clients = self.host.clients if named is None else [self._client(named)]
         step = body.get("step")
-        if "steps" in body and act == "restore" and named is None:
+        if step is not None and act != "restore":
+            raise Denied(400, f"step: {str(step)[:40]!r} belongs to restore; {act} takes none")
+        protocol.only(body, () if act != "restore" else ("step", "steps") if named is None else ("step",), act)
+        if "steps" in body:
             step = protocol.steps(body)
             clients = sorted(map(self._client, step))
-        elif step is not None and act != "restore":
-            raise Denied(400, f"step: {str(step)[:40]!r} belongs to restore; {act} takes none")
         try:
             done = await self.desk.do(self.service.act, act, clients, step)
         except ValueError as e:
@@ -304,6 +305,14 @@ class Front:
         if "client" in request.path_params:
             self._client(request.path_params["client"])
         return JSONResponse({"name": self.name, "ready": True})
+
+
+def _place(origin: str) -> str:
+    """The host and port of an Origin header; empty where it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 @cache
