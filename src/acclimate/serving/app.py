@@ -50,7 +50,8 @@ class Limits:
     samples: int = 256
     """Samples of a request."""
     seconds: float = 60.0
-    """How long a body may take to arrive: who sends a byte now and then would hold memory and a connection for ever."""
+    """How long a request's head, and then its body, may take: who sends a byte now and then would hold memory and a
+    connection for ever."""
 
 
 def say(event: str, level: int = logging.INFO, **about: Any) -> None:
