@@ -315,6 +315,16 @@ def test_columns_that_cannot_be_are_refused(fit, tmp_path):
         assert reply.status_code == 400 and says in reply.json()["error"], reply.text
 
 
+def test_columns_without_end_are_refused_at_once():
+    raw = RawRows((Feature("age", "number"),))
+    other = [tensor(f"agx{i}", "BOOL", [1]) for i in range(1001)]
+    assert raw_inputs.read([tensor("age", "FP64", [3.0]), *other[1:]], b"", raw, 1).tolist() == [[3.0]]
+    with pytest.raises(ValueError, match="inputs: 1002 tensors must be at most 1001; the model takes 1"):
+        raw_inputs.read([tensor("age", "FP64", [3.0]), *other], b"", raw, 1)
+    with pytest.raises(ValueError, match=r"inputs\[0\].name: 'a{40}' must be a name, and no other input's"):
+        raw_inputs.read([tensor("a" * 201, "BOOL", [1])], b"", raw, 1)
+
+
 def test_a_server_takes_texts(phrases, tmp_path):
     texts = ["wake me at 6 am", "wie spät ist es"]
     first, second, about = asked(
