@@ -18,6 +18,7 @@ from acclimate import data
 from acclimate.cli.main import app
 from acclimate.data.raw import RawRows, RawTexts, RawWindows, of_card
 from acclimate.data.world import Feature, Scale
+from acclimate.running.export import _about
 from acclimate.serving import checkpoint, raw_inputs
 from acclimate.serving.app import Front
 from acclimate.serving.host import Host
@@ -218,6 +219,15 @@ def test_a_tokenizer_goes_with_the_model(tmp_path):
         [2, 1, 3],
         [3, 0, 0],
     ]  # id 0 is no padding: plus 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"), [("client", "not in the model: give numbers less"), ("all", "inside the model: give inputs as")]
+)
+def test_an_exported_model_says_whether_the_scale_is_in_it(visits, scale, says):
+    record = data.Table(file=str(visits), label="outcome", client="site", scale=scale)
+    about = _about(fit_of(record, ac.models.MLP(hidden=(8,))), 0, "last", "float32", None)
+    assert about["normalisation"].startswith(says) and bool(about["mean"]) == (scale == "all")
 
 
 # --- over HTTP -------------------------------------------------------------------------------------------------------
