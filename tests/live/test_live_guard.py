@@ -5,6 +5,7 @@ import torch
 from test_live import deployed, stream
 
 import acclimate as ac
+from acclimate.core import tree
 
 A = ac.adapters
 
@@ -37,3 +38,22 @@ def test_a_guarded_adapter_is_as_unprepared_as_it_was_when_a_step_comes_back():
     assert not live.prepared and live(stream(3)).note.startswith("Guarded waits for 32 samples")
     live.restore(2)
     assert live.prepared
+
+
+@pytest.mark.parametrize("name", ["mbsl", "em"])
+def test_predictions_of_an_adapter_that_waits_are_the_unadapted_models(name):
+    live, x = deployed(name), stream(12)
+    plain = live.worker.predict()(live.model, x).logits
+    assert live(x).note.endswith("waits for 32 samples in one request, or for prepare(x)")
+    torch.testing.assert_close(live.predict(x), plain)
+    live.prepare(stream(40))
+    assert not torch.equal(live.predict(x), plain)
+
+
+def test_predictions_that_are_no_numbers_are_the_unadapted_models():
+    live, x = deployed("tent", window=8), stream(12)
+    live(stream(8))
+    params = dict.fromkeys(live.state["params"], torch.tensor(torch.nan))
+    broken = tree.map(lambda nan, v: v * nan, params, live.state["params"])
+    live.session = {**live.session, "adapter": {**live.state, "params": broken}}
+    torch.testing.assert_close(live.predict(x), live.worker.predict()(live.model, x).logits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -33,17 +33,6 @@ HELD = "the guard holds the adapted answer back"
 UNSOUND = "the adapter's answers are not finite: reset it, or restore an earlier step"
 CHUNK = 16
 """Windows that are answered at once."""
-
-
-def answered(recent: Mapping[str, tuple[int, int]]) -> Tensor:
-    """What `Live.recent` holds as a tensor: a sample's number, and the two answers."""
-    rows = [[int(name.rpartition("-")[2]), *both] for name, both in recent.items()]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
-
-
-def remembered(client: int, rows: Tensor) -> OrderedDict[str, tuple[int, int]]:
-    """`Live.recent` out of what `answered` made of it."""
-    return OrderedDict((f"{client}-{number}", (chosen, plain)) for number, chosen, plain in rows.tolist())
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -98,6 +87,11 @@ class Live:
         return int(self.session["step"])
 
     @property
+    def _waits(self) -> bool:
+        """Whether the adapter wants to see samples before its first answer, and has not."""
+        return self.adapter.transductive and not self.prepared
+
+    @property
     def key(self) -> rng.Key:
         """What the randomness of this client's stream is drawn from; the sample's place in it is folded in."""
         like = tree.leaves(self.model)[0]
@@ -146,9 +140,8 @@ class Live:
 
     def _request(self, x: Tensor) -> Outcome:
         task, predict, model = self.worker.task, self.worker.predict(), self.model
-        waits = self.adapter.transductive and not self.prepared
         like = tree.leaves(model)[0]
-        open = torch.full((), not waits, dtype=torch.bool, device=like.device)
+        open = torch.full((), not self._waits, dtype=torch.bool, device=like.device)
         now = due(self.session["window"].shape[0], int(self.session["fresh"]), len(x))
         outcome = request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open, now)
         return self._kept(outcome) if self.frozen else outcome
@@ -160,7 +153,7 @@ class Live:
 
     def _collect(self, x: Tensor) -> None:
         """Prepare an adapter that waits for it on a request's samples, however it is cut, where they are enough."""
-        if self.adapter.transductive and not self.prepared and not self.frozen and len(x) >= WINDOW:
+        if self._waits and not self.frozen and len(x) >= WINDOW:
             self.prepare(x)
 
     def prepare(self, x: Samples) -> None:
@@ -215,13 +208,13 @@ class Live:
 
     def _judges(self, filled: int, size: int) -> bool:
         """Whether a guard has seen this client's samples alone: empty places of a window look like black images."""
-        return filled == size and (self.prepared or not self.adapter.transductive)
+        return filled == size and not self._waits
 
     def _why(self, filled: int, size: int) -> str:
         """Why the un-adapted model answered."""
         if not adapts(self.adapter):
             return "the adapter is none"
-        if self.adapter.transductive and not self.prepared:
+        if self._waits:
             return f"{type(self.adapter).__name__} waits for {WINDOW} samples in one request, or for prepare(x)"
         if filled < size:
             return f"the window fills: {filled} of {size} samples"
@@ -234,7 +227,7 @@ class Live:
 
         An adapter that needs a batch sees each sample as the newest of the window, so that a sample is answered alike
         alone and among others; a transductive one sees the samples as a set, `batch` at most. Where the window is not
-        full, the un-adapted model answers.
+        full, the adapter waits for samples to prepare on, or its answer is not finite, the un-adapted model answers.
         """
         x = self._taken(x, "predict")
         parts = [self._logits(part.to(self.key.device), i * batch) for i, part in enumerate(x.split(batch))]
@@ -247,13 +240,17 @@ class Live:
         def answer(some: Tensor) -> Tensor:
             return self.adapter.step(task, predict, self.model, self.state, some, now)[0]
 
+        if self._waits:
+            return predict(self.model, x).logits
         whole = self.adapter.transductive or self.record.get("windowless")  # a set is answered as a set
         if self.adapter.batch_free or (whole and len(x) > 1):
-            return answer(x)
-        if filled < len(window):
+            logits = answer(x)
+        elif filled < len(window):
             return predict(self.model, x).logits
-        last: Tensor = vmap(lambda one: answer(torch.cat((window[1:], one[None])))[-1], chunk_size=CHUNK)(x)
-        return last
+        else:
+            logits = vmap(lambda one: answer(torch.cat((window[1:], one[None])))[-1], chunk_size=CHUNK)(x)
+        sound = torch.isfinite(logits).all(-1, keepdim=True)
+        return logits if bool(sound.all()) else torch.where(sound, logits, predict(self.model, x).logits)
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop committing steps; answers go on with the state as it is. `freeze(False)` goes on."""
@@ -341,7 +338,7 @@ class Live:
         }
         card |= {} if self.raw is None else {"raw": self.raw.card()}
         changing: Tree = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
-        changing["recent"] = answered(self.recent)
+        changing["recent"] = folder.answered(self.recent)
         trees = {"model": self.model, "state": changing}
         if task.constants:  # a user's own module may draw others when it is made again
             trees["constants"] = task.constants
