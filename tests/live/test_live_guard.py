@@ -57,3 +57,12 @@ def test_predictions_that_are_no_numbers_are_the_unadapted_models():
     broken = tree.map(lambda nan, v: v * nan, params, live.state["params"])
     live.session = {**live.session, "adapter": {**live.state, "params": broken}}
     torch.testing.assert_close(live.predict(x), live.worker.predict()(live.model, x).logits)
+
+
+def test_an_adapter_that_prepares_on_nothing_keeps_what_it_learned():
+    live = deployed("tent", window=8)
+    live(stream(8))
+    before = live.session
+    with pytest.raises(ValueError, match="prepare: Tent wants no samples before its first answer"):
+        live.prepare(stream(40))
+    assert live.session is before and live.step == 1

@@ -157,7 +157,10 @@ class Live:
             self.prepare(x)
 
     def prepare(self, x: Samples) -> None:
-        """Show an adapter a whole set of unlabelled samples before its first answer."""
+        """Show an adapter a whole set of unlabelled samples before its first answer; what it had learned is dropped."""
+        if not self.adapter.transductive:
+            name = type(self.adapter).__name__
+            raise ValueError(f"prepare: {name} wants no samples before its first answer; call the live model with them")
         x = self._taken(x, "prepare").to(self.key.device)
         task, predict = self.worker.task, self.worker.predict()
         real = torch.ones(len(x), dtype=torch.bool, device=x.device)
