@@ -7,6 +7,8 @@ import pytest
 from federation import stream
 from test_http import BASE, body, output, served
 
+from acclimate.serving.tokens import Tokens, hashed
+
 
 def exchanged(folder, *requests, **how):
     """The replies to requests (path, body, headers), one after the other, and the server."""
@@ -63,3 +65,22 @@ def test_who_names_one_client_in_the_body_does_not_change_all(tmp_path, path, co
     assert reply.json()["error"] == f"{takes}; one client is named by the path, versions/CLIENT/{act}"
     assert right.json()["clients"] == [{"client": 3, "step": 1, "frozen": False}]
     assert [shell.frozen for shell in front.host.shells] == [False] * 4
+
+
+def test_a_stranger_does_not_learn_which_clients_there_are(tmp_path):
+    tokens = Tokens(hashed("a"), {0: hashed("zero")})
+
+    async def go():
+        async with served(tmp_path, tokens=tokens) as (_, http):
+            found = {}
+            for who, headers in {"stranger": {}, "zero": {"Authorization": "Bearer zero"}}.items():
+                asked = [
+                    http.get(f"{BASE}/versions/{c}{end}", headers=headers) for c in (0, 9) for end in ("", "/ready")
+                ]
+                asked += [http.post(f"{BASE}/versions/{c}/labels", headers=headers) for c in (0, 9)]
+                found[who] = [(await one).status_code for one in asked]
+            return found, (await http.get(f"{BASE}/ready")).status_code
+
+    replies, ready = asyncio.run(go())
+    assert replies == {"stranger": [401] * 6, "zero": [200, 200, 404, 404, 400, 404]}
+    assert ready == 200  # which a load balancer asks without a token

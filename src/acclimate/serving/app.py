@@ -177,6 +177,12 @@ class Front:
             raise Denied(404, f"client: {text[:40]!r} must be one of {known}")
         return int(text)
 
+    def _named(self, request: Request) -> int | None:
+        """The client that a path names, if any. Who has no token learns nothing of who there is, and sends no body."""
+        if self.tokens is not None and not self.tokens.knows(request.headers.get("authorization")):
+            raise Denied(401, "Authorization: must be 'Bearer TOKEN' with that of the client")
+        return self._client(request.path_params["client"]) if "client" in request.path_params else None
+
     async def _body(self, request: Request) -> bytes:
         how = request.headers.get("content-encoding", "identity")
         if how.strip().lower() not in ("", "identity"):  # a small body that unpacks to a huge one would fill memory
@@ -199,11 +205,9 @@ class Front:
 
     async def infer(self, request: Request) -> Response:
         """Answer samples and adapt to them."""
-        client = self._client(request.path_params["client"]) if "client" in request.path_params else None
+        client = self._named(request)
         if client is not None:
             self._admit(request, client)
-        elif self.tokens is not None and not self.tokens.knows(request.headers.get("authorization")):
-            raise Denied(401, "Authorization: must be 'Bearer TOKEN' with that of the client")  # before a body is read
         raw = await self._body(request)
         body, rest = protocol.split(raw, request.headers.get("inference-header-content-length"))
         if client is None:
@@ -225,7 +229,8 @@ class Front:
 
     async def labels(self, request: Request) -> Response:
         """Take labels that come late."""
-        client = self._client(request.path_params["client"])
+        client = self._named(request)
+        assert client is not None  # as the route has it
         self._admit(request, client)
         ids, found = protocol.labels(await self._document(request))
         try:
@@ -289,8 +294,7 @@ class Front:
 
     async def metadata(self, request: Request) -> Response:
         """What the model takes and gives."""
-        named = request.path_params.get("client")
-        client = None if named is None else self._client(named)
+        client = self._named(request)
         self._admit(request, client)
         shell = self.host.shells[0]
         clients = self.host.clients if client is None else [client]
@@ -304,7 +308,7 @@ class Front:
     async def ready(self, request: Request) -> Response:
         """Whether the model, or one client's, answers."""
         if "client" in request.path_params:
-            self._client(request.path_params["client"])
+            self._named(request)
         return JSONResponse({"name": self.name, "ready": True})
 
 
