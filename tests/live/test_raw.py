@@ -18,6 +18,7 @@ from acclimate import data
 from acclimate.cli.main import app
 from acclimate.data.raw import RawRows, RawTexts, RawWindows, of_card
 from acclimate.data.world import Feature, Scale
+from acclimate.running.export import _about
 from acclimate.serving import checkpoint, raw_inputs
 from acclimate.serving.app import Front
 from acclimate.serving.host import Host
@@ -220,6 +221,15 @@ def test_a_tokenizer_goes_with_the_model(tmp_path):
     ]  # id 0 is no padding: plus 1
 
 
+@pytest.mark.parametrize(
+    ("scale", "says"), [("client", "not in the model: give numbers less"), ("all", "inside the model: give inputs as")]
+)
+def test_an_exported_model_says_whether_the_scale_is_in_it(visits, scale, says):
+    record = data.Table(file=str(visits), label="outcome", client="site", scale=scale)
+    about = _about(fit_of(record, ac.models.MLP(hidden=(8,))), 0, "last", "float32", None)
+    assert about["normalisation"].startswith(says) and bool(about["mean"]) == (scale == "all")
+
+
 # --- over HTTP -------------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +323,16 @@ def test_columns_that_cannot_be_are_refused(fit, tmp_path):
         bad[says] = (head + rest, len(head))
     for says, reply in zip(bad, asked(fit, tmp_path, *bad.values()), strict=False):
         assert reply.status_code == 400 and says in reply.json()["error"], reply.text
+
+
+def test_columns_without_end_are_refused_at_once():
+    raw = RawRows((Feature("age", "number"),))
+    other = [tensor(f"agx{i}", "BOOL", [1]) for i in range(1001)]
+    assert raw_inputs.read([tensor("age", "FP64", [3.0]), *other[1:]], b"", raw, 1).tolist() == [[3.0]]
+    with pytest.raises(ValueError, match="inputs: 1002 tensors must be at most 1001; the model takes 1"):
+        raw_inputs.read([tensor("age", "FP64", [3.0]), *other], b"", raw, 1)
+    with pytest.raises(ValueError, match=r"inputs\[0\].name: 'a{40}' must be a name, and no other input's"):
+        raw_inputs.read([tensor("a" * 201, "BOOL", [1])], b"", raw, 1)
 
 
 def test_a_server_takes_texts(phrases, tmp_path):

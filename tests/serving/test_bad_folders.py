@@ -138,3 +138,18 @@ def test_a_log_of_another_version_is_named(tmp_path):
     (old / "log").write_bytes(b"aclg")  # the first version had one file
     with pytest.raises(RunError, match="must be a folder of segments; another version"):
         replay(old)
+
+
+def test_a_card_without_clients_and_two_folders_of_one_client_are_refused(tmp_path):
+    for place in ("0", "again"):
+        lives()[0].save(tmp_path / "live" / place)
+    front = open_front([tmp_path / "live" / "0"], tmp_path / "server")
+    front.service.close()
+    with pytest.raises(RunError, match="two of the live folders are of the same client"):
+        open_front([tmp_path / "live"], tmp_path / "server")  # one of them would have been left out without a word
+    card = tmp_path / "server" / checkpoint.CARD
+    about = json.loads(card.read_text())
+    for wrong in (None, ["0"]):
+        card.write_text(json.dumps({**about, "clients": wrong}))
+        with pytest.raises(RunError, match="is damaged: it names no clients; choose another --folder"):
+            open_front([tmp_path / "live" / "0"], tmp_path / "server")

@@ -110,3 +110,7 @@ def test_tokens_and_replay_by_command(tmp_path, capsys):
         serve.replay(tmp_path / "nothing")
     with pytest.raises(ValueError, match="--queue 0 must be at least 1"):
         serve.serve([tmp_path / "live"], queue=0)
+    for value in (float("nan"), float("inf")):  # a request would wait for ever, or no checkpoint be written
+        for option in ("window_ms", "checkpoint_seconds", "log_mb"):
+            with pytest.raises(ValueError, match="must be at least 0, and finite"):
+                serve.serve([tmp_path / "live"], **{option: value})

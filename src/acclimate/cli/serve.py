@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -50,8 +51,8 @@ def serve(
     at_least |= {"--samples": (samples, 1), "--body": (body, 1000), "--checkpoint-seconds": (checkpoint_seconds, 0)}
     at_least |= {"--log-mb": (log_mb, 0), "--log-segments": (log_segments, 0)}
     for option, (value, least) in at_least.items():
-        if value < least:
-            raise ValueError(f"{option} {value} must be at least {least}")
+        if not least <= value < math.inf:  # NaN is neither
+            raise ValueError(f"{option} {value} must be at least {least}, and finite")
     try:
         from ..serving.app import Limits
         from ..serving.desk import Rules

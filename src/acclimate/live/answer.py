@@ -25,9 +25,9 @@ class Answer:
     """Why nothing was adapted, where nothing was; else empty."""
     guard: dict[str, float]
     """What the guard saw last: `gain`, `flips`, `foreign`, `likely`, `surer`, `nearer`, `moved`, `harmful`; empty
-    without one."""
+    without one, and while its window fills or the adapter waits for samples to prepare on."""
     estimate: float | None
-    """The estimated accuracy of these answers; None where nothing is known of the model."""
+    """The estimated accuracy of these answers; None where nothing is known of the model, or `guard` is empty."""
 
     @property
     def classes(self) -> Tensor:

@@ -7,10 +7,12 @@ what it no longer names is deleted after that.
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -86,3 +88,14 @@ def _filled(outline: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> An
     if outline is None:
         return tensors[prefix.removesuffix("/")]
     return {k: _filled(v, tensors, f"{prefix}{k}/") for k, v in outline.items()}
+
+
+def answered(recent: Mapping[str, tuple[int, int]]) -> Tensor:
+    """What `Live.recent` holds as a tensor: a sample's number, and the two answers."""
+    rows = [[int(name.rpartition("-")[2]), *both] for name, both in recent.items()]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+
+
+def remembered(client: int, rows: Tensor) -> OrderedDict[str, tuple[int, int]]:
+    """`Live.recent` out of what `answered` made of it."""
+    return OrderedDict((f"{client}-{number}", (chosen, plain)) for number, chosen, plain in rows.tolist())

@@ -18,8 +18,8 @@ from ..data.raw import of_card
 from ..experiment import loads
 from ..shifts import brfl
 from ..store.frozen import differing, sketch
-from .folder import CARD, DEFAULT, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read
-from .model import SNAPSHOTS, WINDOW, Live, remembered
+from .folder import CARD, DEFAULT, JOINED, JOINED_CARD, JOINED_TENSORS, SCHEMA, read, remembered
+from .model import SNAPSHOTS, WINDOW, Live
 from .session import begin
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -35,15 +35,9 @@ CHUNK = 16
 """Windows that are answered at once."""
 
 
-def answered(recent: Mapping[str, tuple[int, int]]) -> Tensor:
-    """What `Live.recent` holds as a tensor: a sample's number, and the two answers."""
-    rows = [[int(name.rpartition("-")[2]), *both] for name, both in recent.items()]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
-
-
-def remembered(client: int, rows: Tensor) -> OrderedDict[str, tuple[int, int]]:
-    """`Live.recent` out of what `answered` made of it."""
-    return OrderedDict((f"{client}-{number}", (chosen, plain)) for number, chosen, plain in rows.tolist())
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same values; NaN, with which a guard marks what it has not met yet, is like NaN."""
+    return bool(((a == b) | (torch.isnan(a) & torch.isnan(b))).all())
 
 
 @dataclass
@@ -91,6 +85,11 @@ class Live:
     def step(self) -> int:
         """How many steps of adaptation are committed."""
         return int(self.session["step"])
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the adapter wants to see samples before its first answer, and has not."""
+        return self.adapter.transductive and not self.prepared
 
     @property
     def key(self) -> rng.Key:
@@ -141,9 +140,8 @@ class Live:
 
     def _request(self, x: Tensor) -> Outcome:
         task, predict, model = self.worker.task, self.worker.predict(), self.model
-        waits = self.adapter.transductive and not self.prepared
         like = tree.leaves(model)[0]
-        open = torch.full((), not waits, dtype=torch.bool, device=like.device)
+        open = torch.full((), not self._waits, dtype=torch.bool, device=like.device)
         now = due(self.session["window"].shape[0], int(self.session["fresh"]), len(x))
         outcome = request(task, predict, self.adapter, model, self.session, x.to(like.device), self.key, open, now)
         return self._kept(outcome) if self.frozen else outcome
@@ -155,11 +153,14 @@ class Live:
 
     def _collect(self, x: Tensor) -> None:
         """Prepare an adapter that waits for it on a request's samples, however it is cut, where they are enough."""
-        if self.adapter.transductive and not self.prepared and not self.frozen and len(x) >= WINDOW:
+        if self._waits and not self.frozen and len(x) >= WINDOW:
             self.prepare(x)
 
     def prepare(self, x: Samples) -> None:
-        """Show an adapter a whole set of unlabelled samples before its first answer."""
+        """Show an adapter a whole set of unlabelled samples before its first answer; what it had learned is dropped."""
+        if not self.adapter.transductive:
+            name = type(self.adapter).__name__
+            raise ValueError(f"prepare: {name} wants no samples before its first answer; call the live model with them")
         x = self._taken(x, "prepare").to(self.key.device)
         task, predict = self.worker.task, self.worker.predict()
         real = torch.ones(len(x), dtype=torch.bool, device=x.device)
@@ -194,6 +195,7 @@ class Live:
     ) -> Answer:
         """An answer of what a request left; `seen` samples came before it, `window` is how full of how many it is."""
         ids = tuple(f"{self.client}-{seen + i}" for i in range(len(logits)))
+        told = told if self._judges(*window) else {}
         guard = {k: v for k, v in told.items() if k not in ("estimate", "used")}
         estimate = told.get("estimate")
         known = estimate is not None and estimate == estimate
@@ -207,11 +209,15 @@ class Live:
         while len(self.recent) > REMEMBERED:
             self.recent.popitem(last=False)
 
+    def _judges(self, filled: int, size: int) -> bool:
+        """Whether a guard has seen this client's samples alone: empty places of a window look like black images."""
+        return filled == size and not self._waits
+
     def _why(self, filled: int, size: int) -> str:
         """Why the un-adapted model answered."""
         if not adapts(self.adapter):
             return "the adapter is none"
-        if self.adapter.transductive and not self.prepared:
+        if self._waits:
             return f"{type(self.adapter).__name__} waits for {WINDOW} samples in one request, or for prepare(x)"
         if filled < size:
             return f"the window fills: {filled} of {size} samples"
@@ -224,7 +230,7 @@ class Live:
 
         An adapter that needs a batch sees each sample as the newest of the window, so that a sample is answered alike
         alone and among others; a transductive one sees the samples as a set, `batch` at most. Where the window is not
-        full, the un-adapted model answers.
+        full, the adapter waits for samples to prepare on, or its answer is not finite, the un-adapted model answers.
         """
         x = self._taken(x, "predict")
         parts = [self._logits(part.to(self.key.device), i * batch) for i, part in enumerate(x.split(batch))]
@@ -237,13 +243,17 @@ class Live:
         def answer(some: Tensor) -> Tensor:
             return self.adapter.step(task, predict, self.model, self.state, some, now)[0]
 
+        if self._waits:
+            return predict(self.model, x).logits
         whole = self.adapter.transductive or self.record.get("windowless")  # a set is answered as a set
         if self.adapter.batch_free or (whole and len(x) > 1):
-            return answer(x)
-        if filled < len(window):
+            logits = answer(x)
+        elif filled < len(window):
             return predict(self.model, x).logits
-        last: Tensor = vmap(lambda one: answer(torch.cat((window[1:], one[None])))[-1], chunk_size=CHUNK)(x)
-        return last
+        else:
+            logits = vmap(lambda one: answer(torch.cat((window[1:], one[None])))[-1], chunk_size=CHUNK)(x)
+        sound = torch.isfinite(logits).all(-1, keepdim=True)
+        return logits if bool(sound.all()) else torch.where(sound, logits, predict(self.model, x).logits)
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop committing steps; answers go on with the state as it is. `freeze(False)` goes on."""
@@ -263,7 +273,7 @@ class Live:
         kept = dict(self.snapshots)
         if not isinstance(step, int) or isinstance(step, bool) or step not in kept:
             known = ", ".join(map(str, kept)) or "none yet"
-            raise ValueError(f"restore: step={step!r} must be one of those kept: {known}")
+            raise ValueError(f"restore: step={step!r:.60} must be one of those kept: {known}")
         self._commit({**kept[step], "seen": self.session["seen"]})
         if self.adapter.transductive:
             self.prepared = not self._untouched()
@@ -271,7 +281,7 @@ class Live:
     def _untouched(self) -> bool:
         """Whether the adapter's state is the one that it begins with: no samples have been shown to it."""
         fresh = tree.flatten(self.adapter.init(self.worker.task, self.model))
-        return all(torch.equal(v, fresh[name]) for name, v in tree.flatten(self.state).items())
+        return all(_alike(v, fresh[name]) for name, v in tree.flatten(self.state).items())
 
     def feedback(self, ids: Sequence[str], y: Sequence[int | str] | Tensor | np.ndarray) -> dict[str, float | int]:
         """Labels that come late, by class name or number: what was measured so far. Unknown samples are an error."""
@@ -280,8 +290,8 @@ class Live:
             raise ValueError(f"feedback: {count} ids and {len(y)} labels; give a list of ids and one label for each")
         if unknown := [i for i in ids if i not in self.recent]:
             raise ValueError(
-                f"feedback: {', '.join(map(str, unknown[:5]))} ({len(unknown)} in all) are not among the last "
-                f"{REMEMBERED:,} answers, or have had their label"
+                f"feedback: {', '.join(f'{i!s:.40}' for i in unknown[:5])} ({len(unknown)} in all) are not among "
+                f"the last {REMEMBERED:,} answers, or have had their label"
             )
         if len(set(ids)) < len(ids):
             twice = next(i for n, i in enumerate(ids) if i in ids[:n])
@@ -303,7 +313,7 @@ class Live:
             )
         if whole and 0 <= int(label) < len(self.classes):
             return int(label)
-        raise ValueError(f"feedback: label {label!r} must be one of {', '.join(self.classes)}, or its number")
+        raise ValueError(f"feedback: label {label!r:.60} must be one of {', '.join(self.classes)}, or its number")
 
     def module(self) -> nn.Module:
         """The model as a plain `nn.Module` in eval mode, where nothing adapts it: pixels to logits."""
@@ -331,7 +341,7 @@ class Live:
         }
         card |= {} if self.raw is None else {"raw": self.raw.card()}
         changing: Tree = {"session": self.session, "snapshots": {str(step): s for step, s in self.snapshots}}
-        changing["recent"] = answered(self.recent)
+        changing["recent"] = folder.answered(self.recent)
         trees = {"model": self.model, "state": changing}
         if task.constants:  # a user's own module may draw others when it is made again
             trees["constants"] = task.constants

@@ -31,6 +31,7 @@ TYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64}
 TOLERANCE = 1e-4
 """How far an answer of the file may be from the module's, for logits up to 1; for larger ones, relative to the
 largest."""
+SCALED = "not in the model: give numbers less the client's own mean, divided by its own deviation (data.scale=client)"
 Answer = Callable[[Tensor], Tensor]
 
 
@@ -98,6 +99,7 @@ def _about(fit: Fit, client: int, selection: str, dtype: str, batch: int | None)
     e, task = fit.experiment, fit.engine.worker_of(client).task
     images = "pixels 0..255" if dtype == "uint8" else "pixels as floats in 0..1"
     given = images if fit.world.examples.x.dtype == torch.uint8 else "inputs as the data set has them"
+    own = getattr(e.data.raw(fit.world, client), "scale", None) is not None
     return {
         "acclimate": __version__,
         "label": e.label,
@@ -107,7 +109,7 @@ def _about(fit: Fit, client: int, selection: str, dtype: str, batch: int | None)
         "config": e.identity(),
         "classes": list(fit.world.examples.classes),
         "input": {"shape": ["batch" if batch is None else batch, *task.shape], "dtype": dtype},
-        "normalisation": f"inside the model: give {given}",
+        "normalisation": SCALED if own else f"inside the model: give {given}",
         "mean": list(task.mean),
         "std": list(task.std),
         "output": "logits",

@@ -50,7 +50,8 @@ class Limits:
     samples: int = 256
     """Samples of a request."""
     seconds: float = 60.0
-    """How long a body may take to arrive: who sends a byte now and then would hold memory and a connection for ever."""
+    """How long a request's head, and then its body, may take: who sends a byte now and then would hold memory and a
+    connection for ever."""
 
 
 def say(event: str, level: int = logging.INFO, **about: Any) -> None:
@@ -156,7 +157,7 @@ class Front:
     def _check_origin(self, request: Request) -> None:
         """Refuse what another server's page makes a browser send."""
         origin = request.headers.get("origin")
-        if origin and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin and _place(origin) != request.headers.get("host"):
             raise Denied(403, f"Origin: {origin[:100]!r} is another place")
         name, _, port = (whole := request.headers.get("host", "")).rpartition(":")
         host = name if port.isdecimal() else whole
@@ -175,6 +176,12 @@ class Front:
             known = ", ".join(map(str, self.host.clients[:10])) + (", ..." if len(self.host.rows) > 10 else "")
             raise Denied(404, f"client: {text[:40]!r} must be one of {known}")
         return int(text)
+
+    def _named(self, request: Request) -> int | None:
+        """The client that a path names, if any. Who has no token learns nothing of who there is, and sends no body."""
+        if self.tokens is not None and not self.tokens.knows(request.headers.get("authorization")):
+            raise Denied(401, "Authorization: must be 'Bearer TOKEN' with that of the client")
+        return self._client(request.path_params["client"]) if "client" in request.path_params else None
 
     async def _body(self, request: Request) -> bytes:
         how = request.headers.get("content-encoding", "identity")
@@ -198,11 +205,9 @@ class Front:
 
     async def infer(self, request: Request) -> Response:
         """Answer samples and adapt to them."""
-        client = self._client(request.path_params["client"]) if "client" in request.path_params else None
+        client = self._named(request)
         if client is not None:
             self._admit(request, client)
-        elif self.tokens is not None and not self.tokens.knows(request.headers.get("authorization")):
-            raise Denied(401, "Authorization: must be 'Bearer TOKEN' with that of the client")  # before a body is read
         raw = await self._body(request)
         body, rest = protocol.split(raw, request.headers.get("inference-header-content-length"))
         if client is None:
@@ -224,7 +229,8 @@ class Front:
 
     async def labels(self, request: Request) -> Response:
         """Take labels that come late."""
-        client = self._client(request.path_params["client"])
+        client = self._named(request)
+        assert client is not None  # as the route has it
         self._admit(request, client)
         ids, found = protocol.labels(await self._document(request))
         try:
@@ -241,11 +247,12 @@ class Front:
         body = await self._document(request)
         clients = self.host.clients if named is None else [self._client(named)]
         step = body.get("step")
-        if "steps" in body and act == "restore" and named is None:
+        if step is not None and act != "restore":
+            raise Denied(400, f"step: {str(step)[:40]!r} belongs to restore; {act} takes none")
+        protocol.only(body, () if act != "restore" else ("step", "steps") if named is None else ("step",), act)
+        if "steps" in body:
             step = protocol.steps(body)
             clients = sorted(map(self._client, step))
-        elif step is not None and act != "restore":
-            raise Denied(400, f"step: {str(step)[:40]!r} belongs to restore; {act} takes none")
         try:
             done = await self.desk.do(self.service.act, act, clients, step)
         except ValueError as e:
@@ -287,8 +294,7 @@ class Front:
 
     async def metadata(self, request: Request) -> Response:
         """What the model takes and gives."""
-        named = request.path_params.get("client")
-        client = None if named is None else self._client(named)
+        client = self._named(request)
         self._admit(request, client)
         shell = self.host.shells[0]
         clients = self.host.clients if client is None else [client]
@@ -302,8 +308,16 @@ class Front:
     async def ready(self, request: Request) -> Response:
         """Whether the model, or one client's, answers."""
         if "client" in request.path_params:
-            self._client(request.path_params["client"])
+            self._named(request)
         return JSONResponse({"name": self.name, "ready": True})
+
+
+def _place(origin: str) -> str:
+    """The host and port of an Origin header; empty where it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 @cache

@@ -74,6 +74,8 @@ def begun(folder: Path, lives: Sequence[Live]) -> bool:
             raise store.RunError(f"{folder} holds a log without {CARD}; choose another --folder")
         return False
     mine, card = {str(live.client): _model(live) for live in lives}, _card(folder)
+    if len(mine) < len(lives):
+        raise store.RunError("two of the live folders are of the same client; name one folder of each")
     if card["clients"].keys() != mine.keys():
         there, given = (", ".join(c.keys()) for c in (card["clients"], mine))
         raise store.RunError(f"{folder} was begun with clients {there}, not {given}; choose another --folder")
@@ -91,6 +93,8 @@ def _card(folder: Path) -> dict[str, Any]:
             f"{folder / CARD}: schema={card.get('schema')!r} must be '{SCHEMA}'; another version of acclimate "
             "wrote it: serve it with that one, or choose another --folder"
         )
+    if not isinstance(card.get("clients"), dict):
+        raise store.RunError(f"{folder / CARD} is damaged: it names no clients; choose another --folder")
     return card
 
 

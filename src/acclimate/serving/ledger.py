@@ -106,7 +106,7 @@ class Ledger:
         for wrong in (
             v for v in steps.values() if act == "restore" and (not isinstance(v, int) or isinstance(v, bool))
         ):
-            raise ValueError(f"restore: step={wrong!r} must be the number of a step that is kept")
+            raise ValueError(f"restore: step={wrong!r:.60} must be the number of a step that is kept")
         found = [self.host.live(client) for client in clients]
         for live in found:
             if act in ("freeze", "unfreeze"):

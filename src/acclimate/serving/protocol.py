@@ -30,7 +30,7 @@ class Denied(ValueError):
     """A request that is not answered: the status of the reply, and a sentence."""
 
     def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
+        super().__init__(text.encode("utf-8", "replace").decode())  # it may quote half a character: no reply holds one
         self.status = status
 
 
@@ -66,8 +66,8 @@ def samples(
     if raw is not None and raw_inputs.given(inputs, raw):
         try:
             return taken(task, raw_inputs.read(body["inputs"], rest, raw, most), dtype, "inputs")
-        except ValueError as e:  # it may quote half a character, which no reply can hold
-            raise Denied(400, str(e).encode("utf-8", "replace").decode()) from None
+        except ValueError as e:
+            raise Denied(400, str(e)) from None
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise Denied(400, f"inputs: {_short(inputs)} must be a list of one tensor: the samples")
     one = inputs[0]
@@ -168,6 +168,15 @@ def labels(body: Mapping[str, Any]) -> tuple[list[str], list[int | str]]:
     return ids, found
 
 
+def only(body: Mapping[str, Any], allowed: tuple[str, ...], act: str) -> None:
+    """Refuse a field that an administrative act does not have: who means one client by it would change all."""
+    if other := next((name for name in body if name not in allowed), None):
+        takes = " or ".join(allowed) or "no field"
+        raise Denied(
+            400, f"{_short(other)}: {act} takes {takes}; one client is named by the path, versions/CLIENT/{act}"
+        )
+
+
 def steps(body: Mapping[str, Any]) -> dict[str, int]:
     """The step that each client goes back to, by its number as text."""
     found = body["steps"]
@@ -182,7 +191,7 @@ def steps(body: Mapping[str, Any]) -> dict[str, int]:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return (text if len(text) <= 60 else text[:57] + "...").encode("utf-8", "replace").decode()
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def response(model: str, client: int, id: str, answer: Answer, names: tuple[str, ...]) -> dict[str, Any]:

@@ -20,6 +20,9 @@ NUMBERS = {
 }
 NUMBERS |= {"FP32": "<f4", "FP64": "<f8", "BOOL": "?"}
 """Types of a column of numbers, by their name in the protocol."""
+OTHERS, LONGEST = 1000, 200
+"""Columns that a request may have besides those that the model takes, and how long their names may be: a refusal looks
+for the one that was meant, and all clients wait while it does."""
 
 
 def given(inputs: Any, raw: Raw | None) -> bool:
@@ -34,11 +37,17 @@ def given(inputs: Any, raw: Raw | None) -> bool:
 def read(inputs: Sequence[Mapping[str, Any]], rest: bytes, raw: Raw, most: int) -> np.ndarray:
     """The samples of a request that gives raw inputs, or a `ValueError` that names the field."""
     found: dict[str, list[Any]] = {}
+    takes = {raw.column: "text"} if isinstance(raw, RawTexts) else raw.columns
+    if len(inputs) > len(takes) + OTHERS:
+        raise ValueError(
+            f"inputs: {len(inputs)} tensors must be at most {len(takes) + OTHERS}; the model takes {len(takes)}"
+        )
     most *= raw.window if isinstance(raw, RawWindows) else 1  # its rows are readings, of which a sample has many
     for i, one in enumerate(inputs):
         name = one.get("name")
-        if not isinstance(name, str) or name in found:
-            raise ValueError(f"inputs[{i}].name: {str(name)[:40]!r} must be a name, and no other input's")
+        if not isinstance(name, str) or name in found or (len(name) > LONGEST and name not in takes):
+            must = f"must be a name, and no other input's, of at most {LONGEST} letters"
+            raise ValueError(f"inputs[{i}].name: {str(name)[:40]!r} {must}")
         found[name], rest = _cells(one, rest, most, f"inputs[{i}]")
     if rest:
         raise ValueError(f"body: {len(rest)} bytes behind the last tensor")

@@ -8,9 +8,12 @@ import logging
 import re
 import ssl
 import sys
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import uvicorn
 
@@ -135,12 +138,41 @@ class _Lines(logging.Formatter):
         return store.json_text({"time": when, "level": record.levelname.lower(), **about})
 
 
+Silent: TypeAlias = dict[Any, tuple[object, float]]
+"""Connections on which a request's head has not come yet: the request before it, and since when."""
+
+
+def still_silent(connections: Iterable[Any], before: Silent, now: float) -> Silent:
+    """Which connections wait for a request's head, of those that uvicorn has; it would wait for ever, and all the
+    while keep a file open, of which a process may have so many. A request's body has a limit of its own."""
+    found: Silent = {}
+    for connection in connections:
+        last = getattr(connection, "cycle", None)
+        if last is None or last.response_complete:
+            old, since = before.get(connection, (last, now))
+            found[connection] = (last, since if old is last else now)
+    return found
+
+
 class _Server(uvicorn.Server):
-    """Says where it listens as soon as it does."""
+    """Says where it listens as soon as it does, and gives connections up on which no request comes."""
 
     def __init__(self, config: uvicorn.Config, front: Front) -> None:
         super().__init__(config)
         self.front = front
+        self.silent: Silent = {}
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second, by uvicorn."""
+        if counter % 10 == 0:
+            now = time.monotonic()
+            self.silent = still_silent(self.server_state.connections, self.silent, now)
+            late = [c for c, (_, since) in self.silent.items() if now - since > self.front.limits.seconds]
+            for connection in late:
+                connection.transport.close()
+            if late:
+                say("gave up", connections=len(late), text=f"no request in {self.front.limits.seconds:g} s")
+        return await super().on_tick(counter)
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
