@@ -38,6 +38,12 @@ def dot_of(precision: str) -> str:
     return FP32 if precision == "fp32" else "tf32"
 
 
+def dots_of(key: str) -> tuple[str, ...]:
+    """How a kernel may multiply whose choice is kept under this key (`implicit.name`)."""
+    by_halves = key.startswith(SUMS) and ", tf32, " in key
+    return DOTS if by_halves else tuple(dot for dot in DOTS if dot != halves.NAME)
+
+
 def power(n: int) -> int:
     """The next power of two."""
     return 1 << max(n - 1, 0).bit_length()
@@ -50,7 +56,7 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
         dot = "bf16x3" if precision == "tf32" else "bf16x6"
     found = _gathering(kind, layer, x.dtype, dot)
     if dot == "bf16x3":
-        found += _gathering(kind, layer, torch.float16, halves.NAME)
+        found += [*_gathering(kind, layer, torch.float16, halves.NAME), *_wider(kind, layer)]
     if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
@@ -62,6 +68,15 @@ def _gathering(kind: Kind, layer: Layer, dtype: torch.dtype, dot: str) -> list[C
     if folded_kernels.fits(kind, layer):
         found += [Cut("folded", tile, dot) for tile in folds(kind, layer, dtype)]
     return found
+
+
+def _wider(kind: Kind, layer: Layer) -> list[Cut]:
+    """Larger tiles for sums over pixels of halves, which need fewer registers than other numbers do."""
+    if folded_kernels.fits(kind, layer):
+        columns = 4 * min(layer.outputs, folded_kernels.WIDE)
+        return [Cut("folded", Tile(64, columns, 64, 4, 3), halves.NAME)] if columns > 64 else []
+    columns = min(max(power(layer.outputs), 16), 64)
+    return [Cut("implicit", Tile(128, columns, 64, 4, 3), halves.NAME)] if layer.inputs >= FEW else []
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:

@@ -53,8 +53,8 @@ def _gathered(
     parts, dw, of_x, of_dy, total, count, HALVES: tl.constexpr,
     IN: tl.constexpr, HAVE: tl.constexpr, OUT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dw[g, o, r, s, i] = sum over parts and groups, in order, of what was found for the weight's four places. With HALVES
-    it has powers of two in it, those of x and those of dy."""
+    """dw[g, o, r, s, i] = sum over parts and groups, in order, of what was found for the weight's four places; HALVES
+    as in `_add_up`."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = at < total
     o, i = at % OUT, (at // OUT) % HAVE

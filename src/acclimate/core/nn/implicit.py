@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, rehearsal, switches
-from .cuts import DOTS, FP32, Cut, Kind, cuts, dot_of, power
+from .cuts import FP32, Cut, Kind, cuts, dot_of, dots_of, power
 from .fastest import NEAR
 from .implicit_kernels import Layer, Tile
 from .timing import made, milliseconds
@@ -82,9 +82,9 @@ def use_choices(given: dict[str, Choice]) -> None:
     for key, choice in given.items():
         way, tile = (choice.get("way"), choice.get("tile")) if isinstance(choice, dict) else (None, None)
         fits = isinstance(tile, list | tuple) and len(tile) == 5 and all(isinstance(n, int) for n in tile)
-        if way not in ("patches", WRITTEN) and not (way in WAYS and fits and choice.get("dot", FP32) in DOTS):
+        if way not in ("patches", WRITTEN) and not (way in WAYS and fits and choice.get("dot", FP32) in dots_of(key)):
             told = f"'way' must be 'patches', '{WRITTEN}', or one of {tuple(WAYS)} with a 'tile' of five whole numbers"
-            raise ValueError(f"choice of '{key}': {choice!r} is none: {told}, and 'dot' one of {DOTS}")
+            raise ValueError(f"choice of '{key}': {choice!r} is none: {told}, and 'dot' one of {dots_of(key)}")
     _chosen.update({key: dict(choice) for key, choice in given.items()})
     _known.clear()
 

@@ -297,8 +297,8 @@ def parts_of(
     """The sums over parts of the output pixels."""
     if precision == halves.NAME:
         (a, of_x), (b, of_dy) = (halves.halved(channels_last(t)) for t in (x, dy))
-        near, far = a.permute(0, 1, 4, 2, 3), b.permute(0, 1, 4, 2, 3)
-        return Parts(parts_of(near, far, layer, tile, "tf32", which, groups).sums, of_x, of_dy, True)
+        a, b = (t.permute(0, 1, 4, 2, 3) for t in (a, b))
+        return Parts(parts_of(a, b, layer, tile, "tf32", which, groups).sums, of_x, of_dy, True)
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
     tiles = cut(length, tile.rows) * cut(layer.outputs, tile.columns)
