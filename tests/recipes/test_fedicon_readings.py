@@ -11,7 +11,7 @@ import torch
 
 from acclimate import recipes
 from acclimate.core import SGD, rng
-from acclimate.data import Digits
+from acclimate.data import Digits, TrainTest
 from acclimate.ops.augment import Views
 from acclimate.shifts import Corrupted, UnseenDomain
 
@@ -72,6 +72,26 @@ def test_a_reading_of_training_changes_one_setting(readings):
     both = first(readings.read_so("fedicon/table1", "views and momentum 0.5"), "FedAvg").training
     assert both == replace(moved, data=seen.data)
     assert first(readings.read_so("fedicon/table1", "as it is"), "FedAvg").training == own
+
+
+def test_the_momentum_of_the_later_release_is_that_of_every_row_with_sgd(readings):
+    own = first(recipes.recipe("fedicon/table7"), "Local").training
+    moved = first(readings.read_so("fedicon/table7", "momentum 0.9"), "Local").training
+    assert moved == replace(own, method=own.method.but(opt=SGD(lr=0.01, momentum=0.9, weight_decay=5e-4)))
+    both = first(readings.read_so("fedicon/table7", "views and momentum 0.9"), "Local").training
+    assert both == replace(moved, data=replace(own.data, augment=Views(flip=False)))
+
+
+def test_fifty_per_class_leaves_out_training_images_of_large_classes_alone(readings):
+    y, key = torch.tensor([0] * 100 + [1] * 20), rng.key(5)
+    few, whole = readings.Fifty().cut(y, key), TrainTest().cut(y, key)
+    assert torch.equal(few[2], whole[2]) and len(few[1]) == 0
+    assert (y[few[0]] == 0).sum() == 50 < (y[whole[0]] == 0).sum()
+    assert few[0][y[few[0]] == 1].tolist() == whole[0][y[whole[0]] == 1].tolist()
+    office = first(readings.read_so("fedicon/table2", "fifty per class"), "FedAvg").training
+    assert office.data.split == readings.Fifty()
+    digits = first(readings.read_so("fedicon/table1", "fifty per class"), "FedAvg").training
+    assert digits == first(recipes.recipe("fedicon/table1"), "FedAvg").training
 
 
 def test_office_is_seen_mirrored_and_fedicon_keeps_its_own_views(readings):
