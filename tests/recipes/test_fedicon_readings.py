@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 
 import pytest
 import torch
@@ -144,3 +145,39 @@ def test_the_page_has_the_numbers_of_the_file():
     assert "FedAvg has {} on an enlarged USPS and {} at its own size".format(*said) in page
     alone, plain = table["momentum 0.5"], table["as it is"]
     assert all(abs(alone[r][d]["mean"] - plain[r][d]["mean"]) < 1.2 for r in alone for d in domains)
+
+
+def differences(number):
+    """Ours minus the published numbers of a table, by column."""
+    found = {}
+    for cell in json.loads((ROOT / f"results/fedicon/table{number}-paper.json").read_text())["cells"]:
+        if cell["mean"] is not None and cell["published"]:
+            found.setdefault(cell["column"], []).append(cell["mean"] - cell["published"]["mean"])
+    return found
+
+
+def test_what_the_page_says_of_differences_by_domain_is_computed_from_the_tables():
+    page, near, central, count = (ROOT / "docs/papers/fedicon.md").read_text(), 0, 0, 0
+    for number, title in ((1, "corrupted"), (7, "left out"), (5, "corrupted"), (2, "left out")):
+        columns = differences(number)
+        said = [f"{fmean(d):+.1f}, {sum(x > 0 for x in d)} of {len(d)}" for d in columns.values()]
+        assert f"| Table {number}, {title} | {' | '.join(said)} |" in page
+        for d in columns.values():
+            near, count = near + sum(abs(x) <= 3.0 for x in d), count + len(d)
+            central += sum(abs(x - median(d)) <= 3.0 for x in d)
+    assert f"taken out, {central} of these {count} numbers lie within 3 points of the paper instead of {near}." in page
+
+
+def test_a_client_of_usps_hardly_helps_on_usps_in_the_paper():
+    page, theirs = (ROOT / "docs/papers/fedicon.md").read_text(), []
+    for table in ("fedicon/table1", "fedicon/table7"):
+        rows = json.loads((ROOT / f"src/acclimate/recipes/published/{table}.json").read_text())["rows"]
+        theirs.append({r["method"]: r["mean"] for r in rows if r["domain"] == "USPS"})
+    helped = {row: theirs[0][row] - theirs[1][row] for row in theirs[0]}
+    alike = sorted(abs(x) for x in helped.values())[:8]
+    assert len(helped) == 11 and f"to within {max(alike):.1f} points in eight of eleven rows" in page
+    own = [-helped[row] for row in ("FedBN", "Local", "FedRep")]
+    assert f"are {min(own):.0f} to {max(own):.0f} points *lower*" in page
+    rows = json.loads((ROOT / "results/causes/fedicon-readings.json").read_text())["accuracy"]["fedicon/table1"]
+    cost = [c["USPS, plain"]["mean"] - c["USPS"]["mean"] for c in rows["as it is"].values()]
+    assert f"which cost our rows {min(cost):.0f} to {max(cost):.0f} points there" in page
