@@ -13,7 +13,7 @@
 
 `labels=False` is FedICON-us: the encoder sees no labels, every sample is its own class. Table 8 is `extract` (False:
 cross-entropy for the whole model), `share` (False: nothing is sent), and the adapter ICON or none. With
-`extract=False` this is FedAvg, and with `share=False` too it is Local. No code was released.
+`extract=False` this is FedAvg, and with `share=False` too it is Local. No code came with the paper.
 """
 
 from __future__ import annotations
