@@ -211,10 +211,10 @@ def test_the_gradient_of_attention_agrees_with_the_formula(tokens, heads, d):
 @pytest.mark.parametrize(
     ("tokens", "heads", "d", "cut"),
     [
-        (17, 2, 16, Blocks(64, 64, 32, 4, 0)),
-        (64, 1, 16, Blocks(64, 64, 32, 4, 0)),
-        (69, 1, 32, Blocks(64, 64, 32, 4, 0)),
-        (37, 1, 16, Blocks(32, 32, 16, 4, 0)),
+        (17, 2, 16, Blocks(64, 64, 32, 4, 1)),
+        (64, 1, 16, Blocks(64, 64, 32, 4, 1)),
+        (69, 1, 32, Blocks(64, 64, 32, 4, 1)),
+        (43, 1, 16, Blocks(32, 16, 32, 4, 1)),
     ],
 )
 def test_so_do_attention_and_its_gradient_by_blocks(tokens, heads, d, cut):
@@ -235,7 +235,7 @@ def test_keys_that_are_not_there_have_no_weight_where_logits_are_very_low():
     logits, g = q @ k.mT * d**-0.5, draw(1, tokens, d)  # all of them -400: exp(400), for a key that is not there
     out, sums = (logits.softmax(-1) @ v)[None], logits.logsumexp(-1)[None, None]
     qkv = torch.cat((q, k, v), -1)[None]
-    to_q, to_k, to_v = trials.attention_back(qkv, out, g, sums, 1, Blocks(32, 32, 16, 4, 0))[0].split(d, -1)
+    to_q, to_k, to_v = trials.attention_back(qkv, out, g, sums, 1, Blocks(32, 32, 16, 4, 1))[0].split(d, -1)
     torch.testing.assert_close(to_v, g[0].mean(0).expand_as(v), rtol=1e-3, atol=1e-4)
     slopes = (g[0] @ v.mT - (g[0] @ v.mT).mean(-1, keepdim=True)) / tokens * d**-0.5
     torch.testing.assert_close(to_k, slopes.mT @ q, rtol=1e-3, atol=1e-3)

@@ -1,10 +1,10 @@
 """Triton kernels for the gradient of attention over few tokens, by blocks of queries, and by blocks of keys.
 
-The kernel in `attention_kernels` holds all keys of a head, so that one program fills a processor, and waits for itself.
-Here one kernel has a block of queries and all keys pass by, and another has a block of keys and all queries pass by.
-Weights are made twice, but nothing that is computed leaves a thread's registers before it is done, and several programs
-share a processor. What is left over of the tokens (5 of 197) is a small block of its own. Sums have a fixed order, so
-results repeat to the bit.
+The kernel in `attention_kernels` holds all keys of a head, so that few programs fit on a processor, and each waits for
+itself. Here one kernel has a block of queries and goes over the keys, and another has a block of keys and goes over the
+queries. Weights are made twice, but nothing that is computed leaves a thread's registers before it is done, and several
+programs share a processor. What is left over of the tokens (5 of 197) is a small block of its own. Sums have
+a fixed order, so results repeat to the bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -38,8 +38,8 @@ class Blocks(NamedTuple):
     queries: int
     """Queries that a program with keys takes at a time; no more than it has keys."""
     warps: int
-    registers: int
-    """The most that a thread may have in the gradient; 0 leaves that to the compiler."""
+    stages: int
+    """How many loads are under way."""
 
     @property
     def name(self) -> str:
@@ -47,8 +47,12 @@ class Blocks(NamedTuple):
         return "blocks " + "-".join(map(str, self))
 
 
-BLOCKS = (Blocks(32, 32, 16, 4, 0),) if INTERPRETED else (Blocks(64, 64, 32, 4, 168), Blocks(64, 64, 64, 4, 0))
-"""What is tried. Compiled for Hopper no register is spilled, and three programs of the first share a processor."""
+BLOCKS = (
+    (Blocks(32, 32, 16, 4, 1),)
+    if INTERPRETED
+    else (Blocks(64, 64, 32, 4, 2), Blocks(64, 64, 64, 4, 2), Blocks(64, 64, 32, 4, 3))
+)
+"""What is tried. Compiled for Hopper no register is spilled, and four programs of the first share a processor."""
 
 
 @jit
@@ -68,26 +72,14 @@ def _write(to, values, r, T: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, 
 
 
 @jit
-def _both(
-    one, other, WIDE: tl.constexpr, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
-    SIZE: tl.constexpr, REST: tl.constexpr,
+def _mix_step(
+    q, top, total, acc, keys, first, base,
+    T: tl.constexpr, W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """All rows of two tensors, the second with WIDE numbers from row to row, in tiles of SIZE rows and, in the end, of
-    REST. One after the other they would be waited for; here all loads are under way before the first is used."""
-    tiles = ()
-    for i in tl.static_range(T // SIZE):
-        r = i * SIZE + tl.arange(0, SIZE)
-        tiles += (_read(one, r, T, 3 * W, D, True), _read(other, r, T, WIDE, D, True))  # type: ignore[assignment]
-    if REST:
-        r = (T // SIZE) * SIZE + tl.arange(0, REST)
-        tiles += (_read(one, r, T, 3 * W, D, False), _read(other, r, T, WIDE, D, False))  # type: ignore[assignment]
-    return tiles
-
-
-@jit
-def _mix_step(q, k, v, t, top, total, acc, base, T: tl.constexpr, WHOLE: tl.constexpr):
-    """What the keys t add to the output of a block of queries: `top` is the highest logit so far, of base two, and sums
-    are of powers relative to it."""
+    """What a block of keys adds to the output of a block of queries: `top` is the highest logit so far, of base two,
+    and sums are of powers relative to it."""
+    t = first + tl.arange(0, ROWS)
+    k, v = _read(keys, t, T, 3 * W, D, WHOLE), _read(keys + W, t, T, 3 * W, D, WHOLE)
     logits = tl.dot(q, tl.trans(k))
     if not WHOLE:
         logits = tl.where((t < T)[None, :], logits, float("-inf"))
@@ -104,15 +96,15 @@ def _mix_block(
 ):  # fmt: skip
     r = begin + tl.arange(0, OWN)
     q = _read(qkv, r, ASKED, 3 * W, D, WHOLE)
-    here, last = tl.arange(0, OTHERS), (T // OTHERS) * OTHERS + tl.arange(0, REST or 1)
-    tiles = _both(qkv + W, qkv + 2 * W, 3 * W, T, W, D, OTHERS, REST)
     top = tl.full((OWN,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((OWN,), dtype=tl.float32)
     acc = tl.zeros((OWN, D), dtype=tl.float32)
-    for i in tl.static_range(T // OTHERS):
-        top, total, acc = _mix_step(q, tiles[2 * i], tiles[2 * i + 1], here, top, total, acc, scale * LOG, T, True)
+    whole: tl.constexpr = (T // OTHERS) * OTHERS
+    base = scale * LOG
     if REST:
-        top, total, acc = _mix_step(q, tiles[-2], tiles[-1], last, top, total, acc, scale * LOG, T, False)
+        top, total, acc = _mix_step(q, top, total, acc, qkv + W, whole, base, T, W, D, REST, False)
+    for first in tl.range(0, whole, OTHERS):
+        top, total, acc = _mix_step(q, top, total, acc, qkv + W, first, base, T, W, D, OTHERS, True)
     _write(out, acc / total[:, None], r, ASKED, W, D, WHOLE)
     tl.store(sums + r, (top + tl.math.log2(total)) / LOG, mask=r < ASKED)
 
@@ -138,12 +130,17 @@ def _mix(
 
 
 @jit
-def _query_step(q, dy, k, v, t, total, along, base, acc, T: tl.constexpr, WHOLE: tl.constexpr):
-    """What the keys t add to the gradient of a block of queries."""
-    log, slope = tl.dot(q, tl.trans(k)), tl.dot(dy, tl.trans(v))
-    log = log * base - total[:, None]
+def _query_step(
+    q, dy, total, along, keys, first, base, acc,
+    T: tl.constexpr, W: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """What a block of keys adds to the gradient of a block of queries."""
+    t = first + tl.arange(0, ROWS)
+    k, v = _read(keys, t, T, 3 * W, D, WHOLE), _read(keys + W, t, T, 3 * W, D, WHOLE)
+    log = tl.dot(q, tl.trans(k)) * base - total[:, None]
     p = tl.math.exp2(log if WHOLE else tl.where((t < T)[None, :], log, float("-inf")))
-    return tl.dot((p * (slope - along[:, None])).to(q.dtype), k, acc)
+    s = (p * (tl.dot(dy, tl.trans(v)) - along[:, None])).to(q.dtype)
+    return tl.dot(s, k, acc)
 
 
 @jit
@@ -156,16 +153,16 @@ def _query_block(
     q = _read(qkv, r, ASKED, 3 * W, D, WHOLE)
     dy, y = _read(g, r, ASKED, W, D, WHOLE), _read(out, r, ASKED, W, D, WHOLE)
     total = tl.load(sums + r, mask=r < ASKED, other=float("inf")) * LOG
-    here, last = tl.arange(0, OTHERS), (T // OTHERS) * OTHERS + tl.arange(0, REST or 1)
-    tiles = _both(qkv + W, qkv + 2 * W, 3 * W, T, W, D, OTHERS, REST)
     along = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
     tl.store(notes + r, total)
     tl.store(notes + PADDED + r, along)
     acc = tl.zeros((OWN, D), dtype=tl.float32)
-    for i in tl.static_range(T // OTHERS):
-        acc = _query_step(q, dy, tiles[2 * i], tiles[2 * i + 1], here, total, along, scale * LOG, acc, T, True)
-    if REST:
-        acc = _query_step(q, dy, tiles[-2], tiles[-1], last, total, along, scale * LOG, acc, T, False)
+    whole: tl.constexpr = (T // OTHERS) * OTHERS
+    base = scale * LOG
+    if REST:  # first: after the loop it would have all products wait for each other
+        acc = _query_step(q, dy, total, along, qkv + W, whole, base, acc, T, W, D, REST, False)
+    for first in tl.range(0, whole, OTHERS):
+        acc = _query_step(q, dy, total, along, qkv + W, first, base, acc, T, W, D, OTHERS, True)
     _write(to, acc * scale, r, ASKED, 3 * W, D, WHOLE)
 
 
@@ -197,15 +194,18 @@ def _to_queries(
 
 @jit
 def _key_step(
-    k, v, q, dy, notes, r, t, base, to_k, to_v, T: tl.constexpr, WHOLE: tl.constexpr, PADDED: tl.constexpr
+    t, k, v, qkv, g, notes, begin, base, to_k, to_v, T: tl.constexpr, ASKED: tl.constexpr, W: tl.constexpr,
+    D: tl.constexpr, HELD: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """What the queries r add to the gradients of the keys t, which are all there if WHOLE, and of their values."""
-    log, slope = tl.dot(k, tl.trans(q)), tl.dot(v, tl.trans(dy))
-    log = log * base - tl.load(notes + r)[None, :]
-    p = tl.math.exp2(log if WHOLE else tl.where((t < T)[:, None], log, float("-inf")))
+    """What a block of queries adds to the gradients of the keys t and their values, which are all there if HELD."""
+    r = begin + tl.arange(0, ROWS)
+    q, dy = _read(qkv, r, ASKED, 3 * W, D, WHOLE), _read(g, r, ASKED, W, D, WHOLE)
+    total, along = tl.load(notes + r), tl.load(notes + PADDED + r)
+    log = tl.dot(k, tl.trans(q)) * base - total[None, :]
+    p = tl.math.exp2(log if HELD else tl.where((t < T)[:, None], log, float("-inf")))
     to_v = tl.dot(p.to(q.dtype), dy, to_v)
-    s = p * (slope - tl.load(notes + PADDED + r)[None, :])
-    return tl.dot(s.to(q.dtype), q, to_k), to_v
+    s = (p * (tl.dot(v, tl.trans(dy)) - along[None, :])).to(q.dtype)
+    return tl.dot(s, q, to_k), to_v
 
 
 @jit
@@ -216,20 +216,20 @@ def _key_block(
 ):  # fmt: skip
     t = first + tl.arange(0, OWN)
     k, v = _read(qkv + W, t, T, 3 * W, D, WHOLE), _read(qkv + 2 * W, t, T, 3 * W, D, WHOLE)
-    here, last = tl.arange(0, OTHERS), (ASKED // OTHERS) * OTHERS + tl.arange(0, REST or 1)
-    tiles = _both(qkv, g, W, ASKED, W, D, OTHERS, REST)
     to_k = tl.zeros((OWN, D), dtype=tl.float32)
     to_v = tl.zeros((OWN, D), dtype=tl.float32)
+    whole: tl.constexpr = (ASKED // OTHERS) * OTHERS
+    base = scale * LOG
     if ASKED < T:
         at = to + (t[:, None] * (3 * W) + tl.arange(0, D)[None, :])
         tl.store(at, tl.zeros((OWN, D), dtype=to.dtype.element_ty), mask=((t >= ASKED) & (t < T))[:, None])
-    for i in tl.static_range(ASKED // OTHERS):
+    if REST:  # first, as above
         to_k, to_v = _key_step(
-            k, v, tiles[2 * i], tiles[2 * i + 1], notes, i * OTHERS + here, t, scale * LOG, to_k, to_v, T, WHOLE, PADDED
+            t, k, v, qkv, g, notes, whole, base, to_k, to_v, T, ASKED, W, D, WHOLE, REST, False, PADDED
         )  # fmt: skip
-    if REST:
+    for begin in tl.range(0, whole, OTHERS):
         to_k, to_v = _key_step(
-            k, v, tiles[-2], tiles[-1], notes, last, t, scale * LOG, to_k, to_v, T, WHOLE, PADDED
+            t, k, v, qkv, g, notes, begin, base, to_k, to_v, T, ASKED, W, D, WHOLE, OTHERS, True, PADDED
         )  # fmt: skip
     _write(to + W, to_k * scale, t, T, 3 * W, D, WHOLE)
     _write(to + 2 * W, to_v, t, T, 3 * W, D, WHOLE)
@@ -267,7 +267,7 @@ def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blo
     own, d, count = cut.own, width // heads, -(-asked // cut.own)
     notes = blank(samples * heads, 2, count * own, dtype=torch.float32, device=qkv.device)
     known = (notes, d**-0.5, tokens, asked, heads, 1 / math.log(2), d, own)
-    options: dict[str, Any] = {"num_warps": cut.warps, **({"maxnreg": cut.registers} if cut.registers else {})}
+    options: dict[str, Any] = {"num_warps": cut.warps, "num_stages": cut.stages}
     sizes = _rest(asked, own), cut.keys, _rest(tokens, cut.keys), count * own
     _to_queries[(samples * heads * count,)](qkv, out, g, sums, to, *known, *sizes, **options)
     sizes = _rest(tokens, own), cut.queries, _rest(asked, cut.queries), count * own
@@ -283,7 +283,8 @@ def forward(qkv: Tensor, heads: int, cut: Blocks, asked: int) -> tuple[Tensor, T
     out = blank(samples, asked, width, dtype=qkv.dtype, device=qkv.device)
     sums = blank(samples, heads, asked, dtype=torch.float32, device=qkv.device)
     sizes = (own, _rest(asked, own), cut.keys, _rest(tokens, cut.keys))
+    options: dict[str, Any] = {"num_warps": cut.warps, "num_stages": cut.stages}
     _mix[(samples * heads * count,)](
-        qkv, out, sums, d**-0.5, tokens, asked, heads, 1 / math.log(2), d, *sizes, num_warps=cut.warps
+        qkv, out, sums, d**-0.5, tokens, asked, heads, 1 / math.log(2), d, *sizes, **options
     )  # fmt: skip
     return out, sums
