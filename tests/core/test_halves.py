@@ -176,6 +176,27 @@ def test_gradients_of_two_orders_under_nested_maps(monkeypatch: pytest.MonkeyPat
         assert 1e-6 < float(apart.max()) <= (order + 1) * TF32
 
 
+@pytest.mark.skipif(not (kernels.AVAILABLE and torch.cuda.is_available()), reason="no CUDA device")
+def test_a_recording_follows_the_size_of_the_numbers_and_repeats_to_the_bit() -> None:
+    g, x, dy, layer = sums((32, 64, (14, 14), 5, 1, 0))
+    tried = [cut for cut in cuts.cuts("correlate", layer, x, "tf32") if cut.dot == "fp16"]
+    assert tried
+    for cut in tried:
+        first = implicit_kernels.correlate(x, dy, layer, cut.tile, cut.dot)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            found = implicit_kernels.correlate(x, dy, layer, cut.tile, cut.dot)
+        graph.replay()
+        assert torch.equal(found, first)
+        kept = x.clone()
+        x.copy_(scaled(x, [1e-20, 1e20]))
+        graph.replay()
+        near(found, truth(g, x, dy))
+        assert torch.equal(found, implicit_kernels.correlate(x, dy, layer, cut.tile, cut.dot))
+        x.copy_(kept)
+
+
 LAYERS = {
     "correlate": Layer(32, 14, 14, 64, 10, 10, 5, 5, 1, 0, 0),
     "pooled_correlate": Layer(4, 32, 32, 32, 28, 28, 5, 5, 1, 0, 0),
