@@ -2,9 +2,11 @@
 
 float16 has as many bits after the point as TF32, ten, and the hardware multiplies it in either order of memory, at
 twice the rate and with half the bytes; only its range is small. So the numbers of a client are multiplied by a power of
-two, which is exact, so that the largest lies between 2^14 and 2^15: none overflows, and those that are more than 2^28
-times smaller than the largest lose bits. The power is taken away from the sum at the end. Another client's numbers do
-not matter. Powers end at 2^126: where the largest of a client is below 2^-112, it comes to lie lower.
+two, which is exact, so that the largest lies between 2^14 and 2^15: none overflows. Those that are more than 2^28 times
+smaller than the client's largest lose bits, and from 2^40 on they are zeros, which TF32 would keep: a sum in which
+there are only such is less exact than by TF32, and small beside the client's others. The power is taken away from the
+sum at the end. Another client's numbers do not matter. Powers end at 2^126: where the largest of a client is below
+2^-112, it comes to lie lower.
 
 What is not finite stays so, and does not count for the largest.
 """
