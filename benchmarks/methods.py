@@ -7,6 +7,7 @@ that a client uploads in a round; seconds of the training (of seeds that train s
 
     python benchmarks/methods.py [--methods fedavg,moon] [--seeds 0,1,2] [--clients 20] [--rounds 100] [--device cuda]
         [--precision bf16]
+    python benchmarks/methods.py --methods fedrep/work.clip=none,moon/mu=0.1      settings of a method after its name
     python benchmarks/methods.py --merge part-1.json part-2.json      what runs side by side wrote, in one file
     python benchmarks/methods.py --from RUNS                          rows of runs that are there, such as the track's
 
@@ -32,6 +33,7 @@ from acclimate.backends import Vmap
 from acclimate.core import Adapter
 from acclimate.experiment import catalogue, loads
 from acclimate.experiment.labels import label
+from acclimate.experiment.settings import expand
 from acclimate.leaderboard.tracks import fixed
 from acclimate.ops import layout
 from acclimate.ops.devices import device_of
@@ -45,14 +47,16 @@ STREAMS = "original,corrupted,out-of-client,mixture"
 
 
 def experiment(name: str, given: argparse.Namespace, seed: int) -> ac.Experiment:
-    """The training of one method, with its defaults."""
-    method, _, personal = name.partition("+")
+    """The training of one method, with its defaults but for settings after its name: `fedrep/work.clip=none`."""
+    named, *settings = name.split("/")
+    method, _, personal = named.partition("+")
+    changed = [(f"method.{key}", value) for key, _, value in (setting.partition("=") for setting in settings)]
     return ac.Experiment(
         data=(ac.data.Digits if given.data == "digits" else ac.data.CIFAR10)(
             clients=given.clients, partition=ac.data.Dirichlet(0.1, sizes="brfl")
         ),
         model=catalogue.MODELS["cnn"],
-        method=catalogue.METHODS[method],
+        method=expand([("method", method), *changed])[0].method,
         personal=catalogue.PERSONALS[personal or "none"],
         rounds=given.rounds,
         eval_every=max(given.rounds // 10, 1),
@@ -133,7 +137,8 @@ def table(rows: dict[str, Row], streams: list[str]) -> str:
         own = [r for r in tried if "accuracy" in r]
         cells = [_both(own, s) for s in streams] if own else ["diverges"] * len(streams)
         cost = _cost(own) if own else ["", ""]
-        seeds = str(len(own)) if len(own) == len(tried) else f"{len(own)} of {len(tried)}"
+        failed = [r for r in tried if r not in own]
+        seeds = _seeds(own) + (f" ({_seeds(failed)} diverged)" if own and failed else _seeds(failed))
         lines.append([name, *cells, *cost, seeds])
     return "\n".join(layout.table(["method", *streams, "MB up per round", "seconds", "seeds"], lines, words=1))
 
@@ -142,6 +147,10 @@ def _place(rows: list[Row], stream: str) -> float:
     """A sort key: less for a higher mean after the last round; methods without a finite seed come last."""
     found = [r["accuracy"]["last"][stream] for r in rows if "accuracy" in r]
     return -statistics.mean(found) if found else 1.0
+
+
+def _seeds(rows: list[Row]) -> str:
+    return ", ".join(str(seed) for seed in sorted(r["seed"] for r in rows))
 
 
 def _cost(rows: list[Row]) -> list[str]:

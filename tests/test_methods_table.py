@@ -55,6 +55,25 @@ def test_a_round_that_no_run_looked_for_is_no_figure(methods):
     assert methods._both([last, both], "original") == "45.0" and methods._both([both], "original") == "50.0 (60.0)"
 
 
+def test_a_table_names_seeds_and_settings_and_has_the_best_first(methods):
+    def row(method, seed, value=None):
+        found = {"failed": "not finite"} if value is None else {"accuracy": {"last": {"mixture": value}}}
+        return {"method": method, "seed": seed, **found, "up_bytes": 1e6, "seconds": 10.0 + seed}
+
+    rows = [row("a", 0, 40.0), row("b", 1, 50.0), row("b", 0), row("b", 2, 60.0), row("c", 3)]
+    lines = methods.table(dict(enumerate(rows)), ["mixture"]).splitlines()
+    assert lines[2:] == [
+        "| b | 55.0 | 1.00 | 12 | 1, 2 (0 diverged) |",
+        "| a | 40.0 | 1.00 | 10 | 0 |",
+        "| c | diverges |  |  | 3 |",
+    ]
+    given = methods.argparse.Namespace(data="digits", clients=2, rounds=1, device="auto")
+    changed = methods.experiment("fedrep+finetune/work.clip=none/opt.lr=0.01", given, 0)
+    assert (changed.method.work.clip, changed.method.opt.lr) == (None, 0.01)
+    assert changed.personal == catalogue.PERSONALS["finetune"]
+    assert methods.experiment("fedrep", given, 0).method == ac.methods.FedRep()
+
+
 def test_a_method_that_diverges_has_a_row_that_says_so_and_others_go_on(methods, monkeypatch, tmp_path, capsys):
     measured, seen = methods.measured_of, []
 
@@ -71,7 +90,7 @@ def test_a_method_that_diverges_has_a_row_that_says_so_and_others_go_on(methods,
     assert "accuracy" in found["rows"]["local 0"] and found["study"]["precision"] == "fp32"
     text = capsys.readouterr().out
     assert "fedprox          0 round 1: client 0 is not finite" in text
-    assert "| fedprox | diverges |  |  | 0 of 1 |" in text and text.count("diverges") == 1
+    assert "| fedprox | diverges |  |  | 0 |" in text and text.count("diverges") == 1
     with pytest.raises(SystemExit, match="rows are of"):
         asked(monkeypatch, methods, "--precision", "bf16", "--out", tmp_path / "rows.json")
     monkeypatch.setattr(methods, "measured_of", lambda run, given: (seen.append(run.backend.precision), {})[1])

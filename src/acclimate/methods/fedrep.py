@@ -25,8 +25,9 @@ class FedRep(Weighted):
     """A shared body and private heads, trained in turns (Collins et al., ICML 2021)."""
 
     opt: Optimizer = SGD(lr=0.05)
-    work: Work = Work(epochs=1)
-    """How much the body is trained."""
+    work: Work = Work(epochs=1, clip=10.0)
+    """How much the body is trained. Private heads grow round by round, and gradients of the body with them: without a
+    bound, training on CIFAR-10 ends in values that are not finite."""
     head_work: Work = Work(epochs=10)
     """How much the head is trained, before the body."""
 

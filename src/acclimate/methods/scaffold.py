@@ -3,6 +3,9 @@
 - Local step (line 10): y <- y - lr (g(y) - c_i + c): the gradient of the loss plus <c - c_i, y>.
 - c_i+ = c_i - c + (x - y) / (K lr) (line 12, option II), where K lr is the sum of the local learning rates.
 - x <- x + lr_g mean(delta) and c <- c + |S|/N mean(c_i+ - c_i) (lines 16-17); the mean over clients is uniform.
+
+The paper bounds no gradient. Here the corrected one is, by 10, unless `work.clip` says otherwise: a control variate that
+has gone wrong adds to every step, and without a bound training on CIFAR-10 ends in values that are not finite.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ class SCAFFOLD(Method):
     """Stochastic controlled averaging: control variates correct client drift (Karimireddy et al., ICML 2020)."""
 
     opt: SGD = SGD(lr=0.05)
-    work: Work = Work()
+    work: Work = Work(clip=10.0)
     server_lr: float = 1.0
 
     downlink = ("vars", "control")
