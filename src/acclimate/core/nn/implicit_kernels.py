@@ -173,7 +173,8 @@ def _correlate(
             down, right = first // (IN * KW), (first // IN) % KW
             seen = real & (top + down >= 0) & (top + down < H) & (left + right >= 0) & (left + right < W)
             inside = seen[None, :]
-            within = (down * W + right) * IN + first % IN + tl.arange(0, ROWS)
+            channel = tl.multiple_of(first % IN, ROWS)  # else Triton fetches numbers one by one
+            within = (down * W + right) * IN + channel + tl.arange(0, ROWS)
         else:
             down, right = e // (IN * KW), (e // IN) % KW
             within = down * (W * IN) + e % (IN * KW)
