@@ -254,7 +254,7 @@ def test_channels_of_one_tap_are_fetched_sixteen_bytes_at_a_time(dtype: str, dot
         constexprs={(len(given) + at,): value for at, value in enumerate(constants)},
         attrs={(at,): [["tt.divisibility", 16]] for at in (0, 1, 2, 3)},
     )
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
     text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
     sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\w+)", text)
     assert sizes and set(sizes) == {"0x10"} and "ld.global" not in text
