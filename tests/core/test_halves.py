@@ -4,6 +4,7 @@ The kernels run as `test_implicit.py` says; what is tried and what is refused ne
 """
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -233,3 +234,27 @@ def test_a_choice_of_halves_is_read_again_and_refused_for_other_products() -> No
         with pytest.raises(ValueError, match="'dot' one of") as told:
             implicit.use_choices({wrong: choice})
         assert wrong in str(told.value) and "fp16" not in str(told.value).split("'dot' one of")[1]
+
+
+@pytest.mark.skipif(not kernels.AVAILABLE or kernels.INTERPRETED, reason="needs Triton's compiler, and no GPU")
+@pytest.mark.parametrize(("dtype", "dot"), [("fp16", "tf32"), ("fp32", "bf16x3")])
+def test_channels_of_one_tap_are_fetched_sixteen_bytes_at_a_time(dtype: str, dot: str) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel: Any = implicit_kernels._correlate
+    layer, tile = Layer(64, 32, 32, 64, 32, 32, 3, 3, 1, 1, 1), Tile(64, 64, 32, 4, 4)
+    given = [f"*{dtype}", f"*{dtype}", "*fp32", "*fp32", "i32", "i32", "i32"]
+    constants = [*layer, False, False, *tile[:3], dot]
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature=dict(zip(names, [*given, *["constexpr"] * len(constants)], strict=True)),
+        constexprs={(len(given) + at,): value for at, value in enumerate(constants)},
+        attrs={(at,): [["tt.divisibility", 16]] for at in (0, 1, 2, 3)},
+    )
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+    text = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (\w+)", text)
+    assert sizes and set(sizes) == {"0x10"} and "ld.global" not in text

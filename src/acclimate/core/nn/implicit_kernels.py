@@ -173,7 +173,8 @@ def _correlate(
             down, right = first // (IN * KW), (first // IN) % KW
             seen = real & (top + down >= 0) & (top + down < H) & (left + right >= 0) & (left + right < W)
             inside = seen[None, :]
-            within = (down * W + right) * IN + first % IN + tl.arange(0, ROWS)
+            channel = tl.multiple_of(first % IN, ROWS)  # else Triton fetches numbers one by one
+            within = (down * W + right) * IN + channel + tl.arange(0, ROWS)
         else:
             down, right = e // (IN * KW), (e // IN) % KW
             within = down * (W * IN) + e % (IN * KW)
@@ -281,7 +282,7 @@ PROGRAMS, LEAST, SPAN = 512, 256, 128
 """Programs that fill a device, the output pixels that a part of a sum has at least, and what they are a multiple of."""
 
 
-class Parts(NamedTuple):
+class PartialSums(NamedTuple):
     """Sums [s, G, (kh, kw, I), O] over parts of the output pixels, which are still to be added up; the powers of two
     [G] of x and of dy that are in them; and whether there are such."""
 
@@ -293,12 +294,12 @@ class Parts(NamedTuple):
 
 def parts_of(
     x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None, groups: bool
-) -> Parts:
+) -> PartialSums:
     """The sums over parts of the output pixels."""
     if precision == halves.NAME:
         (a, of_x), (b, of_dy) = (halves.halved(channels_last(t)) for t in (x, dy))
         a, b = (t.permute(0, 1, 4, 2, 3) for t in (a, b))
-        return Parts(parts_of(a, b, layer, tile, "tf32", which, groups).sums, of_x, of_dy, True)
+        return PartialSums(parts_of(a, b, layer, tile, "tf32", which, groups).sums, of_x, of_dy, True)
     clients, batch = x.shape[:2]
     length, pixels = layer.taps * layer.inputs, batch * layer.out_height * layer.out_width
     tiles = cut(length, tile.rows) * cut(layer.outputs, tile.columns)
@@ -313,7 +314,7 @@ def parts_of(
         span, *layer, which is not None and not groups, groups, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return Parts(parts, parts, parts, False)
+    return PartialSums(parts, parts, parts, False)
 
 
 def correlate(
