@@ -71,3 +71,47 @@ def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
     bars = [len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0 for line in lines]
     broken = [line[:80] for line, a, b in zip(lines[1:], bars, bars[1:], strict=False) if a and b and a != b]
     assert broken == []
+
+
+@pytest.fixture
+def cifar10():
+    """Stored rows by method; those of the last round are [stream][seed]."""
+    rows = json.loads((ROOT / "results" / "methods" / "cifar10.json").read_text())["rows"].values()
+    return {name: [r for r in rows if r["method"] == name] for name in sorted({r["method"] for r in rows})}
+
+
+def test_methods_on_cifar10_are_those_stored(cifar10):
+    section = PAGE.split("### On CIFAR-10")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if re.match(r"\| [a-z]", line)][1:]
+    told = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in lines}
+    assert told.keys() == cifar10.keys()
+    streams = ("original", "corrupted", "out-of-client", "mixture")
+    for name, rows in cifar10.items():
+        good = [r for r in rows if "accuracy" in r]
+        for stream, cell in zip(streams, told[name], strict=False):
+            last, chosen = ([r["accuracy"][selection][stream] for r in good] for selection in ("last", "validation"))
+            if good:
+                assert cell == f"{sum(last) / len(last):.1f} ({sum(chosen) / len(chosen):.1f})", (name, stream)
+            else:
+                assert cell == "diverges", name
+        assert told[name][-1].removesuffix(" |") == ", ".join(str(s) for s in sorted(r["seed"] for r in rows)), name
+    order = [float(cells[3].split()[0]) for cells in told.values() if cells[3] != "diverges"]
+    assert order == sorted(order, reverse=True)
+
+
+def test_what_is_said_of_them_is_so(cifar10):
+    def last(name, stream, seed=None):
+        return statistics.mean(r["accuracy"]["last"][stream] for r in cifar10[name] if seed in (None, r["seed"]))
+
+    for name in ("fedper", "fedas", "fedpac"):
+        assert 86 <= last(name, "original") <= 88 and 20 <= last(name, "out-of-client") <= 22.5
+    able = {n: rows for n, rows in cifar10.items() if any("accuracy" in r for r in rows)}
+    best = sorted(able, key=lambda n: -last(n, "mixture"))
+    assert set(best[:2]) == {"ditto", "fedavg+finetune"}
+    assert [n for n in able if last(n, "original") > 75 and last(n, "out-of-client") > 50] == ["fedthe"]
+    for name in ("fedrep", "scaffold"):
+        assert all("failed" in r for r in cifar10[f"{name}/work.clip=none"]) and name in able
+    assert 9 < last("fedavg", "original") - last("moon", "original") < 11
+    assert abs(last("fedavg", "original", 0) - last("moon/mu=0.1", "original")) < 1.5
+    for name in ("fedlc", "fedntd"):
+        assert 2 < last("fedavg", "original", 0) - last(name, "original") < 3.5

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.func import grad
 
-from acclimate.core import SGD, StepDecay, Task, Work, rng
+from acclimate.core import SGD, StepDecay, Task, Work, rng, tree
 from acclimate.methods.ditto import Ditto
 from acclimate.methods.elcfs import moved
 from acclimate.methods.fedatp import FedATP
@@ -133,6 +133,16 @@ def test_scaffolds_client_walks_along_the_corrected_gradient_and_notes_the_mean_
     close(up["delta"]["params"]["head.weight"], -0.5 * (slope + 0.3 - 0.1))
     close(mine["control"]["head.weight"], slope)
     close(up["control"]["head.weight"], slope - 0.1)
+
+
+def test_scaffolds_corrected_gradient_is_bounded_by_default():
+    """A control that has gone wrong: the step is as long as the rate times ten, along the corrected gradient."""
+    control = {n: torch.full_like(p, 1e6) for n, p in VARS["params"].items()}
+    own = {"control": tree.zeros(VARS["params"])}
+    once = replace(SCAFFOLD().work, iterations=1)
+    up, _ = SCAFFOLD(opt=SGD(lr=0.5), work=once).client(TASK, {**DOWN, "control": control}, own, DATA, KEY)
+    count = sum(p.numel() for p in VARS["params"].values())
+    close(up["delta"]["params"]["head.weight"], torch.full_like(HEAD, -0.5 * 10.0 / count**0.5))
 
 
 # Losses

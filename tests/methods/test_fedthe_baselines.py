@@ -211,6 +211,18 @@ def test_fedrep_phases_leave_each_other_alone():
     assert equal(settled, only_head)
 
 
+def test_a_large_head_moves_the_body_no_further_than_the_default_bound():
+    """One step of the body: its gradient grows with the head, and its length is the rate times ten."""
+    plain = FedRep(head_work=Work(epochs=0))
+    t, down, mine, own, key = a_client(plain)
+    large = {"vars": {**mine["vars"], "params": tree.scale(mine["vars"]["params"], 1e4)}}
+    for clip, length in ((10.0, 0.05 * 10.0), (None, None)):
+        assert clip is None or plain.work.clip == clip
+        method = replace(plain, work=Work(iterations=1, clip=clip))
+        walked = float(tree.norm(method.client(t, down, large, own, key)[0]["delta"]["params"]))
+        assert walked == pytest.approx(length, rel=1e-4) if length else walked > 5.0
+
+
 def test_fedrep_sends_no_head():
     worker, _, state = fitted(METHODS["fedrep"], rounds=1)
     assert not {part["name"].split("/", 1)[-1] for part in state.cost["message"]} & worker.task.head

@@ -4,8 +4,8 @@
 - c_i+ = c_i - c + (x - y) / (K lr) (line 12, option II), where K lr is the sum of the local learning rates.
 - x <- x + lr_g mean(delta) and c <- c + |S|/N mean(c_i+ - c_i) (lines 16-17); the mean over clients is uniform.
 
-The paper bounds no gradient. Here the corrected one is, by 10, unless `work.clip` says otherwise: a control variate that
-has gone wrong adds to every step, and without a bound training on CIFAR-10 ends in values that are not finite.
+The paper bounds no gradient. Here the corrected one is bounded by 10, unless `work.clip` says otherwise: without a
+bound, training on CIFAR-10 ends in values that are not finite.
 """
 
 from __future__ import annotations

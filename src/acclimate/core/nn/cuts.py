@@ -54,29 +54,14 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     dot, sums = dot_of(precision), kind in SUMS
     if sums and x.dtype == torch.float32 and x.is_cuda:
         dot = "bf16x3" if precision == "tf32" else "bf16x6"
-    found = _gathering(kind, layer, x.dtype, dot)
+    found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
+    if folded_kernels.fits(kind, layer):
+        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, x.dtype)]
     if dot == "bf16x3":
-        found += [*_gathering(kind, layer, torch.float16, halves.NAME), *_wider(kind, layer)]
+        found += [Cut("implicit", tile, halves.NAME) for tile in candidates(kind, layer, torch.float16)]
     if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
-
-
-def _gathering(kind: Kind, layer: Layer, dtype: torch.dtype, dot: str) -> list[Cut]:
-    """The kernels in which threads gather patches of numbers of this type."""
-    found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, dtype)]
-    if folded_kernels.fits(kind, layer):
-        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, dtype)]
-    return found
-
-
-def _wider(kind: Kind, layer: Layer) -> list[Cut]:
-    """Larger tiles for sums over pixels of halves, which need fewer registers than other numbers do."""
-    if folded_kernels.fits(kind, layer):
-        columns = 4 * min(layer.outputs, folded_kernels.WIDE)
-        return [Cut("folded", Tile(64, columns, 64, 4, 3), halves.NAME)] if columns > 64 else []
-    columns = min(max(power(layer.outputs), 16), 64)
-    return [Cut("implicit", Tile(128, columns, 64, 4, 3), halves.NAME)] if layer.inputs >= FEW else []
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
