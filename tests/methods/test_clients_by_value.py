@@ -142,7 +142,7 @@ def test_scaffolds_corrected_gradient_is_bounded_by_default():
     once = replace(SCAFFOLD().work, iterations=1)
     up, _ = SCAFFOLD(opt=SGD(lr=0.5), work=once).client(TASK, {**DOWN, "control": control}, own, DATA, KEY)
     count = sum(p.numel() for p in VARS["params"].values())
-    close(up["delta"]["params"]["head.weight"], torch.full_like(HEAD, -0.5 * 10.0 / count**0.5))
+    close(up["delta"]["params"]["head.weight"], np.full_like(HEAD, -0.5 * 10.0 / count**0.5))
 
 
 # Losses
