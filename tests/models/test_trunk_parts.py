@@ -21,6 +21,7 @@ from acclimate.core.nn import (
     trials,
 )
 from acclimate.core.nn import heads as by_heads
+from acclimate.core.nn.attention_block_kernels import BLOCKS, Blocks
 from acclimate.models import LoRA, ViT, low_rank, trunk_parts
 
 G = torch.Generator().manual_seed(0)
@@ -196,6 +197,8 @@ def test_kernels_of_rows_agree_with_torchs_operations(width):
     assert trials._rows_trial(draw(1, width)) < 1e-5
     for rank in (1, 8) if width == 24 else ():
         assert trials._low_trial(draw(1, width), rank) < 1e-5
+    for rank in (1, 8, 20) if width == 24 else ():
+        assert trials._norm_low_trial(draw(1, width), rank) < 1e-5
 
 
 @works
@@ -207,14 +210,36 @@ def test_the_gradient_of_attention_agrees_with_the_formula(tokens, heads, d):
 
 
 @works
-@pytest.mark.parametrize("turns", [attention_kernels.Turns(64, 32, 4, 1, 0), attention_kernels.Turns(256, 64, 4, 1, 0)])
-@pytest.mark.parametrize(("tokens", "heads", "d"), [(17, 2, 16), (197, 1, 32)])
-def test_so_does_the_gradient_of_attention_with_keys_in_turns(tokens, heads, d, turns):
+@pytest.mark.parametrize(
+    ("tokens", "heads", "d", "cut"),
+    [
+        (17, 2, 16, Blocks(64, 64, 32, 4, 1)),
+        (64, 1, 16, Blocks(64, 64, 32, 4, 1)),
+        (69, 1, 32, Blocks(64, 64, 32, 4, 1)),
+        (43, 1, 16, Blocks(32, 16, 32, 4, 1)),
+    ],
+)
+def test_so_do_attention_and_its_gradient_by_blocks(tokens, heads, d, cut):
     torch.use_deterministic_algorithms(True)  # fresh memory is not a number: nobody may read it
     try:
-        assert trials._attention_trial(draw(1, tokens, 3 * heads * d), heads, turns) < 1e-5
+        assert trials._attention_trial(draw(1, tokens, 3 * heads * d), heads, cut) < 1e-5
+        assert trials._mixing_trial(draw(1, tokens, 3 * heads * d), heads, cut) < 1e-5
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@works
+def test_keys_that_are_not_there_have_no_weight_where_logits_are_very_low():
+    tokens, d = 37, 16
+    q, k, v = torch.full((tokens, d), 10.0), torch.full((tokens, d), -10.0), draw(tokens, d)
+    logits, g = q @ k.mT * d**-0.5, draw(1, tokens, d)  # all of them -400: exp(400), for a key that is not there
+    out, sums = (logits.softmax(-1) @ v)[None], logits.logsumexp(-1)[None, None]
+    qkv = torch.cat((q, k, v), -1)[None]
+    to_q, to_k, to_v = trials.attention_back(qkv, out, g, sums, 1, Blocks(32, 32, 16, 4, 1))[0].split(d, -1)
+    torch.testing.assert_close(to_v, g[0].mean(0).expand_as(v), rtol=1e-3, atol=1e-4)
+    slopes = (g[0] @ v.mT - (g[0] @ v.mT).mean(-1, keepdim=True)) / tokens * d**-0.5
+    torch.testing.assert_close(to_k, slopes.mT @ q, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(to_q, slopes @ k, rtol=1e-3, atol=1e-3)
 
 
 @works
@@ -294,11 +319,11 @@ def test_on_a_gpu_products_with_gelu_inside_agree(cut):
 
 
 @hopper
-@pytest.mark.parametrize("turns", attention_kernels.TURNS, ids=lambda turns: turns.name)
+@pytest.mark.parametrize("cut", BLOCKS, ids=lambda cut: cut.name)
 @pytest.mark.parametrize(("tokens", "heads", "d"), [(197, 6, 64), (37, 2, 64), (256, 3, 32)])
-def test_on_a_gpu_the_gradient_of_attention_agrees_in_turns(tokens, heads, d, turns):
+def test_on_a_gpu_attention_and_its_gradient_agree_by_blocks(tokens, heads, d, cut):
     qkv = torch.empty(1, tokens, 3 * heads * d, dtype=torch.bfloat16, device="cuda")
-    assert trials._attention_trial(qkv, heads, turns) < 2e-2
+    assert trials._attention_trial(qkv, heads, cut) < 2e-2 and trials._mixing_trial(qkv, heads, cut) < 1e-2
 
 
 @gpu

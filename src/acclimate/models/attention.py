@@ -74,20 +74,28 @@ def _joined(size: int, dims: tuple[int | None, ...], tensors: tuple[Tensor, ...]
     return [t.flatten(0, 1) for t in each]
 
 
+def _library(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """Attention by torch's kernels, the logarithms of its sums, and what they know of their random numbers."""
+    parts = _apart(qkv, heads, 3)
+    if not qkv.is_cuda:
+        out, sums = aten._scaled_dot_product_flash_attention_for_cpu(*parts)
+        return _together(out), sums, sums.new_zeros(()), sums.new_zeros(())
+    if _cudnn(qkv):
+        out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(*parts, None, True)
+    else:
+        out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(*parts)
+    return _together(out), sums, seed, offset
+
+
 class _Attend(Function):
     """Attention, the logarithms of its sums, and what a GPU's kernel knows of its random numbers (it draws none)."""
 
     @staticmethod
     def forward(qkv: Tensor, heads: int) -> tuple[Tensor, ...]:
-        parts = _apart(qkv, heads, 3)
-        if not qkv.is_cuda:
-            out, sums = aten._scaled_dot_product_flash_attention_for_cpu(*parts)
-            return _together(out), sums, sums.new_zeros(()), sums.new_zeros(())
-        if _cudnn(qkv):
-            out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(*parts, None, True)
-        else:
-            out, sums, _, _, _, _, seed, offset, _ = aten._scaled_dot_product_flash_attention(*parts)
-        return _together(out), sums, seed, offset
+        found = by_heads.forward(qkv, heads, _library) if qkv.is_cuda else None
+        if found is None:
+            return _library(qkv, heads)
+        return *found, qkv.new_empty(0), qkv.new_empty(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..core.nn import hidden, trials
+from ..core.nn import hidden, norm_pairs, trials
 from . import low_rank
 from .low_rank import check_shared, joined
 
@@ -194,6 +194,10 @@ class _NormLinear(Function):
         v: Tensor,
         scale: float,
     ) -> tuple[Tensor, ...]:
+        at_once = norm_pairs.forward(x, d, (weight, bias, eps), (w, b), (a, v, scale))
+        if at_once is not None:
+            s, *rest = at_once
+            return s.view_as(s) if d is None else s, *rest  # an argument may not be a result
         s, h, mean, unit = _normed(x, d, weight, bias, eps)
         y, low = low_rank.with_pairs(h, w, b, a, v, scale)
         return s, y, h, low, mean, unit

@@ -1,7 +1,8 @@
-"""The gradient of attention over few tokens, by the kernel that is fastest for its shape.
+"""Attention over few tokens and its gradient, by the kernels that are fastest for their shape.
 
-One (`attention_kernels.back`) holds all keys of a head; the others take them in turns, so that several programs share a
-processor. Each must agree with the formula before it is measured.
+One kernel of the gradient (`attention_kernels`) holds all keys of a head; the others (`attention_block_kernels`) have a
+block of queries or of keys, so that several programs share a processor. Each must agree with the formula before it is
+measured.
 """
 
 from __future__ import annotations
@@ -12,31 +13,57 @@ from typing import Any
 
 from torch import Tensor
 
-from . import attention_kernels, fastest, trials
-from .attention_kernels import TURNS, Turns
+from . import attention_block_kernels, attention_kernels, fastest, trials
+from .attention_block_kernels import BLOCKS, Blocks
 from .kernels import INTERPRETED
 
 LEAST = 2**20
 """Numbers in qkv from which on ways are measured."""
 MOST = 128
 """Samples that are measured with."""
-WHOLE = "whole"
+WHOLE, LIBRARY = "whole", "library"
+
+
+def forward(
+    qkv: Tensor, heads: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
+) -> tuple[Tensor, Tensor] | None:
+    """Attention's output and the logarithms of the sums of weights, as `attention_block_kernels.forward`; None where
+    the library is faster."""
+    if INTERPRETED or qkv.numel() < LEAST or not trials.serves_attention(qkv, heads):
+        return None
+    samples, tokens, width = qkv.shape
+    what = f"attention of {fastest.about(samples)} x {tokens} x {width}, {heads} heads"
+    way = fastest.chosen(what, qkv, LIBRARY, lambda: _forward_ways(qkv, heads, library))
+    cut = next((cut for cut in BLOCKS if cut.name == way), None)
+    if cut is None or not trials.serves_mixing(qkv, heads, cut):
+        return None
+    return attention_block_kernels.forward(qkv.contiguous(), heads, cut)
+
+
+def _forward_ways(
+    qkv: Tensor, heads: int, library: Callable[[Tensor, int], tuple[Tensor, ...]]
+) -> Mapping[str, Callable[[], Any]]:
+    """What is run to measure: the library, and the kernels that work, on numbers made for that."""
+    given = trials.repeated(qkv, min(len(qkv), MOST), *qkv.shape[1:])
+    run = partial(attention_block_kernels.forward, given, heads)
+    cuts = [cut for cut in BLOCKS if trials.serves_mixing(qkv, heads, cut)]
+    return {LIBRARY: partial(library, given, heads), **{cut.name: partial(run, cut) for cut in cuts}}
 
 
 def back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int) -> Tensor:
     """As `attention_kernels.back`."""
-    return attention_kernels.back(qkv, out, g, sums, heads, _turns(qkv, heads))
+    return trials.attention_back(qkv, out, g, sums, heads, _cut(qkv, heads))
 
 
-def _turns(qkv: Tensor, heads: int) -> Turns | None:
-    """How keys are taken; None for all at once."""
-    if INTERPRETED or qkv.numel() < LEAST or not attention_kernels.takes_turns(qkv):
+def _cut(qkv: Tensor, heads: int) -> Blocks | None:
+    """How tokens are cut into blocks; None where a program holds all keys."""
+    if INTERPRETED or qkv.numel() < LEAST:
         return None
     samples, tokens, width = qkv.shape
     what = f"attention's gradient of {fastest.about(samples)} x {tokens} x {width}, {heads} heads"
     way = fastest.chosen(what, qkv, WHOLE, lambda: _ways(qkv, heads))
-    turns = next((t for t in TURNS if t.name == way), None)
-    return turns if turns is None or trials.serves_attention(qkv, heads, turns) else None
+    cut = next((cut for cut in BLOCKS if cut.name == way), None)
+    return cut if cut is None or trials.serves_attention(qkv, heads, cut) else None
 
 
 def _ways(qkv: Tensor, heads: int) -> Mapping[str, Callable[[], Any]]:
@@ -44,6 +71,7 @@ def _ways(qkv: Tensor, heads: int) -> Mapping[str, Callable[[], Any]]:
     samples, tokens, width = min(len(qkv), MOST), qkv.shape[1], qkv.shape[2] // 3
     given, out = (trials.repeated(qkv, samples, tokens, wide) for wide in (3 * width, width))
     sums = trials.draw(qkv, samples, heads, tokens).float()
+    cuts = [cut for cut in BLOCKS if trials.serves_attention(qkv, heads, cut)]
     run = partial(attention_kernels.back, given, out, out, sums, heads)
-    turns = [t for t in TURNS if trials.serves_attention(qkv, heads, t)]
-    return {WHOLE: run, **{t.name: partial(run, t) for t in turns}}
+    by_blocks = partial(attention_block_kernels.back, given, out, out, sums, heads)
+    return {WHOLE: run, **{cut.name: partial(by_blocks, cut) for cut in cuts}}

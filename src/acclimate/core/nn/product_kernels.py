@@ -3,7 +3,8 @@
     y = x W^T + b + (x A^T) V^T
 
 W and b are the same for all clients, A and V each client's own. Bias and pair cost passes over x and y if they are
-kernels of their own; here they happen before y is written. Tiles are read and written by the GPU's copy engine, which
+kernels of their own; here they happen before y is written, and the bias is one more rank, of a column of ones: the
+hardware multiplies 16 at least. Tiles are read and written by the GPU's copy engine, which
 Hopper and later GPUs have. Sums have a fixed order, so results repeat to the bit.
 """
 
@@ -34,11 +35,12 @@ RANK = 16
 @late
 @jit(do_not_specialize=["rows", "tiles"])
 def _product(
-    x, w, a, v, y, u, bias, scale, rows, N, K, tiles,
+    x, w, a, v, y, u, scale, rows, N, K, tiles,
     RANKS: tl.constexpr, BIAS: tl.constexpr, GIVEN: tl.constexpr, TURNED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of y, one after the other. x, w, a, v and y are descriptors; u gets, or has, x A^T times the scale."""
+    """Tiles of y, one after the other. x, w, a, v and y are descriptors; u gets, or has, x A^T times the scale.
+    Of v, the row after the RANKS is the BIAS."""
     across, down = tl.cdiv(N, BN), tl.cdiv(rows, BM)
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
         n, m, client = (tile % across) * BN, ((tile // across) % down) * BM, tile // (across * down)
@@ -58,10 +60,9 @@ def _product(
             rounded = (low * scale).to(u.dtype.element_ty)
             if n == 0:
                 tl.store(u + at, rounded, mask=real)
-        acc = tl.dot(rounded, v.load([client, 0, n]).reshape(R, BN), acc)
         if BIAS:
-            cols = n + tl.arange(0, BN)
-            acc += tl.load(bias + cols, mask=cols < N, other=0.0).to(tl.float32)[None, :]
+            rounded = tl.where((c == RANKS)[None, :], 1.0, rounded).to(u.dtype.element_ty)
+        acc = tl.dot(rounded, v.load([client, 0, n]).reshape(R, BN), acc)
         y.store([client, m, n], acc.to(u.dtype.element_ty).reshape(1, BM, BN))
 
 
@@ -88,9 +89,9 @@ def product(
     return _run(x, weight, bias, a, v, u, scale, given=False), u
 
 
-def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """x W^T + u V^T, of u [G, N, rank]."""
-    return _run(x, weight, None, x, v, u.contiguous(), 1.0, given=True)
+def summed(x: Tensor, weight: Tensor, u: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b + u V^T, of u [G, N, rank]."""
+    return _run(x, weight, bias, x, v, u.contiguous(), 1.0, given=True)
 
 
 def _run(
@@ -98,17 +99,18 @@ def _run(
 ) -> Tensor:
     x, (groups, rows, inputs), (outputs, rank) = _dense(x), x.shape, (len(weight), u.shape[2])
     y = blank(groups, rows, outputs, dtype=x.dtype, device=x.device)
-    (bm, bn, bk), r = TILE, max(RANK, 1 << (rank - 1).bit_length())
+    own = v.mT if bias is None else torch.cat((v.mT, bias.expand(groups, 1, -1)), 1)
+    (bm, bn, bk), r = TILE, max(RANK, 1 << (own.shape[1] - 1).bit_length())
     turned = weight.stride(-1) != 1
     shared = (weight.mT, [bk, bn]) if turned else (weight, [bn, bk])
     boxes: tuple[tuple[Tensor, list[int]], ...] = (
-        (x, [1, bm, bk]), shared, (_dense(a), [1, r, bk]), (_dense(v.mT), [1, r, bn]), (y, [1, bm, bn]),
+        (x, [1, bm, bk]), shared, (_dense(a), [1, r, bk]), (_dense(own), [1, r, bn]), (y, [1, bm, bn]),
     )  # fmt: skip
     described: list[Any] = [TensorDescriptor.from_tensor(t, box) for t, box in boxes]
     tiles = groups * -(-rows // bm) * -(-outputs // bn)
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
     _product[(min(tiles, PROGRAMS * programs),)](
-        *described, u, x if bias is None else bias, scale, rows, outputs, inputs, tiles, rank, bias is not None, given,
+        *described, u, scale, rows, outputs, inputs, tiles, rank, bias is not None, given,
         turned, *TILE, r, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return y

@@ -18,18 +18,22 @@ TILE = 4096
 """Numbers of a tile."""
 RANK = 8
 """The highest rank of what is added to a gradient before its norm."""
+LEAST, MOST = 16, 64
+"""Rows and ranks that the hardware multiplies at least, and the highest rank of what is made of a norm."""
 
 
 @late
 @jit(do_not_specialize=["rows"])
 def _norm(
-    x, d, weight, bias, s, y, mean, unit, rows, eps,
-    C: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    x, d, weight, bias, a, s, y, low, mean, unit, rows, eps, times,
+    C: tl.constexpr, ADD: tl.constexpr, RANK: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """s = x + d in the precision of x, and the norm y of its rows; without ADD s is x and is not written."""
-    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c = tl.arange(0, COLS)
-    real = (r < rows)[:, None] & (c < C)[None, :]
+    """s = x + d in the precision of x, and the norm y of its rows; without ADD s is x and is not written. With a RANK,
+    low = times y A^T, for A [RANK, C] of each client."""
+    down = tl.cdiv(rows, ROWS)
+    client, own = (tl.program_id(0) // down).to(tl.int64), (tl.program_id(0) % down) * ROWS + tl.arange(0, ROWS)
+    r, c, there = client * rows + own, tl.arange(0, COLS), own < rows
+    real = there[:, None] & (c < C)[None, :]
     at = r[:, None] * C + c[None, :]
     v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
     if ADD:
@@ -40,11 +44,19 @@ def _norm(
     centre = tl.sum(v, 1) / C
     off = tl.where(real, v - centre[:, None], 0.0)
     scale = tl.math.rsqrt(tl.sum(off * off, 1) / C + eps)
-    tl.store(mean + r, centre, mask=r < rows)
-    tl.store(unit + r, scale, mask=r < rows)
+    tl.store(mean + r, centre, mask=there)
+    tl.store(unit + r, scale, mask=there)
     w = tl.load(weight + c, mask=c < C, other=0.0).to(tl.float32)
     b = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
-    tl.store(y + at, (off * scale[:, None] * w[None, :] + b[None, :]).to(y.dtype.element_ty), mask=real)
+    normed = (off * scale[:, None] * w[None, :] + b[None, :]).to(y.dtype.element_ty)
+    tl.store(y + at, normed, mask=real)
+    if RANK:
+        k = tl.arange(0, R)
+        pair = tl.load(
+            a + (client * RANK + k)[:, None] * C + c[None, :], mask=(k < RANK)[:, None] & (c < C)[None, :], other=0.0
+        )
+        narrow = (tl.dot(normed, tl.trans(pair)) * times).to(low.dtype.element_ty)
+        tl.store(low + r[:, None] * RANK + k[None, :], narrow, mask=there[:, None] & (k < RANK)[None, :])
 
 
 @late
@@ -88,13 +100,32 @@ def _cut(x: Tensor) -> tuple[int, int, int, int]:
 
 def norm(x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
     """s = x + d, the norm of its rows [..., C], and their means and inverse deviations; all are contiguous."""
-    programs, columns, *tile = _cut(x)
-    rows = x.numel() // columns
+    return _run_norm(x, d, weight, bias, eps, None, 1.0)[:4]
+
+
+def norm_low(
+    x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float, a: Tensor, times: float
+) -> tuple[Tensor, ...]:
+    """The same of rows [G, N, C], and `times` the norm's product with each group's A [G, rank, C], [G, N, rank]."""
+    return _run_norm(x, d, weight, bias, eps, a, times)
+
+
+def _run_norm(
+    x: Tensor, d: Tensor | None, weight: Tensor, bias: Tensor, eps: float, a: Tensor | None, times: float
+) -> tuple[Tensor, ...]:
+    groups, rank = (1, 0) if a is None else a.shape[:2]
+    programs, columns, *tile = _cut(x[0] if rank else x)
+    if rank:  # the least that the hardware multiplies
+        programs, tile[0] = -(-x.shape[1] // LEAST), LEAST
     mean, unit = blank(2, *x.shape[:-1], dtype=torch.float32, device=x.device)
     s, y = x if d is None else blank_like(x), blank_like(x)
-    added = x if d is None else d
-    _norm[(programs,)](x, added, weight, bias, s, y, mean, unit, rows, eps, columns, d is not None, *tile)
-    return s, y, mean, unit
+    low = blank(*x.shape[:-1], rank, dtype=x.dtype, device=x.device)
+    given = (x if d is None else d, weight, bias, x if a is None else a)
+    _norm[(groups * programs,)](
+        x, *given, s, y, low, mean, unit, x.numel() // columns // groups, eps, times, columns, d is not None, rank,
+        max(LEAST, triton.next_power_of_2(rank)), *tile, num_warps=8 if rank else 4,
+    )  # fmt: skip
+    return s, y, mean, unit, low
 
 
 def norm_back(

@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import attention_kernels, gelu_kernels, kernels, pair_kernels, product_kernels, rehearsal, row_kernels
+from . import (
+    attention_block_kernels,
+    attention_kernels,
+    gelu_kernels,
+    kernels,
+    pair_kernels,
+    product_kernels,
+    rehearsal,
+    row_kernels,
+)
+from .attention_block_kernels import Blocks
 
 log = logging.getLogger("acclimate")
 
@@ -24,7 +34,7 @@ FEW = 300
 """Rows of a trial: more than a tile has, and no multiple of it."""
 product, summed = product_kernels.product, product_kernels.summed
 norm, norm_back = row_kernels.norm, row_kernels.norm_back
-attention_back, slopes = attention_kernels.back, pair_kernels.slopes
+slopes = pair_kernels.slopes
 gelu, gelu_back = gelu_kernels.gelu, gelu_kernels.gelu_back
 
 
@@ -51,6 +61,12 @@ def serves_low(x: Tensor, rank: int) -> bool:
     return fits and works(("low rows", x.shape[-1], rank), x, lambda: _low_trial(x, rank))
 
 
+def serves_norm_low(x: Tensor, rank: int) -> bool:
+    """Whether `row_kernels.norm_low` is for these rows [G, N, width] and pairs of this rank."""
+    fits = 0 < rank <= row_kernels.MOST and serves_rows(x)
+    return fits and works(("norm and low", x.shape[-1], rank), x, lambda: _norm_low_trial(x, rank))
+
+
 def serves_pairs(x: Tensor, v: Tensor) -> bool:
     """Whether `slopes` is for these rows [G, N, inputs] and pairs like V [G, outputs, rank]."""
     kind = ("pair", x.shape[-1], *v.shape[1:])
@@ -62,10 +78,23 @@ def serves_gelu(x: Tensor) -> bool:
     return gelu_kernels.usable(x) and works(("gelu",), x, lambda: _gelu_trial(x))
 
 
-def serves_attention(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> bool:
-    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], with keys in such turns."""
-    kind = ("attention", qkv.shape[1:], heads, *([] if turns is None else [turns.name]))
-    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, turns))
+def attention_back(qkv: Tensor, out: Tensor, g: Tensor, sums: Tensor, heads: int, cut: Blocks | None = None) -> Tensor:
+    """As `attention_kernels.back`, which it is, or `attention_block_kernels.back` with tokens cut into blocks."""
+    if cut is None:
+        return attention_kernels.back(qkv, out, g, sums, heads)
+    return attention_block_kernels.back(qkv, out, g, sums, heads, cut)
+
+
+def serves_attention(qkv: Tensor, heads: int, cut: Blocks | None = None) -> bool:
+    """Whether `attention_back` is for these queries, keys and values [B, T, 3 * heads * d], and for this cut."""
+    kind = ("attention", qkv.shape[1:], heads, *([] if cut is None else [cut.name]))
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _attention_trial(qkv, heads, cut))
+
+
+def serves_mixing(qkv: Tensor, heads: int, cut: Blocks) -> bool:
+    """Whether `attention_block_kernels.forward` is for these queries, keys and values, and for this cut."""
+    kind = ("mixing", qkv.shape[1:], heads, cut.name)
+    return attention_kernels.usable(qkv, heads) and works(kind, qkv, lambda: _mixing_trial(qkv, heads, cut))
 
 
 _tried: dict[Any, bool] = {}
@@ -147,6 +176,7 @@ def _product_trial(x: Tensor, weight: Tensor, rank: int) -> float:
     own, plain = u @ v.mT.float(), rows.float() @ w.mT.float()
     pairs = [(low, u), (y, plain + b.float() + own), (product(rows, w, None, a, v, 2.0)[0], plain + own)]
     pairs.append((summed(rows, w, low, v), plain + low.float() @ v.mT.float()))
+    pairs.append((summed(rows, w, low, v, b), plain + b.float() + low.float() @ v.mT.float()))
     return max(apart(*p) for p in pairs)
 
 
@@ -200,19 +230,45 @@ def _low_trial(x: Tensor, rank: int) -> float:
     return max(apart(found, expected), apart(norm_back(s, dy, s, weight, mean, unit, low, a), expected + s.float()))
 
 
-def _attention_trial(qkv: Tensor, heads: int, turns: attention_kernels.Turns | None = None) -> float:
+def _norm_low_trial(x: Tensor, rank: int) -> float:
+    """How far sum, norm and its products of low rank are from those of torch's operations, in float32, for rows of two
+    clients."""
+    width = x.shape[-1]
+    given, more, a = (draw(x, *shape) for shape in ((2, FEW, width), (FEW, 2, width), (2, rank, width)))
+    weight, bias, a = draw(x, width), draw(x, width, 1)[:, 0], a * width**-0.5
+    s, y, mean, unit, low = row_kernels.norm_low(given, more.view_as(given), weight, bias, 1e-6, a, 2.0)
+    expected, m, r = torch.native_layer_norm(s.float(), [width], weight.float(), bias.float(), 1e-6)
+    alone = row_kernels.norm_low(given, None, weight, bias, 1e-6, a, 1.0)
+    pairs = [(s, given.float() + more.view_as(given).float()), (y, expected)]
+    pairs += [(mean, m.squeeze(-1)), (unit, r.squeeze(-1)), (low, 2.0 * y.float() @ a.mT.float())]
+    pairs += [(alone[1], F.layer_norm(given.float(), [width], weight.float(), bias.float(), 1e-6))]
+    return max(apart(*pair) for pair in [*pairs, (alone[4], alone[1].float() @ a.mT.float())])
+
+
+def _headed(t: Tensor, heads: int, parts: int) -> Tensor:
+    """[B, T, parts * heads * d] as [B, parts, heads, T, d], in float32."""
+    return t.float().unflatten(-1, (parts, heads, -1)).movedim(1, 3)
+
+
+def _mixing_trial(qkv: Tensor, heads: int, cut: Blocks) -> float:
+    """How far attention's output and the logarithms of its sums are from those of the formula, in float32."""
+    given = draw(qkv, 3, *qkv.shape[1:])
+    q, k, v = _headed(given, heads, 3).unbind(1)
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    out, sums = attention_block_kernels.forward(given, heads, cut)
+    expected = (logits.softmax(-1) @ v).movedim(1, 2).flatten(2)
+    return max(apart(out, expected), apart(sums, logits.logsumexp(-1)))
+
+
+def _attention_trial(qkv: Tensor, heads: int, cut: Blocks | None = None) -> float:
     """How far the gradient of attention is from that of the formula, in float32."""
     tokens, width = qkv.shape[1], qkv.shape[2] // 3
     given, g = draw(qkv, 3, tokens, 3 * width), draw(qkv, 3, tokens, width)
-
-    def headed(t: Tensor) -> Tensor:
-        return t.float().unflatten(-1, (-1, heads, width // heads)).movedim(1, 3)  # [B, parts, heads, T, d]
-
-    q, k, v = headed(given).unbind(1)
-    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, headed(g)[:, 0]
+    q, k, v = _headed(given, heads, 3).unbind(1)
+    logits, dy = q @ k.mT * q.shape[-1] ** -0.5, _headed(g, heads, 1)[:, 0]
     p, sums = logits.softmax(-1), logits.logsumexp(-1)
     y, along = p @ v, dy @ v.mT
     ds = p * (along - (p * along).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
     expected = torch.stack((ds @ k, ds.mT @ q, p.mT @ dy), 1).movedim(3, 1).flatten(2)
     out = y.movedim(1, 2).flatten(2).to(qkv.dtype)
-    return apart(attention_back(given, out, g, sums.contiguous(), heads, turns), expected)
+    return apart(attention_back(given, out, g, sums.contiguous(), heads, cut), expected)
