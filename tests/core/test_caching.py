@@ -91,15 +91,26 @@ class Somewhere:
 
 def test_cached_loads_are_tried_where_neighbours_share_a_patch() -> None:
     x: Tensor = Somewhere()  # type: ignore[assignment]
-    wide = SECOND._replace(inputs=32, outputs=64)
-    tiles = cuts.cached("correlate", wide, x)
-    assert tiles[:2] == [Tile(64, 64, 32, 4, 4), Tile(128, 64, 32, 4, 3)]
-    assert {tile.depth for tile in tiles} == {tile.depth for tile in cuts.candidates("correlate", wide, x.dtype)}
-    assert cuts.cached("convolve", wide, x) == cuts.candidates("convolve", wide, x.dtype)[-2:]
-    for apart in (wide._replace(kernel_height=1, kernel_width=1), wide._replace(step=2), wide._replace(inputs=4)):
+    layer = SECOND._replace(inputs=32, outputs=64)
+    tiles = cuts.cached("correlate", layer, x)
+    assert tiles == [Tile(64, 64, 32, 4, 4), Tile(128, 64, 32, 4, 3), Tile(256, 64, 32, 8, 3)]
+    assert cuts.cached("correlate", layer._replace(inputs=64), x) == tiles[1:]  # several taps, or nothing to share
+    assert cuts.cached("correlate", layer._replace(inputs=256), x) == []
+    assert {tile.depth for tile in tiles} == {tile.depth for tile in cuts.candidates("correlate", layer, x.dtype)}
+    for kind, inner in (("convolve", "inputs"), ("pooled", "inputs"), ("spread", "outputs")):
+        assert cuts.cached(kind, layer, x) == cuts.candidates(kind, layer, x.dtype)[-2:] != []
+        assert cuts.cached(kind, layer._replace(**{inner: 256}), x) == []  # more than the cache holds
+    for apart in (layer._replace(kernel_height=1, kernel_width=1), layer._replace(step=2), layer._replace(inputs=4)):
         assert cuts.cached("convolve", apart, x) == []
     x.is_cuda = False  # type: ignore[misc]
-    assert cuts.cached("correlate", wide, x) == []
+    assert cuts.cached("correlate", layer, x) == []
+
+
+def test_a_wide_layer_has_no_tile_that_fetches_more_for_as_many_numbers() -> None:
+    wide = SECOND._replace(inputs=128, outputs=128)
+    for kind in ("convolve", "spread"):
+        assert cuts.candidates(kind, wide, torch.float32) == [Tile(128, 128, 32, 8, 3), Tile(128, 64, 32, 4, 3)]
+    assert cuts.candidates("convolve", wide._replace(outputs=64), torch.float32)[1] == Tile(256, 64, 32, 8, 3)
 
 
 @compiles

@@ -62,14 +62,21 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
 
 
+NEARBY = 128
+"""Channels up to which what the pixels of a tile see stays in a processor's cache from one tap to the next."""
+
+
 def cached(kind: Kind, layer: Layer, x: Tensor) -> list[Tile]:
-    """Tiles of the same kernels, whose loads are cached: where neighbours see nearly the same patch, on a GPU."""
-    if not x.is_cuda or layer.inputs < FEW or layer.step > 1 or layer.taps == 1:
+    """Tiles of the same kernels, whose loads are cached: on a GPU, where neighbours see nearly the same patch. A sum
+    over pixels has several taps in a tile, or nothing to share."""
+    inner = layer.outputs if kind == "spread" else layer.inputs
+    if not x.is_cuda or not FEW <= inner <= NEARBY or layer.step > 1 or layer.taps == 1:
         return []
     if kind not in SUMS:
         return candidates(kind, layer, x.dtype)[-2:]
     columns, depth = min(max(power(layer.outputs), 16), 64), 64 if x.dtype != torch.float32 else 32
-    return [Tile(64, columns, depth, 4, 4), Tile(128, columns, depth, 4, 3), Tile(256, columns, depth, 8, 3)]
+    tiles = [Tile(64, columns, depth, 4, 4), Tile(128, columns, depth, 4, 3), Tile(256, columns, depth, 8, 3)]
+    return [tile for tile in tiles if tile.rows > inner]
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
@@ -102,8 +109,10 @@ def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     if kind != "spread" and flat:
         depth = 16 if layer.taps * layer.inputs <= 16 else 32
         return [Tile(128, columns, depth, 4, 1)]
-    tiles = [Tile(128, columns, depth, 4, 3), *([] if kind == "spread" else [Tile(256, columns, depth, 8, 3)])]
-    return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
+    tile = Tile(128, columns, depth, 4, 3)
+    if width > 64:  # as many numbers as a tile of 256 x 64, which fetches more
+        return [Tile(128, 128, depth, 8, 3), tile]
+    return [tile] if kind == "spread" else [tile, Tile(256, columns, depth, 8, 3)]
 
 
 def _depth(channels: int, small: bool) -> int:
