@@ -17,7 +17,7 @@ from typing import Any
 import limits
 import torch
 import torch.nn.functional as F
-from harness import Context, Record, Way, compare, insist, summary, wait
+from harness import Context, Record, Way, compare, insist, phase, summary, wait
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -220,14 +220,18 @@ def measure(
     more: dict[str, Backend] | None = None,
     fast: bool = False,
     accurate: bool = True,
+    agreed: Round | None = None,
 ) -> Record:
     """Agreement, then seconds of one round: the plain loop over `looped` clients, acclimate's choice, and `more`.
 
     `fast` adds acclimate's choice with TF32 allowed, and training in bf16, on a GPU; there, without `accurate`, TF32
-    alone is measured. Where the method has no plain loop here, Serial stands in for it.
+    alone is measured. Where the method has no plain loop here, Serial stands in for it. Ways agree on the round itself,
+    or on `agreed`, a smaller one of the same kind, where large convolutions in double precision would take long.
     """
     device, few = context.device, round.part(looped)
-    record: Record = {"agreement": agreement(round), "clients": len(round.cohort), "steps": round.steps()}
+    with phase("agreement in double precision"):
+        found = agreement(agreed or round)
+    record: Record = {"agreement": found, "clients": len(round.cohort), "steps": round.steps()}
     share, one = few.steps() / round.steps(), round.part(1)
     with ExitStack() as stack:
 

@@ -81,6 +81,20 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@contextmanager
+def phase(name: str) -> Iterator[Record]:
+    """A part of a benchmark: stderr has its seconds when it is over, also where the benchmark is stopped in it. The
+    record holds them, too."""
+    took: Record = {}
+    began, ended = time.perf_counter(), "stopped after"
+    try:
+        yield took
+        ended = "took"
+    finally:
+        took["seconds"] = time.perf_counter() - began
+        print(f"  {name}: {ended} {took['seconds']:.1f} s", file=sys.stderr, flush=True)
+
+
 def seconds(f: Callable[[], Any], device: torch.device) -> float:
     """Wall-clock seconds of one call, the device's work included."""
     wait(device)
@@ -91,11 +105,15 @@ def seconds(f: Callable[[], Any], device: torch.device) -> float:
 
 
 def compare(ways: dict[str, Way], context: Context) -> Record:
-    """Seconds of every way (median, spread, repeats), and how many times faster than the first one each is."""
+    """Seconds of every way (median, spread, repeats), and how many times faster than the first one each is; also
+    seconds of what ran before timing, in which kernels are compiled and chosen."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        with tf32(way.tf32):
+    first: dict[str, float] = {}
+    for name, way in ways.items():
+        with tf32(way.tf32), phase(f"{name}, for the first time") as took:
             (way.warm or way.run)()
+            wait(context.device)
+        first[name] = took["seconds"]
     began = time.perf_counter()
     for turn in range(context.repeats):
         for name, way in ways.items():
@@ -108,6 +126,7 @@ def compare(ways: dict[str, Way], context: Context) -> Record:
         "seconds": {name: summary(t) for name, t in times.items()},
         "times_faster": ratios({name: statistics.median(t) for name, t in times.items()}),
         "scaled_from_share": {name: way.share for name, way in ways.items() if way.share != 1.0},
+        "seconds_of_first_calls": first,
     }
 
 

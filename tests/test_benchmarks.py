@@ -99,7 +99,7 @@ def _small_round(bench):
     return fedthe.setting(harness.Context(CPU), fedthe.FedAvg(opt=fedthe.SGD_01))[0]
 
 
-def test_repeats_are_interleaved_and_a_share_is_scaled_up(bench):
+def test_repeats_are_interleaved_and_a_share_is_scaled_up(bench, capsys):
     harness, order = bench("harness"), []
     ways = {
         "slow": harness.Way(lambda: order.append("slow"), share=0.5, repeats=2, warm=lambda: order.append("warm")),
@@ -109,8 +109,35 @@ def test_repeats_are_interleaved_and_a_share_is_scaled_up(bench):
     assert order == ["warm", "fast", "slow", "fast", "slow", "fast", "fast"]
     assert [t["repeats"] for t in record["seconds"].values()] == [2, 3]
     assert record["scaled_from_share"] == {"slow": 0.5}
+    assert list(record["seconds_of_first_calls"]) == ["slow", "fast"]
+    told = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(":")[0] for line in told] == ["  slow, for the first time", "  fast, for the first time"]
     assert harness.summary([1.0, 4.0, 2.0]) == {"median": 2.0, "spread": 3.0, "repeats": 3}
     assert harness.ratios({"plain": 6.0, "ours": 2.0}) == {"ours": 3.0}
+
+
+def test_a_phase_says_how_long_it_took_also_where_it_was_stopped(bench, capsys):
+    harness, suite = bench("harness"), bench("suite")
+    with harness.phase("a part") as took:
+        assert took == {}
+    assert took["seconds"] >= 0
+    with pytest.raises(suite.OutOfTime), harness.phase("a long part"):
+        raise suite.OutOfTime("took longer than 1 s")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"  a part: took {took['seconds']:.1f} s" and second.startswith("  a long part: stopped after ")
+
+
+def test_ways_may_agree_on_a_smaller_network_of_the_same_kind(bench, monkeypatch):
+    federated, harness, resnet = bench("federated"), bench("harness"), bench("workloads").resnet
+    seen, real = [], federated.agreement
+    monkeypatch.setattr(federated, "agreement", lambda round: (seen.append(round.worker.task.model), real(round))[1])
+    sizes = {"smoke": {"clients": 2, "examples": 4, "batch": 2, "model": resnet.ResNet18(width=2)}}
+    sizes["smoke"]["agreed"] = resnet.ResNet18(width=1)
+    record = resnet._measured(harness.Context(CPU, repeats=1), {}, sizes)
+    assert seen == [resnet.ResNet18(width=1)] and record["agreement"]["agree"]
+    assert record["settings"] == {"clients": 2, "examples": 4, "batch": 2, "epochs": 1, "width_that_agreed": 1}
+    full = resnet._round_of(resnet.ResNet18(), resnet.ResNet18(width=4), 512, resnet.ResNet18(width=8))
+    assert [size["agreed"] for size in full.values()] == [resnet.ResNet18(width=8)] * 2 + [None]
 
 
 def test_work_is_counted_by_hand(bench):

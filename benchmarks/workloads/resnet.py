@@ -48,21 +48,27 @@ class _ResNet18(nn.Module):
         return features, self.fc(features)
 
 
-def _round_of(model: ResNet20 | ResNet18, small: ResNet20 | ResNet18, examples: int) -> Record:
-    """What one client has at every scale."""
+def _round_of(
+    model: ResNet20 | ResNet18, small: ResNet20 | ResNet18, examples: int, agreed: ResNet18 | None = None
+) -> Record:
+    """What one client has at every scale. Where `agreed` is given, ways are shown to agree on that network."""
+    whole = {"model": model, "agreed": agreed}
     return {
-        "full": {"clients": 20, "examples": examples, "batch": 32, "model": model},
-        "quick": {"clients": 2, "examples": 32, "batch": 16, "model": model},
-        "smoke": {"clients": 2, "examples": 8, "batch": 4, "model": small},
+        "full": {"clients": 20, "examples": examples, "batch": 32, **whole},
+        "quick": {"clients": 2, "examples": 32, "batch": 16, **whole},
+        "smoke": {"clients": 2, "examples": 8, "batch": 4, "model": small, "agreed": None},
     }
 
 
 def _measured(context: Context, ceilings: Record, sizes: Record, accurate: bool = True) -> Record:
     size = context.sized(**sizes)
+    model, agreed = size.pop("model"), size.pop("agreed")
     data = dealt([size["examples"]] * size["clients"]).to(context.device)
     method = FedAvg(opt=SGD(lr=0.01), work=Work(epochs=1, batch=size["batch"]))
-    record = measure(Round.of(task_of(size["model"]), method, data), context, looped=2, fast=True, accurate=accurate)
-    settings = {k: v for k, v in size.items() if k != "model"} | {"epochs": 1}
+    round = Round.of(task_of(model), method, data)
+    small = None if agreed is None else Round.of(task_of(agreed), method, data)
+    record = measure(round, context, looped=2, fast=True, accurate=accurate, agreed=small)
+    settings = size | {"epochs": 1} | ({} if agreed is None else {"width_that_agreed": agreed.width})
     return {"settings": settings, **with_rates(record, ceilings)}
 
 
@@ -78,6 +84,8 @@ def batch_norm(context: Context, ceilings: Record) -> Record:
 
 
 def resnet18(context: Context, ceilings: Record) -> Record:
-    """FedAvg's round with ResNet-18, whose steps are forty times as much work: a third of the examples, and TF32 alone,
-    since every precision compiles kernels of its own for every layer."""
-    return _measured(context, ceilings, _round_of(ResNet18(), ResNet18(width=4), 512), accurate=False)
+    """FedAvg's round with ResNet-18, whose steps are forty times as much work: a third of the examples, TF32 alone,
+    since every precision compiles kernels of its own for every layer, and agreement on a network with an eighth of the
+    channels."""
+    sizes = _round_of(ResNet18(), ResNet18(width=4), 512, agreed=ResNet18(width=8))
+    return _measured(context, ceilings, sizes, accurate=False)

@@ -133,7 +133,8 @@ def test_a_layer_folded_with_its_pooling_is_the_layer_and_its_gradient(case: tup
     for tile in cuts.folds("pooled_correlate", layer, torch.float32):
         near(folded_kernels.pooled_correlate(made[0], dy.to(HERE), layer, tile, "ieee", which), wanted.grad)
     kinds = {cut.way for cut in implicit.cuts("pooled_correlate", layer, made[0], "fp32")}
-    assert kinds == {"implicit", "folded"}
+    cached = {"cached folded"} if HERE.type == "cuda" else set()
+    assert kinds == {"implicit", "folded"} | cached
     few = layer._replace(outputs=12)
     assert not folded_kernels.fits("pooled", few) and not folded_kernels.fits("correlate", layer)
     assert not folded_kernels.fits("pooled", layer._replace(step=2))

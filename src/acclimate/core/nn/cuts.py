@@ -32,6 +32,10 @@ SUMS = ("correlate", "pooled_correlate")
 """Products that are sums over pixels."""
 
 
+CACHED = "cached"
+"""How the name of a way begins whose loads pass through a processor's own cache (`caching`)."""
+
+
 def dot_of(precision: str) -> str:
     """How a kernel multiplies, unless its cut says otherwise."""
     return FP32 if precision == "fp32" else "tf32"
@@ -48,11 +52,31 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     if sums and x.dtype == torch.float32 and x.is_cuda:
         dot = "bf16x3" if precision == "tf32" else "bf16x6"
     found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
+    found += [Cut(f"{CACHED} implicit", tile, dot) for tile in cached(kind, layer, x)]
     if folded_kernels.fits(kind, layer):
-        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, x.dtype)]
+        tiles = folds(kind, layer, x.dtype)
+        found += [Cut("folded", tile, dot) for tile in tiles]
+        found += [Cut(f"{CACHED} folded", tile, dot) for tile in tiles if tile.stages > 1 and x.is_cuda]
     if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
+
+
+NEARBY = 128
+"""Channels up to which what the pixels of a tile see stays in a processor's cache from one tap to the next."""
+
+
+def cached(kind: Kind, layer: Layer, x: Tensor) -> list[Tile]:
+    """Tiles of the same kernels, whose loads are cached: on a GPU, where neighbours see nearly the same patch. A sum
+    over pixels has several taps in a tile, or nothing to share."""
+    inner = layer.outputs if kind == "spread" else layer.inputs
+    if not x.is_cuda or not FEW <= inner <= NEARBY or layer.step > 1 or layer.taps == 1:
+        return []
+    if kind not in SUMS:
+        return candidates(kind, layer, x.dtype)[-2:]
+    columns, depth = min(max(power(layer.outputs), 16), 64), 64 if x.dtype != torch.float32 else 32
+    tiles = [Tile(64, columns, depth, 4, 4), Tile(128, columns, depth, 4, 3), Tile(256, columns, depth, 8, 3)]
+    return [tile for tile in tiles if tile.rows > inner]
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
@@ -85,8 +109,10 @@ def candidates(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
     if kind != "spread" and flat:
         depth = 16 if layer.taps * layer.inputs <= 16 else 32
         return [Tile(128, columns, depth, 4, 1)]
-    tiles = [Tile(128, columns, depth, 4, 3), *([] if kind == "spread" else [Tile(256, columns, depth, 8, 3)])]
-    return tiles if width <= 64 else [Tile(128, 128, depth, 8, 3), *tiles]
+    tile = Tile(128, columns, depth, 4, 3)
+    if width > 64:  # as many numbers as a tile of 256 x 64, which fetches more
+        return [Tile(128, 128, depth, 8, 3), tile]
+    return [tile] if kind == "spread" else [tile, Tile(256, columns, depth, 8, 3)]
 
 
 def _depth(channels: int, small: bool) -> int:

@@ -85,7 +85,7 @@ def folded(layer: Layer) -> Layer:
 
 def pooled(
     x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None, relu: bool,
-    planar: bool = False,
+    planar: bool = False, cached: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `implicit_kernels.pooled`."""
     (clients, batch), large = x.shape[:2], folded(layer)
@@ -99,16 +99,18 @@ def pooled(
     tiles = cut(y[0].numel() // layer.outputs, tile.rows) * cut(large.outputs, tile.columns)
     _convolve[(tiles * clients,)](
         channels_last(x), rows, y, addend(bias, y), which, batch, *large, length, True,
-        False, bias is not None, relu, True, plane, *tile[:3], precision, num_warps=tile.warps, num_stages=tile.stages,
+        False, bias is not None, relu, True, plane, cached, *tile[:3], precision,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y, which
 
 
 def pooled_correlate(
-    x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor, channels: int | None = None
-) -> Tensor:
+    x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor, channels: int | None = None,
+    cached: bool = False,
+) -> Tensor:  # fmt: skip
     """As `implicit_kernels.correlate`, with `which`."""
-    parts = parts_of(x, dy, folded(layer), tile, precision, which, True)
+    parts = parts_of(x, dy, folded(layer), tile, precision, which, True, cached)
     dw = room(x, layer, channels)
     numbers = (layer.inputs, dw.shape[4], layer.outputs, layer.kernel_height, layer.kernel_width)
     _gathered[(cut(dw.numel(), BLOCK),)](parts, dw, dw.numel(), len(parts), *numbers, BLOCK)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import box_kernels, folded_kernels, implicit_kernels, kernels, pixels, rehearsal, switches
-from .cuts import DOTS, FP32, Cut, Kind, cuts, dot_of, power
+from .cuts import CACHED, DOTS, FP32, Cut, Kind, cuts, dot_of, power
 from .fastest import NEAR
 from .implicit_kernels import Layer, Tile
 from .timing import made, milliseconds
@@ -56,6 +56,8 @@ Other: TypeAlias = Callable[[Tensor, Tensor, Any], Tensor]
 """The same product in the way that writes patches out."""
 
 WAYS: dict[str, Any] = {"implicit": implicit_kernels, "boxes": box_kernels, "folded": folded_kernels}
+WAYS |= {f"{CACHED} {name}": WAYS[name] for name in ("implicit", "folded")}
+"""Where the kernels of a way are; those whose loads are cached have a name that begins so."""
 APART = {"fp32": 1e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a result may be from that of the patches way, relative to its norm; else something is wrong."""
 LEAST, ALONE = 2**26, 2**22
@@ -157,7 +159,8 @@ def _precision(x: Tensor) -> str:
 
 
 def _run(kind: Kind, a: Tensor, b: Tensor, layer: Layer, cut: Cut, *more: Any) -> Any:
-    return getattr(WAYS[cut.way], kind)(a, b, layer, cut.tile, cut.dot, *more)
+    cached = {"cached": True} if cut.way.startswith(CACHED) else {}
+    return getattr(WAYS[cut.way], kind)(a, b, layer, cut.tile, cut.dot, *more, **cached)
 
 
 def _choice(kind: Kind, other: Other, a: Tensor, b: Tensor, g: Sizes, precision: str, more: Any) -> Cut | str | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .caching import paired
 from .cutting import Layer as Layer
 from .cutting import Tile as Tile
 from .cutting import channels_last, cut
@@ -40,13 +41,13 @@ def _convolve(
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     LENGTH: tl.constexpr, FLAT: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
-    GROUPS: tl.constexpr, PLANE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, PLANE: tl.constexpr, CACHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[g, m, n] = sum over k of x[g, seen by m at k] * w[g, n, k]; w's rows have LENGTH numbers, zeros at the end.
 
     With POOL the rows of a tile are pixels of 2 x 2 blocks, of which one thread has all four; with GROUPS its columns
-    are four groups of output channels, one for each pixel of a block. PLANE is as in `end`."""
+    are four groups of output channels, one for each pixel of a block. PLANE is as in `end`, CACHED as in `paired`."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     HA: tl.constexpr = OH // 2
     HB: tl.constexpr = OW // 2
@@ -73,6 +74,7 @@ def _convolve(
     real = m < pixels
     column = n < OUT
     k = tl.arange(0, DEPTH)
+    BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     blocks: tl.constexpr = (LENGTH + DEPTH - 1) // DEPTH if FLAT else (IN + DEPTH - 1) // DEPTH
     if FLAT:
@@ -85,6 +87,8 @@ def _convolve(
                 inside = inside & (row >= 0) & (row < H)
             if PAD_W > 0:
                 inside = inside & (col >= 0) & (col < W)
+            if CACHED:
+                inside = inside & paired(k, batch, BITS)[None, :]
             a = tl.load(x + base[:, None] + (dy * (W * IN) + e % (IN * KW))[None, :], mask=inside, other=0.0)
             known = column[None, :] & (e < LENGTH)[:, None]
             b = tl.load(w + n[None, :] * LENGTH + e[:, None], mask=known, other=0.0)
@@ -101,6 +105,8 @@ def _convolve(
                 seen = seen & (left + dx >= 0) & (left + dx < W)
             inside = seen[:, None]
             known = column[None, :]
+            if CACHED:
+                inside = inside & paired(k, batch, BITS)[None, :]
             if IN % DEPTH != 0:
                 inside = inside & (i < IN)[None, :]
                 known = known & (i < IN)[:, None]
@@ -135,13 +141,13 @@ def _correlate(
     x, dy, which, parts, batch, clients, span,
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    POOL: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    POOL: tl.constexpr, GROUPS: tl.constexpr, CACHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """parts[s, g, e, n] = sum over the output pixels m of part s of x[g, seen by m at e] * dy[g, m, n].
 
     With POOL, dy is that of 2 x 2 maxima, and goes to the pixel of four that `which` names; with GROUPS, to the group
-    of output channels."""
+    of output channels. CACHED is as in `paired`."""
     length: tl.constexpr = KH * KW * IN
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     tiles: tl.constexpr = ((length + ROWS - 1) // ROWS) * across
@@ -153,6 +159,7 @@ def _correlate(
     first = (tile // across) * ROWS
     e = first + tl.arange(0, ROWS)
     live, column = e < length, n < OUT
+    BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
     x += client * batch * (H * W * IN)
     HA: tl.constexpr = OH // 2
     HB: tl.constexpr = OW // 2
@@ -180,18 +187,24 @@ def _correlate(
             if PAD_W > 0:
                 col = left[None, :] + right[:, None]
                 inside = inside & (col >= 0) & (col < W)
+        if CACHED:
+            inside = inside & paired(tl.arange(0, ROWS), batch, BITS)[:, None]
         a = tl.load(x + base[None, :] + within[:, None], mask=inside, other=0.0)
         if POOL:
             low, late = place // OW, place % OW
             known = (real & (low < 2 * HA) & (late < 2 * HB))[:, None] & column[None, :]
             from_ = ((((m // (OH * OW)) * HA + low // 2) * HB + late // 2) * OUT)[:, None] + n[None, :]
             chosen = tl.load(which + from_, mask=known, other=4)
+            if CACHED:
+                known = known & paired(tl.arange(0, COLS), batch, BITS)[None, :]
             b = tl.load(dy + from_, mask=known, other=0.0)
             b = tl.where(chosen == ((low % 2) * 2 + late % 2)[:, None], b, 0.0)
         elif GROUPS:
             known = real[:, None] & column[None, :]
             from_ = m[:, None] * (OUT // 4) + (n % (OUT // 4))[None, :]
             chosen = tl.load(which + from_, mask=known, other=4)
+            if CACHED:
+                known = known & paired(tl.arange(0, COLS), batch, BITS)[None, :]
             b = tl.load(dy + from_, mask=known, other=0.0)
             b = tl.where(chosen == (n // (OUT // 4))[None, :], b, 0.0)
         else:
@@ -227,31 +240,33 @@ def _add_up(
 
 
 def convolve(
-    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None = None, relu: bool = False
-) -> Tensor:
+    x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None = None, relu: bool = False,
+    cached: bool = False,
+) -> Tensor:  # fmt: skip
     """y [G, B, O, oh, ow] of x [G, B, I, h, w] and w [G, O, I, kh, kw], a pixel's channels side by side, with a bias
     [G, O] and ReLU after it."""
     size = (*x.shape[:2], layer.out_height, layer.out_width, layer.outputs)
     y = blank(*size, dtype=x.dtype, device=x.device)
-    _launch(x, w, y, layer, tile, precision, (addend(bias, y), y), (False, bias is not None, relu))
+    flags = (False, bias is not None, relu)
+    _launch(x, w, y, layer, tile, precision, (addend(bias, y), y), flags, cached=cached)
     return y.permute(0, 1, 4, 2, 3)
 
 
 def pooled(
     x: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, bias: Tensor | None, relu: bool,
-    planar: bool = False,
+    planar: bool = False, cached: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """2 x 2 maxima of `convolve`, bias and ReLU after them, and which of four each was (uint8; 4 where ReLU lets
     nothing through). Maxima lie channel by channel where `planar` says so; w may lack the last channels of x."""
     y, which, plane = ends(x, layer, planar)
     more = (addend(bias, y), which)
-    _launch(x, w, y, layer, tile, precision, more, (True, bias is not None, relu), plane)
+    _launch(x, w, y, layer, tile, precision, more, (True, bias is not None, relu), plane, cached)
     return y, which
 
 
 def _launch(
     x: Tensor, w: Tensor, y: Tensor, layer: Layer, tile: Tile, precision: str, more: tuple[Tensor, Tensor],
-    flags: tuple[bool, bool, bool], plane: int = 0,
+    flags: tuple[bool, bool, bool], plane: int = 0, cached: bool = False,
 ) -> None:  # fmt: skip
     clients, batch = x.shape[:2]
     flat = layer.inputs < FEW
@@ -265,8 +280,7 @@ def _launch(
     tiles = cut(pixels, tile.rows) * cut(layer.outputs, tile.columns)
     _convolve[(tiles * clients,)](
         channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, False, plane,
-        *tile[:3],
-        precision, num_warps=tile.warps, num_stages=tile.stages,
+        cached, *tile[:3], precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -275,7 +289,7 @@ PROGRAMS, LEAST, SPAN = 512, 256, 128
 
 
 def parts_of(
-    x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None, groups: bool
+    x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None, groups: bool, cached: bool
 ) -> Tensor:
     """Sums [s, G, (kh, kw, I), O] over parts of the output pixels, which are still to be added up."""
     clients, batch = x.shape[:2]
@@ -289,7 +303,7 @@ def parts_of(
     parts = blank(count, clients, length, layer.outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients * count,)](
         channels_last(x), channels_last(dy), parts if which is None else channels_last(which), parts, batch, clients,
-        span, *layer, which is not None and not groups, groups, *tile[:3], precision,
+        span, *layer, which is not None and not groups, groups, cached, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return parts
@@ -297,12 +311,12 @@ def parts_of(
 
 def correlate(
     x: Tensor, dy: Tensor, layer: Layer, tile: Tile, precision: str, which: Tensor | None = None,
-    channels: int | None = None,
+    channels: int | None = None, cached: bool = False,
 ) -> Tensor:  # fmt: skip
     """dw [G, O, I, kh, kw] of x [G, B, I, h, w] and dy [G, B, O, oh, ow], a tap's channels side by side.
 
     With `which`, dy [G, B, O, oh / 2, ow / 2] is that of `pooled`; with `channels`, dw is of so many of the first."""
-    parts, (rows, columns) = parts_of(x, dy, layer, tile, precision, which, False), BLOCK
+    parts, (rows, columns) = parts_of(x, dy, layer, tile, precision, which, False, cached), BLOCK
     dw = room(x, layer, channels)
     programs = len(x) * cut(layer.taps * layer.inputs, rows) * cut(layer.outputs, columns)
     _add_up[(programs,)](

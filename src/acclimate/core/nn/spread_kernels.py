@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .caching import paired
 from .cutting import Layer, Tile, channels_last, cut
 from .kernels import AVAILABLE, jit
 from .rehearsal import blank, late
@@ -24,9 +25,10 @@ def _spread(
     dy, w, dx, batch,
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    CACHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx[g, m, n] = sum over taps that reach m, and k, of dy[g, reached, k] * w[g, tap, n, k]."""
+    """dx[g, m, n] = sum over taps that reach m, and k, of dy[g, reached, k] * w[g, tap, n, k]. CACHED is
+    as in `paired`."""
     across: tl.constexpr = (IN + COLS - 1) // COLS
     tall: tl.constexpr = (H + STEP - 1) // STEP
     wide: tl.constexpr = (W + STEP - 1) // STEP
@@ -48,6 +50,7 @@ def _spread(
     w += client * (KH * KW * IN * OUT)
     column = n < IN
     k = tl.arange(0, DEPTH)
+    BITS: tl.constexpr = dy.dtype.element_ty.primitive_bitwidth
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for visit in range(down * right * blocks):
         back_y, back_x = (visit // blocks) // right, (visit // blocks) % right
@@ -56,6 +59,8 @@ def _spread(
         y, z = bottom - back_y, last - back_x
         inside = (real & (y >= 0) & (y < OH) & (z >= 0) & (z < OW))[:, None]
         known = column[None, :]
+        if CACHED:
+            inside = inside & paired(k, batch, BITS)[None, :]
         if OUT % DEPTH != 0:
             inside = inside & (o < OUT)[None, :]
             known = known & (o < OUT)[:, None]
@@ -66,7 +71,7 @@ def _spread(
     tl.store(to, total.to(dx.dtype.element_ty), mask=real[:, None] & column[None, :])
 
 
-def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> Tensor:
+def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, cached: bool = False) -> Tensor:
     """dx [G, B, I, h, w] of dy [G, B, O, oh, ow] and w [G, O, I, kh, kw], a pixel's channels side by side."""
     clients, batch = dy.shape[:2]
     taps = w.permute(0, 3, 4, 2, 1).contiguous()
@@ -75,7 +80,7 @@ def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str) -> T
     pixels = batch * cut(layer.height, layer.step) * cut(layer.width, layer.step)
     tiles = cut(pixels, tile.rows) * cut(layer.inputs, tile.columns) * layer.step**2
     _spread[(tiles * clients,)](
-        channels_last(dy), taps, dx, batch, *layer, *tile[:3], precision,
+        channels_last(dy), taps, dx, batch, *layer, cached, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return dx.permute(0, 1, 4, 2, 3)
