@@ -9,6 +9,7 @@ has the rows of h at hand. Which is faster is measured once for every kind of in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -37,15 +38,15 @@ def forward(x: Tensor, d: Tensor | None, norm: Norm, layer: Layer, pair: Pair) -
 
 
 def _by_norm(x: Tensor, d: Tensor | None, norm: Norm, layer: Layer, pair: Pair) -> tuple[Tensor, ...]:
-    (w, b), (a, v, scale) = layer, pair
-    given = x.contiguous(), None if d is None else d.contiguous()
-    s, h, mean, unit, u = row_kernels.norm_low(*given, *norm, a.contiguous(), scale)
+    (weight, bias, eps), (w, b), (a, v, scale) = norm, layer, pair
+    x, d = x.contiguous(), None if d is None else d.contiguous()
+    s, h, mean, unit, u = row_kernels.norm_low(x, d, weight, bias, eps, a.contiguous(), scale)
     return s, product_kernels.summed(h, w, u, v, b), h, u, mean, unit
 
 
 def _by_product(x: Tensor, d: Tensor, norm: Norm, layer: Layer, pair: Pair) -> tuple[Tensor, ...]:
-    h = row_kernels.norm(x, d, *norm)[1]
-    return product_kernels.product(h, *layer, *pair)
+    (w, b), (a, v, scale) = layer, pair
+    return product_kernels.product(row_kernels.norm(x, d, *norm)[1], w, b, a, v, scale)
 
 
 def _serves(x: Tensor, w: Tensor, rank: int) -> bool:
@@ -69,6 +70,5 @@ def _ways(x: Tensor, w: Tensor, rank: int) -> Mapping[str, Callable[[], Any]]:
     layer = trials.draw(x, outputs, width) * width**-0.5, trials.draw(x, outputs)
     layer = (layer[0] if w.stride(-1) == 1 else layer[0].T.contiguous().T), layer[1]
     pair = trials.draw(x, groups, rank, width) * width**-0.5, trials.draw(x, groups, outputs, rank), 1.0
-    return {
-        way: lambda f=f: f(given, given, norm, layer, pair) for way, f in ((PRODUCT, _by_product), (NORM, _by_norm))
-    }
+    run = given, given, norm, layer, pair
+    return {PRODUCT: partial(_by_product, *run), NORM: partial(_by_norm, *run)}
