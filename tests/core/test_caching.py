@@ -6,6 +6,7 @@ They run on a CUDA device, or interpreted on a CPU, as `test_implicit.py` says; 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.grad import conv2d_input
 
 from acclimate.core.nn import caching, cuts, folded_kernels, implicit, implicit_kernels, kernels
 from acclimate.core.nn.cutting import Layer, Tile
@@ -42,11 +43,45 @@ def test_every_product_of_a_layer_is_the_same_with_cached_loads() -> None:
     ):
         plain, cached = (implicit._run(kind, a, b, SECOND, implicit.Cut(way, TILE, "ieee"), *more) for way in WAYS)
         for one, other in zip(parts(plain), parts(cached), strict=True):
-            assert torch.equal(one, other), kind
             assert float(one.float().abs().sum()) > 0
+            if kind in cuts.SUMS or one.dtype == torch.uint8:
+                assert torch.equal(one, other), kind
+            else:  # all taps of some channels first: sums of another order
+                assert float((one - other).norm()) <= 1e-6 * float(one.norm()), kind
 
 
 WAYS = ("implicit", "cached implicit")
+
+
+@works
+@pytest.mark.parametrize("way", ["folded", "cached folded"])
+@pytest.mark.parametrize("case", [(5, 16, 5, 6, 3, 1), (2, 32, 6, 5, 4, 2), (4, 16, 4, 4, 2, 0)])
+def test_a_folded_gradient_of_images_is_that_of_a_loop_in_double_precision(case: tuple, way: str) -> None:
+    inputs, outputs, height, width, k, pad = case
+    layer = Layer(inputs, height, width, outputs, height + 2 * pad - k + 1, width + 2 * pad - k + 1, k, k, 1, pad, pad)
+    assert folded_kernels.fits("spread", layer)
+    dy, w = images(layer, True), drawn(2, outputs, inputs, k, k)
+    shape = (2, inputs, height, width)
+    found = [conv2d_input(shape, b.double().cpu(), a.double().cpu(), 1, pad) for a, b in zip(dy, w, strict=True)]
+    true = torch.stack(found)
+    laid = w if k == 2 else w.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)  # as it is while training
+    ours = implicit._run("spread", dy, laid, layer, implicit.Cut(way, Tile(64, 32, 16, 4, 2), "ieee"))
+    assert ours.shape == true.shape
+    assert float((ours.double().cpu() - true).norm()) <= 2e-6 * float(true.norm())
+
+
+def test_which_gradients_of_images_can_be_folded() -> None:
+    layer = SECOND._replace(outputs=16)
+    assert folded_kernels.fits("spread", layer) and not folded_kernels.fits("convolve", layer)
+    for other in (
+        layer._replace(step=2),
+        layer._replace(inputs=33),
+        layer._replace(outputs=20),
+        layer._replace(pad_width=3),
+        layer._replace(kernel_height=1, kernel_width=1, pad_height=0, pad_width=0),
+    ):
+        assert not folded_kernels.fits("spread", other)
+    assert cuts.folds("spread", layer._replace(inputs=32), torch.float32) == [Tile(128, 128, 16, 8, 3)]
 
 
 def parts(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -93,17 +128,19 @@ def test_cached_loads_are_tried_where_neighbours_share_a_patch() -> None:
     x: Tensor = Somewhere()  # type: ignore[assignment]
     layer = SECOND._replace(inputs=32, outputs=64)
     tiles = cuts.cached("correlate", layer, x)
-    assert tiles == [Tile(64, 64, 32, 4, 4), Tile(128, 64, 32, 4, 3), Tile(256, 64, 32, 8, 3)]
+    assert tiles == [Tile(64, 64, 32, 4, 3), Tile(128, 64, 32, 4, 2)]
     assert cuts.cached("correlate", layer._replace(inputs=64), x) == tiles[1:]  # several taps, or nothing to share
-    assert cuts.cached("correlate", layer._replace(inputs=256), x) == []
+    assert cuts.cached("correlate", layer._replace(inputs=128), x) == []
     assert {tile.depth for tile in tiles} == {tile.depth for tile in cuts.candidates("correlate", layer, x.dtype)}
-    for kind, inner in (("convolve", "inputs"), ("pooled", "inputs"), ("spread", "outputs")):
-        assert cuts.cached(kind, layer, x) == cuts.candidates(kind, layer, x.dtype)[-2:] != []
+    for kind, inner, columns in (("convolve", "inputs", 64), ("pooled", "inputs", 64), ("spread", "outputs", 32)):
+        assert cuts.cached(kind, layer, x) == [Tile(128, columns, 32, 4, 2)]
         assert cuts.cached(kind, layer._replace(**{inner: 256}), x) == []  # more than the cache holds
+    assert cuts.cached_folds("spread", layer, x) == [Tile(64, 128, 32, 4, 2)]
+    assert cuts.cached_folds("pooled_correlate", FIRST, x) == cuts.folds("pooled_correlate", FIRST, x.dtype)
     for apart in (layer._replace(kernel_height=1, kernel_width=1), layer._replace(step=2), layer._replace(inputs=4)):
         assert cuts.cached("convolve", apart, x) == []
     x.is_cuda = False  # type: ignore[misc]
-    assert cuts.cached("correlate", layer, x) == []
+    assert cuts.cached("correlate", layer, x) == cuts.cached_folds("spread", layer, x) == []
 
 
 def test_a_wide_layer_has_no_tile_that_fetches_more_for_as_many_numbers() -> None:

@@ -3,7 +3,9 @@
 Neighbouring pixels of a convolution see nearly the same patch. Where a kernel copies numbers into shared memory sixteen
 bytes at a time, the hardware passes by the processor's own cache, and every patch comes from the cache that all
 processors share, as often as it is seen. Copies of eight bytes pass through the nearer one, and find there what was
-copied before. More instructions are the price, so which is faster is measured.
+copied before. So a kernel with such copies takes all taps of some channels one after the other. It also has little
+shared memory: of kernels with more than 48 KiB Triton asks for nearly all of a processor's memory as shared, and leaves
+little of it to the cache. More instructions are the price, so which is faster is measured.
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -54,9 +54,8 @@ def cuts(kind: Kind, layer: Layer, x: Tensor, precision: str) -> list[Cut]:
     found = [Cut("implicit", tile, dot) for tile in candidates(kind, layer, x.dtype)]
     found += [Cut(f"{CACHED} implicit", tile, dot) for tile in cached(kind, layer, x)]
     if folded_kernels.fits(kind, layer):
-        tiles = folds(kind, layer, x.dtype)
-        found += [Cut("folded", tile, dot) for tile in tiles]
-        found += [Cut(f"{CACHED} folded", tile, dot) for tile in tiles if tile.stages > 1 and x.is_cuda]
+        found += [Cut("folded", tile, dot) for tile in folds(kind, layer, x.dtype)]
+        found += [Cut(f"{CACHED} folded", tile, dot) for tile in cached_folds(kind, layer, x)]
     if sums or not box_kernels.fits(kind, layer, x):
         return found
     return [*(Cut("boxes", tile, dot) for tile in boxed(kind, layer, x.dtype)), *found]
@@ -72,11 +71,21 @@ def cached(kind: Kind, layer: Layer, x: Tensor) -> list[Tile]:
     inner = layer.outputs if kind == "spread" else layer.inputs
     if not x.is_cuda or not FEW <= inner <= NEARBY or layer.step > 1 or layer.taps == 1:
         return []
+    width = layer.inputs if kind == "spread" else layer.outputs
+    columns, small = min(max(power(width), 16), 64), x.dtype != torch.float32
     if kind not in SUMS:
-        return candidates(kind, layer, x.dtype)[-2:]
-    columns, depth = min(max(power(layer.outputs), 16), 64), 64 if x.dtype != torch.float32 else 32
-    tiles = [Tile(64, columns, depth, 4, 4), Tile(128, columns, depth, 4, 3), Tile(256, columns, depth, 8, 3)]
+        return [Tile(128, columns, _depth(inner, small), 4, 2)]
+    depth = 64 if small else 32
+    tiles = [Tile(64, columns, depth, 4, 3), Tile(128, columns, depth, 4, 2)]
     return [tile for tile in tiles if tile.rows > inner]
+
+
+def cached_folds(kind: Kind, layer: Layer, x: Tensor) -> list[Tile]:
+    """Tiles of folded kernels whose loads are cached."""
+    if not x.is_cuda or kind == "pooled":
+        return []
+    tiles = folds(kind, layer, x.dtype)
+    return tiles if kind in SUMS else [Tile(64, tile.columns, tile.depth, 4, 2) for tile in tiles]
 
 
 def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
@@ -87,7 +96,10 @@ def boxed(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
 
 
 def folds(kind: Kind, layer: Layer, dtype: torch.dtype) -> list[Tile]:
-    """Tiles of a convolution that is folded with the pooling after it."""
+    """Tiles of a convolution that is folded with the pooling after it, or whose input's gradient is folded."""
+    if kind == "spread":
+        columns, depth = max(4 * power(layer.inputs), 16), _depth(layer.outputs, dtype != torch.float32)
+        return [Tile(128, columns, depth, 8 if columns > 64 else 4, 3)]
     columns = 4 * min(layer.outputs, folded_kernels.WIDE)
     if kind == "pooled":
         return [Tile(64, columns, 32, 4, 1) if dtype == torch.float32 else Tile(128, columns, 32, 8, 3)]

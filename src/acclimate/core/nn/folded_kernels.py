@@ -1,9 +1,14 @@
-"""A convolution of few channels and 2 x 2 maximum pooling after it, as a convolution whose step is two.
+"""Convolutions of which one row of a product makes the four pixels of a 2 x 2 block: their step is two.
 
 The four pixels of a block see nearly the same patch. So a kernel that is one row and one column larger, with four
 groups of output channels, computes all four of them from one patch: fewer numbers are fetched, and products are wider.
-What was a maximum of four pixels is a maximum of four groups. Weights of a group are those of the layer, shifted by the
-pixel's place, and zeros around them; the gradient of a weight is the sum over its four places.
+Weights of a group are those of the layer, shifted by the pixel's place, and zeros around them; the gradient of a weight
+is the sum over its four places.
+
+- `pooled`: a layer of few channels and 2 x 2 maximum pooling after it. What was a maximum of four pixels is a maximum
+  of four groups.
+- `spread`: the gradient of few input channels, of which a product would be narrow. Taps of the kernel are in reverse
+  order.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,7 +29,9 @@ if AVAILABLE:
 BLOCK = 512
 """Numbers that one program writes."""
 WIDE = 32
-"""Output channels of a group in one tile."""
+"""Channels of a group in one tile."""
+TURNED = (64, 32)
+"""Output and input channels of the weights that one program turns."""
 
 
 @late
@@ -44,6 +51,30 @@ def _shifted(
     inside = (at < total) & (i < HAVE) & (r >= 0) & (r < KH) & (s >= 0) & (s < KW)
     from_ = w + (line // (4 * OUT)).to(tl.int64) * of_client + o * of_out + i * of_in + r * of_row + s * of_col
     tl.store(rows + at, tl.load(from_, mask=inside, other=0.0), mask=at < total)
+
+
+@late
+@jit
+def _turned(
+    w, rows, of_client, of_out, of_in, of_row, of_col,
+    IN: tl.constexpr, OUT: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr,
+):  # fmt: skip
+    """rows[g, group, i, r, s, o] = w[g, o, i, KH - 1 + down - r, KW - 1 + right - s], or 0 outside of the kernel."""
+    taps: tl.constexpr = (KH + 1) * (KW + 1)
+    blocks: tl.constexpr = (OUT + OUTS - 1) // OUTS
+    across: tl.constexpr = (IN + INS - 1) // INS
+    o = (tl.program_id(0) % blocks) * OUTS + tl.arange(0, OUTS)
+    i = ((tl.program_id(0) // blocks) % across) * INS + tl.arange(0, INS)
+    tap = (tl.program_id(0) // (blocks * across)) % taps
+    group = (tl.program_id(0) // (blocks * across * taps)) % 4
+    client = (tl.program_id(0) // (blocks * across * taps * 4)).to(tl.int64)
+    r, s = KH - 1 + group // 2 - tap // (KW + 1), KW - 1 + group % 2 - tap % (KW + 1)
+    real = (o < OUT)[:, None] & (i < IN)[None, :]
+    known = (o * 0 + r >= 0) & (o * 0 + r < KH) & (o * 0 + s >= 0) & (o * 0 + s < KW)
+    from_ = w + client * of_client + r * of_row + s * of_col
+    value = tl.load(from_ + o[:, None] * of_out + i[None, :] * of_in, mask=real & known[:, None], other=0.0)
+    to = rows + ((client * 4 + group) * IN + i)[None, :] * (taps * OUT) + tap * OUT + o[:, None]
+    tl.store(to, value, mask=real)
 
 
 @late
@@ -71,7 +102,10 @@ def _gathered(
 
 
 def fits(kind: str, layer: Layer) -> bool:
-    """Whether this product can be computed so: few inputs, steps of one, and channels in whole tiles."""
+    """Whether this product can be computed so: steps of one, few inputs, and output channels in whole tiles."""
+    if kind == "spread":
+        small = layer.pad_height < layer.kernel_height and layer.pad_width < layer.kernel_width
+        return small and layer.step == 1 and layer.inputs <= WIDE and layer.outputs % 16 == 0 and layer.taps > 1
     whole = layer.outputs % WIDE == 0 or layer.outputs in (8, 16)
     pooled = kind in ("pooled", "pooled_correlate")
     return pooled and layer.inputs < FEW and layer.step == 1 and whole and min(layer.out_height, layer.out_width) >= 2
@@ -99,7 +133,7 @@ def pooled(
     tiles = cut(y[0].numel() // layer.outputs, tile.rows) * cut(large.outputs, tile.columns)
     _convolve[(tiles * clients,)](
         channels_last(x), rows, y, addend(bias, y), which, batch, *large, length, True,
-        False, bias is not None, relu, True, plane, cached, *tile[:3], precision,
+        False, bias is not None, relu, True, plane, 0, 0, cached, *tile[:3], precision,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y, which
@@ -115,3 +149,22 @@ def pooled_correlate(
     numbers = (layer.inputs, dw.shape[4], layer.outputs, layer.kernel_height, layer.kernel_width)
     _gathered[(cut(dw.numel(), BLOCK),)](parts, dw, dw.numel(), len(parts), *numbers, BLOCK)
     return dw.permute(0, 1, 4, 2, 3)
+
+
+def spread(dy: Tensor, w: Tensor, layer: Layer, tile: Tile, precision: str, cached: bool = False) -> Tensor:
+    """As `implicit_kernels.spread`."""
+    i, h, wide, o, oh, ow, kh, kw, _, ph, pw = layer
+    clients, batch = dy.shape[:2]
+    large = Layer(o, oh, ow, 4 * i, cut(h, 2), cut(wide, 2), kh + 1, kw + 1, 2, kh - 1 - ph, kw - 1 - pw)
+    rows = blank(clients, large.outputs, large.taps * o, dtype=w.dtype, device=w.device)
+    outs, ins = TURNED
+    programs = clients * 4 * large.taps * cut(o, outs) * cut(i, ins)
+    _turned[(programs,)](w, rows, *w.stride(), i, o, kh, kw, outs, ins)
+    dx = blank(clients, batch, h, wide, i, dtype=dy.dtype, device=dy.device)
+    tiles = cut(batch * large.out_height * large.out_width, tile.rows) * cut(large.outputs, tile.columns)
+    _convolve[(tiles * clients,)](
+        channels_last(dy), rows, dx, dx, dx, batch, *large, rows.shape[2], False,
+        False, False, False, False, 0, h, wide, cached, *tile[:3], precision,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return dx.permute(0, 1, 4, 2, 3)

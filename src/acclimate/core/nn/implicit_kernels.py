@@ -41,13 +41,14 @@ def _convolve(
     IN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEP: tl.constexpr, PAD_H: tl.constexpr, PAD_W: tl.constexpr,
     LENGTH: tl.constexpr, FLAT: tl.constexpr, POOL: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
-    GROUPS: tl.constexpr, PLANE: tl.constexpr, CACHED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    GROUPS: tl.constexpr, PLANE: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, CACHED: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[g, m, n] = sum over k of x[g, seen by m at k] * w[g, n, k]; w's rows have LENGTH numbers, zeros at the end.
 
     With POOL the rows of a tile are pixels of 2 x 2 blocks, of which one thread has all four; with GROUPS its columns
-    are four groups of output channels, one for each pixel of a block. PLANE is as in `end`, CACHED as in `paired`."""
+    are four groups of output channels, one for each pixel of a block. Where TALL and WIDE are given, these are
+    pixels of a result of such sides. PLANE is as in `end`, CACHED as in `paired`."""
     across: tl.constexpr = (OUT + COLS - 1) // COLS
     HA: tl.constexpr = OH // 2
     HB: tl.constexpr = OW // 2
@@ -95,8 +96,8 @@ def _convolve(
             total = tl.dot(a, b, total, input_precision=PRECISION)
     else:
         for visit in range(KH * KW * blocks):
-            tap = visit // blocks
-            i = (visit % blocks) * DEPTH + k
+            tap = visit % (KH * KW) if CACHED else visit // blocks
+            i = (visit // (KH * KW) if CACHED else visit % blocks) * DEPTH + k
             dy, dx = tap // KW, tap % KW
             seen = real
             if PAD_H > 0:
@@ -122,6 +123,12 @@ def _convolve(
         at = first // 4 + tl.arange(0, ROWS // 4)
         to = client * (pixels // 4) * OUT + at * OUT
         end(best, choice, bias, y, which, to, client, n, at < pixels // 4, OUT, BIAS, RELU, PLANE)
+    elif TALL > 0:
+        i, group = n % (OUT // 4), n // (OUT // 4)
+        low, late = (2 * down)[:, None] + (group // 2)[None, :], (2 * right)[:, None] + (group % 2)[None, :]
+        to = client * batch * (TALL * WIDE * (OUT // 4)) + ((image[:, None] * TALL + low) * WIDE + late) * (OUT // 4)
+        inside = real[:, None] & column[None, :] & (low < TALL) & (late < WIDE)
+        tl.store(y + to + i[None, :], total.to(y.dtype.element_ty), mask=inside)
     elif GROUPS:
         four = total.reshape(ROWS, 4, COLS // 4)
         group = tl.broadcast_to(tl.arange(0, 4)[None, :, None], four.shape)
@@ -280,7 +287,7 @@ def _launch(
     tiles = cut(pixels, tile.rows) * cut(layer.outputs, tile.columns)
     _convolve[(tiles * clients,)](
         channels_last(x), rows.contiguous(), y, *more, batch, *layer, rows.shape[2], flat, *flags, False, plane,
-        cached, *tile[:3], precision, num_warps=tile.warps, num_stages=tile.stages,
+        0, 0, cached, *tile[:3], precision, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 

@@ -53,8 +53,9 @@ def _spread(
     BITS: tl.constexpr = dy.dtype.element_ty.primitive_bitwidth
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for visit in range(down * right * blocks):
-        back_y, back_x = (visit // blocks) // right, (visit // blocks) % right
-        o = (visit % blocks) * DEPTH + k
+        turn = visit % (down * right) if CACHED else visit // blocks
+        back_y, back_x = turn // right, turn % right
+        o = (visit // (down * right) if CACHED else visit % blocks) * DEPTH + k
         tap = (first_y + back_y * STEP) * KW + first_x + back_x * STEP
         y, z = bottom - back_y, last - back_x
         inside = (real & (y >= 0) & (y < OH) & (z >= 0) & (z < OW))[:, None]
