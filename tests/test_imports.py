@@ -1,6 +1,7 @@
 """Who may import whom, and what needs no more than torch and numpy."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_public_names_resolve_and_have_docstrings():
             assert inspect.getdoc(value), name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = acclimate.nonsense
+
+
+def test_names_that_pages_use_are_there_at_once():
+    """What is loaded on first use must not depend on what was used before it, as `ac.core` did."""
+    import acclimate
+
+    root = SRC.parents[1]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    used = {name for page in pages for name in re.findall(r"\bac\.([A-Za-z_]\w*)", page.read_text())}
+    assert {"core", "data", "train"} <= used <= set(acclimate.__all__)
+    code = "import acclimate as ac\nassert ac.core.Work(batch=8).batch == 8"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import adapters, backends, data, eval, filters, methods, models, ops, personal, shifts
+    from . import adapters, backends, core, data, eval, filters, methods, models, ops, personal, shifts
     from .core import local, optim, rng, tree
     from .core.adapter import Adapter
     from .core.filter import Filter
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .running.select import select
     from .running.watch import Watch
 
-_MODULES = ("adapters", "backends", "data", "eval", "filters", "methods", "models", "ops", "personal", "shifts")
+_MODULES = ("adapters", "backends", "core", "data", "eval", "filters", "methods", "models", "ops", "personal", "shifts")
 _NAMES = {
     "running.run": (
         "Fit",
@@ -114,6 +114,7 @@ __all__ = [
     "allow",
     "backends",
     "compare",
+    "core",
     "data",
     "estimates",
     "eval",
