@@ -98,6 +98,8 @@ THEN = {
     "fedthe": ac.methods.FedTHE(opt=SLOW, head_opt=SLOW),
     "fedtta": ac.methods.FedTTA(work=FREE),
     "fedtta-prox": ac.methods.FedTTA(mu=0.01, work=FREE),
+    "fedrep": ac.methods.FedRep(work=ac.Work(epochs=1)),
+    "scaffold": ac.methods.SCAFFOLD(work=ac.Work()),
     "mixed": ac.models.Mixed(tuple(ac.models.CNN(widths, hidden=512) for widths in ((16, 32), (32, 64), (64, 128)))),
     "image-folder": ac.data.ImageFolder(partition=ac.data.Dirichlet(alpha=0.1), clients=10),
 }

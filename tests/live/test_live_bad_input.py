@@ -23,7 +23,8 @@ A = ac.adapters
 def test_pixels_as_floats_beyond_one_are_refused_and_not_made_white():
     live = deployed("tent", window=4)
     before = live.session
-    for call, who in ((live, "live"), (live.predict, "predict"), (live.prepare, "prepare")):
+    prepares = deployed("em", window=4)
+    for call, who in ((live, "live"), (live.predict, "predict"), (prepares.prepare, "prepare")):
         with pytest.raises(ValueError, match=rf"{who}: x has floats from 0 to 2\d\d, .* from 0 to 1; divide by 255"):
             call(stream(2).float())
     with pytest.raises(ValueError, match="x has floats from -2 to 1, .* do not normalise"):

@@ -44,25 +44,15 @@ def _number(value: Any) -> bool:
     return isinstance(value, Real)
 
 
-def _count(record: Any, field: str) -> bool:
-    """Whether the field is declared as a whole number, which may be missing."""
-    hint = hints(type(record)).get(field)
-    return hint is int or set(typing.get_args(hint)) == {int, type(None)}
-
-
 def positive(record: Any, field: str) -> None:
-    """The field is a finite number above zero, and whole where it is declared so."""
-    if _count(record, field):
-        return whole(record, field, 1)
+    """The field is a finite number above zero."""
     value = getattr(record, field)
     if not (_number(value) and math.isfinite(value) and value > 0):
         _fail(record, field, "a finite number above 0")
 
 
 def at_least(record: Any, field: str, low: float) -> None:
-    """The field is a finite number not below `low`, and whole where it is declared so."""
-    if _count(record, field):
-        return whole(record, field, math.ceil(low))
+    """The field is a finite number not below `low`."""
     value = getattr(record, field)
     if not (_number(value) and math.isfinite(value) and value >= low):
         _fail(record, field, f"a finite number of at least {low}")
@@ -76,9 +66,7 @@ def all_finite(record: Any, *fields: str) -> None:
 
 
 def within(record: Any, field: str, low: float, high: float) -> None:
-    """The field lies in [low, high], and is whole where it is declared so."""
-    if _count(record, field):
-        return whole(record, field, math.ceil(low), math.floor(high))
+    """The field lies in [low, high]."""
     value = getattr(record, field)
     if not (_number(value) and low <= value <= high):
         _fail(record, field, f"between {low} and {high}")
