@@ -119,6 +119,12 @@ def command_of(words):
     return command, rest
 
 
+@pytest.fixture(autouse=True)
+def nobody_is_trusted_after(monkeypatch):
+    """To parse --trust sets this for the process: put it back in the end."""
+    monkeypatch.setenv("ACCLIMATE_ALLOW", "")
+
+
 @pytest.mark.parametrize("words", [pytest.param(w, id=" ".join(w)) for w in told_of_acclimate()])
 def test_commands_in_sentences_are_those_of_the_command_line(words):
     """A command alone must be there; with words behind it, they must be taken."""

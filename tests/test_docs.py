@@ -137,6 +137,12 @@ def check_command(words):
             pytest.fail(f"a command that no one checks: {words}")
 
 
+@pytest.fixture(autouse=True)
+def nobody_is_trusted_after(monkeypatch):
+    """To parse --trust sets this for the process: put it back in the end."""
+    monkeypatch.setenv("ACCLIMATE_ALLOW", "")
+
+
 def check_acclimate(sub, args):
     import typer
 
