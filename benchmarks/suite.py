@@ -96,12 +96,17 @@ def guarded(workload: Workload, context: Context, ceilings: Record, left: float)
     except Disagreement as reason:
         return {"status": "disagrees", "reason": str(reason)}
     except OutOfTime as reason:
-        return {"status": "failed", "reason": str(reason)}
+        return {"status": "failed", "reason": str(reason), "stopped_in": _places(reason)}
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
         told = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        place = f"{os.path.basename(where.filename)}:{where.lineno}"
+        place = _places(error)[-1].partition(" ")[0]
         return {"status": "failed", "reason": f"{type(error).__name__}: {told} ({place})"}
+
+
+def _places(error: BaseException) -> list[str]:
+    """Where it was raised, the outermost call first: `file.py:12 function`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 @contextmanager

@@ -181,7 +181,9 @@ def test_work_that_catches_errors_still_ends_in_time(bench):
         return {"rang": False}
 
     record = suite.guarded(stubborn, harness.Context(CPU, budget=30.0), {}, left=60.0)
+    places = [place.split()[-1] for place in record.pop("stopped_in")]
     assert record == {"status": "failed", "reason": "took longer than 60 s"}
+    assert places[:2] == ["guarded", "stubborn"] and places[-1] == "ring"
 
 
 def test_precisions_are_compared_seed_by_seed(bench):
