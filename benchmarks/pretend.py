@@ -253,7 +253,7 @@ class _Warmed(capture.Recorder):
     """Runs what a recording runs before it: a rehearsal where it is the first, and then the work."""
 
     def run(self, what: Any, f: Callable[..., Any], inputs: tuple[Any, ...], room: Any = None) -> Any:
-        warming.rehearse([self._kind(capture.Job(what, f, inputs))])
+        self._rehearse(capture.Job(what, f, inputs))
         first = object.__new__(capture.Captured)
         first._inputs = inputs
         first._warm(f)
@@ -261,7 +261,7 @@ class _Warmed(capture.Recorder):
             return f(*inputs)
 
     def run_all(self, jobs: Any) -> list[Any]:
-        warming.rehearse(self._kind(job) for job in {job.form(): job for job in jobs}.values())
+        self._rehearse(*{job.form(): job for job in jobs}.values())
         return [self.run(*job) for job in jobs]
 
 

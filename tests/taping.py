@@ -126,7 +126,7 @@ def taped():
         patch.setattr(torch.nn.functional, "one_hot", one_hot)
         patch.setattr(capture.Captured, "warmed", True)
         patch.setattr(capture.Captured, "_warm", warmed)
-        patch.setattr(warming, "rehearse", lambda works: None)
+        patch.setattr(warming, "rehearse", lambda works, who: None)
         patch.setattr(graphs, "forget", lambda pool: None)
         made, begin = [], capture.Recorder.__init__
 

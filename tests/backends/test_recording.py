@@ -181,7 +181,7 @@ def first(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda given: nullcontext())
     monkeypatch.setattr(warming, "_known", set())
-    monkeypatch.setattr(warming, "_compiled", [])
+    monkeypatch.setattr(warming, "_compiled", {})
 
     def rehearse(*works):
         given.append([work() for work in works])
@@ -217,6 +217,31 @@ def test_where_the_first_rehearsal_finds_all_in_the_cache_no_other_follows(first
     assert first.given == [[1]]
 
 
+def test_what_one_engine_finds_in_the_cache_says_nothing_of_another_or_of_another_arithmetic(first):
+    first.rehearse.new = 0
+    warming.rehearse([("a", lambda: 1)], "engine")
+    warming.rehearse([("a", lambda: 2), ("b", lambda: 3)], "engine")  # all of the first was in the cache
+    warming.rehearse([("a", lambda: 4)], "other")
+    first.rehearse.new = None  # no kernels at all, as in double precision
+    warming.rehearse([("a", lambda: 5)], "third")
+    first.rehearse.new = 7
+    warming.rehearse([("b", lambda: 6)], "third")
+    warming.rehearse([("c", lambda: 7)], "third")
+    assert first.given == [[1], [4], [5], [6], [7]]
+
+
+def test_recorders_rehearse_each_work_once_in_each_arithmetic(first, monkeypatch):
+    flags = [(False,)]
+    monkeypatch.setattr(capture, "arithmetic", lambda: flags[-1])
+    one, other = Recorder(True, False), Recorder(True, False)
+    job = capture.Job(("train",), lambda x: x, (5,))
+    for recorder in (one, one, other):
+        recorder._rehearse(job)
+    flags.append((True,))
+    one._rehearse(job)
+    assert first.given == [[5], [5], [5]]
+
+
 def test_what_is_tried_is_rehearsed_with_the_first_work_and_tried_before_it_is_recorded(first, monkeypatch):
     there, order = torch.device("cuda", 0), []
     monkeypatch.setattr(proven, "_found", {})
@@ -236,7 +261,7 @@ def test_what_is_tried_is_rehearsed_with_the_first_work_and_tried_before_it_is_r
     warming.rehearse([("a", lambda: "work")])
     assert len(order) == 5
     monkeypatch.setattr(proven, "_expected", {torch.device("cuda", 1)})
-    monkeypatch.setattr(warming, "_compiled", [0])  # nothing is rehearsed any more
+    monkeypatch.setattr(warming, "_compiled", {None: 0})  # nothing is rehearsed any more
     warming.rehearse([("b", lambda: "work")])
     assert proven._found == {there: True, torch.device("cuda", 1): True}
 

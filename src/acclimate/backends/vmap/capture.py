@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,6 +25,10 @@ SIDE_BY_SIDE = 4
 """Streams on which groups of clients run at the same time."""
 AT_A_TIME = 16
 """Graphs that one stream gets before it is another's turn: where too many wait on one, the host waits too."""
+
+
+_numbers = count()
+"""Of recorders."""
 
 
 class Form(NamedTuple):
@@ -72,6 +76,7 @@ class Recorder:
         """Work that could not be recorded, and why: it runs as it is."""
         self._slots: list[Slot] = []
         self._tidy = False
+        self._number = next(_numbers)  # an id would be another's when this one is gone
 
     def run(
         self, what: tuple[Any, ...], f: Callable[..., Any], inputs: tuple[Any, ...], room: Room | None = None
@@ -91,7 +96,7 @@ class Recorder:
             return [self.run(*job) for job in jobs]
         with tf32(False) if self.exact else nullcontext():
             self._tidy, forms = False, [job.form() for job in jobs]
-            warming.rehearse(self._kind(job) for job in dict(zip(forms, jobs, strict=True)).values())
+            self._rehearse(*dict(zip(forms, jobs, strict=True)).values())
             placed = self._dealt(jobs, forms)
             made = [self._recording(*which) for which in zip(jobs, forms, placed, strict=True)]
             done: list[Any] = [None] * len(jobs)
@@ -107,9 +112,9 @@ class Recorder:
             ways = zip(jobs, made, done, strict=True)
             return [job.f(*job.inputs) if recorded is None else found for job, recorded, found in ways]
 
-    def _kind(self, job: Job) -> tuple[Any, Callable[[], Any]]:
-        """What kind of work this is, and the work, as rehearsals take them: another engine's may have other kernels."""
-        return (id(self), job.what), partial(job.f, *job.inputs)
+    def _rehearse(self, *jobs: Job) -> None:
+        """Compile the kernels of these jobs side by side, where that was not done for such work."""
+        warming.rehearse([(job.what, partial(job.f, *job.inputs)) for job in jobs], (self._number, arithmetic()))
 
     def _dealt(self, jobs: Sequence[Job], forms: Sequence[Form]) -> list[int]:
         """The slot of each job: one where its recording is, unless that has more to do than another with this one."""
@@ -136,7 +141,7 @@ class Recorder:
         what, key = job.what, form.at(slot)
         recorded = self.recorded.pop(key, None)
         if recorded is None:
-            warming.rehearse([self._kind(job)])
+            self._rehearse(job)
             try:
                 recorded = Captured(job.f, job.inputs, self._slots[slot], self._tidy)
                 self._tidy = True

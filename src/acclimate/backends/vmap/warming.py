@@ -16,8 +16,8 @@ log = logging.getLogger("acclimate")
 
 _known: set[Hashable] = set()
 """Kinds of work that were rehearsed, or need not be."""
-_compiled: list[int] = []
-"""How many kernels each rehearsal of this process had compiled that no process had before."""
+_compiled: dict[Hashable, int] = {}
+"""How many kernels the first rehearsal of each engine, in each arithmetic, had compiled that no process had before."""
 
 
 def expect(device: torch.device) -> None:
@@ -28,15 +28,18 @@ def expect(device: torch.device) -> None:
         rehearsal.prepare()
 
 
-def rehearse(works: Iterable[tuple[Hashable, Callable[[], Any]]]) -> None:
+def rehearse(works: Iterable[tuple[Hashable, Callable[[], Any]]], who: Hashable = None) -> None:
     """Compile the kernels of all this work side by side, given with its kind, unless work of that kind was rehearsed.
-    Where the first rehearsal of a process finds all its kernels in Triton's cache, no other follows."""
-    new = [(kind, work) for kind, work in works if kind not in _known]
-    _known.update(kind for kind, _ in new)
-    if new and torch.cuda.is_available() and _compiled[:1] != [0]:
+    Where the first rehearsal of `who` that has kernels finds all of them in Triton's cache, no other of it follows;
+    another engine, or another arithmetic, has other kernels."""
+    new = [(kind, work) for kind, work in works if (who, kind) not in _known]
+    _known.update((who, kind) for kind, _ in new)
+    if new and torch.cuda.is_available() and _compiled.get(who) != 0:
         with aside():
-            _compiled.append(rehearsal.rehearse(*(work for _, work in new), *proven.trials()))
-        log.debug("%d kernels compiled side by side", _compiled[-1])
+            found = rehearsal.rehearse(*(work for _, work in new), *proven.trials())
+        if found is not None:  # work in double precision has none
+            _compiled.setdefault(who, found)
+            log.debug("%d kernels compiled side by side", found)
     proven.settle()
 
 

@@ -90,15 +90,17 @@ def blank_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return (torch.zeros_like if _running else torch.empty_like)(x, dtype=dtype)
 
 
-def rehearse(*works: Callable[[], Any]) -> int:
-    """Run each of these once without its late kernels, and compile them; how many were not in Triton's cache. What goes
-    wrong is left for the work itself to find."""
+def rehearse(*works: Callable[[], Any]) -> int | None:
+    """Run each of these once without its late kernels, and compile them; how many were not in Triton's cache, or None
+    where there were none that this process had not loaded. What goes wrong is left for the work itself to find."""
     if not possible():
         return 0
     with _noting() as noted:
         for work in works:
             with _tolerant():
                 work()
+    if not noted:
+        return None
     elsewhere = 0
     with _counting(len(noted)) as new, _tolerant():
         elsewhere = _compile(noted)
