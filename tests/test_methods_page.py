@@ -111,6 +111,9 @@ def test_what_is_said_of_them_is_so(cifar10):
     assert [n for n in able if last(n, "original") > 75 and last(n, "out-of-client") > 50] == ["fedthe"]
     for name in ("fedrep", "scaffold"):
         assert all("failed" in r for r in cifar10[f"{name}/work.clip=none"]) and name in able
+    exact = json.loads((ROOT / "results" / "methods" / "cifar10-fp32.json").read_text())
+    assert exact["study"]["precision"] == "fp32" and "in fp32 too (seed 1, round 35;" in PAGE
+    assert exact["rows"]["fedrep/work.clip=none 1"]["failed"].startswith("round 35: client(s) 17 produced")
     assert 9 < last("fedavg", "original") - last("moon", "original") < 11
     assert abs(last("fedavg", "original", 0) - last("moon/mu=0.1", "original")) < 1.5
     for name in ("fedlc", "fedntd"):
