@@ -32,6 +32,12 @@ def no_width_is_set(monkeypatch):
 
 
 @pytest.fixture
+def nobody_is_trusted_after(monkeypatch):
+    """To parse --trust sets this for the process: put it back in the end."""
+    monkeypatch.setenv("ACCLIMATE_ALLOW", "")
+
+
+@pytest.fixture
 def here(tmp_path, monkeypatch, capsys):
     """The command in this process, in a folder of its own: all but the start of the interpreter."""
 

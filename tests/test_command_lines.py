@@ -13,7 +13,10 @@ import pytest
 from acclimate.experiment import catalogue
 from test_docs import FENCE, PAGES, ROOT, commands, name_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning"),  # typer imports a name click renamed
+    pytest.mark.usefixtures("nobody_is_trusted_after"),
+]
 WITHOUT_PARSER = {
     "benchmarks/newest.py",
     "benchmarks/tables.py",
@@ -117,12 +120,6 @@ def command_of(words):
     while rest and hasattr(command, "commands") and rest[0] in command.commands:
         command = command.commands[rest.pop(0)]
     return command, rest
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_trusted_after(monkeypatch):
-    """To parse --trust sets this for the process: put it back in the end."""
-    monkeypatch.setenv("ACCLIMATE_ALLOW", "")
 
 
 @pytest.mark.parametrize("words", [pytest.param(w, id=" ".join(w)) for w in told_of_acclimate()])

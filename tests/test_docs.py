@@ -18,7 +18,10 @@ from acclimate.eval.table import Refused, Row
 from acclimate.experiment import catalogue
 from test_imports import LAYERS
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning")  # typer imports a name click renamed
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*click.*:DeprecationWarning"),  # typer imports a name click renamed
+    pytest.mark.usefixtures("nobody_is_trusted_after"),
+]
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -135,12 +138,6 @@ def check_command(words):
             pass
         case _:
             pytest.fail(f"a command that no one checks: {words}")
-
-
-@pytest.fixture(autouse=True)
-def nobody_is_trusted_after(monkeypatch):
-    """To parse --trust sets this for the process: put it back in the end."""
-    monkeypatch.setenv("ACCLIMATE_ALLOW", "")
 
 
 def check_acclimate(sub, args):
