@@ -12,8 +12,9 @@ that every adapter can serve it.
 Tables and who is above whom are written beside the file, as Markdown.
 
 Milliseconds are those of a second time, when everything is recorded; `first_ms_per_sample` has the recording in it.
-What took longer than --patience seconds is not served again. Rows that are in the file already are not run again, and
-with --trainings FOLDER no training that was kept there, so a run that was cut goes on where it was.
+What took longer than --patience seconds is not served again. A training that diverges has rows that say so. Rows that
+are in the file already are not run again, and with --trainings FOLDER no training that was kept there, so a run that
+was cut goes on where it was.
 """
 
 from __future__ import annotations
@@ -49,6 +50,18 @@ class Deployed(Lab):
     def __init__(self, base: ac.Experiment, streams: Sequence[str], folder: Path | None) -> None:
         super().__init__(base, streams, folder)
         self._last = Case("")
+        self._failures: dict[tuple[str, str, int], str] = {}
+
+    def failure(self, case: Case, seed: int) -> str:
+        """Why there is no training, "" where there is one: what diverges once is not tried for every stream."""
+        key = (case.method, case.norm, seed)
+        if key not in self._failures:
+            try:
+                self.fit(case, seed)
+                self._failures[key] = ""
+            except ArithmeticError as reason:
+                self._failures[key] = str(reason)
+        return self._failures[key]
 
     def models(self, case: Case, seed: int) -> Any:
         """The deployed models, with what this adapter wants of each client's validation examples."""
@@ -65,7 +78,9 @@ class Deployed(Lab):
 
 
 def measured(lab: Deployed, case: Case, stream: str, seed: int, patience: float) -> Row:
-    """Accuracy per client in percent, milliseconds per sample and the peak of memory."""
+    """Accuracy per client in percent, milliseconds per sample and the peak of memory; or why there are none."""
+    if failed := lab.failure(case, seed):
+        return {"failed": failed}
     fit, models = lab.fit(case, seed), lab.models(case, seed)
     shift, built = lab.streams(case, seed)[stream]
     record, device, served = catalogue.ADAPTERS[case.adapter], fit.engine.device, []
@@ -175,6 +190,11 @@ def name_of(row: Row) -> str:
     return f"{row['case']} {row['alpha']} {row['stream']} {row['seed']}"
 
 
+def runs(where: Row) -> list[str]:
+    """`abc1234: python benchmarks/brfl.py ...` of the run, or of each of the runs, that a file is of."""
+    return where.get("parts") or [f"{where['commit']}: {where['command']}"]
+
+
 def save(path: Path, study: Row, where: Row, rows: dict[str, Row]) -> None:
     """Write all rows, in the order of their names."""
     record = {"environment": where, "study": study, "rows": [rows[name] for name in sorted(rows)]}
@@ -204,7 +224,7 @@ def main() -> None:
     if given.merge:
         parts = [json.loads(p.read_text())["environment"] for p in given.merge]
         rows |= {name: row for part in given.merge for name, row in read(part, study).items()}
-        where = {**parts[0], "command": command(), "parts": [p["command"] for p in parts]}
+        where = {**parts[0], "command": command(), "parts": [run for part in parts for run in runs(part)]}
         save(given.out, study, where, rows)
     wanted = given.adapters.split(",") if given.adapters else list(catalogue.ADAPTERS)
     cases = [] if given.merge else [c for c in (*PLAIN, *TUNED) if {c.label, c.adapter} & set(wanted)]
@@ -227,9 +247,9 @@ def main() -> None:
                         flush=True,
                     )
             torch.cuda.empty_cache()
-    told = page(rows.values(), names, given.alphas, study)
-    store.write(given.out.with_suffix(".md"), told)
-    print(f"\n{told}")
+    text = page(rows.values(), names, given.alphas, study)
+    store.write(given.out.with_suffix(".md"), text)
+    print(f"\n{text}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from harness import command, environment, integers, parser_of, trained, write
-from together import KINDS
+from together import KINDS, GroupKnown, same_kind
 
 import acclimate as ac
 from acclimate.adapters import BNStats, RunningStats, Tent, Together
@@ -71,17 +71,6 @@ CELLS = (
 """All cells; that of batch 4 is the middle of the study, and so one level of every factor."""
 
 
-@dataclass(frozen=True)
-class GroupKnown(Together):
-    """Each client gets the mean of the clients that meet the same corruption. A yardstick: nobody is told of it."""
-
-    kinds: int = 5
-
-    def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        same = same_kind(len(rows(total["move"])), self.kinds)
-        return {"own": {"move": mixed(same / same.sum(-1, keepdim=True), total["move"])}}
-
-
 WATCHED: list[tuple[float, ...]] = []
 """After each exchange of `Watching`, means over clients: see `NOTED`."""
 NOTED = ("weight of itself", "weight of others of its group", "cosine inside groups", "cosine between groups")
@@ -98,7 +87,7 @@ class Watching(Together):
     def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         each = rows(total["move"])
         alike, self_alone = cosines(each - each.mean(0)), torch.eye(len(each))
-        same = same_kind(len(each), self.kinds)
+        same = same_kind(each, self.kinds)
         counted = alike
         if self.itself == "nearest":
             counted = torch.where(self_alone > 0, (alike - 2.0 * self_alone).amax(-1), alike)
@@ -110,12 +99,6 @@ class Watching(Together):
         if self.itself == "one":
             return super().exchange(task, server, total, key)
         return {"own": {"move": mixed(weights, total["move"])}}
-
-
-def same_kind(clients: int, kinds: int) -> torch.Tensor:
-    """1 where two clients meet the same corruption, [clients, clients]."""
-    kind = torch.arange(clients) % kinds
-    return (kind[:, None] == kind).to(torch.float32)
 
 
 def ways(cell: Cell) -> dict[str, Adapter]:

@@ -7,8 +7,9 @@ and the speed of the running statistics were looked at with seed 0 on the digits
     python benchmarks/together.py [--data digits] [--clients 20] [--seeds 1,2,3] [--rate 0.001] [--device cpu]
     python benchmarks/together.py --data cifar10 --clients 100 --rounds 100 --device cuda
 
-The file holds one entry per data set, number of clients and batch size. Seeds that an entry of the same settings has
-are not run again; an entry of other settings is replaced. `--merge part.json` takes over the entries of other files.
+The file holds one entry per data set, number of clients and batch size. What an entry of the same settings has of a
+seed is not run again; an entry of other settings is replaced. `--merge part.json` takes over the entries of other
+files.
 """
 
 from __future__ import annotations
@@ -17,18 +18,38 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from harness import command, environment, integers, parser_of, trained, write
 
 import acclimate as ac
 from acclimate.adapters import BNStats, FedCTTA, Latte, NoAdapt, RunningStats, Tent, Together
-from acclimate.core import Adam, Adapter
+from acclimate.core import Adam, Adapter, Task, Tree, rng
 from acclimate.ops import layout
 from acclimate.ops.devices import device_of
+from acclimate.ops.mixing import mixed, rows
 
 KINDS = ("gaussian_noise", "defocus_blur", "fog", "contrast", "pixelate")
+
+
+def same_kind(each: torch.Tensor, kinds: int) -> torch.Tensor:
+    """1 where two of the clients, whose rows these are, meet the same corruption, [clients, clients]."""
+    kind = torch.arange(len(each), device=each.device) % kinds
+    return (kind[:, None] == kind).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class GroupKnown(Together):
+    """Each client gets the mean of the clients that meet the same corruption. A yardstick: nobody is told of it."""
+
+    kinds: int = 5
+
+    def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        same = same_kind(rows(total["move"]), self.kinds)
+        return {"own": {"move": mixed(same / same.sum(-1, keepdim=True), total["move"])}}
 
 
 def around(adapter: Adapter) -> dict[str, Adapter]:
@@ -41,6 +62,7 @@ def around(adapter: Adapter) -> dict[str, Adapter]:
         "similarity, not centred": Together(adapter, centred=False),
         "FedCTTA": FedCTTA(adapter),
         "FedCTTA, temperature 0.01": FedCTTA(adapter, temperature=0.01),
+        "group known": GroupKnown(adapter, kinds=len(KINDS)),
     }
 
 
@@ -72,12 +94,17 @@ def experiment(given: argparse.Namespace, seed: int) -> ac.Experiment:
     )
 
 
-def measured(given: argparse.Namespace, seed: int) -> dict[str, tuple[float, int]]:
-    """Accuracy and bytes of every variant with one seed."""
+Found = dict[str, tuple[float, int]]
+"""Accuracy and bytes by the name of a variant."""
+
+
+def measured(given: argparse.Namespace, seed: int, known: Found) -> Found:
+    """Every variant with one seed; those that are known already are not served again."""
+    wanted = {name: adapter for name, adapter in variants(given.rate).items() if name not in known}
     fit = trained(experiment(given, seed), given.trainings)
     stream = ac.shifts.Grouped(kinds=KINDS, length=given.length, batch=given.batch)
-    found = {}
-    for name, adapter in variants(given.rate).items():
+    found = dict(known)
+    for name, adapter in wanted.items():
         rows = ac.evaluate(fit, adapters=[adapter], streams=[stream]).rows
         row = next(r for r in rows if r["selection"] == "last")
         found[name] = (row["accuracy"], row["exchanged_bytes"])
@@ -91,14 +118,16 @@ def settings_of(given: argparse.Namespace) -> dict[str, Any]:
     return {k: v for k, v in vars(given).items() if k not in ("out", "device", "trainings", "merge", "seeds")}
 
 
-def record_of(given: argparse.Namespace, each: dict[int, dict[str, tuple[float, int]]], seconds: float) -> Any:
-    """What is kept of the seeds that were measured so far."""
+def record_of(given: argparse.Namespace, each: dict[int, Found], seconds: float) -> Any:
+    """What is kept of the seeds that were measured so far; a variant that not all seeds have says which."""
     rows = []
-    for name, (_, exchanged) in next(iter(each.values())).items():
-        accuracies = [found[name][0] for found in each.values()]
+    for name, exchanged in {name: sent for found in each.values() for name, (_, sent) in found.items()}.items():
+        own = [seed for seed, found in each.items() if name in found]
+        accuracies = [each[seed][name][0] for seed in own]
         spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
         row = {"variant": name, "accuracy": round(statistics.mean(accuracies), 6), "std_over_seeds": round(spread, 6)}
-        rows.append({**row, "each": accuracies, "exchanged_bytes": exchanged})
+        seeds = {"seeds": own} if own != list(each) else {}
+        rows.append({**row, "each": accuracies, "exchanged_bytes": exchanged, **seeds})
     return {
         "command": command(),
         "environment": environment(device_of(given.device, "--device ")),
@@ -114,14 +143,16 @@ def entry_of(given: argparse.Namespace) -> str:
     return f"{given.data}, {given.clients} clients, batch {given.batch}"
 
 
-def before(given: argparse.Namespace) -> tuple[dict[int, dict[str, tuple[float, int]]], float]:
+def before(given: argparse.Namespace) -> tuple[dict[int, Found], float]:
     """What the file has of these settings by seed, and the seconds that it took."""
     kept = json.loads(given.out.read_text()).get(entry_of(given)) if given.out.exists() else None
     if kept is None or {k: v for k, v in kept["settings"].items() if k != "seeds"} != settings_of(given):
         return {}, 0.0
-    seeds = kept["settings"]["seeds"]
-    rows = [(r["variant"], r["each"], r["exchanged_bytes"]) for r in kept["rows"]]
-    return {seed: {name: (each[i], sent) for name, each, sent in rows} for i, seed in enumerate(seeds)}, kept["seconds"]
+    each: dict[int, Found] = {seed: {} for seed in kept["settings"]["seeds"]}
+    for row in kept["rows"]:
+        for seed, accuracy in zip(row.get("seeds", each), row["each"], strict=True):
+            each[seed][row["variant"]] = (accuracy, row["exchanged_bytes"])
+    return each, kept["seconds"]
 
 
 def save(path: Path, entries: dict[str, Any]) -> None:
@@ -161,9 +192,10 @@ def main() -> None:
         return
     each, took = before(given)
     for seed in given.seeds:
-        if seed not in each:
+        if variants(given.rate).keys() - each.get(seed, {}).keys():
             began = time.perf_counter()
-            each[seed], took = measured(given, seed), took + time.perf_counter() - began
+            each[seed] = measured(given, seed, each.get(seed, {}))
+            took += time.perf_counter() - began
             save(given.out, {entry_of(given): record_of(given, each, took)})  # a run that is cut keeps what it has
             print(f"seed {seed}: {took:.0f} s", flush=True)
     print("\n" + shown(record_of(given, each, took)))

@@ -266,6 +266,22 @@ def test_cases_are_compared_over_the_seeds_that_both_have(bench):
     ]
 
 
+def test_a_training_that_diverges_is_tried_once_and_told_in_every_stream(bench, monkeypatch):
+    brfl, tried = bench("brfl"), []
+
+    def fit(lab, case, seed):
+        tried.append((case.method, seed))
+        raise FloatingPointError("round 6: not finite")
+
+    monkeypatch.setattr(brfl.Deployed, "fit", fit)
+    lab = brfl.Deployed(None, ["original", "mixture"], None)
+    for stream in lab.names:
+        assert brfl.measured(lab, brfl.Case("odpfl", "odpfl"), stream, 1, 5.0) == {"failed": "round 6: not finite"}
+    assert tried == [("odpfl", 1)]
+    runs = brfl.runs({"commit": "a", "command": "python b.py"})
+    assert runs == ["a: python b.py"] == brfl.runs({"commit": "c", "command": "d", "parts": runs})
+
+
 def test_seeds_of_an_entry_are_not_measured_again(bench, tmp_path):
     together = bench("together")
     given = argparse.Namespace(
@@ -278,6 +294,11 @@ def test_seeds_of_an_entry_are_not_measured_again(bench, tmp_path):
     together.save(given.out, {together.entry_of(given): record, "another": {}})
     assert together.before(given) == (each, 3.0)
     assert [r["accuracy"] for r in record["rows"]] == [0.625, 0.375]
+    each[2]["group known"] = (0.875, 8)  # a variant that seed 1 does not have yet
+    record = together.record_of(given, each, 3.0)
+    together.save(given.out, {together.entry_of(given): record})
+    assert [r.get("seeds") for r in record["rows"]] == [None, None, [2]] and record["rows"][2]["each"] == [0.875]
+    assert together.before(given) == (each, 3.0)
     given.rate = 0.2
     assert together.before(given) == ({}, 0.0)
     assert "another" in json.loads(given.out.read_text())
@@ -563,7 +584,7 @@ def test_a_round_of_pfllib_is_made_of_its_own_parts(bench, tmp_path, monkeypatch
 
 def test_the_study_of_sharing_knows_groups_weights_and_differences(bench):
     sharing = bench("sharing")
-    assert sharing.same_kind(4, 3).tolist() == [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
+    assert sharing.same_kind(torch.zeros(4, 2), 3).tolist() == [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 1]]
     total = {"move": {"w": torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 1.0], [-4.0, -3.0]])}}  # their mean is zero
     known = sharing.GroupKnown(kinds=2).exchange(None, {}, total, None)["own"]["move"]["w"]
     assert known.tolist() == [[2.0, 0.5], [-2.0, -0.5], [2.0, 0.5], [-2.0, -0.5]]
