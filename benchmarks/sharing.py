@@ -17,7 +17,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from harness import command, environment, integers, parser_of, trained, write
@@ -26,7 +26,7 @@ from together import KINDS, GroupKnown, same_kind
 import acclimate as ac
 from acclimate.adapters import BNStats, RunningStats, Tent, Together
 from acclimate.core import Adam, Adapter, Task, Tree, rng
-from acclimate.ops.mixing import cosines, mixed, rows
+from acclimate.ops.mixing import as_near_as_others, cosines, rows
 
 MORE = ("shot_noise", "motion_blur", "brightness", "elastic_transform", "jpeg_compression")
 """Kinds of corruption beside those of `together.py`, for smaller groups."""
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
     clients: int = 20
     speed: float = 3.0
     temperature: float = 0.1
-    itself: str = "one"
+    itself: Literal["one", "nearest"] = "one"
     inside: str = "statistics"
     dealt: str = "evenly"
 
@@ -67,6 +67,7 @@ CELLS = (
     Cell("inside", "tent", inside="tent"),
     Cell("classes", "unevenly", dealt="unevenly"),
     Cell("clients", 100, clients=100),
+    Cell("itself", "nearest, 100 clients", itself="nearest", clients=100),
 )
 """All cells; that of batch 4 is the middle of the study, and so one level of every factor."""
 
@@ -81,24 +82,18 @@ class Watching(Together):
     """`Together` by similarity, which also notes what its weights are. The server runs on the host here."""
 
     kinds: int = 5
-    itself: str = "one"
-    """What a client's own move counts as: "one", its cosine; "nearest", the largest cosine to another's."""
 
     def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
         each = rows(total["move"])
         alike, self_alone = cosines(each - each.mean(0)), torch.eye(len(each))
         same = same_kind(each, self.kinds)
-        counted = alike
-        if self.itself == "nearest":
-            counted = torch.where(self_alone > 0, (alike - 2.0 * self_alone).amax(-1), alike)
+        counted = as_near_as_others(alike) if self.itself == "nearest" else alike
         weights = (counted / self.temperature).softmax(-1)
         partners = same - self_alone
         shares = [float((weights * part).sum(-1).mean()) for part in (self_alone, partners)]
         near = [float((alike * m).sum() / m.sum().clamp_min(1.0)) for m in (partners, 1.0 - same)]
         WATCHED.append((*shares, *near))
-        if self.itself == "one":
-            return super().exchange(task, server, total, key)
-        return {"own": {"move": mixed(weights, total["move"])}}
+        return super().exchange(task, server, total, key)
 
 
 def ways(cell: Cell) -> dict[str, Adapter]:

@@ -26,7 +26,7 @@ import torch
 from harness import command, environment, integers, parser_of, trained, write
 
 import acclimate as ac
-from acclimate.adapters import BNStats, FedCTTA, Latte, NoAdapt, RunningStats, Tent, Together
+from acclimate.adapters import BNStats, FedCTTA, FedTSA, Latte, NoAdapt, RunningStats, Tent, Together
 from acclimate.core import Adam, Adapter, Task, Tree, rng
 from acclimate.ops import layout
 from acclimate.ops.devices import device_of
@@ -75,6 +75,7 @@ def variants(rate: float) -> dict[str, Adapter]:
         **{f"{name}: {how}": a for name, inner in inside.items() for how, a in around(inner).items()},
         "prototypes: own": Latte(neighbours=0, batch_statistics=True),
         "prototypes: exchanged": Latte(batch_statistics=True),
+        "statistics of each batch: FedTSA": FedTSA(),
     }
 
 

@@ -36,6 +36,20 @@ def test_similarity_weighs_moves_by_their_cosines(centred):
     assert all(bool((x == 0).all()) for x in tree.leaves(still["own"]))
 
 
+def test_a_client_may_count_itself_like_its_nearest_neighbour():
+    moves = draw(4, 6)
+    flat = moves - sum(moves) / 4
+    down = Together(temperature=0.5, itself="nearest").exchange(task(), {}, {"move": {"m": moves}}, KEY)
+    for i in range(4):
+        near = [float(F.cosine_similarity(flat[i], flat[j], dim=0)) for j in range(4)]
+        near[i] = max(c for j, c in enumerate(near) if j != i)
+        weights = [math.exp(c / 0.5) for c in near]
+        mean = sum(w * m for w, m in zip(weights, moves, strict=True)) / sum(weights)
+        torch.testing.assert_close(down["own"]["move"]["m"][i], mean)
+    with pytest.raises(ValueError, match="itself="):
+        Together(itself="two")
+
+
 @pytest.mark.parametrize("released", [False, True])
 @pytest.mark.parametrize("metric", ["cosine", "euclid", "kl"])
 def test_fedctta_weighs_clients_by_their_answers_to_noise(metric, released):

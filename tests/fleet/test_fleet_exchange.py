@@ -15,6 +15,7 @@ from acclimate.running import run as api
 from support import quick_or_slow
 
 STREAM = ["streams=grouped", "streams.grouped.length=40", "streams.grouped.batch=8", "model.norm=batch"]
+AROUND = ("together", "together-uniform", "fedctta")
 NUMBERS = ("accuracy", "loss", "exchanged_bytes", "clients")
 
 
@@ -23,9 +24,9 @@ def of(adapter, *more):
     return experiment("method=fedavg", "method.work.epochs=1", "rounds=1", f"adapters={adapter}", *STREAM, *more), name
 
 
-@pytest.mark.parametrize("adapter", quick_or_slow(["together", "together-uniform", "fedctta", "latte"], ("together",)))
+@pytest.mark.parametrize("adapter", quick_or_slow([*AROUND, "latte", "fedtsa"], ("together",)))
 def test_a_fleet_exchanges_as_serial_does(tmp_path, adapter):
-    e, _ = of(adapter, *([f"adapters.{adapter}.adapter.opt=sgd"] if adapter != "latte" else []), "filters=fp16")
+    e, _ = of(adapter, *([f"adapters.{adapter}.adapter.opt=sgd"] if adapter in AROUND else []), "filters=fp16")
     ours = run(FakeGrid(tmp_path), e, tmp_path / "run")
     api.run(replace(e, backend=Serial()), tmp_path / "serial")
     theirs = api.store.RunFolder(tmp_path / "serial").load()["results"]

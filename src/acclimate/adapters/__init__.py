@@ -9,6 +9,7 @@ from .dpa import DPA
 from .eata import EATA
 from .em import EM
 from .fedctta import FedCTTA
+from .fedtsa import FedTSA
 from .fedtta import FedTTA
 from .guarded import Guarded
 from .icon import ICON
@@ -63,6 +64,7 @@ __all__ = [
     "CoTTA",
     "DeYO",
     "FedCTTA",
+    "FedTSA",
     "FedTTA",
     "Guarded",
     "KNNPer",

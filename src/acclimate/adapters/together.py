@@ -7,9 +7,11 @@ of adapted parameters; where models are personal, what is personal about them st
 
 `weights` says whose moves count how much. "uniform": all alike, so the server needs the mean alone. "similarity": each
 client gets its own mix, with weights softmax(cosine / temperature) over the cosines between its move and those of all,
-its own (1) among them; the server sees every client's move. The mean move is taken off before (`centred`): all clients
-move alike to a large part, whatever they meet, and what they share does not tell who is near to whom. (Two clients are
-then each other's opposite, and each keeps its own.) "own": nothing is sent, and the adapter inside runs alone.
+its own among them; the server sees every client's move. Its own cosine is 1, which leaves a client most of the weight
+where moves are noisy; with `itself="nearest"` it is that of the nearest other client. The mean move is taken off before
+(`centred`): all clients move alike to a large part, whatever they meet, and what they share does not tell who is near
+to whom. (Two clients are then each other's opposite, and each keeps its own.) "own": nothing is sent, and the adapter
+inside runs alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core import Adapter, Exchanging, Gather, Mean, Predict, Rules, Task, Tree, Wrapping, check, rng
-from ..ops.mixing import cosines, mixed, moved, moved_by, rows
+from ..ops.mixing import as_near_as_others, cosines, mixed, moved, moved_by, rows
 from .tent import Tent
 
 
@@ -64,6 +66,8 @@ class Together(Around):
     """For weights="similarity": how sharply alike clients are preferred; at 0.1 a cosine of 0 counts e^-10 of one."""
     centred: bool = True
     """For weights="similarity": whether moves are compared without the mean of all."""
+    itself: Literal["one", "nearest"] = "one"
+    """For weights="similarity": whether a client's cosine with itself is 1, or that of its nearest neighbour."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,4 +87,5 @@ class Together(Around):
             return {"all": {"move": total["move"]}}
         each = rows(total["move"])
         alike = cosines(each - each.mean(0) if self.centred else each)
+        alike = as_near_as_others(alike) if self.itself == "nearest" else alike
         return {"own": {"move": mixed((alike / self.temperature).softmax(-1), total["move"])}}

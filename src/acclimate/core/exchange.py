@@ -137,8 +137,19 @@ class Serving(Method):
         )
         now = torch.arange(len(mine["answers"]), device=data["round"].device) == data["round"]
         answers = torch.where(now[:, None, None], served.logits.to(mine["answers"].dtype), mine["answers"])
-        up = {} if self.alone else adapter.send(task, predict, model, state, key)
-        return up, {**mine, "state": state, "answers": answers}
+        if self.alone:
+            return {}, {**mine, "state": state, "answers": answers}
+        if type(adapter).meet is not Exchanging.meet:
+            arrived = self.arrived(data)
+            state = adapter.meet(task, predict, model, state, arrived, rng.fold(key, "meet"))
+        return adapter.send(task, predict, model, state, key), {**mine, "state": state, "answers": answers}
+
+    def arrived(self, data: Tree) -> Tensor:
+        """The inputs of the first batch of the next stretch; only who has one sends."""
+        n, first = data["n"].clamp_min(1), self.part(data["round"] + 1).first
+        places = stream.Stretch(first, 1, self.protocol.batch).places(n.device)[0]
+        inputs: Tensor = data["x"][data["rows"][places % n]]
+        return inputs
 
     def part(self, round: int | Tensor) -> stream.Stretch:
         """The batches of a stretch."""

@@ -170,6 +170,7 @@ ADAPTERS: dict[str, Adapter] = {
     "together": adapters.Together(),
     "together-uniform": adapters.Together(weights="uniform"),
     "fedctta": adapters.FedCTTA(),
+    "fedtsa": adapters.FedTSA(),
     "latte": adapters.Latte(),
 }
 GUARDED = "guarded-"

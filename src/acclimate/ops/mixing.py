@@ -39,6 +39,12 @@ def cosines(each: Tensor) -> Tensor:
     return unit @ unit.mT
 
 
+def as_near_as_others(alike: Tensor) -> Tensor:
+    """Similarities [clients, clients] in which every client is as near to itself as its nearest neighbour is."""
+    own = torch.eye(len(alike), dtype=torch.bool, device=alike.device)
+    return torch.where(own, alike.masked_fill(own, -torch.inf).amax(-1, keepdim=True), alike)
+
+
 def mixed(weights: Tensor, stacked: Tree) -> Tree:
     """Every client's own mean [clients, ...]: `weights[i, j]` is what client i takes of client j."""
     own: Tree = tree.map(lambda x: (weights @ x.flatten(1)).reshape(x.shape), stacked)

@@ -73,6 +73,28 @@ def moving(task: Task, buffers: Tree, first: bool) -> Tree:
 
 
 @dataclass(frozen=True)
+class Noted(Normaliser):
+    """Statistics of the batch, biased as they are used, noted in the place of the running ones.
+
+    With `given` the batch is normalised with the running statistics instead, and nothing is noted. Variances of a layer
+    that are all zero stand for none: the batch's own are then taken.
+    """
+
+    given: bool = False
+
+    def normalise(self, layer: PureBatchNorm, input: Tensor) -> Tensor:
+        assert layer.running_mean is not None and layer.running_var is not None
+        layer.check_count(input)
+        var, mean = torch.var_mean(input, [d for d in range(input.dim()) if d != 1], correction=0)
+        if not self.given:
+            layer.running_mean, layer.running_var = mean, var
+            return layer.normalised(input, mean, var)
+        none = (layer.running_var == 0).all()
+        used = torch.where(none, mean, layer.running_mean), torch.where(none, var, layer.running_var)
+        return layer.normalised(input, *used)
+
+
+@dataclass(frozen=True)
 class Unmix(Normaliser):
     """UnMix-TNS (Tomar et al., ICLR 2024): every instance meets a mixture of its own statistics and K components.
 

@@ -86,14 +86,15 @@ class PureBatchNorm(_BatchNorm):
             return None
         given = not self.training and self.running_mean is not None and self.running_var is not None
         if not given:
-            self._check_count(input)
+            self.check_count(input)
         stats = (self.running_mean, self.running_var) if given else None
         out, mean, var = norms.batch(input, self.weight, self.bias, self.eps, stats, add, relu)  # type: ignore[arg-type]
         if not given:
             self._remember(mean, var, input.numel() // input.shape[1])
         return out
 
-    def _check_count(self, input: Tensor) -> None:
+    def check_count(self, input: Tensor) -> None:
+        """Raise where a channel has a single value, of which there are no statistics."""
         if input.numel() == input.shape[1]:
             raise TooFewValues(
                 "batch norm needs two values per channel for the statistics of a batch, and an input of shape "
@@ -104,7 +105,7 @@ class PureBatchNorm(_BatchNorm):
         """With the statistics given, or with the batch's own where there are none (torch's fused kernel)."""
         own = mean is None or var is None
         if own:
-            self._check_count(input)
+            self.check_count(input)
         if mean is not None and var is not None and norms.serves(input, self.weight, self.bias):
             return norms.batch(input, self.weight, self.bias, self.eps, (mean, var))[0]
         if input.is_cuda and conv.is_batched(input):  # a convolution may have left channels side by side
