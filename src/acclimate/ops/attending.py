@@ -73,15 +73,12 @@ def thinned(space: Tensor, near: Tensor, keep: float, key: rng.Key) -> Tensor:
     return (edges & ~dropped) | drawn(space, others, keep, rng.fold(key, "add"))
 
 
-def attended(nets: Tree, x: Tensor, seen: Tensor, times: Tensor, clients: Tensor | None) -> tuple[Tensor, Tree]:
-    """Features after attention over `times` [clients, times, times] and then over `clients` [clients, clients] (None:
-    over all), and both attentions: over time, and over clients at every time."""
-    has = _seen(x, seen)
-    time = _softmax(_scores(nets["time"], x), times & has[:, None, :])
+def attended(nets: Tree, x: Tensor, time: Tensor, has: Tensor, near: Tensor | bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Features after this attention over time, and then over clients that are `near` [clients, clients] (True: over
+    all): these, the attention over clients at every time, and the features before it, [times, clients, D]."""
     after = (time @ x).transpose(0, 1)
-    allowed = has.T[:, None, :] if clients is None else has.T[:, None, :] & clients
-    space = _softmax(_scores(nets["space"], after), allowed)
-    return (space @ after).transpose(0, 1), {"time": time, "space": space, "after": after}
+    space = _softmax(_scores(nets["space"], after), has.T[:, None, :] & near)
+    return (space @ after).transpose(0, 1), space, after
 
 
 def weights(
@@ -103,13 +100,15 @@ def weights(
     counted = has[..., None] / (has.sum() * dim)
 
     def loss(k: rng.Key, nets: Tree) -> tuple[Tensor, Tree]:
-        plain, att = attended(nets, x, seen, all_times, None)
-        time, space = att["time"].detach(), att["space"][-1].detach()
-        fewer = all_times & ~drawn(1.0 - time, all_times, 1.0 - keep_times, rng.fold(k, "times"))
-        near = thinned(space, graph(att["after"][-1].detach()), keep_edges, rng.fold(k, "clients"))
-        thin, _ = attended(nets, x, seen, fewer, near)
+        asked = _scores(nets["time"], x)
+        time = _softmax(asked, all_times)
+        plain, space, after = attended(nets, x, time, has, True)
+        newest = space[-1].detach()
+        fewer = all_times & ~drawn(1.0 - time.detach(), all_times, 1.0 - keep_times, rng.fold(k, "times"))
+        near = thinned(newest, graph(after[-1].detach()), keep_edges, rng.fold(k, "clients"))
+        thin, *_ = attended(nets, x, _softmax(asked, fewer), has, near)
         total = ((plain - x).square() * counted).sum() + robust * ((plain - thin).square() * counted).sum()
-        return total, {"loss": total, "space": space}
+        return total, {"loss": total, "space": newest}
 
     nets = start(dim, x)
     state, least, best = opt.init(nets), x.new_full((), torch.inf), torch.eye(len(x), dtype=x.dtype, device=x.device)
