@@ -120,7 +120,7 @@ def met(adapter, x, state=None):
     t = task()
     worker, model = Worker(t, FedAvg()), {"vars": t.init(KEY)}
     state = adapter.init(t, model) if state is None else state
-    return t, worker.predict(), model, adapter.meet(t, worker.predict(), model, state, x, KEY)
+    return t, worker.predict(), model, adapter.look_ahead(t, worker.predict(), model, state, x, KEY)
 
 
 def images(count, seed=0):
@@ -200,4 +200,4 @@ def test_what_it_cannot_do_is_refused_in_a_sentence():
     worker, deployed = Worker(t, FedAvg()), {"vars": t.init(KEY)}
     state = FedTSA().init(t, deployed)
     with pytest.raises(ValueError, match="batches of at least 2 samples"):
-        FedTSA().meet(t, worker.predict(), deployed, state, images(1), KEY)
+        FedTSA().look_ahead(t, worker.predict(), deployed, state, images(1), KEY)

@@ -61,7 +61,7 @@ class FedTSA(Exchanging):
     ) -> tuple[Tensor, Tree]:
         return predict(with_buffers(model, state["statistics"]), x, Noted(given=True)).logits, state
 
-    def meet(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tree:
+    def look_ahead(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tree:
         noted = tree.pick(predict(model, x, Noted()).buffers, state["noted"])
         newest = predict(model, x).features.mean(0)[None].to(state["features"].dtype)
         features = torch.cat((state["features"][1:], newest))

@@ -135,7 +135,7 @@ class Exchanging(Adapter):
         """The range of every group that is a claim, as `Method.limits` has it."""
         return {}
 
-    def meet(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tree:
+    def look_ahead(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tree:
         """The client's state before it sends: for adapters that exchange what they see of the batch that has arrived.
 
         x is the batch that is answered next, once the server has answered. It is not answered here.

@@ -139,9 +139,9 @@ class Serving(Method):
         answers = torch.where(now[:, None, None], served.logits.to(mine["answers"].dtype), mine["answers"])
         if self.alone:
             return {}, {**mine, "state": state, "answers": answers}
-        if type(adapter).meet is not Exchanging.meet:
+        if type(adapter).look_ahead is not Exchanging.look_ahead:
             arrived = self.arrived(data)
-            state = adapter.meet(task, predict, model, state, arrived, rng.fold(key, "meet"))
+            state = adapter.look_ahead(task, predict, model, state, arrived, rng.fold(key, "arrived"))
         return adapter.send(task, predict, model, state, key), {**mine, "state": state, "answers": answers}
 
     def arrived(self, data: Tree) -> Tensor:
