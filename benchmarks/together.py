@@ -41,6 +41,12 @@ def same_kind(each: torch.Tensor, kinds: int) -> torch.Tensor:
     return (kind[:, None] == kind).to(torch.float32)
 
 
+def group_mean(each: torch.Tensor, kinds: int) -> torch.Tensor:
+    """Weights of the mean of a client's group, [clients, clients]."""
+    same = same_kind(each, kinds)
+    return same / same.sum(-1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class GroupKnown(Together):
     """Each client gets the mean of the clients that meet the same corruption. A yardstick: nobody is told of it."""
@@ -48,8 +54,18 @@ class GroupKnown(Together):
     kinds: int = 5
 
     def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
-        same = same_kind(rows(total["move"]), self.kinds)
-        return {"own": {"move": mixed(same / same.sum(-1, keepdim=True), total["move"])}}
+        return {"own": {"move": mixed(group_mean(rows(total["move"]), self.kinds), total["move"])}}
+
+
+@dataclass(frozen=True)
+class StatisticsGroupKnown(FedTSA):
+    """The same yardstick for statistics of batches that have arrived, in the place of FedTSA's attention."""
+
+    kinds: int = 5
+
+    def exchange(self, task: Task, server: Tree, total: Tree, key: rng.Key) -> Tree:
+        mix = mixed(group_mean(rows(total["statistics"]), self.kinds), total["statistics"])
+        return {"own": {"statistics": mix}}
 
 
 def around(adapter: Adapter) -> dict[str, Adapter]:
@@ -76,6 +92,7 @@ def variants(rate: float) -> dict[str, Adapter]:
         "prototypes: own": Latte(neighbours=0, batch_statistics=True),
         "prototypes: exchanged": Latte(batch_statistics=True),
         "statistics of each batch: FedTSA": FedTSA(),
+        "statistics of each batch: group known": StatisticsGroupKnown(kinds=len(KINDS)),
     }
 
 
