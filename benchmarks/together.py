@@ -1,8 +1,9 @@
 """Clients that adapt together, where shifts come in groups: accuracy against the bytes that a client exchanges.
 
 Clients share one FedAvg model and have examples of all classes alike, so that what differs between them is the
-corruption of their stream: five kinds, client c has number c modulo 5. The temperature and the centring of `Together`
-and the speed of the running statistics were looked at with seed 0 on the digits; the default seeds are others.
+corruption of their stream: five kinds, client c has number c modulo 5. The temperature and the centring of `Together`,
+those of `BNTogether` and the speed of the running statistics were looked at with seed 0 on the digits; the default
+seeds are others.
 
     python benchmarks/together.py [--data digits] [--clients 20] [--seeds 1,2,3] [--rate 0.001] [--device cpu]
     python benchmarks/together.py --data cifar10 --clients 100 --rounds 100 --device cuda
@@ -26,7 +27,7 @@ import torch
 from harness import command, environment, integers, parser_of, trained, write
 
 import acclimate as ac
-from acclimate.adapters import BNStats, FedCTTA, FedTSA, Latte, NoAdapt, RunningStats, Tent, Together
+from acclimate.adapters import BNStats, BNTogether, FedCTTA, FedTSA, Latte, NoAdapt, RunningStats, Tent, Together
 from acclimate.core import Adam, Adapter, Task, Tree, rng
 from acclimate.ops import layout
 from acclimate.ops.devices import device_of
@@ -58,8 +59,8 @@ class GroupKnown(Together):
 
 
 @dataclass(frozen=True)
-class StatisticsGroupKnown(FedTSA):
-    """The same yardstick for statistics of batches that have arrived, in the place of FedTSA's attention."""
+class StatisticsGroupKnown(BNTogether):
+    """The same yardstick for statistics of batches that have arrived, in the place of similarity."""
 
     kinds: int = 5
 
@@ -91,6 +92,9 @@ def variants(rate: float) -> dict[str, Adapter]:
         **{f"{name}: {how}": a for name, inner in inside.items() for how, a in around(inner).items()},
         "prototypes: own": Latte(neighbours=0, batch_statistics=True),
         "prototypes: exchanged": Latte(batch_statistics=True),
+        "statistics of each batch: uniform": BNTogether(weights="uniform"),
+        "statistics of each batch: similarity": BNTogether(),
+        "statistics of each batch: similarity, every 5 batches": BNTogether(every=5),
         "statistics of each batch: FedTSA": FedTSA(),
         "statistics of each batch: group known": StatisticsGroupKnown(kinds=len(KINDS)),
     }

@@ -114,6 +114,9 @@ def test_drawing_takes_a_share_without_repeating_and_by_chances():
     assert float(often[1, 4]) == pytest.approx(1 - 8 * 7 * 6 * 5 / (14 * 13 * 12 * 11), abs=0.06)
     assert float(often[0, 1:].mean()) == pytest.approx((4 - float(often[1, 4])) / 8, abs=0.06)
     assert not attending.drawn(chances, among & False, 0.5, KEY).any()
+    whole = among | True
+    for share, count in ((0.2, 2), (0.8, 8), (0.19, 1)):  # rounded down, and 2 of 10 are 2
+        assert int(attending.drawn(chances, whole, share, KEY).sum()) == count
 
 
 def met(adapter, x, state=None):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from acclimate.adapters import MEMO, THE, FedCTTA, FedTSA, Latte, NoAdapt, Tent, Together
+from acclimate.adapters import MEMO, THE, BNTogether, FedCTTA, FedTSA, Latte, NoAdapt, Tent, Together
 from acclimate.backends import Auto, Serial, Vmap
 from acclimate.backends.vmap import shelf
 from acclimate.backends.vmap.capture import Captured, Recorder
@@ -264,7 +264,16 @@ def test_tests_that_come_again_are_captured_and_answer_the_same(adapter):
 
 
 @pytest.mark.parametrize(
-    "adapter", [Together(), Together(weights="uniform", every=2), FedCTTA(), Latte(neighbours=2), FedTSA(steps=3)]
+    "adapter",
+    [
+        Together(),
+        Together(weights="uniform", every=2),
+        FedCTTA(),
+        Latte(neighbours=2),
+        FedTSA(steps=3),
+        BNTogether(),
+        BNTogether(weights="uniform"),
+    ],
 )
 def test_an_exchange_is_captured_once_for_all_stretches_and_equals_the_eager_one(adapter, monkeypatch):
     opened, begin = [], VmapEngine.__init__

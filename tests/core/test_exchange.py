@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from acclimate.adapters import BNStats, FedCTTA, FedTSA, Latte, NoAdapt, Tent, Together
+from acclimate.adapters import BNStats, BNTogether, FedCTTA, FedTSA, Latte, NoAdapt, Tent, Together
 from acclimate.backends import Serial, Vmap
 from acclimate.backends.vmap.lanes import Lane
 from acclimate.core import (
@@ -38,8 +38,13 @@ ADAPTERS = {
     "fedctta": FedCTTA(TENT, noise=4, temperature=0.1),
     "latte": Latte(slots=3, neighbours=2),
     "fedtsa": FedTSA(window=2, steps=3),
+    "bn-together": BNTogether(),
+    "bn-together-uniform": BNTogether(weights="uniform", every=2),
 }
-ALONE = {"latte": Latte(slots=3, neighbours=0), "fedtsa": BNStats()}
+ALONE = {
+    "latte": Latte(slots=3, neighbours=0),
+    **dict.fromkeys(("fedtsa", "bn-together", "bn-together-uniform"), BNStats()),
+}
 """What they do without an exchange, where that is not Tent."""
 
 

@@ -24,7 +24,7 @@ def of(adapter, *more):
     return experiment("method=fedavg", "method.work.epochs=1", "rounds=1", f"adapters={adapter}", *STREAM, *more), name
 
 
-@pytest.mark.parametrize("adapter", quick_or_slow([*AROUND, "latte", "fedtsa"], ("together",)))
+@pytest.mark.parametrize("adapter", quick_or_slow([*AROUND, "latte", "bn-together", "fedtsa"], ("together",)))
 def test_a_fleet_exchanges_as_serial_does(tmp_path, adapter):
     e, _ = of(adapter, *([f"adapters.{adapter}.adapter.opt=sgd"] if adapter in AROUND else []), "filters=fp16")
     ours = run(FakeGrid(tmp_path), e, tmp_path / "run")

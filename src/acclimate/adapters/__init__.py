@@ -3,6 +3,7 @@
 from .atp import ATP
 from .bbse import BBSE
 from .bn import BNStats
+from .bn_together import BNTogether
 from .cotta import CoTTA
 from .deyo import DeYO
 from .dpa import DPA
@@ -61,6 +62,7 @@ __all__ = [
     "TSA",
     "TTT",
     "BNStats",
+    "BNTogether",
     "CoTTA",
     "DeYO",
     "FedCTTA",

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core import Adam, Exchanging, Gather, Optimizer, Predict, Rules, Task, Tree, check, rng, tree
-from ..ops import attending, requirements
+from ..core import Adam, Gather, Optimizer, Predict, Rules, Task, Tree, check, rng
+from ..ops import attending
 from ..ops.mixing import mixed
-from ..ops.statistics import Noted, running_of, with_buffers
+from .bn_together import Arrived
 
 
 @dataclass(frozen=True)
-class FedTSA(Exchanging):
+class FedTSA(Arrived):
     """Answers with a mix of all clients' batch statistics, by attention over time and clients (Zhang et al., 2024)."""
 
     window: int = 5
@@ -48,24 +48,15 @@ class FedTSA(Exchanging):
     def uplink(self) -> Rules:
         return {"statistics": Gather(), "features": Gather(), "seen": Gather()}
 
-    def refusal(self, task: Task, model: Tree) -> str | None:
-        return requirements.batch_statistics(task, "FedTSA") or super().refusal(task, model)
-
     def init(self, task: Task, model: Tree) -> Tree:
-        none = tree.zeros(running_of(task, model["vars"]["buffers"]))
         features = model["vars"]["params"][task.head_weight].new_zeros(self.window, task.dim)
-        return {"statistics": none, "noted": none, "features": features, "seen": features.new_zeros(())}
-
-    def step(
-        self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key
-    ) -> tuple[Tensor, Tree]:
-        return predict(with_buffers(model, state["statistics"]), x, Noted(given=True)).logits, state
+        return {**super().init(task, model), "features": features, "seen": features.new_zeros(())}
 
     def look_ahead(self, task: Task, predict: Predict, model: Tree, state: Tree, x: Tensor, key: rng.Key) -> Tree:
-        noted = tree.pick(predict(model, x, Noted()).buffers, state["noted"])
         newest = predict(model, x).features.mean(0)[None].to(state["features"].dtype)
         features = torch.cat((state["features"][1:], newest))
-        return {**state, "noted": noted, "features": features, "seen": (state["seen"] + 1).clamp_max(self.window)}
+        state = super().look_ahead(task, predict, model, state, x, key)
+        return {**state, "features": features, "seen": (state["seen"] + 1).clamp_max(self.window)}
 
     def send(self, task: Task, predict: Predict, model: Tree, state: Tree, key: rng.Key) -> Tree:
         return {"statistics": state["noted"], "features": state["features"], "seen": state["seen"]}
@@ -74,7 +65,3 @@ class FedTSA(Exchanging):
         seen = total["seen"].round().clamp(1, self.window)
         weights = attending.weights(total["features"], seen, self.opt, self.steps, self.robust, key)
         return {"own": {"statistics": mixed(weights, total["statistics"])}}
-
-    def receive(self, task: Task, model: Tree, state: Tree, down: Tree) -> Tree:
-        mix = down["statistics"]
-        return {**state, "statistics": {n: v.clamp_min(0.0) if n.endswith("_var") else v for n, v in mix.items()}}

@@ -169,6 +169,7 @@ ADAPTERS: dict[str, Adapter] = {
     "guarded-tent": adapters.Guarded(),
     "together": adapters.Together(),
     "together-uniform": adapters.Together(weights="uniform"),
+    "bn-together": adapters.BNTogether(),
     "fedctta": adapters.FedCTTA(),
     "fedtsa": adapters.FedTSA(),
     "latte": adapters.Latte(),

@@ -45,6 +45,15 @@ def as_near_as_others(alike: Tensor) -> Tensor:
     return torch.where(own, alike.masked_fill(own, -torch.inf).amax(-1, keepdim=True), alike)
 
 
+def near_by(alike: Tensor, temperature: float) -> Tensor:
+    """Weights [clients, clients] by these cosines: everyone takes from others, and from itself as near as its nearest
+    neighbour is, by a softmax, to that part to which this neighbour is near; the rest is its own."""
+    own = torch.eye(len(alike), dtype=alike.dtype, device=alike.device)
+    alike = as_near_as_others(alike)
+    part = alike.diagonal().clamp(0.0, 1.0)[:, None]
+    return part * (alike / temperature).softmax(-1) + (1.0 - part) * own
+
+
 def mixed(weights: Tensor, stacked: Tree) -> Tree:
     """Every client's own mean [clients, ...]: `weights[i, j]` is what client i takes of client j."""
     own: Tree = tree.map(lambda x: (weights @ x.flatten(1)).reshape(x.shape), stacked)

@@ -19,6 +19,19 @@ def running_of(task: Task, buffers: Tree) -> Tree:
     return tree.pick(buffers, names)
 
 
+def apart(task: Task, statistics: Tree, buffers: Tree) -> Tree:
+    """What statistics differ by from a model's running ones: means in its deviations, and the logarithm of the ratio of
+    deviations."""
+    out = {}
+    for layer, eps in task.norm_eps.items():
+        mean, var = (f"{layer}.{kind}" if layer else kind for kind in ("running_mean", "running_var"))
+        if var in statistics:
+            wide = buffers[var] + eps
+            out[mean] = (statistics[mean] - buffers[mean]) / wide.sqrt()
+            out[var] = 0.5 * ((statistics[var] + eps) / wide).log()
+    return out
+
+
 def with_buffers(model: Tree, buffers: Tree) -> Tree:
     """The deployed model with these buffers; those that are not named stay as they are."""
     vars = model["vars"]
