@@ -26,11 +26,12 @@ from .deploy import check_client, deploy, live_model
 
 
 class Interrupted(Exception):
-    """Ctrl-C during a run: the checkpoint is written; says how to go on."""
+    """Ctrl-C during a run: the checkpoint is written; says how to go on. `round` is None where it is not known."""
 
-    def __init__(self, path: Path, round: int) -> None:
+    def __init__(self, path: Path, round: int | None) -> None:
         self.path, self.round = path, round
-        super().__init__(f"stopped after round {round}; go on with: acclimate resume {path}")
+        at = "" if round is None else f" after round {round}"
+        super().__init__(f"stopped{at}; go on with: acclimate resume {path}")
 
 
 @dataclass(frozen=True)
