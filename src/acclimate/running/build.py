@@ -48,6 +48,15 @@ class Fit:
     lane: tuple[Engine, int] | None = None
     """Where it was trained together with others, the engine of all of them, and the number of its lane there."""
 
+    def __repr__(self) -> str:
+        seen = f", validation {self.history[-1]['val_accuracy']:.1%}" if self._validated else ""
+        done = f"{self.state.round} of {self.experiment.rounds} rounds"
+        return f"Fit({self.experiment.label}, seed {self.experiment.seed}, {done}{seen}; {self.world!r})"
+
+    @property
+    def _validated(self) -> bool:
+        return bool(self.history) and self.history[-1].get("val_accuracy") is not None
+
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
         """The learning curve: one row per evaluated round."""

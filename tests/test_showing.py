@@ -1,0 +1,96 @@
+"""What results look like in a notebook and at a prompt: short, with units, and nothing is dropped without a word."""
+
+import html.parser
+
+import pytest
+
+import acclimate as ac
+
+
+def row(adapter="none", stream="original", accuracy=0.812, seed=0, method="fedavg"):
+    return {
+        "method": method,
+        "personal": "none",
+        "adapter": adapter,
+        "stream": stream,
+        "settings": [],
+        "seed": seed,
+        "clients": 3,
+        "accuracy": accuracy,
+        "std": 0.041,
+        "loss": 0.5,
+        "ece": 0.1,
+        "selection": "last",
+        "round": 2,
+        "up_bytes": 100,
+        "exchanged_bytes": 0,
+        "per_client": [accuracy] * 3,
+    }
+
+
+REFUSED = {"method": "fedavg", "personal": "none", "adapter": "tent", "reason": "Tent needs a <norm>"}
+
+
+def test_a_table_has_its_unit_and_says_what_was_not_run():
+    table = ac.Table((row(), row(stream="corrupted", accuracy=0.5)), (REFUSED,))
+    assert str(table).splitlines() == [
+        "accuracy at the last round, % ± std over clients",
+        "method  adapter  original  corrupted",
+        "fedavg  none     81.2 ±4   50.0 ±4",
+        "not run: tent: Tent needs a <norm>",
+    ]
+    assert repr(table) == str(table)
+    both = ac.Table((row(), row(seed=1)))
+    assert str(both).splitlines()[0] == "accuracy at the last round, % ± std over clients, means over 2 seeds"
+
+
+def test_an_adapter_that_ran_with_another_method_is_not_run_with_the_one_that_refused():
+    table = ac.Table((row("tent", method="fedbn"),), (REFUSED,))
+    assert table.not_run() == ["not run: tent with fedavg: Tent needs a <norm>"]
+
+
+def test_a_notebook_shows_a_table_as_html():
+    table = ac.Table((row(), row("t3a", accuracy=0.9)), (REFUSED,))
+    shown = table._repr_html_()
+    cells = []
+
+    class Read(html.parser.HTMLParser):
+        def handle_data(self, data):
+            cells.append(data)
+
+    Read().feed(shown)
+    assert cells == [
+        "accuracy at the last round, % ± std over clients",
+        *["method", "adapter", "original"],
+        *["fedavg", "none", "81.2 ±4"],
+        *["fedavg", "t3a", "90.0 ±4"],
+        "not run: tent: Tent needs a <norm>",
+    ]
+    assert shown.count("<tr>") == 3 and "<norm>" not in shown
+
+
+@pytest.fixture(scope="module")
+def fit():
+    small = ac.Experiment(
+        data=ac.data.Digits(clients=2, fraction=0.1), model=ac.models.MLP(hidden=(8,), norm="batch"), rounds=1
+    )
+    return ac.train(small)
+
+
+def test_what_training_gives_is_one_line_without_examples_and_weights(fit):
+    validated = f"{fit.history[-1]['val_accuracy']:.1%}"
+    world = f"World(Digits: Examples({len(fit.world.examples.y)} of shape (3, 16, 16), 10 classes), 2 clients, seed 0)"
+    assert repr(fit.world) == world
+    assert repr(fit) == f"Fit(fedavg, seed 0, 1 of 1 rounds, validation {validated}; {world})"
+    assert "tensor(" not in repr(fit.state) and "round=1" in repr(fit.state)
+
+
+def test_a_live_model_shows_its_settings_alone(fit):
+    live = fit.deploy(0, adapter=ac.adapters.Tent())
+    live(fit.world.examples.x[fit.world.test[0]])
+    assert "tensor(" not in repr(live) and "client=0" in repr(live) and "Tent(" in repr(live)
+
+
+def test_a_world_with_a_public_set_is_as_short():
+    world = ac.data.Public(data=ac.data.Digits(), clients=2, fraction=0.2).world()
+    assert repr(world).startswith("World(") and "tensor(" not in repr(world)
