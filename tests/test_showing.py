@@ -2,9 +2,12 @@
 
 import html.parser
 
+import numpy as np
 import pytest
 
 import acclimate as ac
+from acclimate.cli.describe import size
+from acclimate.reporting import style
 
 
 def row(adapter="none", stream="original", accuracy=0.812, seed=0, method="fedavg"):
@@ -94,3 +97,35 @@ def test_a_live_model_shows_its_settings_alone(fit):
 def test_a_world_with_a_public_set_is_as_short():
     world = ac.data.Public(data=ac.data.Digits(), clients=2, fraction=0.2).world()
     assert repr(world).startswith("World(") and "tensor(" not in repr(world)
+
+
+def test_sizes_have_one_spelling():
+    """The terminal said KB where the report says kB."""
+    assert size(460_000) == style.size(460_000) == "460 kB"
+
+
+def test_float_images_may_have_their_channels_last_as_bytes_may():
+    first = np.random.default_rng(0).random((40, 3, 8, 6), dtype=np.float32)
+    last = first.transpose(0, 2, 3, 1)
+    y = np.arange(40) % 2
+    for given in (first, last):
+        x = ac.data.of(given, y, clients=2).world().examples.x
+        assert tuple(x.shape) == (40, 3, 8, 6) and (x.numpy() == first).all()
+    odd = np.zeros((40, 5, 8, 6), np.float32)  # features of another form stay as they are
+    assert ac.data.of(odd, y, clients=2).world().shape == (5, 8, 6)
+
+
+def test_what_is_not_trained_and_what_is_mistyped_gets_a_sentence():
+    experiment = ac.Experiment()
+    with pytest.raises(TypeError, match="evaluate: fit is of type Experiment, and must be what ac.train.experiment. r"):
+        ac.evaluate(experiment)
+    with pytest.raises(TypeError, match=r"is of type str, and must be what ac.train\(experiment\) or ac.load\(path\)"):
+        ac.evaluate("runs/first")
+    with pytest.raises(TypeError, match="experiment is Experiment, a class; it must be a record such as Experiment"):
+        ac.train(ac.Experiment)
+    with pytest.raises(TypeError, match="experiment is of type dict; it must be a record"):
+        ac.train({"rounds": 3})
+    with pytest.raises(AttributeError, match="^module 'acclimate' has no attribute 'trian'; did you mean 'train'"):
+        _ = ac.trian
+    with pytest.raises(AttributeError, match="^module 'acclimate' has no attribute 'zzzz'$"):
+        _ = ac.zzzz

@@ -274,8 +274,8 @@ def _pivot(table: Table, selection: str, streams: list[str], room: int, fold: bo
 
 
 def size(count: float) -> str:
-    """Bytes for people: `460 KB`."""
-    for unit in ("B", "KB", "MB", "GB"):
+    """Bytes for people: `460 kB`."""
+    for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break
         count /= 1000

@@ -112,6 +112,13 @@ def build(experiment: Experiment, secret: bytes | None = None, old: bool = False
 
     A filter that wants a key gets `secret`, or a new one. A run that began without (`old`) goes on without.
     """
+    if not isinstance(experiment, Experiment):
+        said = (
+            f"{experiment.__name__}, a class"
+            if isinstance(experiment, type)
+            else f"of type {type(experiment).__name__}"
+        )
+        raise TypeError(f"experiment is {said}; it must be a record such as Experiment(rounds=5)")
     if secret is None and not old and any(f.wants_secret for f in experiment.filters):
         secret = store.secrets.new()
     world = experiment.data.world(experiment.seed)
