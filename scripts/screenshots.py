@@ -3,7 +3,7 @@
     make run
     python scripts/screenshots.py [--run runs/first] [--out docs/screens]
 
-They need Chromium (scripts/install-chromium.sh) and the dev extra. Each is a PNG of at most 150 KB.
+They need Chromium (scripts/install-chromium.sh) and the dev extra. Each is a PNG of at most 150 kB.
 """
 
 from __future__ import annotations

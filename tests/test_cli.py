@@ -87,6 +87,14 @@ def test_help_says_what_the_positional_arguments_are(args, says, here):
     assert says in here(*args, "--help").stdout
 
 
+def test_help_fills_the_window_whatever_the_lines_of_its_source(here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = here("compare", "--help").stdout
+    assert any(
+        line.strip().startswith("Intervals are bootstrapped over seeds and clients.") for line in said.splitlines()
+    )
+
+
 def test_run_writes_a_numbered_folder_prints_a_table_and_a_report(tmp_path, here):
     done = cli("run", "method=fedavg,fedbn", "adapters=none,tent", "streams=original,corrupted", *QUICK, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -139,6 +139,18 @@ def test_runs_that_are_not_finished_are_named_before_what_cannot_be_paired(two):
     assert done.stderr.startswith(said)
 
 
+def test_a_row_may_be_named_as_it_is_printed_and_a_typing_error_gets_the_nearest(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0, {("original", "last"): [0.5, 0.6]})
+    run_folder(tmp_path / "b", "fedthe", 0, {("original", "last"): [0.7, 0.8]}, adapter="the")
+    told, printed = (compare.compare(tmp_path, rows=[name, "fedavg"]) for name in ("fedthe/the", "fedthe with the"))
+    assert printed == told
+    for typed, meant in (("fedteh", "fedthe"), ("fedthe with teh", "fedthe/the")):
+        with pytest.raises(
+            ValueError, match=f"'{typed}' names 0 rows; did you mean '{meant}'. these runs hold fedavg/"
+        ):
+            compare.compare(tmp_path, rows=[typed, "fedavg"])
+
+
 def test_one_seed_says_what_it_does_not_cover(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0, {("original", "last"): [0.5, 0.7]})
     run_folder(tmp_path / "b", "fedthe", 0, {("original", "last"): [0.7, 0.5]})

@@ -362,7 +362,7 @@ def test_a_stream_without_examples_is_refused_by_name(tmp_path):
 def test_a_finished_run_is_not_overwritten_unless_told(finished):
     path, _ = finished
     before = (path / "results.json").read_bytes()
-    with pytest.raises(store.RunError, match="holds a finished run; pass --overwrite"):
+    with pytest.raises(store.RunError, match=r"holds a finished run; pass --overwrite \(overwrite=True\)"):
         ac.run(quick()[0], path)
     with pytest.raises(store.RunError, match="holds a finished run"):
         ac.run_all(quick("seed=0,1"), path)

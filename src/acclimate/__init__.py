@@ -9,6 +9,7 @@ Names load on first use, so that `import acclimate` and `acclimate --help` need 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +156,9 @@ def __getattr__(name: str) -> Any:
         value = value if value is not None else importlib.import_module(f".{_HOME[name]}.{name}", __name__)
         globals()[name] = value
         return value
-    raise AttributeError(f"module 'acclimate' has no attribute '{name}'")
+    near = difflib.get_close_matches(name, __all__, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise AttributeError(f"module 'acclimate' has no attribute '{name}'{hint}")
 
 
 def __dir__() -> list[str]:

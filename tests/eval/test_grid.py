@@ -62,7 +62,7 @@ def test_an_exchange_has_its_bytes_in_the_table_and_what_cannot_exchange_is_refu
     both = ac.evaluate(ac.train(of(3, own, uniform)))
     own, uniform = (r["exchanged_bytes"] for r in both.rows if r["selection"] == "last")
     assert own == 0 and uniform > 0 and uniform % 8 == 0
-    assert "exchanged" in str(both).splitlines()[0] and str(both).splitlines()[2].split()[-2:] == [f"{uniform}", "B"]
+    assert "exchanged" in str(both).splitlines()[1] and str(both).splitlines()[3].split()[-2:] == [f"{uniform}", "B"]
     with pytest.raises(ValueError, match="no adapter can be tested.*at least 2 clients"):
         check_all([of(1, ac.adapters.Together())])
     alone = ac.evaluate(ac.train(of(1, ac.adapters.Tent(), ac.adapters.Together())))

@@ -121,7 +121,11 @@ def test_an_interrupt_believes_the_last_event_of_a_server_that_has_ended_since(t
 
 
 def test_an_interrupt_of_a_server_that_ended_without_a_word_ends_too(tmp_path, fleet):
-    assert list(launch._stop(told(tmp_path, GONE), None)) == [{"event": "interrupted", "round": None}]
+    (event,) = launch._stop(told(tmp_path, GONE), None)
+    assert event == {"event": "interrupted", "round": None}
+    with pytest.raises(api.Interrupted) as stopped:
+        launch._pass_on(event, Seen(), tmp_path)
+    assert str(stopped.value) == f"stopped; go on with: acclimate resume {tmp_path}"
 
 
 def test_flowers_own_commands_may_take_as_long_as_a_start(tmp_path, fleet, monkeypatch):

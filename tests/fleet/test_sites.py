@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -224,7 +225,12 @@ def test_a_record_stops_only_the_process_that_it_names(tmp_path):
     mine.end()  # would end this test
     loopback.Fleet(tmp_path, 1, 1, (mine,), (2,)).save()
     assert loopback.down(tmp_path) == []
-    with pytest.raises(store.RunError, match="no fleet was started there"):
+    with pytest.raises(store.RunError, match="no fleet was started there; try `acclimate fleet up --clients 2`"):
+        loopback.down(tmp_path)
+    for node in ("000", "001", "002"):
+        (tmp_path / "sites" / node).mkdir(parents=True)
+    again = f"the fleet there was stopped; start it again with `acclimate fleet up {tmp_path} --clients 3`"
+    with pytest.raises(store.RunError, match=re.escape(again)):
         loopback.down(tmp_path)
 
 

@@ -17,6 +17,7 @@ from made_up import EVIL, STREAMS, analysed, fake, pictured, suite
 
 from acclimate.data import ByDomain, Digits
 from acclimate.experiment import Experiment
+from acclimate.reporting import saved_table
 from acclimate.reporting.board import collect
 from acclimate.reporting.preview import preview
 from acclimate.reporting.report import render
@@ -173,6 +174,11 @@ def test_markdown_and_latex_have_the_papers_layout(opened: Any, runs: list[dict[
     assert "Test accuracy in \\%" in text
     body = text[text.index("\\midrule") : text.index("\\bottomrule")]
     assert [line.count("&") for line in body.splitlines()[1:]] == [6] * 6
+
+
+def test_a_table_of_the_command_line_is_the_one_that_the_page_saves(opened: Any, runs: list[dict[str, Any]]) -> None:
+    for form, ending in (("Markdown", ".md"), ("LaTeX", ".tex")):
+        assert saved(opened, form) == saved_table.saved(collect(runs), ending)
 
 
 def levels(run: dict[str, Any], **by_stream: float) -> dict[str, Any]:

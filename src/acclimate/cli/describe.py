@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import platform
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..eval.selection_table import Selection
-from ..eval.table import Table, percent, row_names
+from ..eval.table import Table, percent
 from ..experiment import ConfigError, catalogue, labels
 from ..ops import layout
 from ..ops.places import data_root
@@ -196,13 +195,10 @@ def console() -> Console:
 def results_table(table: Table, root: Path, notes: Sequence[str] = ()) -> None:
     """Print the results of the last round, and of the validation-selected one where it differs; then the notes."""
     out = console()
-    means = _means(table)
-    print_pivot(
-        out, table, "last", f"accuracy at the last round, % ± std over clients{means}; upload per client and round"
-    )
+    print_pivot(out, table, "last", f"{table.caption()}; upload per client and round")
     if any(r["selection"] == "validation" and r["round"] != _last(table, r) for r in table.rows):
         print_pivot(out, table, "validation", "accuracy at the validation-selected round")
-    for line in _not_run(table):
+    for line in table.not_run():
         out.print(line, style="dim", highlight=False)
     for note in notes:
         out.print(note, highlight=False)
@@ -218,35 +214,6 @@ def run_document(
     chosen = {label: selection.to_dict() for label, selection in selected.items()}
     places = {"folder": str(root), "report": str(root / "report.html")}
     return document("run", **places, **rows, selected=chosen, notes=list(notes))
-
-
-def _means(table: Table) -> str:
-    """`, means over 3 seeds`; `2 to 3` where a cell lacks one: an adapter that diverged with a seed has no number."""
-    named = zip(row_names(table.rows), table.rows, strict=True)
-    counts = set(Counter((name, r["adapter"], r["stream"], r["selection"]) for name, r in named).values())
-    low, high = min(counts, default=0), max(counts, default=0)
-    return f", means over {low if low == high else f'{low} to {high}'} seeds" if high > 1 else ""
-
-
-def _not_run(table: Table) -> list[str]:
-    """A line per reason: the adapters and why; where they ran with some methods, also those with which they did not."""
-    reasons: dict[str, dict[str, dict[str, None]]] = {}
-    for r in table.refused:
-        who = reasons.setdefault(r["reason"], {"adapters": {}, "methods": {}})
-        who["adapters"][r["adapter"]] = None
-        who["methods"][_label(r)] = None
-    ran = {r["adapter"] for r in table.rows}
-    lines = []
-    for reason, who in reasons.items():
-        some = f" with {', '.join(who['methods'])}" if ran & set(who["adapters"]) else ""
-        lines.append(f"not run: {', '.join(who['adapters'])}{some}: {reason}")
-    return lines
-
-
-def _label(row: Mapping[str, Any]) -> str:
-    """`method` or `method+personal`."""
-    personal = row.get("personal", "none")
-    return row["method"] if personal == "none" else f"{row['method']}+{personal}"
 
 
 def _last(table: Table, row: Any) -> int:
@@ -307,8 +274,8 @@ def _pivot(table: Table, selection: str, streams: list[str], room: int, fold: bo
 
 
 def size(count: float) -> str:
-    """Bytes for people: `460 KB`."""
-    for unit in ("B", "KB", "MB", "GB"):
+    """Bytes for people: `460 kB`."""
+    for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             break
         count /= 1000

@@ -1,4 +1,4 @@
-"""The help of positional arguments, which typer before 0.21 loses where click is 8.5 or later."""
+"""The help of commands: paragraphs that fill the window, and positional arguments, whose help typer may lose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typer.models import ArgumentInfo
 def command(app: typer.Typer) -> Any:
     """The command of an app, whose positional arguments have the help that the functions' annotations give them.
 
-    Those versions of click set every parameter's help to None after typer has set it, and Flower pins that typer.
+    Click from 8.5 sets every parameter's help to None after typer before 0.21 has set it, and Flower pins that typer.
+    Typer keeps the line breaks of a docstring, which is wider than a window of 80 columns: paragraphs get none.
     """
     built = typer.main.get_command(app)
     _restore(built)
@@ -21,6 +22,8 @@ def command(app: typer.Typer) -> Any:
 def _restore(built: Any) -> None:
     for below in getattr(built, "commands", {}).values():
         _restore(below)
+    if built.help:
+        built.help = "\n\n".join(" ".join(part.split()) for part in built.help.split("\n\n"))
     texts = _texts(built.callback) if built.callback else {}
     for parameter in built.params:
         if not getattr(parameter, "help", None):

@@ -25,6 +25,7 @@ from .join import join
 from .json_out import Json, document
 from .leaderboard import leaderboard, submit
 from .predict import predict
+from .report import report
 from .reproduce import reproduce_app
 from .serve import replay, serve, tokens
 from .trust import Trust
@@ -127,23 +128,7 @@ def resume(
     _show(table, path, as_json, failed)
 
 
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The HTML file.")] = Path("report.html"),
-) -> None:
-    """Write one self-contained HTML page over finished runs."""
-    from .. import store, tuning
-    from ..running import run as api
-
-    tested = [r for r in runs if store.holds_run(r) or not store.holds_search(r)]
-    if not tested:
-        pages = ", ".join(str(r / "report.html") for r in runs)
-        raise store.RunError(f"{', '.join(map(str, runs))}: a search, with a page of its own, {pages}; name a run too")
-    typer.echo(f"wrote {api.report(*tested, out=out, more=tuning.sections(runs))}")
-    found = [f for r in tested for f in store.find_runs(r)]
-    if missing := sum(not f.finished for f in found):
-        typer.echo(f"{missing} of {len(found)} runs are not finished, and not in it", err=True)
+app.command()(report)
 
 
 @app.command("list")

@@ -61,8 +61,8 @@ class Best:
 
     round: int
     score: float
-    server: Tree
-    mine: Private
+    server: Tree = field(repr=False)
+    mine: Private = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class State:
 
     round: int
     """Rounds done."""
-    server: Tree
-    mine: Private
+    server: Tree = field(repr=False)
+    mine: Private = field(repr=False)
     best: Best | None = None
     history: tuple[dict[str, Any], ...] = ()
     """One row per evaluated round."""

@@ -44,10 +44,10 @@ def of(
 ) -> InMemory:
     """Arrays, tensors or lists as a data set: `ac.data.of(x, y, client=site)`.
 
-    x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or uint8 images. y
-    holds a number or a name per row, `classes` the names of numbers from 0. `client` and `domain` hold any numbers or
-    names. `settings` are fields of the record: clients, partition, split, scale, seed and so on. Arrays are copied:
-    what is done to them later changes no data set.
+    x is vectors [N, features] or windows [N, sensors, time] of numbers (NaN: missing, in vectors), or images, with
+    channels first or last. y holds a number or a name per row, `classes` the names of numbers from 0. `client` and
+    `domain` hold any numbers or names. `settings` are fields of the record: clients, partition, split, scale, seed and
+    so on. Arrays are copied: what is done to them later changes no data set.
     """
     inputs, features = _inputs(as_array(x, "x"))
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
@@ -80,6 +80,8 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.ndim < 2 or not np.isfinite(x).all():
         wrong = f"has shape {x.shape}" if x.ndim < 2 else "holds values that are not finite"
         raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images")
+    if x.ndim == 4 and x.shape[3] in (1, 3):
+        x = images.channels_first(x, "data.of: x")
     return np.array(x, np.float32, order="C"), ()
 
 

@@ -13,7 +13,7 @@ from .world import Examples, World, digest
 from .wrapping import Wrapper
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PublicWorld(World):
     """A world with a public set."""
 

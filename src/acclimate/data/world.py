@@ -82,6 +82,9 @@ class Examples:
         """How many channels an image has; of features, how long their first axis is."""
         return self.x.shape[1] if self.x.dim() > 1 else 1
 
+    def __repr__(self) -> str:
+        return f"Examples({len(self.y)} of shape {tuple(self.x.shape[1:])}, {len(self.classes)} classes)"
+
     def __post_init__(self) -> None:
         self._take_types()
         self._check_rows()
@@ -190,6 +193,9 @@ class World:
         used = torch.cat([*self.train, *self.val, *self.test, *self.new, self.held])
         if len(used) != len(used.unique()):
             raise ValueError("a world must use every example at most once: splits overlap")
+
+    def __repr__(self) -> str:
+        return f"World({self.name}: {self.examples!r}, {self.clients} clients, seed {self.seed})"
 
     @property
     def clients(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, TypedDict
 
-from ..ops.layout import markdown
+from ..ops.layout import lined, markdown
 
 
 class Row(TypedDict):
@@ -47,7 +49,7 @@ class Refused(TypedDict):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and refusals; `str` shows the last round, methods down and streams across."""
+    """Rows and refusals; `str`, `repr` and a notebook show the last round, methods down and streams across."""
 
     rows: tuple[Row, ...] = ()
     refused: tuple[Refused, ...] = ()
@@ -99,10 +101,41 @@ class Table:
         lines = [head, ["---"] * len(head), *body]
         return "\n".join(map(markdown, lines))
 
+    def caption(self) -> str:
+        """What a cell of the printed table is: `accuracy at the last round, % ± std over clients`."""
+        named = zip(row_names(self.rows), self.rows, strict=True)
+        counts = set(Counter((name, r["adapter"], r["stream"], r["selection"]) for name, r in named).values())
+        low, high = min(counts, default=0), max(counts, default=0)
+        seeds = f", means over {low if low == high else f'{low} to {high}'} seeds" if high > 1 else ""
+        return f"accuracy at the last round, % ± std over clients{seeds}"
+
+    def not_run(self) -> list[str]:
+        """A line per reason: the adapters and why; where they ran with some methods, also those with which not."""
+        reasons: dict[str, dict[str, dict[str, None]]] = {}
+        for r in self.refused:
+            who = reasons.setdefault(r["reason"], {"adapters": {}, "methods": {}})
+            who["adapters"][r["adapter"]] = None
+            who["methods"][_label(r)] = None
+        ran, lines = {r["adapter"] for r in self.rows}, []
+        for reason, who in reasons.items():
+            some = f" with {', '.join(who['methods'])}" if ran & set(who["adapters"]) else ""
+            lines.append(f"not run: {', '.join(who['adapters'])}{some}: {reason}")
+        return lines
+
     def __str__(self) -> str:
         head, body = self._cells("last")
-        widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in [head, *body])
+        return "\n".join([self.caption(), *lined([head, *body]), *self.not_run()])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        head, body = self._cells("last")
+        lines = [f"<tr>{''.join(f'<th>{escape(c)}</th>' for c in head)}</tr>"]
+        lines += [f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in line)}</tr>" for line in body]
+        notes = "".join(f"<p>{escape(line)}</p>" for line in self.not_run())
+        return f"<table><caption>{escape(self.caption())}</caption>{''.join(lines)}</table>{notes}"
 
     def _cells(self, selection: str) -> tuple[list[str], list[list[str]]]:
         streams, body, exchanged = self.streams(), [], self.exchanged(selection)
@@ -130,10 +163,15 @@ def row_names(rows: Sequence[Row]) -> list[str]:
     common = set.intersection(*(set(r["settings"]) for r in rows)) if rows else set()
     out = []
     for r in rows:
-        name = r["method"] if r["personal"] == "none" else f"{r['method']}+{r['personal']}"
         own = [s for s in r["settings"] if s not in common and concerns(s, r["adapter"])]
-        out.append(f"{name}({', '.join(own)})" if own else name)
+        out.append(f"{_label(r)}({', '.join(own)})" if own else _label(r))
     return out
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """`method` or `method+personal`."""
+    personal = row.get("personal", "none")
+    return str(row["method"]) if personal == "none" else f"{row['method']}+{personal}"
 
 
 def concerns(setting: str, adapter: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,11 @@ class Fleet:
         """The fleet whose record is in this folder."""
         path = folder / RECORD
         if not path.exists():
-            raise RunError(f"{path} does not exist: no fleet was started there; try `acclimate fleet up --clients 2`")
+            before = len(list((folder / "sites").glob("[0-9]*")))
+            why = "the fleet there was stopped" if before else "no fleet was started there"
+            named = f" {shlex.quote(str(folder))}" if before else ""
+            command = f"`acclimate fleet up{named} --clients {before or 2}`"
+            raise RunError(f"{path} does not exist: {why}; {'start it again with' if before else 'try'} {command}")
         body = read_json(path)
         if body.get("schema") != SCHEMA:
             raise RunError(f"{path}: schema={body.get('schema')!r} must be '{SCHEMA}'")

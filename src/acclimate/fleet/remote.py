@@ -27,7 +27,7 @@ BLOCK = 2**22
 GONE = "it was removed from the fleet"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RemoteWorld(World):
     """A world whose examples are stand-ins."""
 

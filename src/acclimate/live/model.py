@@ -46,12 +46,12 @@ class Live:
 
     experiment: Experiment
     """What was trained, with the one adapter that is used."""
-    worker: Worker
+    worker: Worker = field(repr=False)
     classes: tuple[str, ...]
     client: int
-    model: Tree
+    model: Tree = field(repr=False)
     """The deployed model, which stays as it is; `reference` is what a guard knows of it."""
-    session: Tree
+    session: Tree = field(repr=False)
     """What adaptation made of it so far: the adapter's state, the window of recent samples, and counts."""
     record: dict[str, Any] = field(default_factory=dict)
     """How it was made: round, and for a newcomer what its samples did."""
@@ -60,8 +60,8 @@ class Live:
     """Whether an adapter that wants to see samples before its first answer has seen them."""
     dtype: torch.dtype = torch.uint8
     """The type of the federation's inputs."""
-    snapshots: deque[tuple[int, Tree]] = field(default_factory=lambda: deque(maxlen=SNAPSHOTS))
-    recent: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
+    snapshots: deque[tuple[int, Tree]] = field(default_factory=lambda: deque(maxlen=SNAPSHOTS), repr=False)
+    recent: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict, repr=False)
     """Per sample that was answered lately: the class that was answered, and the un-adapted model's."""
     labelled: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Labels that came later, how many answers were right, and how many of the un-adapted model's."""

@@ -26,11 +26,12 @@ from .deploy import check_client, deploy, live_model
 
 
 class Interrupted(Exception):
-    """Ctrl-C during a run: the checkpoint is written; says how to go on."""
+    """Ctrl-C during a run: the checkpoint is written; says how to go on. `round` is None where it is not known."""
 
-    def __init__(self, path: Path, round: int) -> None:
+    def __init__(self, path: Path, round: int | None) -> None:
         self.path, self.round = path, round
-        super().__init__(f"stopped after round {round}; go on with: acclimate resume {path}")
+        at = "" if round is None else f" after round {round}"
+        super().__init__(f"stopped{at}; go on with: acclimate resume {path}")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ class Fit:
     """Wall-clock seconds of the rounds of this session."""
     lane: tuple[Engine, int] | None = None
     """Where it was trained together with others, the engine of all of them, and the number of its lane there."""
+
+    def __repr__(self) -> str:
+        seen = f", validation {self.history[-1]['val_accuracy']:.1%}" if self._validated else ""
+        done = f"{self.state.round} of {self.experiment.rounds} rounds"
+        return f"Fit({self.experiment.label}, seed {self.experiment.seed}, {done}{seen}; {self.world!r})"
+
+    @property
+    def _validated(self) -> bool:
+        return bool(self.history) and self.history[-1].get("val_accuracy") is not None
 
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
@@ -102,6 +112,13 @@ def build(experiment: Experiment, secret: bytes | None = None, old: bool = False
 
     A filter that wants a key gets `secret`, or a new one. A run that began without (`old`) goes on without.
     """
+    if not isinstance(experiment, Experiment):
+        said = (
+            f"{experiment.__name__}, a class"
+            if isinstance(experiment, type)
+            else f"of type {type(experiment).__name__}"
+        )
+        raise TypeError(f"experiment is {said}; it must be a record such as Experiment(rounds=5)")
     if secret is None and not old and any(f.wants_secret for f in experiment.filters):
         secret = store.secrets.new()
     world = experiment.data.world(experiment.seed)

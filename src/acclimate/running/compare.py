@@ -10,6 +10,7 @@ was chosen on test data.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -248,11 +249,13 @@ def _only(found: list[Side], select: str | None) -> list[Side]:
 
 
 def _named(found: Sequence[Side], row: str) -> Side:
-    matches = [s for s in found if row in (s.name, f"{s.name}/{s.adapter}")]
+    matches = [s for s in found if row in (s.name, f"{s.name}/{s.adapter}", f"{s.name} with {s.adapter}")]
     plain = [s for s in matches if s.adapter == "none"]
     if len(matches) != 1 and len(plain) != 1:
-        known = ", ".join(f"{s.name}/{s.adapter}" for s in found) or "none"
-        raise ValueError(f"rows: {row!r} names {len(matches)} rows; these runs hold {known}")
+        known = [f"{s.name}/{s.adapter}" for s in found]
+        near = [] if matches else difflib.get_close_matches(row, [*(s.name for s in found), *known], n=1)
+        hint = f" did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"rows: {row!r} names {len(matches)} rows;{hint} these runs hold {', '.join(known) or 'none'}")
     return matches[0] if len(matches) == 1 else plain[0]
 
 

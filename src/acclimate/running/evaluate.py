@@ -56,6 +56,9 @@ def evaluate(
     watch: Watch | None = None,
 ) -> Table:
     """Test a trained experiment: every adapter on every stream. The defaults are the experiment's own."""
+    if not hasattr(fit, "experiment"):
+        how = "ac.train(experiment)" if isinstance(fit, Experiment) else "ac.train(experiment) or ac.load(path)"
+        raise TypeError(f"evaluate: fit is of type {type(fit).__name__}, and must be what {how} returns")
     adapters, streams = given("evaluate", adapters, streams, personal)
     built = streams_of(fit.world, streams or fit.experiment.streams)
     return evaluated(fit, adapters, built, personal, watch or Watch())[0]

@@ -22,7 +22,9 @@ from ..eval import Cost, Table, Traces, summary
 from ..eval.same_stream import stream_hash
 from ..experiment import Experiment
 from ..ops.devices import device_of
+from ..reporting.board import collect
 from ..reporting.report import render
+from ..reporting.saved_table import ENDINGS, saved
 from ..reporting.strips import samples
 from . import failures
 from .build import Fit, Interrupted, build, check_mixed, cost_card
@@ -310,8 +312,14 @@ def load(path: str | Path, **given: Any) -> Fit:
     return Fit(experiment, world, worker, engine, state)
 
 
-def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = None) -> Path:
-    """One HTML page over run folders, or folders of them; `more` are further sections of it, by their heading."""
+def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = None, selection: str = "last") -> Path:
+    """One HTML page over run folders, or folders of them; `more` are further sections of it, by their heading.
+
+    Where `out` ends in .tex, .md or .csv, the table alone is written, of the round that `selection` names.
+    """
+    ending = Path(out).suffix.lower()
+    if ending not in (*ENDINGS, ".html", ".htm", ""):
+        raise ValueError(f"out={str(out)!r} must end in .html, {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
     folders = [f for r in runs for f in store.find_runs(Path(r))]
     finished = [f for f in folders if f.finished]
     if not finished:
@@ -322,8 +330,9 @@ def report(*runs: str | Path, out: str | Path, more: Mapping[str, str] | None = 
     left = [f.path.name for f in folders if not f.finished]
     target, loaded = Path(out), [f.load() for f in finished]
     with store.reading(finished[0].path if len(finished) == 1 else Path(runs[0]), "run it again with --overwrite"):
-        page = render(loaded, more=more, unfinished=left)
-    store.write(target, page)
+        table = ending in ENDINGS
+        text = saved(collect(loaded), ending, selection) if table else render(loaded, more=more, unfinished=left)
+    store.write(target, text)
     return target
 
 

@@ -259,7 +259,7 @@ def refuse_overwrite(path: Path, overwrite: bool) -> None:
     if path.is_file():
         raise RunError(f"{path} is a file; choose another --out")
     if (path / "results.json").exists():
-        raise RunError(f"{path} holds a finished run; pass --overwrite, or choose another --out")
+        raise RunError(f"{path} holds a finished run; pass --overwrite (overwrite=True), or choose another --out")
     if holds_run(path):
         raise RunError(f"{path} holds a run; continue it with `acclimate resume {path}`, or pass --overwrite")
 
