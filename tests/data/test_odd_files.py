@@ -1,0 +1,177 @@
+"""Tables as programs and people write them: packed, in other encodings, with other marks, and files that are none."""
+
+import bz2
+import gzip
+import lzma
+import zipfile
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from acclimate.data import Table, columns
+from acclimate.data.raw import RawRows
+from acclimate.data.world import Feature
+
+LINES = ["site,age,kind", *(f"{'éa'[i % 2]},{i}.5,{('cat', 'dog')[i // 2 % 2]}" for i in range(12))]
+TEXT = "\n".join(LINES) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def here(own_machine):
+    pass
+
+
+def write(text, name="t.csv", encoding="utf-8"):
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+
+
+def table(name="t.csv"):
+    return Table(file=name, label="kind", client="site").load()
+
+
+def read(name="t.csv", column="age"):
+    return columns.read(Path(name), [column])[column]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TEXT.encode("utf-8-sig"),
+        TEXT.encode("utf-16"),
+        TEXT.replace("\n", "\r\n").encode(),
+        TEXT.replace("\n", "\r").encode(),
+        TEXT.replace("\n", "\n\n").encode(),
+        b"\n \n" + TEXT.encode(),
+        TEXT.encode() + b",,\n , ,\n",
+        b"sep=;\n" + TEXT.replace(",", ";").encode(),
+        gzip.compress(TEXT.encode()),
+        bz2.compress(TEXT.encode()),
+        lzma.compress(TEXT.encode("utf-16")),
+    ],
+)
+def test_a_table_is_the_same_however_it_was_saved(content):
+    write(content)
+    found = table()
+    assert (found.user_names, found.classes) == (("a", "é"), ("cat", "dog"))
+    assert found.x[:, 0].tolist() == [i + 0.5 for i in range(12)]
+
+
+def test_names_with_other_marks_in_quotes_do_not_decide_what_is_between_cells():
+    write('"size, in cm, now";kind\n1,5;a\n2;b\n')
+    assert columns.names_in(Path("t.csv")) == ["size, in cm, now", "kind"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (TEXT.encode("latin-1"), r"is not text in UTF-8 \(byte 0xe9: .*iconv -f cp1252 -t utf-8 t.csv > new.csv"),
+        (TEXT.encode("utf-16-le"), r"is not text in UTF-8 \(it holds bytes of 0\); save the table as CSV in UTF-8"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1", r"is a spreadsheet \(.xls\); save its table there as CSV in UTF-8"),
+        (b"PAR1\x15\x04", "is a Parquet file; let its name end in .parquet"),
+        (b'{"site": "a", "age": 1}\n', "is JSON; write it as CSV, with pandas: read_json.path, lines=True.*to_csv"),
+        (b'[\n {"site": "a"}]', "is JSON; write it as CSV"),
+        (b"\n<!DOCTYPE html>", "is a page of the web; download the file itself"),
+        (b"@RELATION iris\n", "is an ARFF file; write it as CSV"),
+        (gzip.compress(TEXT.encode())[:40], "cannot be unpacked"),
+        (bz2.compress(TEXT.encode())[:12] + b"\0" * 40, "cannot be unpacked"),
+        (b"# made in 2024\n" + TEXT.encode(), "the first line is '# made in 2024': remove what stands above"),
+        (b"# made in 2024, here\n# by me\n" + TEXT.encode(), "the first line is '# made in 2024': remove what stands"),
+        (b"Visits,,\n" + TEXT.encode(), "its columns are Visits, , ; the first line must name the columns"),
+        ("\n".join(LINES[1:]).encode(), "has no column 'kind'"),
+        (TEXT.replace(",", " ").encode(), "columns are site age kind alone; cells must be separated by a comma"),
+        (b"site,age,kind\n1,a,2,cat\n", r"line 2 has 4 cells, .*begins with its number.*row.names=FALSE"),
+        (b"site,age,kind\na,2,cat,\n", "line 2 has 4 cells, .*ends in ',': let the first line end so too"),
+        (b"\nsite,age,kind\na,1,cat\n\na\n", "line 5 has 1 cell, but the first line names 3 columns"),
+    ],
+)
+def test_files_that_are_no_such_table_say_what_to_do(content, said):
+    write(content)
+    with pytest.raises(ValueError, match=said):
+        table()
+
+
+def test_a_line_of_numbers_in_place_of_names_is_doubted():
+    write("a,1.5,2.5,cat\nb,2.5,3.5,dog\n")
+    with pytest.raises(
+        ValueError, match="has no column 'kind'.*the first line must name the columns, so put one above"
+    ):
+        table()
+
+
+def test_a_spreadsheet_or_an_archive_is_named_as_such():
+    with zipfile.ZipFile("t.csv", "w") as archive:
+        archive.writestr("xl/workbook.xml", "")
+    with pytest.raises(ValueError, match=r"is a spreadsheet \(.xlsx, .ods\) or another zip archive; save its table"):
+        table()
+
+
+@pytest.mark.parametrize("cell", ['"dog', '"dog" or cat', '"dog\na,7,"cat'])
+def test_a_quote_that_is_not_closed_does_not_swallow_rows(cell):
+    write("site,age,kind\na,1,cat\na,2," + cell + "\n" + "".join(f"a,{i},cat\n" for i in range(9)))
+    with pytest.raises(ValueError, match="is no CSV from line 3 on .*a quote that is not closed"):
+        table()
+
+
+@pytest.mark.parametrize("blank", ["-", "--", "\u2014", ".", "#N/A", "<NA>", "\\N", "NaT", "#DIV/0!", "n.a."])
+def test_cells_that_say_nothing_among_numbers_are_missing(blank):
+    write(f"age,kind\n1.5,a\n{blank},b\n2.5,a\n")
+    np.testing.assert_array_equal(read().numbers, [1.5, np.nan, 2.5])
+    given = {"age": np.array([1.5, blank, 2], object), "kind": ["a", "b", "a"]}
+    np.testing.assert_array_equal(columns.of_frame(given)["age"].numbers, [1.5, np.nan, 2.0])
+    new = RawRows((Feature("age", fill=7.0),)).file(Path("t.csv"))
+    assert new[:, 0].tolist() == [1.5, 7.0, 2.5]
+
+
+def test_strokes_among_words_are_words():
+    write("age,kind\n+,a\n-,b\n.,a\n")
+    assert read().words == ("+", "-", ".")
+
+
+@pytest.mark.parametrize(
+    ("between", "cells", "numbers"),
+    [
+        (",", ["12%", "-0.5 %", "7"], [0.12, -0.005, 7]),
+        (",", ["\u22121.5", "2"], [-1.5, 2]),
+        (",", ['"1,234"', '"-1,234,567.5"', "999"], [1234, -1234567.5, 999]),
+        (";", ["1.234,5", "1,234", "-1.234.567,25", "0,5%"], [1234.5, 1.234, -1234567.25, 0.005]),
+        ("\t", ["1,5", "0,234", "7"], [1.5, 0.234, 7]),
+        ("|", ["1.234,5", "7"], [1234.5, 7]),
+    ],
+)
+def test_numbers_are_read_as_they_are_written_between_such_marks(between, cells, numbers):
+    write(f"age{between}kind\n" + "".join(f"{c}{between}a\n" for c in cells))
+    np.testing.assert_allclose(read().numbers, numbers)
+    new = RawRows((Feature("age"),)).file(Path("t.csv"))
+    np.testing.assert_allclose(new[:, 0], np.array(numbers, np.float32))
+
+
+@pytest.mark.parametrize(("between", "cell"), [(",", '"1,5"'), ("\t", "1,234"), (",", "12%%"), (",", "%"), (",", "$5")])
+def test_what_may_be_another_number_is_a_word(between, cell):
+    write(f"age{between}kind\n2{between}a\n{cell}{between}b\n")
+    assert read().words == tuple(sorted(["2", cell.strip('"')]))
+
+
+def test_points_for_thousands_beside_decimal_commas_are_refused():
+    """1.234 would be read as little more than 1, and 999 as 999."""
+    write("age;size;kind\n1.234;1,5;a\n999;2,5;b\n")
+    with pytest.raises(ValueError, match="has the numbers 1,5 and 1.234: is the point there for thousands"):
+        read()
+    write("age;size;kind\n1.23;1,5;a\n999;2,5;b\n")
+    assert read().numbers.tolist() == [1.23, 999]
+
+
+def test_shares_of_labels_stay_their_names():
+    write("age,kind\n1,5%\n2,10%\n3,5%\n")
+    assert Table(file="t.csv", label="kind").load().classes == ("10%", "5%")
+
+
+def test_decimals_are_numbers_and_lists_are_refused():
+    found = columns.of_values("v", np.array([Decimal("1.5"), None, 2], object))
+    np.testing.assert_array_equal(found.numbers, [1.5, np.nan, 2.0])
+    nested = np.empty(2, object)
+    nested[:] = [np.zeros(2), [1, 2]]
+    for values, kind in ((nested, "ndarray"), (nested[1:], "list"), (np.array([{"a": 1}], object), "dict")):
+        with pytest.raises(ValueError, match=f"the column 'v' holds a {kind} in row 1; .*data.drop=v"):
+            columns.of_values("v", values)
