@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ..core import check, rng
 from ..ops.places import data_root
-from . import cache, columns, dates
+from . import cache, columns, dates, remarks
 from .cache import Parsed
 from .columns import ValueColumn
 from .dataset import Dataset, Inputs
 from .fitting import Measured, in_order, refuse_split
 from .held import Held
+from .remarks import FEW
 from .world import Examples, Feature
 
 ROLES = ("label", "client", "domain", "time")
@@ -26,8 +27,6 @@ ROLES = ("label", "client", "domain", "time")
 WORDS = 100
 """How many different words a column of features may have."""
 _CLASSES = 1000
-FEW = 20
-"""In so few rows, words that all differ may be chance."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class TableRows(Measured):
         path = self.place()
         assert path is not None
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return cache.fetch(name, {**self._options(), "reader": 4}, path.parent, [path], lambda: self._read(path))
+        return cache.fetch(name, {**self._options(), "reader": 5}, path.parent, [path], lambda: self._read(path))
 
     def _options(self) -> dict[str, Any]:
         """What decides what is read of a file."""
@@ -147,6 +146,7 @@ class TableRows(Measured):
             _check_time(table[self.time], users, names, where)
         inputs, notes = self._useful([column for name, column in table.items() if name not in roles], where)
         x, features = self._inputs(inputs, where)
+        notes = (*remarks.of_classes(y, classes), *remarks.of_names(names, "clients"), *notes)
         about = (users, names, tuple(f[:3] for f in features), notes)
         return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), *about)
 
@@ -194,15 +194,16 @@ class Table(TableRows):
         names = [c.name for c in kept]
         left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name and c.name not in names]
         if not kept:
-            raise ValueError(f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words")
+            why = "; ".join(remarks.of_inputs(read)[:2])
+            raise ValueError(
+                f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words"
+                f"{f': {why}' if why else ''}"
+            )
         notes = [f"left out, as they have too many different words: {', '.join(left)} (data.columns)"] * bool(left)
         notes += ["the column without a name, as of a data frame's row numbers, is left out"] * (
             "" in [c.name for c in read]
         )
-        numbers = [c.name for c in kept if counts_rows(c)]
-        notes += [f"{n!r} counts the rows, which tells nothing about new ones (data.drop={n})" for n in numbers]
-        notes += [f"{c.name!r} {said}" for c in kept if (said := blurred(c))]
-        return kept, tuple(notes)
+        return kept, (*notes, *remarks.of_inputs([c for c in read if c.name]))
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         return encoded(inputs, where)
@@ -215,25 +216,6 @@ def wordy(column: ValueColumn) -> bool:
     """Whether its words tell rows apart, as names and texts do, and not groups of them."""
     count, rows = len(column.words), int((~column.missing).sum())
     return column.numbers is None and (count > WORDS or (count == rows and rows > FEW))
-
-
-def counts_rows(column: ValueColumn) -> bool:
-    """Whether it holds every whole number of a range once, as numbers of rows do."""
-    if column.numbers is None or column.unit or column.missing.any() or len(column) <= FEW:
-        return False
-    values = np.sort(column.numbers)
-    return bool((np.diff(values) == 1).all() and values[0] == np.round(values[0]))
-
-
-def blurred(column: ValueColumn) -> str:
-    """What to say of numbers so far from 0 that half of them or more are the same in 32 bits, as times in seconds."""
-    if column.numbers is None or column.unit:
-        return ""
-    values = column.numbers[~column.missing]
-    with np.errstate(over="ignore"):
-        all_, left = len(np.unique(values)), len(np.unique(values.astype(np.float32)))
-    lost = f"is so far from 0 that 32 bits tell {left:,} of its {all_:,} numbers apart; subtract the least one first"
-    return lost if left <= all_ / 2 else ""
 
 
 def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
@@ -260,8 +242,9 @@ def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Fe
             parts.append(np.equal(column.codes, i))
             features.append(Feature(column.name, "word", word))
     x = np.empty((len(inputs[0]), len(parts)), np.float32)
-    for i, part in enumerate(parts):
-        x[:, i] = part
+    with np.errstate(over="ignore"):  # said below
+        for i, part in enumerate(parts):
+            x[:, i] = part
     if not np.isfinite(x).all():
         name = features[int(np.flatnonzero(~np.isfinite(x).all(0))[0])].column
         raise ValueError(f"{where}: the column {name!r} has numbers beyond 32 bits, above 3e38; divide them first")
@@ -272,8 +255,10 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
     """Class numbers from 0 and the names of classes; refuses what is no class."""
     name = f"the label {column.name!r}"
     if column.missing.any():
-        row = int(np.flatnonzero(column.missing)[0])
-        raise ValueError(f"{where}: {name} is missing in row {row + 1}; fill it, or remove the row (data.label)")
+        raise ValueError(
+            f"{where}: {name} is missing in row {_first(column)}; fill it, or remove the row (data.label). An empty "
+            "cell, NA, none and the like count as missing: rename a class that is called so"
+        )
     y, classes = column.groups()
     if len(classes) < 2:
         raise ValueError(f"{where}: {name} has one class, {classes[0]!r}; give a column with two or more (data.label)")
@@ -298,11 +283,16 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
 def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Every row's number from 0, and the names of the numbers in order; refuses rows that name none."""
     if column.missing.any():
-        row = int(np.flatnonzero(column.missing)[0])
         raise ValueError(
-            f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row (data.{field})"
+            f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove the row (data.{field})"
         )
     return column.groups()
+
+
+def _first(column: ValueColumn) -> str:
+    """The first row in which a column says nothing, and how many more there are."""
+    gone = np.flatnonzero(column.missing)
+    return f"{gone[0] + 1}" + (f" and {len(gone) - 1:,} more" if len(gone) > 1 else "")
 
 
 def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
@@ -314,8 +304,7 @@ def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str,
         except ValueError as e:
             raise ValueError(f"{where}: {column.name!r} has no numbers and no dates as 2024-05-31 {field}") from e
     if column.missing.any():
-        row = int(np.flatnonzero(column.missing)[0])
-        raise ValueError(f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row {field}")
+        raise ValueError(f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove it {field}")
     for u in range(len(names)) if users is not None else (None,):
         rows = np.arange(len(values)) if u is None else np.flatnonzero(users == u)
         back = np.flatnonzero(np.diff(values[rows]) < 0)

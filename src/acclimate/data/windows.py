@@ -80,7 +80,7 @@ class Windows(TableRows):
         x = np.stack([rows.x[order[a : a + self.window]].T for a in starts])
         users = None if rows.users is None else rows.users[own]
         about = (rows.classes, rows.domain[own], rows.domains, np.zeros(len(own), bool), users, rows.user_names)
-        return Parsed(x, rows.y[own], *about, rows.features)
+        return Parsed(x, rows.y[own], *about, rows.features, rows.notes)
 
     def _carried(self, table: Mapping[str, ValueColumn], where: str) -> dict[str, ValueColumn]:
         """The table without gaps: every series is filled by its own readings."""
