@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import warnings
 import zipfile
 from decimal import Decimal
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acclimate.data import Table, columns
+from acclimate.data import NaturalUsers, Table, Text, columns, dates
 from acclimate.data.raw import RawRows
 from acclimate.data.world import Feature
 
@@ -175,3 +176,94 @@ def test_decimals_are_numbers_and_lists_are_refused():
     for values, kind in ((nested, "ndarray"), (nested[1:], "list"), (np.array([{"a": 1}], object), "dict")):
         with pytest.raises(ValueError, match=f"the column 'v' holds a {kind} in row 1; .*data.drop=v"):
             columns.of_values("v", values)
+
+
+# --- data frames, times, clients of few rows -----------------------------------------------------------------------
+
+
+class Plain:
+    """A data frame as far as a table asks for it."""
+
+    def __init__(self, names, values=None, **more):
+        self.columns, self.values = names, values or {}
+        vars(self).update(more)
+
+    def __getitem__(self, name):
+        return self.values[name]
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        ({"v": [], "kind": []}, "the data frame has no rows"),
+        (Plain(["v"], collect=0, collect_schema=0), r"is lazy and holds no rows yet; give frame.collect\(\)"),
+        (Plain(["v", "kind", "v"]), "the data frame has the column 'v' twice"),
+        (Plain([0, "kind"]), r"the column 0 has no name in text; .*frame.columns = \[str\(name\)"),
+        ([{"v": 1}], r"a list has no columns; give a data frame, such as pandas.DataFrame\(rows\)"),
+    ],
+)
+def test_frames_that_cannot_be_read_say_what_to_do(frame, said):
+    with pytest.raises(ValueError, match=said):
+        Table.of(frame, label="kind", clients=2).load()
+
+
+def test_a_frame_may_name_its_columns_as_arrow_does():
+    values = {"v": [1.0, 2.0], "kind": ["a", "b"]}
+    found = Table.of(Plain([object()], values, column_names=list(values)), label="kind", clients=1).load()
+    assert found.x.tolist() == [[1.0], [2.0]]
+
+
+def test_an_index_that_pandas_wrote_is_no_input():
+    for name in ("Unnamed: 0", "__index_level_0__"):
+        frame = {name: [3.0, 5.0, 4.0], "v": [1.0, 2.0, 3.0], "kind": ["a", "b", "a"]}
+        found = Table.of(frame, label="kind", clients=1).load()
+        assert [f.column for f in found.features] == ["v"] and "the column without a name" in " ".join(found.notes)
+        named = Table.of(frame, label="kind", clients=1, columns=(name,)).load()
+        assert [f.column for f in named.features] == [name]
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        ["2024-03-31T01:30:00+01:00", "2024-03-31T03:30:00+02:00", "2024-03-31T01:45:00Z"],
+        ["2024-03-31 1:30", "2024-03-31 8:30:15", "2024-03-31 10:00"],
+        ["08:30", "09:00:10", "23:59"],
+    ],
+)
+def test_times_with_offsets_are_in_order_without_a_warning(when):
+    frame = {"when": when, "v": [1.0, 2.0, 3.0], "kind": ["a", "b", "a"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Table.of(frame, label="kind", time="when", clients=1).load()
+        with pytest.raises(ValueError, match="'when' goes backwards in row 2"):
+            Table.of({**frame, "when": when[::-1]}, label="kind", time="when", clients=1).load()
+
+
+def test_a_column_of_time_that_is_none_says_what_it_holds():
+    frame = {"when": ["31.05.2024", "01.06.2024"], "v": [1.0, 2.0], "kind": ["a", "b"]}
+    with pytest.raises(ValueError, match=r"no dates as 2024-05-31 and no times as 08:30 .*it holds '01.06.2024'"):
+        Table.of(frame, label="kind", time="when", clients=1).load()
+
+
+@pytest.mark.parametrize(
+    ("cell", "hours"),
+    [
+        ("1970-01-02 08:30:00+00", 32.5),
+        ("1970-01-01 8:30", 8.5),
+        ("1970-01-01 08:30:00 UTC", 8.5),
+        ("1970-01-01T8", None),
+    ],
+)
+def test_dates_as_databases_and_spreadsheets_write_them(cell, hours):
+    assert dates.days(cell) == (None if hours is None else pytest.approx(hours / 24))
+
+
+def test_natural_users_are_counted_by_their_rows():
+    who = [f"p{i}" for i in range(12) for _ in range(25)] + ["few"] * 19
+    frame = {"who": who, "v": np.arange(len(who)), "kind": ["a", "b"] * (len(who) // 2) + ["a"]}
+    assert Table.of(frame, label="kind", client="who", partition=NaturalUsers()).world().clients == 12
+    assert Table.of(frame, label="kind", client="who", partition=NaturalUsers(floor=1)).world().clients == 13
+    write("who,text,label\n" + "".join(f"{w},some text,{k}\n" for w, k in zip(who, frame["kind"], strict=True)))
+    assert Text(file="t.csv", client="who", partition=NaturalUsers()).world().clients == 12
+    assert Text(file="t.csv", client="who").world().clients == 13
+    assert Text(file="t.csv", partition=NaturalUsers()).clients == 5  # of texts that name nobody

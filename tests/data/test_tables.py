@@ -400,7 +400,7 @@ def test_arrays_in_memory_that_cannot_be(x, y, more, message):
         ),
         (HEAD + "s,inf,red,cat\n", {}, "the column 'age' is infinite in row 1"),
         (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"time": "age"}, r"'age' goes backwards in row 2 of client 's'; sort"),
-        (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"time": "colour"}, r"'colour' has no numbers and no dates"),
+        (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"time": "colour"}, r"'colour' has no numbers, no dates as"),
         (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"columns": ("site",)}, "data.columns has 'site', which is no input"),
     ],
 )

@@ -102,11 +102,7 @@ def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 def of_frame(frame: Any, marks: Sequence[str] = (), roles: Iterable[str] = ()) -> dict[str, ValueColumn]:
     """The columns of a data frame (pandas, polars) or of a dict of arrays and lists; `marks` as in `read`. `roles` are
     those of label, client and the like, which are also found in the index of a frame that has one."""
-    names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
-    if not names:
-        raise ValueError(f"Table: a {type(frame).__name__} has no columns; give a data frame, or a dict of columns")
-    if odd := [n for n in names if not isinstance(n, str)]:
-        raise ValueError(f"Table: the column {odd[0]!r} has no name in text; rename it")
+    names = _frame_names(frame)
     out = {}
     for name in names:
         values = frame[name]
@@ -119,7 +115,29 @@ def of_frame(frame: Any, marks: Sequence[str] = (), roles: Iterable[str] = ()) -
     rows = {name: len(column) for name, column in out.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"Table: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows; all need as many")
+    if not max(rows.values()):
+        raise ValueError("Table: the data frame has no rows; give at least one example of two classes")
     return out
+
+
+def _frame_names(frame: Any) -> list[str]:
+    """The names of a frame's columns; refuses what cannot be told apart or is no frame."""
+    if hasattr(frame, "collect") and hasattr(frame, "collect_schema"):
+        raise ValueError("Table: the data frame is lazy and holds no rows yet; give frame.collect()")
+    given = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", getattr(frame, "columns", ()))
+    if not (names := list(given)):
+        raise ValueError(
+            f"Table: a {type(frame).__name__} has no columns; give a data frame, such as pandas.DataFrame(rows), or a "
+            "dict of columns"
+        )
+    if odd := [n for n in names if not isinstance(n, str)]:
+        raise ValueError(
+            f"Table: the column {odd[0]!r} has no name in text; rename it, for example by "
+            "frame.columns = [str(name) for name in frame.columns]"
+        )
+    if twice := next((n for i, n in enumerate(names) if n in names[:i]), None):
+        raise ValueError(f"Table: the data frame has the column {twice!r} twice; rename one of them")
+    return names
 
 
 def of_values(name: str, values: np.ndarray, mark: bool = False) -> ValueColumn:
@@ -152,7 +170,7 @@ def _cell(name: str, row: int, value: Any) -> Any:
         kind = type(value).__name__
         raise ValueError(
             f"Table: the column {name!r} holds a {kind} in row {row + 1}; it must have one number or word per row, so "
-            f"make columns of it, or leave it out with data.drop={name}"
+            f"make columns of it, or leave it out (of a file with data.drop={name})"
         )
     return "" if value is None or value != value or str(value).strip().casefold() in MISSING else value
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core import check
 from . import dates, remarks
 from .dataset import CountedClients, Dataset
-from .group_partitions import ByClient
+from .group_partitions import ByClient, NaturalUsers
 from .partition import Partition
 from .raw import Raw, RawRows
 from .splits import Split
@@ -51,7 +51,8 @@ class Measured(CountedClients):
             return None
         kept = [i for i, name in enumerate(found.domains) if name not in self.held_out]
         rows = torch.isin(found.domain, torch.tensor(kept)).nonzero().flatten()
-        named = self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 0
+        names = isinstance(self.partition, ByClient | NaturalUsers)
+        named = self.partition.count(found.pool(rows)) if names else 0  # type: ignore[attr-defined]
         return named or self.sharers(len(rows))
 
     def fitted(self, world: World) -> World:

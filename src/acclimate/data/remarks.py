@@ -17,7 +17,8 @@ RARE = 5
 """A class of fewer rows is hardly in training and test rows alike."""
 _AROUND = re.compile(r"[$€£¥<>≤≥~≈]{0,2} ?[-+]?\d[\d.,' \u00a0\u202f]*(?: ?[a-zA-Z%°µ/²³$€£¥*]{0,8})")
 _DATE = re.compile(
-    r"\d{1,4}([./-])\d{1,2}\1\d{1,4}\b.*|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}\b.*|\d{1,2}:\d{2}.* ?[AaPp]\.?[Mm]\.?"
+    r"\d{4}-\d{2}|\d{1,4}([./-])\d{1,2}\1\d{1,4}\b.*|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{2,4}\b.*"
+    r"|\d{1,2}:\d{2}(:\d{2})?( ?[AaPp]\.?[Mm]\.?)?"
 )
 _ID = re.compile(r"(?:^|[^a-z])(?:id|uuid|key|index|nr|no|number|record)(?:$|[^a-z])", re.IGNORECASE)
 _CODES = tuple(s * (10**n - 1) for n in range(2, 7) for s in (-1.0, 1.0)) + (-1.0, -9.0, -999.25)

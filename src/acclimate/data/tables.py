@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,6 +28,7 @@ ROLES = ("label", "client", "domain", "time")
 WORDS = 100
 """How many different words a column of features may have."""
 _CLASSES = 1000
+_NAMELESS = re.compile(r"|Unnamed: 0|__index_level_\d+__")  # as pandas writes an index without a name
 
 
 @dataclass(frozen=True)
@@ -190,9 +192,11 @@ class Table(TableRows):
 
     def _useful(self, inputs: list[ValueColumn], where: str) -> tuple[list[ValueColumn], tuple[str, ...]]:
         read = [dates.read(c, c.name in self.dates, where) for c in inputs]
-        kept = [c for c in read if c.name in self.columns or (c.name and not wordy(c))]
+        bare = [c.name for c in read if _NAMELESS.fullmatch(c.name) and c.name not in self.columns]
+        read = [c for c in read if c.name not in bare]
+        kept = [c for c in read if c.name in self.columns or not wordy(c)]
         names = [c.name for c in kept]
-        left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name and c.name not in names]
+        left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name not in names]
         if not kept:
             why = "; ".join(remarks.of_inputs(read)[:2])
             raise ValueError(
@@ -200,10 +204,8 @@ class Table(TableRows):
                 f"{f': {why}' if why else ''}"
             )
         notes = [f"left out, as they have too many different words: {', '.join(left)} (data.columns)"] * bool(left)
-        notes += ["the column without a name, as of a data frame's row numbers, is left out"] * (
-            "" in [c.name for c in read]
-        )
-        return kept, (*notes, *remarks.of_inputs([c for c in read if c.name]))
+        notes += ["the column without a name, as of a data frame's row numbers, is left out"] * bool(bare)
+        return kept, (*notes, *remarks.of_inputs(read))
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         return encoded(inputs, where)
@@ -299,10 +301,15 @@ def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str,
     """Refuse rows that are not in the order of time."""
     values, field = column.numbers, "(data.time)"
     if values is None:
+        values = dates.read(column, False, where).numbers
+    if values is None:
         try:
             values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
         except ValueError as e:
-            raise ValueError(f"{where}: {column.name!r} has no numbers and no dates as 2024-05-31 {field}") from e
+            raise ValueError(
+                f"{where}: {column.name!r} has no numbers, no dates as 2024-05-31 and no times as 08:30 {field}; "
+                f"it holds {column.words[0]!r}"
+            ) from e
     if column.missing.any():
         raise ValueError(f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove it {field}")
     for u in range(len(names)) if users is not None else (None,):

@@ -21,7 +21,7 @@ from . import columns
 from .cache import Parsed
 from .dataset import CountedClients, Inputs
 from .fileset import Sources
-from .group_partitions import ByClient
+from .group_partitions import ByClient, NaturalUsers
 from .own import OwnFiles
 from .partition import Partition
 from .raw import Raw, RawTexts
@@ -110,8 +110,11 @@ class Text(CountedClients, OwnFiles):
         if not self.file or not any(p.is_file() for p in tried):
             return None
         found = self.fetch()
-        named = self.client and isinstance(self.partition, ByClient)
-        return len(found.user_names) if named else self.sharers(len(found.y))
+        partition, named = self.partition, 0
+        if found.users is not None and isinstance(partition, ByClient | NaturalUsers):
+            floor = partition.floor if isinstance(partition, NaturalUsers) else 1
+            named = int((np.bincount(found.users) >= floor).sum())
+        return named or self.sharers(len(found.y))
 
     def _read(self, path: Path) -> Parsed:
         form = self.form if self.form != "auto" else "csv" if path.suffix.lower() in (".csv", ".tsv") else "lines"
