@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from acclimate.data import NaturalUsers, Table, Text, columns, dates
+from acclimate.data import NaturalUsers, Table, Text, Windows, columns, dates
 from acclimate.data.raw import RawRows
 from acclimate.data.world import Feature
 
@@ -70,7 +70,7 @@ def test_names_with_other_marks_in_quotes_do_not_decide_what_is_between_cells():
         (TEXT.encode("latin-1"), r"is not text in UTF-8 \(byte 0xe9: .*iconv -f cp1252 -t utf-8 t.csv > new.csv"),
         (TEXT.encode("utf-16-le"), r"is not text in UTF-8 \(it holds bytes of 0\); save the table as CSV in UTF-8"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1", r"is a spreadsheet \(.xls\); save its table there as CSV in UTF-8"),
-        (b"PAR1\x15\x04", "is a Parquet file; let its name end in .parquet"),
+        (b"PAR1\x15\x04", "is a Parquet file; let the name of a table end in .parquet"),
         (b'{"site": "a", "age": 1}\n', "is JSON; write it as CSV, with pandas: read_json.path, lines=True.*to_csv"),
         (b'[\n {"site": "a"}]', "is JSON; write it as CSV"),
         (b"\n<!DOCTYPE html>", "is a page of the web; download the file itself"),
@@ -267,3 +267,91 @@ def test_natural_users_are_counted_by_their_rows():
     assert Text(file="t.csv", client="who", partition=NaturalUsers()).world().clients == 12
     assert Text(file="t.csv", client="who").world().clients == 13
     assert Text(file="t.csv", partition=NaturalUsers()).clients == 5  # of texts that name nobody
+
+
+# --- texts and readings --------------------------------------------------------------------------------------------
+
+TEXTS = "text,label\n" + "".join(f'"words, {i}",{"ab"[i % 2]}\n' for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.csv", "\n \n" + TEXTS),
+        ("t.csv", TEXTS.replace('",', '"|').replace("text,label", "text|label")),
+        ("t.csv.gz", gzip.compress(TEXTS.encode())),
+        ("t.csv.xz", lzma.compress(TEXTS.encode())),
+    ],
+)
+def test_texts_are_the_same_however_they_were_saved(name, content):
+    write(content, name)
+    data = Text(file=name, length=16)
+    assert data.texts(data.load().x[[0, 39]]) == ["words, 0", "words, 39"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t.csv", TEXTS.encode("utf-16"), "line 1 is not UTF-8 .*iconv -f utf-16 -t utf-8"),
+        ("t.csv", TEXTS.replace("\n", "\r"), r"its lines end in a mark of old systems \(CR\); save it again"),
+        ("t.csv", TEXTS + '"open,a\n' + TEXTS, "from line 42 on it is no CSV .*a quote that is not closed"),
+        ("t.csv", "label,text\na,1\nb,2\na," + '"three\nb,4\na,5\n', "from line 4 on it is no CSV .*unexpected end"),
+        ("t.csv", "\n" + TEXTS + ",a\n", "line 43 has an empty text"),
+        ("t.jsonl", '{"text": "a", "label": 1}\n', "is JSON; write it as CSV"),
+        (
+            "t.txt",
+            TEXTS.replace(" ", ""),
+            "line 1 has an empty text.*read as lines.*set data.form=csv if it has columns",
+        ),
+        (
+            "t.txt",
+            "".join(f"word{i} words\n" for i in range(40)),
+            "so it is no class.*in lines, the label is the first word",
+        ),
+    ],
+)
+def test_files_that_are_no_such_texts_say_what_to_do(name, content, said):
+    write(content, name)
+    with pytest.raises(ValueError, match=said):
+        Text(file=name).load()
+
+
+def test_classes_of_texts_that_differ_in_capitals_are_named():
+    write(TEXTS.replace(",a\n", ",A\n", 6))
+    said = "classes that differ in little more than capitals: 'A' and 'a'; are they the same?"
+    assert said in Text(file="t.csv").world().notes
+
+
+def readings(step=lambda i, who: i, **more):
+    rows = [(i, who) for i in range(80) for who in "pq"]
+    frame = {
+        "t": [float(step(i, who)) for i, who in rows],
+        "u": [float(i % 7) for i, _ in rows],
+        "who": [who for _, who in rows],
+        "kind": [("walk", "sit")[i // 20 % 2] for i, _ in rows],
+    }
+    return Windows.of(frame, **{"label": "kind", "client": "who", "time": "t", "window": 5, **more})
+
+
+def about_time(data):
+    return [n for n in data.world().notes if "'t'" in n]
+
+
+def test_time_among_the_sensors_is_named():
+    assert about_time(readings()) == []
+    said = "'t' only rises, as time does: name it (data.time=t), or leave it out (data.drop)"
+    assert about_time(readings(time="")) == [said]
+
+
+def test_gaps_and_other_steps_of_time_are_named():
+    gap = readings(lambda i, who: i + 1000 * (who == "p" and i > 30))
+    assert about_time(gap) == ["'t' leaves more than ten steps out 1 time: windows go on as if it did not"]
+    other = readings(lambda i, who: i * (2.5 if who == "q" else 1))
+    assert about_time(other) == ["steps of 't' are up to 2.5 times as long in some series"]
+
+
+def test_a_column_of_names_among_readings_may_be_the_client():
+    with pytest.raises(
+        ValueError, match="leave it out with data.drop=who, or name it if it tells whose.*data.client=who"
+    ):
+        readings(client="", time="").load()

@@ -325,8 +325,9 @@ def _sorted(name: str, codes: np.ndarray, words: list[str]) -> ValueColumn:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, one after the other, whatever its size."""
-    with opening.opened(path) as f:
+    """The lines of a file in UTF-8, one after the other, whatever its size; unpacked where it is packed."""
+    with delimited.unpacked(path) as f:
+        wide = delimited.begin(f, path).startswith((b"\xff\xfe", b"\xfe\xff"))
         number = 0
         while raw := f.readline(LONGEST + 1):
             number += 1
@@ -337,5 +338,5 @@ def lines(path: Path) -> Iterator[str]:
             except UnicodeDecodeError as e:
                 raise ValueError(
                     f"{path}: line {number} is not UTF-8 (byte 0x{raw[e.start]:02x} at {e.start}); save the file as "
-                    "UTF-8, for example with iconv -f latin1 -t utf-8"
+                    f"UTF-8, for example with iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
                 ) from e

@@ -35,7 +35,7 @@ _SHEET = "save its table there as CSV in UTF-8"
 _OTHERS = {
     rb"PK\x03\x04": f"a spreadsheet (.xlsx, .ods) or another zip archive; {_SHEET}, or unpack the archive",
     rb"\xd0\xcf\x11\xe0": f"a spreadsheet (.xls); {_SHEET}",
-    rb"PAR1\x15": "a Parquet file; let its name end in .parquet",
+    rb"PAR1\x15": "a Parquet file; let the name of a table end in .parquet, and write texts as CSV",
     rb"ARROW1\0": "a Feather file; write it as Parquet or CSV",
     rb'\s*\{\s*"': "JSON; write it as CSV, with pandas: read_json(path, lines=True).to_csv('new.csv', index=False)",
     rb"\s*\[\s*[{[]": "JSON; write it as CSV, with pandas: read_json(path).to_csv('new.csv', index=False)",
@@ -72,7 +72,7 @@ def opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
     Whatever is wrong with the text is said in a sentence.
     """
     try:
-        with _unpacked(path) as raw, _decoded(raw, path) as file:
+        with unpacked(path) as raw, _decoded(raw, path) as file:
             between, skipped = _begun(file, path)
             rows = csv.reader(file, delimiter=between, strict=True)
             names = _header(_next(rows, skipped, path) or [], path)
@@ -90,7 +90,7 @@ def opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
         raise
 
 
-def _unpacked(path: Path) -> IO[bytes]:
+def unpacked(path: Path) -> IO[bytes]:
     """The bytes of a file, unpacked where it is packed."""
     with opening.opened(path) as file:
         head = file.read(16)
@@ -100,14 +100,20 @@ def _unpacked(path: Path) -> IO[bytes]:
 
 def _decoded(raw: IO[bytes], path: Path) -> IO[str]:
     """The text of bytes in UTF-8, or in UTF-16 where a mark says so, as spreadsheets' "Unicode text" is."""
-    head = raw.read(64)
-    raw.seek(0)
-    if what := next((said for mark, said in _OTHERS.items() if re.match(mark, head)), ""):
-        raise ValueError(f"{path}: is {what}")
+    head = begin(raw, path)
     wide = head.startswith((b"\xff\xfe", b"\xfe\xff"))
     if b"\0" in head and not wide:
         raise ValueError(f"{path}: is not text in UTF-8 (it holds bytes of 0); save the table as CSV in UTF-8")
     return io.TextIOWrapper(raw, encoding="utf-16" if wide else "utf-8-sig", newline="")
+
+
+def begin(raw: IO[bytes], path: Path) -> bytes:
+    """How a file begins; refuses one that holds no lines of text."""
+    head = raw.read(64)
+    raw.seek(0)
+    if what := next((said for mark, said in _OTHERS.items() if re.match(mark, head)), ""):
+        raise ValueError(f"{path}: is {what}")
+    return head
 
 
 def _begun(file: IO[str], path: Path) -> tuple[str, int]:
@@ -122,13 +128,13 @@ def _begun(file: IO[str], path: Path) -> tuple[str, int]:
             between = found[1]
         elif first.strip():
             file.seek(here)
-            return between or max(",;\t|", key=lambda mark: _cells(first, mark)), skipped
+            return between or mark_of(first), skipped
         skipped += 1
 
 
-def _cells(line: str, mark: str) -> int:
-    """How many cells a line has with this mark between them; one in quotes is none."""
-    return len(next(csv.reader([line], delimiter=mark), []))
+def mark_of(line: str) -> str:
+    """What stands between the cells of a line of names: what makes most of them, quotes being heeded."""
+    return max(",;\t|", key=lambda mark: len(next(csv.reader([line.rstrip("\r\n")], delimiter=mark), [])))
 
 
 def _header(cells: list[str], path: Path) -> list[str]:

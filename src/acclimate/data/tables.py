@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -99,7 +100,7 @@ class TableRows(Measured):
         path = self.place()
         assert path is not None
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return cache.fetch(name, {**self._options(), "reader": 5}, path.parent, [path], lambda: self._read(path))
+        return cache.fetch(name, {**self._options(), "reader": 6}, path.parent, [path], lambda: self._read(path))
 
     def _options(self) -> dict[str, Any]:
         """What decides what is read of a file."""
@@ -297,19 +298,23 @@ def _first(column: ValueColumn) -> str:
     return f"{gone[0] + 1}" + (f" and {len(gone) - 1:,} more" if len(gone) > 1 else "")
 
 
+def times(column: ValueColumn) -> np.ndarray | None:
+    """The numbers, dates or times of day of a column as numbers; None where it has neither."""
+    values = column.numbers if column.numbers is not None else dates.read(column, False, "").numbers
+    if values is None:
+        with contextlib.suppress(ValueError):
+            values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
+    return values
+
+
 def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
     """Refuse rows that are not in the order of time."""
-    values, field = column.numbers, "(data.time)"
+    values, field = times(column), "(data.time)"
     if values is None:
-        values = dates.read(column, False, where).numbers
-    if values is None:
-        try:
-            values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
-        except ValueError as e:
-            raise ValueError(
-                f"{where}: {column.name!r} has no numbers, no dates as 2024-05-31 and no times as 08:30 {field}; "
-                f"it holds {column.words[0]!r}"
-            ) from e
+        raise ValueError(
+            f"{where}: {column.name!r} has no numbers, no dates as 2024-05-31 and no times as 08:30 {field}; "
+            f"it holds {column.words[0]!r}"
+        )
     if column.missing.any():
         raise ValueError(f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove it {field}")
     for u in range(len(names)) if users is not None else (None,):
