@@ -16,7 +16,7 @@ from .delimited import MISSING, number
 from .tokenizing import Tokenizing
 from .world import Feature, Scale
 
-FILES = (".csv", ".tsv", ".gz", ".txt", ".parquet", ".pq")
+FILES = (".csv", ".tsv", ".gz", ".bz2", ".xz", ".txt", ".parquet", ".pq")
 """Endings of files of raw rows or texts."""
 
 

@@ -149,7 +149,7 @@ class Windows(TableRows):
             is_time = bool(dates.read(words, False, where).unit)
             dated = f", or name it as the column of time, data.time={words.name}" if is_time else ""
             mixed = f", or name it if it tells whose a reading is, data.client={words.name}" * (
-                not (self.client or dated)
+                not (self.client or dated) and len(words.words) > 1
             )
             raise ValueError(
                 f"{where}: the column {words.name!r} holds words, and readings are numbers; leave it out with "
