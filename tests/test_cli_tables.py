@@ -75,6 +75,17 @@ def test_few_rows_of_named_clients_lower_the_batch_too(here):
     assert code == 2 and "client 0 has 12 training examples, fewer than a batch (method.work.batch=16)" in err
 
 
+def test_a_client_of_one_row_is_named_with_what_leaves_it_out(here):
+    Path("one.csv").write_text(har(rows=400, subjects=6) + "lone,walk,1,2,3,phone\n")
+    settings = ["data=table", "data.file=one.csv", "data.label=activity", "data.client=subject", *QUICK]
+    code, _, err = here("run", *settings, "streams=original")
+    remedy = "leave out clients of few examples (data.partition=natural-users, data.partition.floor=20)"
+    said = f"client 6 (lone) has 1 training example, fewer than a batch (method.work.batch=32); {remedy}"
+    assert code == 2 and said in err
+    code, _, err = here("run", *settings, "streams=original", "data.partition=natural-users", "data.partition.floor=20")
+    assert code == 0 and "401 vectors of 8 numbers, scaled by training rows, 6 clients" in err, err
+
+
 def test_the_first_comparison_runs_with_any_number_of_clients(here):
     """FedTTA's batch of 64 is more than 20 clients have of the embedded digits: nobody chose it."""
     few = ["data.clients=20", "data.new_clients=0", "rounds=1", "method.work.epochs=1", "adapters=none"]

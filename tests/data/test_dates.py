@@ -189,7 +189,7 @@ def test_the_cache_keeps_what_was_said():
     ],
 )
 def test_a_column_counts_rows_where_it_has_every_number_once(values, says):
-    from acclimate.data.tables import counts_rows
+    from acclimate.data.remarks import counts_rows
 
     assert counts_rows(of_values("n", np.array(list(values), float))) is says
 

@@ -388,7 +388,7 @@ def test_arrays_in_memory_that_cannot_be(x, y, more, message):
             "30 different values in 30 rows, as a regression",
         ),
         (HEAD + "s,1,red,cat|dog\ns,1,red,cat\n", {}, r"has 'cat\|dog', several labels in one row"),
-        (HEAD + "s,1,red\n", {}, "row 2 has 3 cells, but the first line names 4 columns"),
+        (HEAD + "s,1,red\n", {}, "line 2 has 3 cells, but the first line names 4 columns"),
         ("", {}, "t.csv: is empty; it must have a first line"),
         (HEAD, {}, "t.csv: is empty below its first line"),
         ("1,2,3,4\n5,6,7,8\n", {}, "its first line holds numbers, not names"),
@@ -400,7 +400,7 @@ def test_arrays_in_memory_that_cannot_be(x, y, more, message):
         ),
         (HEAD + "s,inf,red,cat\n", {}, "the column 'age' is infinite in row 1"),
         (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"time": "age"}, r"'age' goes backwards in row 2 of client 's'; sort"),
-        (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"time": "colour"}, r"'colour' has no numbers and no dates"),
+        (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"time": "colour"}, r"'colour' has no numbers, no dates as"),
         (HEAD + "s,2,red,cat\ns,1,red,dog\n", {"columns": ("site",)}, "data.columns has 'site', which is no input"),
     ],
 )

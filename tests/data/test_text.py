@@ -79,7 +79,7 @@ def test_clients_are_those_of_the_column():
 def test_what_is_cut_is_said():
     world = reviews("body,stars\n" + "long " * 9 + ",1\n" + "short,2\n" * 9).world(0)
     assert decode(world.examples.x)[0] == "long long long l"
-    assert world.notes == ("1 of 10 texts fill all 16 places: what is longer is cut (data.length)",)
+    assert world.notes[-1] == "1 of 10 texts fill all 16 places: what is longer is cut (data.length)"
     assert reviews("body,stars\n" + "short,2\nlong,1\n" * 9).world(0).notes == ()
 
 

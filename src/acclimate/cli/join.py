@@ -138,7 +138,7 @@ def samples(path: Path, shape: tuple[int, ...], raw: Raw | None = None) -> np.nd
             raise ValueError(
                 f"{path}: the model takes inputs of shape {shape}; give them as an .npz file with an array x"
             )
-        return np.stack([images.decode(f, shape[1], shape[0]) for f in found])
+        return np.stack([images.decode(f, shape[1], shape[0], upright=True) for f in found])
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} does not exist; it must be a folder of images, a file of rows or texts, or an .npz or .npy file"

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import difflib
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..ops import opening
+from . import delimited
+from .delimited import MISSING, STROKES, number
 from .formats import AGAIN, lazy
 
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "?"))
-"""Cells that say nothing, in small letters."""
 MOST = 1 << 28
 """How many cells are read at most: 2 GiB as 64-bit numbers."""
 LONGEST = 1 << 20
@@ -27,7 +25,6 @@ EXACT = 1 << 53
 """From here on 64-bit floating-point numbers no longer tell whole numbers apart."""
 _PARQUET = (".parquet", ".pq")
 _PADDED = re.compile(r"0\d+")
-_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 
 
 class ValueColumn(NamedTuple):
@@ -70,7 +67,8 @@ def names_in(path: Path) -> list[str]:
     """The names of a file's columns."""
     if path.suffix.lower() in _PARQUET:
         return list(_parquet(path).schema_arrow.names)
-    with _opened(path) as (names, _):
+    with delimited.opened(path) as (names, rows):
+        next(rows, None)  # refuses one that has not as many cells as there are names: what was read are no names
         return names
 
 
@@ -104,11 +102,7 @@ def cells(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
 def of_frame(frame: Any, marks: Sequence[str] = (), roles: Iterable[str] = ()) -> dict[str, ValueColumn]:
     """The columns of a data frame (pandas, polars) or of a dict of arrays and lists; `marks` as in `read`. `roles` are
     those of label, client and the like, which are also found in the index of a frame that has one."""
-    names = list(frame) if isinstance(frame, Mapping) else list(getattr(frame, "columns", ()))
-    if not names:
-        raise ValueError(f"Table: a {type(frame).__name__} has no columns; give a data frame, or a dict of columns")
-    if odd := [n for n in names if not isinstance(n, str)]:
-        raise ValueError(f"Table: the column {odd[0]!r} has no name in text; rename it")
+    names = _frame_names(frame)
     out = {}
     for name in names:
         values = frame[name]
@@ -121,7 +115,29 @@ def of_frame(frame: Any, marks: Sequence[str] = (), roles: Iterable[str] = ()) -
     rows = {name: len(column) for name, column in out.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"Table: columns have {', '.join(f'{n} {c}' for n, c in rows.items())} rows; all need as many")
+    if not max(rows.values()):
+        raise ValueError("Table: the data frame has no rows; give at least one example of two classes")
     return out
+
+
+def _frame_names(frame: Any) -> list[str]:
+    """The names of a frame's columns; refuses what cannot be told apart or is no frame."""
+    if hasattr(frame, "collect") and hasattr(frame, "collect_schema"):
+        raise ValueError("Table: the data frame is lazy and holds no rows yet; give frame.collect()")
+    given = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", getattr(frame, "columns", ()))
+    if not (names := list(given)):
+        raise ValueError(
+            f"Table: a {type(frame).__name__} has no columns; give a data frame, such as pandas.DataFrame(rows), or a "
+            "dict of columns"
+        )
+    if odd := [n for n in names if not isinstance(n, str)]:
+        raise ValueError(
+            f"Table: the column {odd[0]!r} has no name in text; rename it, for example by "
+            "frame.columns = [str(name) for name in frame.columns]"
+        )
+    if twice := next((n for i, n in enumerate(names) if n in names[:i]), None):
+        raise ValueError(f"Table: the data frame has the column {twice!r} twice; rename one of them")
+    return names
 
 
 def of_values(name: str, values: np.ndarray, mark: bool = False) -> ValueColumn:
@@ -142,10 +158,25 @@ def of_values(name: str, values: np.ndarray, mark: bool = False) -> ValueColumn:
         return _of_numbers(name, values.astype(np.float64))
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "backslashreplace")
-    cells = ["" if v is None or v != v or str(v).strip().casefold() in MISSING else v for v in map(known, values)]
-    if all(c == "" or (isinstance(c, int | float | np.number) and not isinstance(c, bool)) for c in cells):
-        return _of_numbers(name, np.array([np.nan if isinstance(c, str) else float(c) for c in cells], np.float64))
+    cells = [_cell(name, i, v) for i, v in enumerate(map(known, values))]
+    if all(_is_number(c) or c == "" or c in STROKES for c in cells):
+        return _of_numbers(name, np.array([float(c) if _is_number(c) else np.nan for c in cells], np.float64))
     return _of_words(name, [str(c).strip() for c in cells])
+
+
+def _cell(name: str, row: int, value: Any) -> Any:
+    """A value of an array of objects, empty where it says nothing."""
+    if isinstance(value, Mapping | list | tuple | set | np.ndarray):
+        kind = type(value).__name__
+        raise ValueError(
+            f"Table: the column {name!r} holds a {kind} in row {row + 1}; it must have one number or word per row, so "
+            f"make columns of it, or leave it out (of a file with data.drop={name})"
+        )
+    return "" if value is None or value != value or str(value).strip().casefold() in MISSING else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real | Decimal) and not isinstance(value, bool)
 
 
 def _told_apart(values: np.ndarray) -> np.ndarray:
@@ -189,7 +220,17 @@ def need(names: Iterable[str], wanted: Mapping[str, Sequence[str]], where: str) 
                 near = difflib.get_close_matches(column, there, n=3, cutoff=0.5)
                 hint = f"did you mean {' or '.join(map(repr, near))}? Its" if near else "its"
                 some = ", ".join(there[:12]) + (f" and {len(there) - 12} more" if len(there) > 12 else "")
-                raise ValueError(f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some}")
+                raise ValueError(
+                    f"{where}: has no column {column!r} (data.{field}); {hint} columns are {some}{_doubt(there)}"
+                )
+
+
+def _doubt(names: Sequence[str]) -> str:
+    """What to say of names that are hardly names of columns."""
+    if len(names) == 1:
+        return " alone; cells must be separated by a comma, a semicolon, a tab or a bar (|)"
+    unusual = sum(number(str(n)) is not None for n in names) > 1
+    return "; the first line must name the columns, so put one above it, or remove what is above" if unusual else ""
 
 
 def known(value: Any) -> Any:
@@ -205,53 +246,15 @@ def _parquet(path: Path) -> Any:
         raise ValueError(f"{path}: not a readable Parquet file ({e}); {AGAIN}") from e
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[list[str], Iterator[list[str]]]]:
-    """The header of a text file and its further rows; whatever is wrong with the text is said in a sentence."""
-    unpack = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with unpack(opening.checked(path), "rt", encoding="utf-8-sig", newline="") as file:
-            first = file.readline(1 << 20)
-            if not first.strip():
-                raise ValueError(f"{path}: is empty; it must have a first line that names the columns, and rows below")
-            file.seek(0)
-            between = max(",;\t|", key=first.count)
-            rows = csv.reader(file, delimiter=between)
-            names = _header(next(rows), path)
-            yield names, ([_with_point(c) for c in row] for row in rows) if between == ";" else rows
-    except UnicodeDecodeError as e:
-        raise ValueError(f"{path}: is not text in UTF-8 ({e.reason}); save the table as CSV in UTF-8") from e
-    except csv.Error as e:
-        raise ValueError(f"{path}: is not a readable CSV file ({e}); {AGAIN}") from e
-    except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-        raise ValueError(f"{path}: cannot be unpacked ({e}); {AGAIN}") from e
-
-
-def _with_point(cell: str) -> str:
-    """A number with a decimal comma, as spreadsheets write it where semicolons stand between cells, with a point."""
-    return cell.replace(",", ".") if _COMMA.fullmatch(cell.strip()) else cell
-
-
-def _header(cells: list[str], path: Path) -> list[str]:
-    names = [c.strip() for c in cells]
-    if all(number(n) is not None for n in names):
-        raise ValueError(f"{path}: its first line holds numbers, not names; put a line above it that names the columns")
-    if twice := next((n for i, n in enumerate(names) if n in names[:i]), None):
-        raise ValueError(f"{path}: has the column {twice!r} twice; rename one of them")
-    return names
-
-
 def _rows_of(path: Path) -> Iterator[list[str]]:
     """The rows below the header, blank lines left out, each with a cell for every column."""
-    with _opened(path) as (names, rows):
-        for number, row in enumerate(rows, start=2):
-            if len(row) == len(names):
-                yield row
-            elif row:
-                raise ValueError(
-                    f"{path}: row {number} has {len(row)} cells, but the first line names {len(names)} columns; "
-                    "mend the row (a text with a comma in it needs quotes)"
-                )
+    with delimited.opened(path) as (_, rows):
+        yield from rows
+
+
+def _filled_rows(path: Path) -> Iterator[list[str]]:
+    """The same without those whose cells are all empty, as below the tables of spreadsheets."""
+    return (row for row in _rows_of(path) if any(map(str.strip, row)))
 
 
 def _read_csv(path: Path, wanted: Sequence[str], marks: Sequence[str]) -> dict[str, ValueColumn]:
@@ -259,7 +262,7 @@ def _read_csv(path: Path, wanted: Sequence[str], marks: Sequence[str]) -> dict[s
     names = names_in(path)
     places = [names.index(n) for n in wanted]
     numeric, count = [True] * len(wanted), 0
-    for row in _rows_of(path):
+    for row in _filled_rows(path):
         count += 1
         for i, place in enumerate(places):
             if numeric[i] and (
@@ -273,7 +276,7 @@ def _read_csv(path: Path, wanted: Sequence[str], marks: Sequence[str]) -> dict[s
     numbers = {i: np.empty(count, np.float64) for i, is_one in enumerate(numeric) if is_one}
     codes = {i: np.empty(count, np.int32) for i, is_one in enumerate(numeric) if not is_one}
     words: dict[int, dict[str, int]] = {i: {} for i in codes}
-    for at, row in enumerate(_rows_of(path)):
+    for at, row in enumerate(_filled_rows(path)):
         for i, values in numbers.items():
             values[at] = number(row[places[i]])
         for i, places_of in codes.items():
@@ -294,17 +297,9 @@ def _bounded(path: Path, rows: int, columns: int) -> None:
         )
 
 
-def number(cell: str) -> float | None:
-    """The number that a cell holds, NaN where it says nothing, None where it is a word."""
-    try:
-        return None if "_" in cell else float(cell)  # Python reads 1_12 as 112, which in a table is another name
-    except ValueError:
-        return np.nan if cell.strip().casefold() in MISSING else None
-
-
 def _name(cell: str, value: float) -> bool:
-    """Whether the number of a mark is a name that is more than its value: 007, or too large to be told from others."""
-    return EXACT <= abs(value) < np.inf or _PADDED.fullmatch(cell.strip()) is not None
+    """Whether the number of a mark is a name that is more than its value: 007, 5 %, or too large to be told apart."""
+    return EXACT <= abs(value) < np.inf or _PADDED.fullmatch(cell.strip()) is not None or cell.strip().endswith("%")
 
 
 def _of_numbers(name: str, values: np.ndarray, where: Any = "Table") -> ValueColumn:
@@ -330,8 +325,9 @@ def _sorted(name: str, codes: np.ndarray, words: list[str]) -> ValueColumn:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a file in UTF-8, one after the other, whatever its size."""
-    with opening.opened(path) as f:
+    """The lines of a file in UTF-8, one after the other, whatever its size; unpacked where it is packed."""
+    with delimited.unpacked(path) as f:
+        wide = delimited.begin(f, path).startswith((b"\xff\xfe", b"\xfe\xff"))
         number = 0
         while raw := f.readline(LONGEST + 1):
             number += 1
@@ -342,5 +338,5 @@ def lines(path: Path) -> Iterator[str]:
             except UnicodeDecodeError as e:
                 raise ValueError(
                     f"{path}: line {number} is not UTF-8 (byte 0x{raw[e.start]:02x} at {e.start}); save the file as "
-                    "UTF-8, for example with iconv -f latin1 -t utf-8"
+                    f"UTF-8, for example with iconv -f {'utf-16' if wide else 'latin1'} -t utf-8"
                 ) from e

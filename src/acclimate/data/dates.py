@@ -11,10 +11,10 @@ import numpy as np
 
 from .columns import ValueColumn
 
-_CLOCK = r"\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
-_ISO = re.compile(rf"\d{{4}}-\d{{2}}-\d{{2}}(?:[T ]{_CLOCK}(?:Z|[+-]\d{{2}}:?\d{{2}})?)?")
+_MINUTES = r":\d{2}(?::\d{2}(?:\.\d+)?)?"
+_ISO = re.compile(rf"(\d{{4}}-\d{{2}}-\d{{2}})(?:[T ](\d{{1,2}})({_MINUTES})( ?UTC|Z|[+-]\d{{2}}(?::?\d{{2}})?)?)?")
 _PLAIN = re.compile(r"(\d{4})(/?)(\d{2})\2(\d{2})(?:\.0)?")
-_TIME = re.compile(_CLOCK)
+_TIME = re.compile(rf"\d{{2}}{_MINUTES}")
 Reader: TypeAlias = Callable[[str], float | None]
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 FORMS = "2024-05-31, 2024-05-31T08:30, 2024/05/31 and 20240531, for times 08:30"
@@ -23,12 +23,15 @@ FORMS = "2024-05-31, 2024-05-31T08:30, 2024/05/31 and 20240531, for times 08:30"
 def days(cell: str) -> float | None:
     """Days since 1970 of a date as ISO 8601 writes it, with or without a time; None where the cell is no date.
 
-    A time without an offset counts as UTC.
+    A time without an offset counts as UTC. As databases and spreadsheets write them, an offset may have hours alone
+    (+02) and the hour one digit.
     """
-    if not _ISO.fullmatch(cell):
+    if not (parts := _ISO.fullmatch(cell)):
         return None
+    day, hour, minutes, offset = parts.groups("")
+    offset = "Z" if offset.endswith("UTC") else offset
     try:
-        found = datetime.fromisoformat(cell)
+        found = datetime.fromisoformat(f"{day}T{hour.zfill(2)}{minutes}{offset}" if hour else day)
         return ((found if found.tzinfo else found.replace(tzinfo=UTC)) - _START) / timedelta(days=1)
     except (ValueError, OverflowError):
         return None

@@ -200,11 +200,12 @@ def listed(
     domains: tuple[str, ...],
     size: int | None,
     channels: int | None,
+    upright: bool = False,
 ) -> Parsed:
     """One set of image files, given as (file, label, domain, official test), official training rows first."""
     rows = sorted(rows, key=lambda r: r[3])
     paths, y, domain, test = zip(*rows, strict=True)
-    x = images.stream(paths, size, channels)
+    x = images.stream(paths, size, channels, upright)
     return Parsed(x, np.array(y), classes, np.array(domain), domains, np.array(test))
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..core import check
-from . import dates
+from . import dates, remarks
 from .dataset import CountedClients, Dataset
-from .group_partitions import ByClient
+from .group_partitions import ByClient, NaturalUsers
 from .partition import Partition
 from .raw import Raw, RawRows
 from .splits import Split
@@ -51,7 +51,8 @@ class Measured(CountedClients):
             return None
         kept = [i for i, name in enumerate(found.domains) if name not in self.held_out]
         rows = torch.isin(found.domain, torch.tensor(kept)).nonzero().flatten()
-        named = self.partition.count(found.pool(rows)) if isinstance(self.partition, ByClient) else 0
+        names = isinstance(self.partition, ByClient | NaturalUsers)
+        named = self.partition.count(found.pool(rows)) if names else 0  # type: ignore[attr-defined]
         return named or self.sharers(len(rows))
 
     def fitted(self, world: World) -> World:
@@ -118,14 +119,14 @@ def _filled(world: World) -> World:
         words = _some([f"{column}={word}" for column, word in unknown])
         notes.append(f"words that no training row has count as unknown, all zeros: {words}")
     filled = [f._replace(fill=fills.get(i, 0.0), word=since.get(i, f.word)) for i, f in enumerate(features)]
-    notes += _about([filled[i] for i in kept], x[train][:, kept])
+    notes += _about([filled[i] for i in kept], x[train][:, kept], world.examples.y[train])
     constants = [tuple(v[i] for i in kept) if v else () for v in (world.mean, world.std)]
     examples = replace(world.examples, x=x[:, kept], features=tuple(f for i, f in enumerate(filled) if i in kept))
     return replace(world, examples=examples, mean=constants[0], std=constants[1], notes=tuple(notes))
 
 
-def _about(features: Sequence[Feature], rows: Tensor) -> list[str]:
-    """What to know about columns, of which these are the training rows: dates, many words, and no change."""
+def _about(features: Sequence[Feature], rows: Tensor, y: Tensor) -> list[str]:
+    """What to know about columns, of which these are the training rows: dates, many words, no change, the label."""
     notes = [f"{f.column!r} holds dates: read as days since {f.word}" for f in features if f.kind == "date"]
     notes += [f"{f.column!r} holds times: read as hours since midnight" for f in features if f.kind == "time"]
     words = Counter(f.column for f in features if f.kind == "word")
@@ -134,7 +135,20 @@ def _about(features: Sequence[Feature], rows: Tensor) -> list[str]:
     varied = {f.column for f, flat in zip(features, same, strict=True) if not flat}
     if flat := [c for c in dict.fromkeys(f.column for f in features) if c not in varied]:
         notes.append(f"the same in all training rows, which tells nothing: {_some(flat)} (data.drop)")
+    if telling := [c for c in varied if _tells(c, features, rows, y)]:
+        notes.append(
+            f"the class of every training row follows from {_some(sorted(telling))}; leave it out if it is known only once "
+            "the class is (data.drop)"
+        )
     return notes
+
+
+def _tells(column: str, features: Sequence[Feature], rows: Tensor, y: Tensor) -> bool:
+    """Whether the values of a column go with one class each."""
+    own = rows[:, [i for i, f in enumerate(features) if f.column == column and f.kind != "missing"]]
+    known = own.any(1) if own.shape[1] > 1 else torch.ones(len(own), dtype=torch.bool)
+    values = own.argmax(1) if own.shape[1] > 1 else own.flatten()
+    return bool(known.any()) and remarks.tells(values[known].numpy(), y[known].numpy())
 
 
 def in_order(rows: Tensor, shares: tuple[float, float, float] | Split, gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -100,7 +100,7 @@ def npz(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict
         with opening.opened(path) as f:  # opened here, because numpy forgets to close what it cannot read
             archive = np.load(f, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("one array, not an archive")
+                raise ValueError("one array, not an archive; save x and y together with numpy.savez")
             names = list(archive.files)
             wanted = [k for k in (*needed, *optional) if k in names]
             for k in wanted:
@@ -141,7 +141,8 @@ def _header(archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
         if dtype.hasobject or any(isinstance(n, bool) or n < 0 for n in shape):
-            raise ValueError(f"its header has shape {shape} and type {dtype}")
+            plain = "; save names as text, y.astype(str)" if dtype.hasobject else ""
+            raise ValueError(f"its header has shape {shape} and type {dtype}{plain}")
         return tuple(shape), dtype, file.tell()
 
 

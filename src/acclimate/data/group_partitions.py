@@ -97,6 +97,10 @@ class NaturalUsers(Partition):
     def __post_init__(self) -> None:
         check.whole(self, "floor", 1)
 
+    def count(self, examples: Pool) -> int:
+        """How many users have enough examples."""
+        return 0 if examples.users is None else int((torch.bincount(examples.users) >= self.floor).sum())
+
     def split(self, examples: Pool, clients: int, key: rng.Key) -> tuple[Tensor, ...]:
         if examples.users is None:
             raise ValueError("NaturalUsers: this data set does not say who made an example; FEMNIST does")

@@ -43,6 +43,12 @@ def as_array(values: Any, what: str) -> np.ndarray:
     """An array of a tensor, an array or a list."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values  # numpy has no such type
+    if isinstance(values, np.ma.MaskedArray) and np.any(values.mask):
+        kind = np.float64 if values.dtype.kind in "iufb" else object
+        values = np.ma.filled(values.astype(kind), np.nan)
+    if hasattr(values, "toarray"):
+        raise ValueError(f"data.of: {what} is a sparse {type(values).__name__}; give {what}.toarray()")
     try:
         return np.asarray(values)
     except ValueError as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,8 +28,9 @@ _SIDES = "images of one set must have one size; set data.size= (for example data
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Folders inside a folder by name, without hidden ones."""
-    return sorted((p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
+    """Folders inside a folder by name, without hidden ones and those that archives and storage devices leave behind."""
+    found = (p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "@eaDir", "__MACOSX")))
+    return sorted(found, key=lambda p: p.name)
 
 
 def find(folder: Path, inner: str = "") -> list[Path]:
@@ -37,8 +39,17 @@ def find(folder: Path, inner: str = "") -> list[Path]:
     names = sorted(n for n in os.listdir(place) if not n.startswith(".") and n.lower().endswith(SUFFIXES))
     found = [place / n for n in names]
     if not found:
-        raise ValueError(f"{folder}: class folder without images ({', '.join(SUFFIXES[:4])}, ...); fill or remove it")
+        deeper = (
+            "; it holds folders: name one that lies deeper (data.path), or see data.levels" if subfolders(place) else ""
+        )
+        said = f"class folder without images ({', '.join(SUFFIXES[:4])}, ...); fill or remove it"
+        raise ValueError(f"{folder}: {said}{deeper}")
     return found
+
+
+def has_any(folder: Path) -> bool:
+    """Whether a folder holds image files itself."""
+    return any(not n.startswith(".") and n.lower().endswith(SUFFIXES) for n in os.listdir(folder))
 
 
 def classes(folder: Path, inner: str = "") -> dict[str, list[Path]]:
@@ -49,23 +60,23 @@ def classes(folder: Path, inner: str = "") -> dict[str, list[Path]]:
     return found
 
 
-def stream(files: Sequence[Path], size: int | None, channels: int | None) -> ImageStream:
+def stream(files: Sequence[Path], size: int | None, channels: int | None, upright: bool = False) -> ImageStream:
     """The images of files, decoded while they are written to the cache."""
     if not files:
         raise ValueError("a data set has no image files")
     pillow()  # say what to install before anything else happens
-    first = decode(files[0], size, channels)
-    return ImageStream((len(files), *first.shape), _decoded(files, size, channels, first.shape))
+    first = decode(files[0], size, channels, upright)
+    return ImageStream((len(files), *first.shape), _decoded(files, size, channels, upright, first.shape))
 
 
 def _decoded(
-    files: Sequence[Path], size: int | None, channels: int | None, shape: tuple[int, ...]
+    files: Sequence[Path], size: int | None, channels: int | None, upright: bool, shape: tuple[int, ...]
 ) -> Iterator[np.ndarray]:
     # Pillow decodes without holding the interpreter, so threads use all cores; the order stays that of the files.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         for start in range(0, len(files), _CHUNK):
             part = files[start : start + _CHUNK]
-            images = list(pool.map(lambda f: decode(f, size, channels), part))
+            images = list(pool.map(lambda f: decode(f, size, channels, upright), part))
             for file, image in zip(part, images, strict=True):
                 if image.shape != shape:
                     here, there = (f"{s[2]} x {s[1]}" for s in (image.shape, shape))
@@ -78,14 +89,17 @@ def pillow() -> Any:
     return lazy("PIL.Image", "pillow", "reading image files")
 
 
-def decode(file: Path, size: int | None, channels: int | None) -> np.ndarray:
-    """One image file as uint8 [C, H, W]; colour unless `channels` is 1, squeezed to a square if `size` is given."""
+def decode(file: Path, size: int | None, channels: int | None, upright: bool = False) -> np.ndarray:
+    """One image file as uint8 [C, H, W]; colour unless `channels` is 1, squeezed to a square if `size` is given.
+
+    `upright` turns a photo as its camera says it was held. Published sets are read as they lie.
+    """
     library = pillow()
     try:
         with opening.opened(file, PICTURE) as raw, library.open(raw) as image:
             if image.width * image.height > PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {PIXELS:,}")
-            return to_array(image, size, channels)
+            return to_array(_turned(image) if upright else image, size, channels)
     except (ImportError, opening.FileProblem):
         raise
     except (
@@ -104,6 +118,14 @@ def decode(file: Path, size: int | None, channels: int | None) -> np.ndarray:
         if not type(e).__name__.startswith("DecompressionBomb"):  # Pillow's answers to pictures that are too large
             raise
         raise ValueError(f"{file}: not a readable image ({e}); {AGAIN}, or remove it") from e
+
+
+def _turned(image: Any) -> Any:
+    """A photo as its camera says it was held; as it lies where that cannot be read."""
+    try:
+        return lazy("PIL.ImageOps", "pillow", "reading image files").exif_transpose(image)
+    except (SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, struct.error):
+        return image
 
 
 def to_array(image: Any, size: int | None, channels: int | None) -> np.ndarray:
@@ -162,3 +184,9 @@ def channels_first(x: np.ndarray, what: str, layout: str = "auto") -> np.ndarray
     if x.ndim == 4 and (layout == "hwc" or (layout == "auto" and x.shape[3] in (1, 3))):
         return x.transpose(0, 3, 1, 2)
     raise ValueError(f"{what}: shape {x.shape} must be [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels")
+
+
+def floats_first(x: np.ndarray, layout: str = "auto") -> np.ndarray:
+    """Floats [N, H, W, C] as [N, C, H, W] where C is 1 or 3 and no other axis can be channels; all else as it is."""
+    last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+    return x.transpose(0, 3, 1, 2) if x.ndim == 4 and (layout == "hwc" or (layout == "auto" and last)) else x

@@ -53,7 +53,7 @@ def of(
     marks = {k: as_array(v, k) for k, v in (("y", y), ("client", client), ("domain", domain)) if v is not None}
     for name, values in marks.items():
         if values.ndim != 1 or len(values) != len(inputs):
-            several = "; one class per row is supported, several labels per row are not" if values.ndim == 2 else ""
+            several = _remedy(name, values) if values.ndim == 2 else ""
             raise ValueError(
                 f"data.of: {name} has shape {values.shape} and x {len(inputs)} rows; "
                 f"{name} needs one value per row{several}"
@@ -69,6 +69,15 @@ def of(
     return InMemory(data=Held(f"{len(inputs)} examples", examples), **settings)
 
 
+def _remedy(name: str, values: np.ndarray) -> str:
+    """What to do about marks of two axes."""
+    if values.shape[1] == 1:
+        return f": give {name}.reshape(-1)"
+    if values.dtype.kind in "iufb" and bool(((values == 0) | (values == 1)).all() and (values.sum(1) == 1).all()):
+        return f": give {name}.argmax(1), as every row has a single 1"
+    return "; one class per row is supported, several labels per row are not"
+
+
 def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return np.array(images.channels_first(x, "data.of: x"), order="C"), ()
@@ -80,9 +89,7 @@ def _inputs(x: np.ndarray) -> tuple[np.ndarray, tuple[Feature, ...]]:
     if x.ndim < 2 or not np.isfinite(x).all():
         wrong = f"has shape {x.shape}" if x.ndim < 2 else "holds values that are not finite"
         raise ValueError(f"data.of: x {wrong}; it must be [N, features], [N, sensors, time] or uint8 images")
-    if x.ndim == 4 and x.shape[3] in (1, 3):
-        x = images.channels_first(x, "data.of: x")
-    return np.array(x, np.float32, order="C"), ()
+    return np.array(images.floats_first(x), np.float32, order="C"), ()
 
 
 def _labels(y: np.ndarray, classes: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -11,6 +11,7 @@ from . import formats
 
 MOST = 1_000_000
 """The most classes or domains that numbers may stand for: every one gets a name and a count."""
+_HOT = " (y.argmax(1), if every row has a single 1)"
 Numbered = tuple[np.ndarray, tuple[str, ...]]
 
 
@@ -84,7 +85,9 @@ def _as_text(names: np.ndarray) -> np.ndarray:
 def _check_marks(values: np.ndarray, path: Path, what: str) -> None:
     """One number or name per row, each of which says something."""
     if values.ndim != 1:
-        raise ValueError(f"{path}: {what} has shape {values.shape}, expected one number or name per row")
+        raise ValueError(
+            f"{path}: {what} has shape {values.shape}, expected one number or name per row{_HOT * (values.ndim == 2)}"
+        )
     if values.dtype.kind not in "iufbUS":
         raise ValueError(f"{path}: {what} is of type {values.dtype}, expected whole numbers or names")
     if values.dtype.kind == "f" and not np.isfinite(values).all():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,25 @@ from .dataset import CountedClients, Inputs
 from .fileset import FileDataset, Sources, listed
 from .group_partitions import ByClient
 from .partition import Partition
+
+log = logging.getLogger("acclimate")
+_PARTS = ("train", "training", "test", "testing", "val", "valid", "validation", "eval")
+_UNREAD = (
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jfif",
+    ".jp2",
+    ".dcm",
+    ".nii",
+    ".dng",
+    ".cr2",
+    ".nef",
+    ".arw",
+    ".svg",
+    ".psd",
+    ".tga",
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +60,11 @@ class OwnFiles(FileDataset):
                 f"it must name your {self.needs}, absolute or in the folder that data.root= or ACCLIMATE_DATA names"
             )
         return found
+
+    def missing(self, lacking: str = "") -> FileNotFoundError:
+        return FileNotFoundError(
+            f"{type(self).__name__}: {lacking}; is it a link that leads nowhere? Mend or remove it"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +92,7 @@ class Arrays(OwnFiles):
                 f"Arrays: file={self.file!r} is a table; use data=table and name its labels with data.label="
             )
         # Entries that are in the cache from an older reader must not be met again.
-        return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes", "reader": 2})
+        return Sources(path.parent, [path], lambda: self._read(path), {"names": "numbered by classes", "reader": 3})
 
     def inputs(self) -> Inputs:
         """Floats [N, features] are vectors, [N, sensors, time] windows; all else counts as images."""
@@ -107,13 +133,16 @@ class Arrays(OwnFiles):
         if x.dtype == np.uint8:
             return images.channels_first(x, f"{path}: x", self.layout)
         if x.dtype.kind != "f":
-            raise ValueError(f"{path}: x is of type {x.dtype}, expected uint8 (images) or float (features)")
+            raise ValueError(
+                f"{path}: x is of type {x.dtype}, expected uint8 (images) or float (features); save it again as "
+                "x.astype(numpy.uint8) or x.astype(numpy.float32)"
+            )
         if self.size is not None or self.channels is not None:
             raise ValueError(f"{path}: x is {x.dtype}; data.size and data.channels are for uint8 images only")
         if not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))[0])
             raise ValueError(f"{path}: x[{row}] holds values that are not finite; remove or replace them")
-        return x.astype(np.float32)
+        return images.floats_first(x, self.layout).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -156,6 +185,8 @@ class ImageFolder(CountedClients, OwnFiles):
         found: list[tuple[str, str, str, Path]] = []  # part, domain, class, file
         for part, outer in self._parts(base) if "part" in levels else [("train", base)]:
             inner = images.subfolders(outer) if "domain" in levels else [outer]
+            if levels == ["domain", "class"]:
+                _check_domains(outer, inner)
             for folder in inner:
                 domain = folder.name if "domain" in levels else base.name
                 found += [(part, domain, c, f) for c, paths in images.classes(folder).items() for f in paths]
@@ -168,14 +199,36 @@ class ImageFolder(CountedClients, OwnFiles):
         ]
         if not rows:
             raise ValueError(f"{base}: part={self.part!r} has no images")
-        read = partial(listed, rows, classes, domains, self.size, self.channels)
-        return Sources(base, [r[0] for r in rows], read, {"classes": classes, "domains": domains})
+        read = partial(listed, rows, classes, domains, self.size, self.channels, upright=True)
+        detail = {"classes": classes, "domains": domains, "upright": True}
+        return Sources(base, [r[0] for r in rows], partial(_told, base, [r[0].parent for r in rows], read), detail)
 
     def _parts(self, base: Path) -> list[tuple[str, Path]]:
         test = next((base / n for n in ("test", "val", "validation") if (base / n).is_dir()), None)
         if test is None or not (base / "train").is_dir():
             raise FileNotFoundError(f"{base}: levels={self.levels!r} needs the folders train and test (or val) in it")
         return [("train", base / "train"), ("test", test)]
+
+
+def _check_domains(base: Path, folders: Sequence[Path]) -> None:
+    """Refuse folders of classes, and of the parts of a set, in place of domains: they would be clients."""
+    if bare := next((p for p in folders if not images.subfolders(p) and images.has_any(p)), None):
+        raise ValueError(
+            f"{bare}: holds images in place of folders of classes; if it is a class, set data.levels=class"
+        )
+    if len(folders) > 1 and all(p.name.casefold() in _PARTS for p in folders):
+        names = " and ".join(p.name for p in folders)
+        raise ValueError(f"{base}: {names} are parts of a set, not domains; set data.levels=part/class")
+
+
+def _told(base: Path, folders: Sequence[Path], read: Callable[[], Parsed]) -> Parsed:
+    """What is read, after a warning about images beside it in formats that are not."""
+    names = [n for folder in set(folders) for n in os.listdir(folder) if not n.startswith(".")]
+    other = Counter(end for n in names if (end := Path(n).suffix.lower()) in _UNREAD)
+    if other:
+        said = ", ".join(f"{count} {end}" for end, count in sorted(other.items()))
+        log.warning("%s: %s are images that are not read, and left out; convert them to .png or .jpg", base, said)
+    return read()
 
 
 @dataclass(frozen=True)

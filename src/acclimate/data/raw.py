@@ -12,10 +12,11 @@ import numpy as np
 
 from ..ops import text as text_ids
 from . import columns, dates
+from .delimited import MISSING, number
 from .tokenizing import Tokenizing
 from .world import Feature, Scale
 
-FILES = (".csv", ".tsv", ".gz", ".txt", ".parquet", ".pq")
+FILES = (".csv", ".tsv", ".gz", ".bz2", ".xz", ".txt", ".parquet", ".pq")
 """Endings of files of raw rows or texts."""
 
 
@@ -219,7 +220,7 @@ def _number(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     truth = {"true": 1.0, "false": 0.0}.get(value.strip().casefold())
-    return columns.number(value) if truth is None else truth
+    return number(value) if truth is None else truth
 
 
 def _dates(values: np.ndarray, name: str, where: str) -> np.ndarray:
@@ -235,7 +236,7 @@ def _times(values: np.ndarray, name: str, where: str) -> np.ndarray:
 def _words(values: np.ndarray, known: Sequence[str]) -> np.ndarray:
     """Words as text, empty where one is missing; `known` are those of training."""
     cells = ("" if v is None or v != v else _word(v, known) for v in map(columns.known, values.tolist()))
-    return np.array(["" if c.casefold() in columns.MISSING else c for c in cells], dtype=object)
+    return np.array(["" if c.casefold() in MISSING else c for c in cells], dtype=object)
 
 
 def _word(value: Any, known: Sequence[str]) -> str:

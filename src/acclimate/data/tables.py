@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,12 +15,13 @@ from torch import Tensor
 
 from ..core import check, rng
 from ..ops.places import data_root
-from . import cache, columns, dates
+from . import cache, columns, dates, remarks
 from .cache import Parsed
 from .columns import ValueColumn
 from .dataset import Dataset, Inputs
 from .fitting import Measured, in_order, refuse_split
 from .held import Held
+from .remarks import FEW
 from .world import Examples, Feature
 
 ROLES = ("label", "client", "domain", "time")
@@ -26,8 +29,7 @@ ROLES = ("label", "client", "domain", "time")
 WORDS = 100
 """How many different words a column of features may have."""
 _CLASSES = 1000
-FEW = 20
-"""In so few rows, words that all differ may be chance."""
+_NAMELESS = re.compile(r"|Unnamed: 0|__index_level_\d+__")  # as pandas writes an index without a name
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class TableRows(Measured):
         path = self.place()
         assert path is not None
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        return cache.fetch(name, {**self._options(), "reader": 3}, path.parent, [path], lambda: self._read(path))
+        return cache.fetch(name, {**self._options(), "reader": 6}, path.parent, [path], lambda: self._read(path))
 
     def _options(self) -> dict[str, Any]:
         """What decides what is read of a file."""
@@ -147,6 +149,7 @@ class TableRows(Measured):
             _check_time(table[self.time], users, names, where)
         inputs, notes = self._useful([column for name, column in table.items() if name not in roles], where)
         x, features = self._inputs(inputs, where)
+        notes = (*remarks.of_classes(y, classes), *remarks.of_names(names, "clients"), *notes)
         about = (users, names, tuple(f[:3] for f in features), notes)
         return Parsed(x, y, classes, domain, domains, np.zeros(len(y), bool), *about)
 
@@ -190,19 +193,20 @@ class Table(TableRows):
 
     def _useful(self, inputs: list[ValueColumn], where: str) -> tuple[list[ValueColumn], tuple[str, ...]]:
         read = [dates.read(c, c.name in self.dates, where) for c in inputs]
-        kept = [c for c in read if c.name in self.columns or (c.name and not wordy(c))]
+        bare = [c.name for c in read if _NAMELESS.fullmatch(c.name) and c.name not in self.columns]
+        read = [c for c in read if c.name not in bare]
+        kept = [c for c in read if c.name in self.columns or not wordy(c)]
         names = [c.name for c in kept]
-        left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name and c.name not in names]
+        left = [f"{c.name} ({len(c.words):,} in {len(c):,} rows)" for c in read if c.name not in names]
         if not kept:
-            raise ValueError(f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words")
+            why = "; ".join(remarks.of_inputs(read)[:2])
+            raise ValueError(
+                f"{where}: all columns of inputs have a word of their own per row, or over {WORDS} words"
+                f"{f': {why}' if why else ''}"
+            )
         notes = [f"left out, as they have too many different words: {', '.join(left)} (data.columns)"] * bool(left)
-        notes += ["the column without a name, as of a data frame's row numbers, is left out"] * (
-            "" in [c.name for c in read]
-        )
-        numbers = [c.name for c in kept if counts_rows(c)]
-        notes += [f"{n!r} counts the rows, which tells nothing about new ones (data.drop={n})" for n in numbers]
-        notes += [f"{c.name!r} {said}" for c in kept if (said := blurred(c))]
-        return kept, tuple(notes)
+        notes += ["the column without a name, as of a data frame's row numbers, is left out"] * bool(bare)
+        return kept, (*notes, *remarks.of_inputs(read))
 
     def _inputs(self, inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
         return encoded(inputs, where)
@@ -215,25 +219,6 @@ def wordy(column: ValueColumn) -> bool:
     """Whether its words tell rows apart, as names and texts do, and not groups of them."""
     count, rows = len(column.words), int((~column.missing).sum())
     return column.numbers is None and (count > WORDS or (count == rows and rows > FEW))
-
-
-def counts_rows(column: ValueColumn) -> bool:
-    """Whether it holds every whole number of a range once, as numbers of rows do."""
-    if column.numbers is None or column.unit or column.missing.any() or len(column) <= FEW:
-        return False
-    values = np.sort(column.numbers)
-    return bool((np.diff(values) == 1).all() and values[0] == np.round(values[0]))
-
-
-def blurred(column: ValueColumn) -> str:
-    """What to say of numbers so far from 0 that half of them or more are the same in 32 bits, as times in seconds."""
-    if column.numbers is None or column.unit:
-        return ""
-    values = column.numbers[~column.missing]
-    with np.errstate(over="ignore"):
-        all_, left = len(np.unique(values)), len(np.unique(values.astype(np.float32)))
-    lost = f"is so far from 0 that 32 bits tell {left:,} of its {all_:,} numbers apart; subtract the least one first"
-    return lost if left <= all_ / 2 else ""
 
 
 def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Feature, ...]]:
@@ -260,8 +245,9 @@ def encoded(inputs: list[ValueColumn], where: str) -> tuple[np.ndarray, tuple[Fe
             parts.append(np.equal(column.codes, i))
             features.append(Feature(column.name, "word", word))
     x = np.empty((len(inputs[0]), len(parts)), np.float32)
-    for i, part in enumerate(parts):
-        x[:, i] = part
+    with np.errstate(over="ignore"):  # said below
+        for i, part in enumerate(parts):
+            x[:, i] = part
     if not np.isfinite(x).all():
         name = features[int(np.flatnonzero(~np.isfinite(x).all(0))[0])].column
         raise ValueError(f"{where}: the column {name!r} has numbers beyond 32 bits, above 3e38; divide them first")
@@ -272,8 +258,10 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
     """Class numbers from 0 and the names of classes; refuses what is no class."""
     name = f"the label {column.name!r}"
     if column.missing.any():
-        row = int(np.flatnonzero(column.missing)[0])
-        raise ValueError(f"{where}: {name} is missing in row {row + 1}; fill it, or remove the row (data.label)")
+        raise ValueError(
+            f"{where}: {name} is missing in row {_first(column)}; fill it, or remove the row (data.label). An empty "
+            "cell, NA, none and the like count as missing: rename a class that is called so"
+        )
     y, classes = column.groups()
     if len(classes) < 2:
         raise ValueError(f"{where}: {name} has one class, {classes[0]!r}; give a column with two or more (data.label)")
@@ -298,24 +286,37 @@ def labelled(column: ValueColumn, where: str) -> tuple[np.ndarray, tuple[str, ..
 def grouped(column: ValueColumn, where: str, field: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Every row's number from 0, and the names of the numbers in order; refuses rows that name none."""
     if column.missing.any():
-        row = int(np.flatnonzero(column.missing)[0])
         raise ValueError(
-            f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row (data.{field})"
+            f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove the row (data.{field})"
         )
     return column.groups()
 
 
+def _first(column: ValueColumn) -> str:
+    """The first row in which a column says nothing, and how many more there are."""
+    gone = np.flatnonzero(column.missing)
+    return f"{gone[0] + 1}" + (f" and {len(gone) - 1:,} more" if len(gone) > 1 else "")
+
+
+def times(column: ValueColumn) -> np.ndarray | None:
+    """The numbers, dates or times of day of a column as numbers; None where it has neither."""
+    values = column.numbers if column.numbers is not None else dates.read(column, False, "").numbers
+    if values is None:
+        with contextlib.suppress(ValueError):
+            values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
+    return values
+
+
 def _check_time(column: ValueColumn, users: np.ndarray | None, names: tuple[str, ...], where: str) -> None:
     """Refuse rows that are not in the order of time."""
-    values, field = column.numbers, "(data.time)"
+    values, field = times(column), "(data.time)"
     if values is None:
-        try:
-            values = np.array(column.words, "datetime64[us]").astype(np.int64).astype(np.float64)[column.codes]
-        except ValueError as e:
-            raise ValueError(f"{where}: {column.name!r} has no numbers and no dates as 2024-05-31 {field}") from e
+        raise ValueError(
+            f"{where}: {column.name!r} has no numbers, no dates as 2024-05-31 and no times as 08:30 {field}; "
+            f"it holds {column.words[0]!r}"
+        )
     if column.missing.any():
-        row = int(np.flatnonzero(column.missing)[0])
-        raise ValueError(f"{where}: {column.name!r} is missing in row {row + 1}; fill it, or remove the row {field}")
+        raise ValueError(f"{where}: {column.name!r} is missing in row {_first(column)}; fill it, or remove it {field}")
     for u in range(len(names)) if users is not None else (None,):
         rows = np.arange(len(values)) if u is None else np.flatnonzero(users == u)
         back = np.flatnonzero(np.diff(values[rows]) < 0)

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..core import check
 from ..ops import opening
 from ..ops import text as text_ids
-from . import columns
+from . import columns, delimited, remarks
 from .cache import Parsed
 from .dataset import CountedClients, Inputs
 from .fileset import Sources
-from .group_partitions import ByClient
+from .group_partitions import ByClient, NaturalUsers
 from .own import OwnFiles
 from .partition import Partition
 from .raw import Raw, RawTexts
@@ -30,6 +30,8 @@ from .world import Examples, World
 
 log = logging.getLogger("acclimate")
 CHUNK = 4096
+_PACKED = (".gz", ".bz2", ".xz")
+_READ_AS = "; it is read as lines of a label and a text, so set data.form=csv if it has columns"
 
 
 class LabelledText(NamedTuple):
@@ -92,13 +94,15 @@ class Text(CountedClients, OwnFiles):
             raise FileNotFoundError(f"Text: file={self.file!r} is a folder; it must name your {self.needs}")
         if self.tokenizer:
             more = [self._place("tokenizer")]
-        return Sources(path.parent, [path, *more], lambda: self._read(path))
+        return Sources(path.parent, [path, *more], lambda: self._read(path), {"reader": 2})
 
     def load(self) -> Examples:
         return replace(super().load(), text=not self.tokenizer)
 
     def fitted(self, world: World) -> World:
-        return noted(world)
+        e = world.examples
+        said = (*remarks.of_classes(e.y.numpy(), e.classes), *remarks.of_names(e.user_names, "clients"))
+        return noted(replace(world, notes=(*world.notes, *said)))
 
     def inputs(self) -> Inputs:
         return "texts"
@@ -110,11 +114,15 @@ class Text(CountedClients, OwnFiles):
         if not self.file or not any(p.is_file() for p in tried):
             return None
         found = self.fetch()
-        named = self.client and isinstance(self.partition, ByClient)
-        return len(found.user_names) if named else self.sharers(len(found.y))
+        partition, named = self.partition, 0
+        if found.users is not None and isinstance(partition, ByClient | NaturalUsers):
+            floor = partition.floor if isinstance(partition, NaturalUsers) else 1
+            named = int((np.bincount(found.users) >= floor).sum())
+        return named or self.sharers(len(found.y))
 
     def _read(self, path: Path) -> Parsed:
-        form = self.form if self.form != "auto" else "csv" if path.suffix.lower() in (".csv", ".tsv") else "lines"
+        ending = (path.with_suffix("") if path.suffix.lower() in _PACKED else path).suffix.lower()
+        form = self.form if self.form != "auto" else "csv" if ending in (".csv", ".tsv") else "lines"
         encode, lines = self._encoder(), self._columns(path) if form == "csv" else self._labelled(path)
         chunks, texts, labels, clients = list[np.ndarray](), list[str](), list[str](), list[str]()
         for line in lines:
@@ -130,7 +138,8 @@ class Text(CountedClients, OwnFiles):
         chunks += [encode(texts)] if texts else []
         if not labels:
             raise ValueError(f"{path}: has no texts below its first line; expected a header and then examples")
-        y, classes = self._classes(labels, path)
+        lined = "" if form == "csv" else "; in lines, the label is the first word"
+        y, classes = self._classes(labels, path, lined)
         names, users = np.unique(np.array(clients), return_inverse=True) if self.client else (np.array(()), None)
         n = len(y)
         return Parsed(
@@ -147,22 +156,25 @@ class Text(CountedClients, OwnFiles):
     def _columns(self, path: Path) -> Iterator[LabelledText]:
         """The rows of a CSV file."""
         lines = columns.lines(path)
-        first = next(lines, "")
-        marks = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in (",", ";", "\t")}
-        mark = max(marks, key=lambda m: marks[m])
+        above, first = next(((i, line) for i, line in enumerate(lines, 1) if line.strip()), (1, ""))
+        if "\r" in first.rstrip("\r\n"):
+            raise ValueError(f"{path}: its lines end in a mark of old systems (CR); save it again with usual lines")
+        mark = delimited.mark_of(first)
         header = [cell.strip() for cell in next(csv.reader([first], delimiter=mark), [])]
         at = [self._column(header, name, path) for name in ("text", "label", "client")]
-        reader = csv.reader(lines, delimiter=mark)
+        reader = csv.reader(lines, delimiter=mark, strict=True)  # else a quote that is not closed swallows what follows
         while True:
+            begin = above + reader.line_num + 1
             try:
                 row = next(reader, None)
             except csv.Error as e:
                 raise ValueError(
-                    f"{path}: near line {reader.line_num + 1} it is no CSV ({e}); look for a quote that is not closed"
+                    f"{path}: from line {begin} on it is no CSV ({e}); look there for a quote that is not closed, "
+                    'write a quote inside quotes twice (""), and cut texts of more than 131,072 characters'
                 ) from e
             if row is None:
                 return
-            number = reader.line_num + 1
+            number = above + reader.line_num
             if row and len(row) != len(header):
                 raise ValueError(
                     f"{path}: line {number} has {len(row)} cells and the header {len(header)}; quote texts that have "
@@ -193,20 +205,20 @@ class Text(CountedClients, OwnFiles):
         for number, line in enumerate(columns.lines(path), 1):
             if line.strip():
                 label, _, text = line.strip().partition("\t" if "\t" in line.strip() else " ")
-                if found := self._line(text, label.removeprefix("__label__"), "", path, number):
+                if found := self._line(text, label.removeprefix("__label__"), "", path, number, _READ_AS):
                     yield found
 
-    def _line(self, text: str, label: str, client: str, path: Path, number: int) -> LabelledText | None:
+    def _line(self, text: str, label: str, client: str, path: Path, number: int, hint: str = "") -> LabelledText | None:
         if not text.strip() and self.empty == "skip":
             return None
         values = {"text": text, "label": label} | ({"client": client} if self.client else {})
         for field, value in values.items():
             if not value.strip():
                 skip = ", or set data.empty=skip" if field == "text" else ""
-                raise ValueError(f"{path}: line {number} has an empty {field}; fill it, remove the line{skip}")
+                raise ValueError(f"{path}: line {number} has an empty {field}; fill it, remove the line{skip}{hint}")
         return LabelledText(text.strip(), label.strip(), client.strip())
 
-    def _classes(self, labels: Sequence[str], path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    def _classes(self, labels: Sequence[str], path: Path, hint: str = "") -> tuple[np.ndarray, tuple[str, ...]]:
         found, y = np.unique(np.array(labels), return_inverse=True)
         if len(found) == 1:
             raise ValueError(
@@ -217,6 +229,7 @@ class Text(CountedClients, OwnFiles):
             raise ValueError(
                 f"{path}: label={self.label!r} has {len(found):,} different values in {len(y):,} rows, so it is no "
                 "class; numbers to predict and several labels per text are not supported: name a column of classes"
+                f"{hint}"
             )
         names = found.tolist()
         order = sorted(range(len(names)), key=lambda i: _in_order(names[i]))

@@ -19,7 +19,7 @@ from .fitting import in_order, refuse_split
 from .group_partitions import ByClient, NaturalUsers
 from .partition import Partition
 from .raw import Raw, RawWindows
-from .tables import TableRows, grouped
+from .tables import TableRows, grouped, times
 from .world import Examples, Feature, World
 
 
@@ -80,7 +80,30 @@ class Windows(TableRows):
         x = np.stack([rows.x[order[a : a + self.window]].T for a in starts])
         users = None if rows.users is None else rows.users[own]
         about = (rows.classes, rows.domain[own], rows.domains, np.zeros(len(own), bool), users, rows.user_names)
-        return Parsed(x, rows.y[own], *about, rows.features)
+        notes = (*rows.notes, *self._about_time(table, series))
+        return Parsed(x, rows.y[own], *about, rows.features, notes)
+
+    def _about_time(self, table: Mapping[str, ValueColumn], series: np.ndarray) -> list[str]:
+        """What to say about time: columns that are it and count as sensors, and gaps that windows go on over."""
+        whose = [np.flatnonzero(series == s) for s in np.unique(series)]
+        roles = (self.label, self.client, self.domain, self.time)
+        rising = [
+            c.name
+            for c in table.values()
+            if c.name not in roles and c.numbers is not None and all((np.diff(c.numbers[r]) > 0).all() for r in whose)
+        ]
+        notes = [
+            f"{n!r} only rises, as time does: name it (data.time={n}), or leave it out (data.drop)" for n in rising
+        ]
+        values = times(table[self.time]) if self.time else None
+        steps = [] if values is None else [np.diff(values[r]) for r in whose]
+        usual = [float(np.median(s)) for s in steps]
+        gaps = sum(int((s > 10 * u).sum()) for s, u in zip(steps, usual, strict=True) if u > 0)
+        many = f"{gaps} time{'' if gaps == 1 else 's'}"
+        notes += [f"{self.time!r} leaves more than ten steps out {many}: windows go on as if it did not"] * bool(gaps)
+        if usual and max(usual) > 1.5 * min(usual) > 0:
+            notes.append(f"steps of {self.time!r} are up to {max(usual) / min(usual):.1f} times as long in some series")
+        return notes
 
     def _carried(self, table: Mapping[str, ValueColumn], where: str) -> dict[str, ValueColumn]:
         """The table without gaps: every series is filled by its own readings."""
@@ -125,9 +148,12 @@ class Windows(TableRows):
         if words := next((c for c in inputs if c.numbers is None), None):
             is_time = bool(dates.read(words, False, where).unit)
             dated = f", or name it as the column of time, data.time={words.name}" if is_time else ""
+            mixed = f", or name it if it tells whose a reading is, data.client={words.name}" * (
+                not (self.client or dated) and len(words.words) > 1
+            )
             raise ValueError(
                 f"{where}: the column {words.name!r} holds words, and readings are numbers; leave it out with "
-                f"data.drop={words.name}{dated}"
+                f"data.drop={words.name}{dated}{mixed}"
             )
         x = np.stack([c.numbers for c in inputs if c.numbers is not None], 1).astype(np.float32)
         return x, tuple(Feature(c.name) for c in inputs)

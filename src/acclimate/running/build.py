@@ -15,7 +15,7 @@ from ..core import Adapter, Best, Engine, State, Task, Work, Worker, token_count
 from ..core.filter import before_each
 from ..core.nn.pixels import are_pixels
 from ..core.task import architectures
-from ..data import PublicWorld, World
+from ..data import ByClient, PublicWorld, World
 from ..experiment import Experiment, labels
 from ..live import Live
 from ..live.model import WINDOW
@@ -201,10 +201,14 @@ def check_sizes(experiment: Experiment, world: World) -> None:
                 where = name if name.startswith("personal") else f"method.{name}"
                 least, enough = min(map(len, world.train)), sum(map(len, world.train)) // work.batch
                 few = f", of equal size at most {enough}" if 1 < enough < world.clients else ""
-                raise ValueError(
-                    f"client {c} has {len(rows)} training examples, fewer than a batch ({where}.batch={work.batch}); "
-                    f"set {where}.batch={max(least, 1)}, or use fewer clients (data.clients={world.clients}{few})"
-                )
+                smaller = f"set {where}.batch={least}, or " if least > 1 else ""  # batch norm cannot do with one
+                remedy = f"use fewer clients (data.clients={world.clients}{few})"
+                if isinstance(experiment.data.partition, ByClient) and world.examples.users is not None:
+                    remedy = "leave out clients of few examples (data.partition=natural-users, data.partition.floor=20)"
+                name = world.client_names[c] if world.client_names else str(c)
+                who = f"client {c}" if name == str(c) else f"client {c} ({name})"
+                has = f"{len(rows)} training example{'' if len(rows) == 1 else 's'}"
+                raise ValueError(f"{who} has {has}, fewer than a batch ({where}.batch={work.batch}); {smaller}{remedy}")
 
 
 def cost_card(fit: Fit) -> dict[str, Any]:
