@@ -4,8 +4,8 @@
 
 Both sides were tested on the same clients with the same splits, so what counts is every client's own difference. The
 interval is a bootstrap over seeds and, anew for every seed that is drawn, over its clients (percentiles of 10,000
-draws). Where both runs were kept with `analysis=true`, the best number over all rounds is given too, and labelled: it
-was chosen on test data.
+draws); of fewer than ten numbers in all it is Student's. Where both runs were kept with `analysis=true`, the best
+number over all rounds is given too, and labelled: it was chosen on test data.
 """
 
 from __future__ import annotations
