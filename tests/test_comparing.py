@@ -392,3 +392,25 @@ def test_many_rows_are_ranked_and_ties_said(tmp_path):
     assert [set(g) for g in body["cannot_be_told_apart"]] == [{"fedthe", "fedbn"}]
     assert "Within chance of it:" in done.output and "One seed" not in done.output
     assert CliRunner().invoke(app, ["compare", str(tmp_path), "--row", "fedthe"]).exit_code != 0
+
+
+def placed(path, label, seed, own, *settings):
+    run_folder(path, label, seed, {("original", "last"): own})
+    results = json.loads((path / "results.json").read_text())
+    for row in results["table"]:
+        row["settings"] = list(settings)
+    (path / "results.json").write_text(json.dumps(results))
+
+
+def test_seeds_of_two_devices_are_those_of_one_row(tmp_path):
+    for seed, where in ((0, ()), (1, ("device=cuda", "backend.chunk=8", "checkpoint_every=5"))):
+        placed(tmp_path / f"a{seed}", "fedavg", seed, [0.5, 0.6], *where, "rounds=3")
+        placed(tmp_path / f"b{seed}", "fedthe", seed, [0.7, 0.9], "rounds=3")
+    found = compare.sides([tmp_path])
+    assert [(s.title, sorted(s.cells["original", "last"])) for s in found] == [("fedavg", [0, 1]), ("fedthe", [0, 1])]
+
+
+def test_one_seed_on_two_devices_is_two_rows(tmp_path):
+    placed(tmp_path / "cpu", "fedavg", 0, [0.5, 0.6])
+    placed(tmp_path / "gpu", "fedavg", 0, [0.5, 0.7], "device=cuda")
+    assert [s.title for s in compare.sides([tmp_path])] == ["fedavg", "fedavg(device=cuda)"]
